@@ -1,0 +1,314 @@
+//! The one error type of the crate: what failed, where, which bytes or tensor, and what to do.
+//!
+//! Everything in the crate reports through [`Error`]. Its [`ErrorKind`] is chosen by what the caller can do about it,
+//! not by where it happened. `Display` is one line and never repeats its source; printers walk the chain.
+
+use std::error::Error as StdError;
+use std::fmt;
+use std::io;
+use std::ops::Range;
+
+/// `Result` with the crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, chosen by what the caller can do about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A file, folder, shard or object is not there: fix the path.
+    NotFound,
+    /// It is there and may not be read: fix the permissions or credentials.
+    PermissionDenied,
+    /// The bytes are not a valid checkpoint: get a good file.
+    InvalidFormat,
+    /// A name or pattern selects no tensor: fix the name.
+    NoSuchTensor,
+    /// The call asks for something contradictory or impossible: fix the call.
+    InvalidRequest,
+    /// This engine, kernel or build cannot do it: choose another.
+    Unsupported,
+    /// A limit or the machine's memory is too small: raise the limit or ask for less.
+    OutOfMemory,
+    /// The operating system failed a read: retry, or look at the disk.
+    Io,
+    /// A file changed or shrank while it was read: load again when nobody writes to it.
+    Changed,
+    /// The load's own deadline passed.
+    TimedOut,
+    /// The caller cancelled the load.
+    Cancelled,
+}
+
+impl ErrorKind {
+    /// Every kind, so that bindings can prove that they map each of them.
+    pub const ALL: [Self; 11] = [
+        Self::NotFound,
+        Self::PermissionDenied,
+        Self::InvalidFormat,
+        Self::NoSuchTensor,
+        Self::InvalidRequest,
+        Self::Unsupported,
+        Self::OutOfMemory,
+        Self::Io,
+        Self::Changed,
+        Self::TimedOut,
+        Self::Cancelled,
+    ];
+
+    /// The kind's name in lower case with underscores, as reports and JSON show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotFound => "not_found",
+            Self::PermissionDenied => "permission_denied",
+            Self::InvalidFormat => "invalid_format",
+            Self::NoSuchTensor => "no_such_tensor",
+            Self::InvalidRequest => "invalid_request",
+            Self::Unsupported => "unsupported",
+            Self::OutOfMemory => "out_of_memory",
+            Self::Io => "io",
+            Self::Changed => "changed",
+            Self::TimedOut => "timed_out",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The kind for an error of the operating system.
+    pub(crate) fn from_io(error: &io::Error) -> Self {
+        // Not `wildcard`-free on purpose: std's list is open, and everything else is plain I/O.
+        if error.kind() == io::ErrorKind::NotFound {
+            Self::NotFound
+        } else if error.kind() == io::ErrorKind::PermissionDenied {
+            Self::PermissionDenied
+        } else if error.kind() == io::ErrorKind::OutOfMemory {
+            Self::OutOfMemory
+        } else if error.kind() == io::ErrorKind::Unsupported {
+            Self::Unsupported
+        } else {
+            Self::Io
+        }
+    }
+}
+
+/// An error of a load: one word wide, with its cause as [`StdError::source`].
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    message: String,
+    location: Option<String>,
+    tensor: Option<String>,
+    range: Option<Range<u64>>,
+    hint: Option<String>,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+impl Error {
+    /// A new error: `message` says what was found and what was wanted, in lower case and without a full stop.
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self(Box::new(Inner {
+            kind,
+            message: message.into(),
+            location: None,
+            tensor: None,
+            range: None,
+            hint: None,
+            source: None,
+        }))
+    }
+
+    /// An error of the operating system while doing `what` (for example `"cannot open"`); keeps the `errno`.
+    pub fn from_io(what: impl Into<String>, error: io::Error) -> Self {
+        Self::new(ErrorKind::from_io(&error), what).with_source(error)
+    }
+
+    /// `text` is not one of the names that `what` can have.
+    pub(crate) fn unknown_name(what: &str, text: &str, names: &[&str]) -> Self {
+        Self::new(
+            ErrorKind::InvalidRequest,
+            format!("{what} {text:?} is unknown; it can be {}", names.join(", ")),
+        )
+    }
+
+    /// Names the file or object that the error is about.
+    #[must_use]
+    pub fn with_location(mut self, location: impl fmt::Display) -> Self {
+        self.0.location = Some(location.to_string());
+        self
+    }
+
+    /// Names the tensor that the error is about.
+    #[must_use]
+    pub fn with_tensor(mut self, tensor: impl Into<String>) -> Self {
+        self.0.tensor = Some(tensor.into());
+        self
+    }
+
+    /// Names the bytes of the file that the error is about.
+    #[must_use]
+    pub fn with_range(mut self, range: Range<u64>) -> Self {
+        self.0.range = Some(range);
+        self
+    }
+
+    /// Says what to do about it, as one imperative sentence without a full stop.
+    #[must_use]
+    pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// Keeps the cause.
+    #[must_use]
+    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        self.0.source = Some(source.into());
+        self
+    }
+
+    /// What the caller can do about it.
+    pub fn kind(&self) -> ErrorKind {
+        self.0.kind
+    }
+
+    /// What was found and what was wanted, without location, tensor and range.
+    pub fn message(&self) -> &str {
+        &self.0.message
+    }
+
+    /// The file or object, as the user wrote it.
+    pub fn location(&self) -> Option<&str> {
+        self.0.location.as_deref()
+    }
+
+    /// The tensor.
+    pub fn tensor(&self) -> Option<&str> {
+        self.0.tensor.as_deref()
+    }
+
+    /// The bytes of the file, from its start.
+    pub fn range(&self) -> Option<Range<u64>> {
+        self.0.range.clone()
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&str> {
+        self.0.hint.as_deref()
+    }
+
+    /// The operating system's error number, if one is in the chain.
+    pub fn errno(&self) -> Option<i32> {
+        let mut cause: Option<&(dyn StdError + 'static)> = self.source();
+        while let Some(error) = cause {
+            if let Some(errno) = error
+                .downcast_ref::<io::Error>()
+                .and_then(io::Error::raw_os_error)
+            {
+                return Some(errno);
+            }
+            cause = error.source();
+        }
+        None
+    }
+
+    /// The error and its causes on one line each, then the hint: what a program prints.
+    pub fn chain(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause: Option<&(dyn StdError + 'static)> = self.source();
+        while let Some(error) = cause {
+            let line = error.to_string();
+            // A typed cause (`HeaderError`) is kept for programs to match on; people need not read it twice.
+            if !text.ends_with(&line) {
+                text.push_str("\n  caused by: ");
+                text.push_str(&line);
+            }
+            cause = error.source();
+        }
+        if let Some(hint) = self.hint() {
+            text.push_str("\n  hint: ");
+            text.push_str(hint);
+        }
+        text
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let inner = &*self.0;
+        if let Some(location) = &inner.location {
+            f.write_str(location)?;
+            if let Some(range) = &inner.range {
+                write!(f, " [{}..{}]", range.start, range.end)?;
+            }
+            f.write_str(": ")?;
+        }
+        if let Some(tensor) = &inner.tensor {
+            // `{:?}` escapes control characters: names come from files that we do not trust.
+            write!(f, "tensor {tensor:?}: ")?;
+        }
+        f.write_str(&inner.message)
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Error({}: {})", self.0.kind.name(), self.chain())
+    }
+}
+
+impl StdError for Error {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.0
+            .source
+            .as_deref()
+            .map(|source| source as &(dyn StdError + 'static))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn display_is_one_line_with_place_and_escaped_tensor() {
+        let error = Error::new(ErrorKind::InvalidFormat, "found 3, wanted 4")
+            .with_location("a.safetensors")
+            .with_range(0..8)
+            .with_tensor("x\ny");
+        assert_eq!(
+            error.to_string(),
+            "a.safetensors [0..8]: tensor \"x\\ny\": found 3, wanted 4"
+        );
+    }
+
+    #[test]
+    fn chain_walks_causes_and_ends_with_the_hint() {
+        let error = Error::from_io("cannot open", io::Error::from_raw_os_error(libc::EACCES))
+            .with_location("a")
+            .with_hint("ask for access");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(error.errno(), Some(libc::EACCES));
+        assert_eq!(
+            error.chain(),
+            "a: cannot open\n  caused by: Permission denied (os error 13)\n  hint: ask for access"
+        );
+    }
+
+    #[test]
+    fn chain_leaves_out_a_cause_that_the_line_before_ends_with() {
+        let error = Error::new(ErrorKind::InvalidFormat, "found 3, wanted 4")
+            .with_location("a")
+            .with_source("found 3, wanted 4");
+        assert_eq!(error.chain(), "a: found 3, wanted 4");
+    }
+
+    #[test]
+    fn is_one_word_wide() {
+        assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
+    }
+
+    #[test]
+    fn kinds_have_distinct_names() {
+        let names: std::collections::HashSet<_> =
+            ErrorKind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), ErrorKind::ALL.len());
+    }
+}

@@ -1,0 +1,531 @@
+//! Why a file is not a valid safetensors file: one variant per broken rule, with what was found and what was wanted.
+//!
+//! Owns the words of these failures and the advice that goes with them. `format::header` finds them; whoever opens
+//! files turns them into the crate's [`Error`] with [`HeaderError::into_error`], which keeps them as its source.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::ops::Range;
+
+use super::dtype::Dtype;
+use super::header::HEADER_BYTES_MAX;
+use crate::error::{Error, ErrorKind};
+
+/// A rule of the safetensors format that a file breaks.
+///
+/// `begin` and `end` are offsets as the header writes them: from the first byte after the header. `range` fields and
+/// [`HeaderError::range`] count from the start of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum HeaderError {
+    /// The file cannot even hold the length of a header.
+    FileTooSmall {
+        /// Length of the file.
+        file_bytes: u64,
+    },
+    /// The first bytes are those of another well-known kind of file.
+    OtherFormat {
+        /// What it looks like, with its article: `"a git-lfs pointer"`.
+        format: &'static str,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The header length is 0; the shortest header is `{}`.
+    LengthZero,
+    /// The header length is above the format's limit of 100,000,000 bytes.
+    LengthTooLarge {
+        /// The header length.
+        bytes: u64,
+    },
+    /// The header does not fit into the file.
+    LengthBeyondFile {
+        /// The header length.
+        bytes: u64,
+        /// Length of the file.
+        file_bytes: u64,
+    },
+    /// The header is not UTF-8.
+    NotUtf8 {
+        /// The first bad byte, from the start of the file.
+        position: u64,
+    },
+    /// The header does not begin with `{` (after white space).
+    NotAnObject {
+        /// The first character that is not white space, if there is one.
+        found: Option<char>,
+    },
+    /// The header is not JSON.
+    NotJson {
+        /// Line within the header, from 1.
+        line: usize,
+        /// Column within the line in bytes, from 1.
+        column: usize,
+        /// The byte where the parser stopped, from the start of the file.
+        position: u64,
+        /// What the parser stumbled over.
+        what: String,
+    },
+    /// Two tensors have the same name.
+    DuplicateTensor {
+        /// The name.
+        tensor: String,
+    },
+    /// `__metadata__` itself, or a key in it, stands there twice.
+    DuplicateMetadata {
+        /// The key; none if it is `__metadata__` itself.
+        key: Option<String>,
+    },
+    /// `__metadata__` is not an object of strings.
+    InvalidMetadata {
+        /// The key whose value is not a string; none if `__metadata__` itself is not an object.
+        key: Option<String>,
+        /// What was found instead.
+        what: String,
+    },
+    /// A tensor's entry lacks a field, or a field has the wrong type.
+    InvalidEntry {
+        /// The tensor.
+        tensor: String,
+        /// The field, and what was found instead.
+        what: String,
+    },
+    /// A dtype that the format does not have.
+    UnknownDtype {
+        /// The tensor.
+        tensor: String,
+        /// The dtype as written.
+        dtype: String,
+    },
+    /// A tensor ends before it begins.
+    ReversedOffsets {
+        /// The tensor.
+        tensor: String,
+        /// Its first offset.
+        begin: u64,
+        /// Its second offset.
+        end: u64,
+    },
+    /// Bytes that belong to no tensor lie before this one.
+    Hole {
+        /// The tensor behind the hole.
+        tensor: String,
+        /// The tensor before the hole; none if the hole follows the header.
+        after: Option<String>,
+        /// Where the tensor begins.
+        found: u64,
+        /// Where it had to begin.
+        wanted: u64,
+        /// The hole.
+        range: Range<u64>,
+    },
+    /// Two tensors share bytes.
+    Overlap {
+        /// The tensor that begins too early.
+        tensor: String,
+        /// The tensor that it runs into.
+        other: String,
+        /// Where the tensor begins.
+        found: u64,
+        /// Where it had to begin: the end of `other`.
+        wanted: u64,
+        /// From the one to the other.
+        range: Range<u64>,
+    },
+    /// The number of elements, or of their bits, does not fit 64 bits.
+    ShapeOverflow {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+    },
+    /// Elements smaller than a byte do not fill whole bytes.
+    SubByteSize {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// The number of its elements.
+        elements: usize,
+    },
+    /// A tensor's offsets span another number of bytes than its shape and dtype need.
+    SizeMismatch {
+        /// The tensor.
+        tensor: String,
+        /// Its dtype.
+        dtype: Dtype,
+        /// Its shape.
+        shape: Vec<usize>,
+        /// Bytes between its offsets.
+        found: u64,
+        /// Bytes that shape and dtype need.
+        wanted: u64,
+        /// Where its offsets point to.
+        range: Range<u64>,
+    },
+    /// The file ends before its last tensor does.
+    Truncated {
+        /// The first tensor that is not whole.
+        tensor: String,
+        /// Length of the file.
+        found: u64,
+        /// Length that the header promises.
+        wanted: u64,
+    },
+    /// The file goes on after its last tensor.
+    TrailingBytes {
+        /// Length of the file.
+        found: u64,
+        /// Length that the header promises.
+        wanted: u64,
+    },
+}
+
+const CUT_SHORT: &str =
+    "the file is cut short: download or copy it again, and compare its length with the original";
+const WRITER_FAULT: &str = "the program that wrote the file is at fault: save the model again";
+
+impl HeaderError {
+    /// The tensor whose entry breaks the rule.
+    pub fn tensor(&self) -> Option<&str> {
+        match self {
+            Self::DuplicateTensor { tensor }
+            | Self::InvalidEntry { tensor, .. }
+            | Self::UnknownDtype { tensor, .. }
+            | Self::ReversedOffsets { tensor, .. }
+            | Self::Hole { tensor, .. }
+            | Self::Overlap { tensor, .. }
+            | Self::ShapeOverflow { tensor, .. }
+            | Self::SubByteSize { tensor, .. }
+            | Self::SizeMismatch { tensor, .. }
+            | Self::Truncated { tensor, .. } => Some(tensor),
+            Self::FileTooSmall { .. }
+            | Self::OtherFormat { .. }
+            | Self::LengthZero
+            | Self::LengthTooLarge { .. }
+            | Self::LengthBeyondFile { .. }
+            | Self::NotUtf8 { .. }
+            | Self::NotAnObject { .. }
+            | Self::NotJson { .. }
+            | Self::DuplicateMetadata { .. }
+            | Self::InvalidMetadata { .. }
+            | Self::TrailingBytes { .. } => None,
+        }
+    }
+
+    /// The bytes of the file that the failure is about, from its start. Those that are missing count too: a file of
+    /// 100 bytes that had to have 120 gives `100..120`.
+    pub fn range(&self) -> Option<Range<u64>> {
+        match self {
+            Self::FileTooSmall { file_bytes } => Some(0..*file_bytes),
+            Self::OtherFormat { .. }
+            | Self::LengthZero
+            | Self::LengthTooLarge { .. }
+            | Self::LengthBeyondFile { .. } => Some(0..8),
+            Self::NotUtf8 { position } | Self::NotJson { position, .. } => {
+                Some(*position..position.saturating_add(1))
+            }
+            Self::Hole { range, .. }
+            | Self::Overlap { range, .. }
+            | Self::SizeMismatch { range, .. } => Some(range.clone()),
+            Self::Truncated { found, wanted, .. } => Some(*found..*wanted),
+            Self::TrailingBytes { found, wanted } => Some(*wanted..*found),
+            Self::NotAnObject { .. }
+            | Self::DuplicateTensor { .. }
+            | Self::DuplicateMetadata { .. }
+            | Self::InvalidMetadata { .. }
+            | Self::InvalidEntry { .. }
+            | Self::UnknownDtype { .. }
+            | Self::ReversedOffsets { .. }
+            | Self::ShapeOverflow { .. }
+            | Self::SubByteSize { .. } => None,
+        }
+    }
+
+    /// The crate's error about the file at `location`, with this one as its source.
+    ///
+    /// The message says everything that `self` says, so that one line is enough; [`Error::chain`] leaves out a cause
+    /// that the line before it already ends with. A name beyond [`SHOWN_BYTES_MAX`] is cut in it, and whole in its source.
+    pub(crate) fn into_error(self, location: impl fmt::Display) -> Error {
+        let mut error =
+            Error::new(ErrorKind::InvalidFormat, Detail(&self).to_string()).with_location(location);
+        if let Some(tensor) = self.tensor() {
+            error = error.with_tensor(clip(tensor));
+        }
+        if let Some(range) = self.range() {
+            error = error.with_range(range);
+        }
+        error.with_hint(self.hint()).with_source(self)
+    }
+
+    /// What to do about it.
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::FileTooSmall { .. } | Self::LengthBeyondFile { .. } | Self::Truncated { .. } => {
+                CUT_SHORT
+            }
+            Self::OtherFormat { hint, .. } => hint,
+            Self::TrailingBytes { .. } => {
+                "the file is longer than its header says: download or copy it again"
+            }
+            Self::UnknownDtype { .. } => {
+                "a newer tload may know this dtype, or else the file is damaged"
+            }
+            Self::DuplicateTensor { .. }
+            | Self::DuplicateMetadata { .. }
+            | Self::InvalidMetadata { .. }
+            | Self::InvalidEntry { .. }
+            | Self::ReversedOffsets { .. }
+            | Self::Hole { .. }
+            | Self::Overlap { .. }
+            | Self::ShapeOverflow { .. }
+            | Self::SubByteSize { .. }
+            | Self::SizeMismatch { .. } => WRITER_FAULT,
+            Self::LengthZero
+            | Self::LengthTooLarge { .. }
+            | Self::NotUtf8 { .. }
+            | Self::NotAnObject { .. }
+            | Self::NotJson { .. } => "this is not a safetensors file, or its beginning is damaged",
+        }
+    }
+}
+
+impl fmt::Display for HeaderError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(tensor) = self.tensor() {
+            write!(f, "tensor {:?}: ", clip(tensor))?;
+        }
+        Detail(self).fmt(f)
+    }
+}
+
+impl std::error::Error for HeaderError {}
+
+/// The failure without the tensor's name, which [`Error`] shows by itself.
+struct Detail<'a>(&'a HeaderError);
+
+impl fmt::Display for Detail<'_> {
+    #[expect(clippy::too_many_lines, reason = "one line of text per variant")]
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            HeaderError::FileTooSmall { file_bytes } => {
+                write!(
+                    f,
+                    "found a file of {file_bytes} bytes, wanted at least 8 for the header length"
+                )
+            }
+            HeaderError::OtherFormat { format, .. } => {
+                write!(f, "found {format}, wanted a safetensors file")
+            }
+            HeaderError::LengthZero => f.write_str("found a header length of 0, wanted at least 2"),
+            HeaderError::LengthTooLarge { bytes } => {
+                write!(
+                    f,
+                    "found a header length of {bytes}, wanted at most {HEADER_BYTES_MAX}"
+                )
+            }
+            HeaderError::LengthBeyondFile { bytes, file_bytes } => write!(
+                f,
+                "header length {bytes} does not fit the file: found {file_bytes} bytes, \
+                 wanted at least {}",
+                bytes.saturating_add(8)
+            ),
+            HeaderError::NotUtf8 { position } => {
+                write!(f, "header is not UTF-8 at byte {position} of the file")
+            }
+            HeaderError::NotAnObject { found: Some(found) } => {
+                write!(f, "found a header that begins with {found:?}, wanted '{{'")
+            }
+            HeaderError::NotAnObject { found: None } => {
+                f.write_str("found a blank header, wanted '{'")
+            }
+            HeaderError::NotJson {
+                line, column, what, ..
+            } => {
+                write!(
+                    f,
+                    "header is not JSON at line {line} column {column}: {what}"
+                )
+            }
+            HeaderError::DuplicateTensor { .. } => {
+                f.write_str("found its name twice, wanted distinct names")
+            }
+            HeaderError::DuplicateMetadata { key: None } => {
+                f.write_str("found __metadata__ twice, wanted it at most once")
+            }
+            HeaderError::DuplicateMetadata { key: Some(key) } => {
+                write!(
+                    f,
+                    "found {:?} twice in __metadata__, wanted distinct keys",
+                    clip(key)
+                )
+            }
+            HeaderError::InvalidMetadata { key: None, what } => write!(f, "__metadata__: {what}"),
+            HeaderError::InvalidMetadata {
+                key: Some(key),
+                what,
+            } => {
+                write!(f, "__metadata__ at {:?}: {what}", clip(key))
+            }
+            HeaderError::InvalidEntry { what, .. } => f.write_str(what),
+            HeaderError::UnknownDtype { dtype, .. } => {
+                write!(
+                    f,
+                    "found the dtype {:?}, wanted one of the {}",
+                    clip(dtype),
+                    Dtype::ALL.len()
+                )?;
+                f.write_str(" of the format")
+            }
+            HeaderError::ReversedOffsets { begin, end, .. } => {
+                write!(
+                    f,
+                    "found offsets [{begin}, {end}], wanted an end that is not before the begin"
+                )
+            }
+            HeaderError::Hole {
+                after: None,
+                found,
+                wanted,
+                ..
+            } => write!(
+                f,
+                "found it at offset {found}, wanted {wanted}: the bytes before it belong to no tensor"
+            ),
+            HeaderError::Hole {
+                after: Some(after),
+                found,
+                wanted,
+                ..
+            } => write!(
+                f,
+                "found it at offset {found}, wanted {wanted}: the bytes between {:?} and it belong \
+                 to no tensor",
+                clip(after)
+            ),
+            HeaderError::Overlap {
+                other,
+                found,
+                wanted,
+                ..
+            } => write!(
+                f,
+                "found it at offset {found}, wanted {wanted}: it overlaps {:?}",
+                clip(other)
+            ),
+            HeaderError::ShapeOverflow { dtype, shape, .. } => {
+                write!(
+                    f,
+                    "counting the bits of {} of {dtype} overflows 64 bits",
+                    Shape(shape)
+                )
+            }
+            HeaderError::SubByteSize {
+                dtype, elements, ..
+            } => write!(
+                f,
+                "found {elements} elements of {dtype} ({} bits), wanted whole bytes",
+                elements.saturating_mul(dtype.bits())
+            ),
+            HeaderError::SizeMismatch {
+                dtype,
+                shape,
+                found,
+                wanted,
+                ..
+            } => write!(
+                f,
+                "found {found} bytes between its offsets, wanted {wanted} for {} of {dtype}",
+                Shape(shape)
+            ),
+            HeaderError::Truncated { found, wanted, .. } => {
+                write!(
+                    f,
+                    "file ends too early: found {found} bytes, wanted {wanted}"
+                )
+            }
+            HeaderError::TrailingBytes { found, wanted } => {
+                write!(
+                    f,
+                    "bytes follow the last tensor: found {found} bytes, wanted {wanted}"
+                )
+            }
+        }
+    }
+}
+
+/// At most this much of a text from a file goes into a message: a hostile name may be 100 MB long.
+const SHOWN_BYTES_MAX: usize = 256;
+
+/// `text`, cut to what a message may carry.
+pub(super) fn clip(text: &str) -> Cow<'_, str> {
+    if text.len() <= SHOWN_BYTES_MAX {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=SHOWN_BYTES_MAX)
+        .rev()
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(0);
+    Cow::Owned(format!("{}…", &text[..end]))
+}
+
+/// `[4096, 128]`, cut after eight dimensions: a hostile shape may have millions.
+struct Shape<'a>(&'a [usize]);
+
+impl fmt::Display for Shape<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("[")?;
+        for (index, dimension) in self.0.iter().take(8).enumerate() {
+            write!(f, "{}{dimension}", if index == 0 { "" } else { ", " })?;
+        }
+        f.write_str(if self.0.len() > 8 { ", …]" } else { "]" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn the_error_carries_everything_and_its_chain_says_it_once() {
+        let cause = HeaderError::Truncated {
+            tensor: "a\nb".into(),
+            found: 100,
+            wanted: 120,
+        };
+        let error = cause.clone().into_error("x.safetensors");
+        let line = "x.safetensors [100..120]: tensor \"a\\nb\": file ends too early: \
+                    found 100 bytes, wanted 120";
+        assert_eq!(error.to_string(), line);
+        assert_eq!(error.chain(), format!("{line}\n  hint: {CUT_SHORT}"));
+        assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+        assert_eq!(error.tensor(), Some("a\nb"));
+        assert_eq!(error.source().unwrap().downcast_ref(), Some(&cause));
+    }
+
+    #[test]
+    fn messages_stay_short_whatever_the_file_holds() {
+        let long = "é".repeat(1 << 20);
+        let error = HeaderError::Overlap {
+            tensor: long.clone(),
+            other: long,
+            found: 0,
+            wanted: 1,
+            range: 0..1,
+        };
+        assert!(error.to_string().len() < 1000);
+        assert!(error.into_error("x").chain().len() < 1200);
+        let shape = HeaderError::ShapeOverflow {
+            tensor: "t".into(),
+            dtype: Dtype::F32,
+            shape: vec![9; 1 << 20],
+        };
+        assert_eq!(
+            shape.to_string(),
+            "tensor \"t\": counting the bits of [9, 9, 9, 9, 9, 9, 9, 9, …] of F32 overflows 64 bits"
+        );
+    }
+}

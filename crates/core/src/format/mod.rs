@@ -1,0 +1,15 @@
+//! The safetensors format: bytes in, tensors or an exact error out.
+//!
+//! Owns the rules of the file format and of the index file that joins shards. Pure: it does no I/O, reads no clock and
+//! starts no threads; `source` fetches the bytes and `load` puts the two together. Files come from anywhere, so every
+//! number in them is checked before it is used, and memory stays within a small multiple of the header's length.
+
+mod dtype;
+mod header;
+mod header_error;
+mod shards;
+
+pub use dtype::Dtype;
+pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
+pub use header_error::HeaderError;
+pub(crate) use shards::{INDEX_BYTES_MAX, Index, natural_cmp, parse_index};

@@ -1,0 +1,376 @@
+//! The index file of a sharded checkpoint, `*.safetensors.index.json`, and the order in which people count shards.
+//!
+//! Owns which names an index may give: the file comes from anywhere, so a shard name must stay inside the folder of
+//! the index. It opens nothing and does not know whether the shards exist or hold what the index promises; `load`
+//! checks that. Errors carry no location: the caller knows which file it read and adds it.
+
+use std::cmp::Ordering;
+use std::collections::HashSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde_json::error::Category;
+
+use super::header::{AnyValue, first_char};
+use super::header_error::clip;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Longest index file that we read. The largest published ones are under 30 MB; the bound is the header's, for the
+/// same reason: both list every tensor once.
+pub(crate) const INDEX_BYTES_MAX: u64 = super::header::HEADER_BYTES_MAX;
+
+/// What an index file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Index {
+    /// Tensor and the shard that holds it, in the order of the file.
+    pub weight_map: Vec<(String, String)>,
+    /// The shards, each once, in natural order: relative paths with `/`, below the folder of the index.
+    pub shards: Vec<String>,
+    /// `metadata.total_size`, if it is there and a whole number. Writers disagree on what it counts: only for show.
+    pub total_size: Option<u64>,
+}
+
+/// Reads the bytes of an index file.
+pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
+    if bytes.len() as u64 > INDEX_BYTES_MAX {
+        let found = bytes.len();
+        return Err(invalid(format!(
+            "found an index of {found} bytes, wanted at most {INDEX_BYTES_MAX}"
+        )));
+    }
+    let text = str::from_utf8(bytes).map_err(|error| {
+        let position = error.valid_up_to() as u64;
+        invalid("index is not UTF-8").with_range(position..position + 1)
+    })?;
+    // Checked here because serde would also take the fields of an object as an array.
+    match first_char(text) {
+        Some('{') => {}
+        Some(found) => {
+            return Err(invalid(format!(
+                "found an index that begins with {found:?}, wanted '{{'"
+            )));
+        }
+        None => return Err(invalid("found a blank index, wanted '{'")),
+    }
+    let parsed: IndexFile = serde_json::from_str(text).map_err(|error| match error.classify() {
+        Category::Data => invalid(format!("index: {}", clip(&error.to_string()))),
+        Category::Io | Category::Syntax | Category::Eof => {
+            invalid(format!("index is not JSON: {}", clip(&error.to_string())))
+        }
+    })?;
+
+    let weight_map = parsed.weight_map.0;
+    if weight_map.is_empty() {
+        return Err(invalid(
+            "index: weight_map is empty, wanted at least one tensor",
+        ));
+    }
+    let mut tensors = HashSet::with_capacity(weight_map.len());
+    let mut shards = HashSet::new();
+    for (tensor, shard) in &weight_map {
+        if !tensors.insert(tensor.as_str()) {
+            let error = invalid("found its name twice in weight_map, wanted distinct names");
+            return Err(error.with_tensor(clip(tensor)));
+        }
+        if shards.insert(shard.as_str()) {
+            check_shard_name(shard).map_err(|error| error.with_tensor(clip(tensor)))?;
+        }
+    }
+    let mut shards: Vec<String> = shards.into_iter().map(str::to_owned).collect();
+    shards.sort_by(|a, b| natural_cmp(a, b));
+    let total_size = parsed.metadata.and_then(|metadata| metadata.total_size);
+    Ok(Index {
+        weight_map,
+        shards,
+        total_size,
+    })
+}
+
+/// `b` behind `a` as people count: `model-2` before `model-10`. Runs of ASCII digits compare by their value, however
+/// long, all else by bytes. Total: names that differ only in leading zeros (`m-2`, `m-02`) fall back to their bytes.
+pub(crate) fn natural_cmp(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    while let (&[first, ref left_rest @ ..], &[second, ref right_rest @ ..]) = (left, right) {
+        let order = if first.is_ascii_digit() && second.is_ascii_digit() {
+            let (left_number, right_number);
+            (left_number, left) = split_number(left);
+            (right_number, right) = split_number(right);
+            // Without leading zeros the longer number is the larger one.
+            left_number
+                .len()
+                .cmp(&right_number.len())
+                .then_with(|| left_number.cmp(right_number))
+        } else {
+            (left, right) = (left_rest, right_rest);
+            first.cmp(&second)
+        };
+        if order.is_ne() {
+            return order;
+        }
+    }
+    left.len().cmp(&right.len()).then_with(|| a.cmp(b))
+}
+
+/// The digits that `text` begins with, without leading zeros, and what follows them.
+fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
+    let end = text
+        .iter()
+        .position(|byte| !byte.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    let zeros = digits.iter().take_while(|&&digit| digit == b'0').count();
+    (&digits[zeros..], rest)
+}
+
+/// A shard is a file in the folder of its index, or below. Both slashes separate here, so that a name which is
+/// harmless on one system does not climb out of the folder on another.
+fn check_shard_name(shard: &str) -> Result<()> {
+    let wrong = if shard.is_empty() {
+        "is empty"
+    } else if shard.contains('\0') {
+        "contains a NUL byte"
+    } else if shard.starts_with(['/', '\\']) {
+        "is an absolute path"
+    } else if shard.split(['/', '\\']).any(|component| component == "..") {
+        "leaves the folder of the index"
+    } else if shard
+        .split(['/', '\\'])
+        .any(|component| component.is_empty() || component == ".")
+    {
+        "is not a plain path"
+    } else {
+        return Ok(());
+    };
+    let name = clip(shard);
+    Err(invalid(format!(
+        "shard name {name:?} {wrong}, wanted a path below the folder of the index"
+    )))
+}
+
+fn invalid(message: impl Into<String>) -> Error {
+    Error::new(ErrorKind::InvalidFormat, message)
+}
+
+#[derive(Deserialize)]
+#[serde(expecting = "an object with weight_map")]
+struct IndexFile {
+    weight_map: WeightMap,
+    metadata: Option<Metadata>,
+}
+
+struct WeightMap(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for WeightMap {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct WeightMapVisitor;
+
+        impl<'de> Visitor<'de> for WeightMapVisitor {
+            type Value = WeightMap;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensor name to shard name as weight_map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<WeightMap, A::Error> {
+                let mut weight_map = Vec::new();
+                while let Some(tensor) = map.next_key::<String>()? {
+                    let shard = map.next_value::<String>().map_err(|error| {
+                        let tensor = clip(&tensor);
+                        <A::Error as de::Error>::custom(format!(
+                            "weight_map at {tensor:?}: {error}"
+                        ))
+                    })?;
+                    weight_map.push((tensor, shard));
+                }
+                Ok(WeightMap(weight_map))
+            }
+        }
+
+        json.deserialize_map(WeightMapVisitor)
+    }
+}
+
+struct Metadata {
+    total_size: Option<u64>,
+}
+
+impl<'de> Deserialize<'de> for Metadata {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
+        struct MetadataVisitor;
+
+        impl<'de> Visitor<'de> for MetadataVisitor {
+            type Value = Metadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object as metadata")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
+                let mut total_size = None;
+                while let Some(key) = map.next_key::<String>()? {
+                    // Some writers give a float or a text here: no reason to refuse the checkpoint.
+                    let value = map.next_value::<AnyValue>()?;
+                    if key == "total_size" {
+                        total_size = value.whole;
+                    }
+                }
+                Ok(Metadata { total_size })
+            }
+        }
+
+        json.deserialize_map(MetadataVisitor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_an_index_in_order_and_its_shards_as_people_count() {
+        let index = parse_index(
+            br#"{"metadata": {"total_size": 12, "x": [1.5, {"y": null}]}, "extra": [],
+                "weight_map": {"b": "m-10.safetensors", "a": "m-2.safetensors",
+                               "c": "deep/m-1.safetensors", "d": "m-10.safetensors"}}"#,
+        )
+        .unwrap();
+        assert_eq!(index.total_size, Some(12));
+        let tensors: Vec<_> = index.weight_map.iter().map(|(tensor, _)| tensor).collect();
+        assert_eq!(tensors, ["b", "a", "c", "d"]);
+        assert_eq!(
+            index.shards,
+            [
+                "deep/m-1.safetensors",
+                "m-2.safetensors",
+                "m-10.safetensors"
+            ]
+        );
+    }
+
+    #[test]
+    fn total_size_is_only_for_show() {
+        for metadata in [
+            "null",
+            "{}",
+            r#"{"total_size": 1.5}"#,
+            r#"{"total_size": "12"}"#,
+        ] {
+            let text = format!(r#"{{"metadata": {metadata}, "weight_map": {{"a": "b"}}}}"#);
+            assert_eq!(
+                parse_index(text.as_bytes()).unwrap().total_size,
+                None,
+                "{metadata}"
+            );
+        }
+    }
+
+    #[test]
+    fn refuses_hostile_indexes_and_says_why() {
+        let rows: [(&[u8], &str); 13] = [
+            (b"\xff{}", "index is not UTF-8"),
+            (b" \n", "found a blank index, wanted '{'"),
+            (
+                b"{",
+                "index is not JSON: EOF while parsing an object at line 1 column 1",
+            ),
+            (
+                br#"{"weight_map": {"a": "x"}} x"#,
+                "index is not JSON: trailing characters at line 1 column 28",
+            ),
+            (
+                br#"[{"a": "x"}, null]"#,
+                "found an index that begins with '[', wanted '{'",
+            ),
+            (
+                b"{}",
+                "index: missing field `weight_map` at line 1 column 2",
+            ),
+            (
+                br#"{"weight_map": []}"#,
+                "index: invalid type: sequence, expected an object of tensor name to shard name \
+                 as weight_map at line 1 column 15",
+            ),
+            (
+                br#"{"weight_map": {"a": 1}}"#,
+                "index: weight_map at \"a\": invalid type: integer `1`, expected a string at line 1 \
+                 column 22",
+            ),
+            (
+                br#"{"weight_map": {}}"#,
+                "index: weight_map is empty, wanted at least one tensor",
+            ),
+            (
+                br#"{"weight_map": {"a": "x", "a": "x"}}"#,
+                "found its name twice in weight_map, wanted distinct names",
+            ),
+            (
+                br#"{"weight_map": {"a": "x"}, "weight_map": {}}"#,
+                "index: duplicate field `weight_map` at line 1 column 39",
+            ),
+            (
+                br#"{"weight_map": {"a": "x"}, "metadata": 3}"#,
+                "index: invalid type: integer `3`, expected an object as metadata at line 1 column 40",
+            ),
+            (
+                br#"{"weight_map": {"a": "../x"}}"#,
+                "shard name \"../x\" leaves the folder of the index, wanted a path below the folder \
+                 of the index",
+            ),
+        ];
+        for (bytes, message) in rows {
+            let error = parse_index(bytes).unwrap_err();
+            assert_eq!(error.message(), message);
+            assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+            assert_eq!(error.location(), None);
+        }
+    }
+
+    #[test]
+    fn a_shard_stays_below_the_folder_of_the_index() {
+        for name in [
+            "m.safetensors",
+            "a/b/m",
+            "..m",
+            "m..",
+            "a/...",
+            "\u{e9}",
+            " ",
+        ] {
+            assert!(check_shard_name(name).is_ok(), "{name:?}");
+        }
+        for name in [
+            "", "/m", "\\m", "..", "a/../m", "a\\..\\m", "m/..", "a//m", "a/", "./m", "m\0", ".",
+        ] {
+            let error = check_shard_name(name).unwrap_err();
+            assert!(error.message().contains("wanted a path below"), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn natural_order_is_how_people_count() {
+        let sorted = [
+            "",
+            "0",
+            "001",
+            "01",
+            "1",
+            "2",
+            "10",
+            "18446744073709551616",
+            "a",
+            "a1b2",
+            "a1b10",
+            "a2",
+            "a02b",
+            "model-2-of-10",
+            "model-10-of-10",
+            "model-x",
+        ];
+        for (i, a) in sorted.iter().enumerate() {
+            for (j, b) in sorted.iter().enumerate() {
+                assert_eq!(natural_cmp(a, b), i.cmp(&j), "{a:?} and {b:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! The crate's tests from outside: real files, real engines, simulated storage.
+
+mod hostile;
