@@ -1,0 +1,132 @@
+//! The exclusive right to one window of memory.
+//!
+//! ```text
+//!  Region::carve / Slab::lease ──▶ Lease ──engine: submit … reap──▶ Filled ──sink──▶ dropped: the window is free
+//!                                    └──────────── failed ──────────────────────────▶ dropped: the window is free
+//! ```
+//!
+//! The engine owns the lease while the kernel may write, so a read can never outlive its memory. A [`Filled`] is a lease whose
+//! first bytes are known to be written; only engines can make one.
+
+#![expect(
+    unsafe_code,
+    reason = "hands out memory that the kernel fills, without initialising it first"
+)]
+
+use std::mem::MaybeUninit;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::region::Region;
+use super::slab::SlotGuard;
+
+/// The exclusive right to a window; dropping it gives the window back.
+#[derive(Debug)]
+pub struct Lease {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+/// What keeps the window's memory alive.
+#[derive(Debug)]
+pub(super) enum Owner {
+    /// Final memory of tensors, and where in it the window starts.
+    Region { region: Arc<Region>, offset: usize },
+    /// Staging memory, used again after the lease.
+    Slot(SlotGuard),
+}
+
+// SAFETY: the window is reachable through this lease alone (`Region::carve` and `Slab::lease` hand out each window to one
+// lease at a time), and the owners are `Send`.
+unsafe impl Send for Lease {}
+// SAFETY: `&Lease` gives out no access to the bytes.
+unsafe impl Sync for Lease {}
+
+impl Lease {
+    /// A lease of `len` bytes at `start`.
+    ///
+    /// # Safety
+    ///
+    /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader may reach it until this
+    /// lease is dropped.
+    pub(super) unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
+        Self { start, len, owner }
+    }
+
+    /// Bytes in the window.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the window has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte, for the kernel to write to. Valid for writes of [`Self::len`] bytes while the lease lives.
+    pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The window as memory that may not be initialised yet.
+    pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
+        // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self` makes it exclusive,
+        // and `MaybeUninit` says nothing about its contents.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
+    }
+
+    /// The index under which an engine may have registered the window's memory with the kernel.
+    pub fn registration(&self) -> Option<u16> {
+        match &self.owner {
+            Owner::Region { .. } => None,
+            Owner::Slot(slot) => slot.registration(),
+        }
+    }
+
+    /// Says that the first `len` bytes have been written.
+    ///
+    /// # Safety
+    ///
+    /// The first `len` bytes must be initialised, and nobody may write to the window any more.
+    pub unsafe fn assume_filled(self, len: usize) -> Filled {
+        assert!(
+            len <= self.len,
+            "filled {len} bytes of a window of {}",
+            self.len
+        );
+        Filled { lease: self, len }
+    }
+
+    /// Fills the window's first bytes from memory: for engines that have the bytes already.
+    pub fn fill_from(mut self, bytes: &[u8]) -> Filled {
+        for (target, byte) in self.as_uninit()[..bytes.len()].iter_mut().zip(bytes) {
+            target.write(*byte);
+        }
+        // SAFETY: just written, through the only access there is.
+        unsafe { self.assume_filled(bytes.len()) }
+    }
+}
+
+/// A lease whose first bytes have been read from storage.
+#[derive(Debug)]
+pub struct Filled {
+    lease: Lease,
+    len: usize,
+}
+
+impl Filled {
+    /// The bytes that were read.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer written to.
+        unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
+    }
+
+    /// The region that the window lies in, and where in it; none for staging memory.
+    pub fn region(&self) -> Option<(&Arc<Region>, usize)> {
+        match &self.lease.owner {
+            Owner::Region { region, offset } => Some((region, *offset)),
+            Owner::Slot(_) => None,
+        }
+    }
+}

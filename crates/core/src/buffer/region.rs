@@ -1,0 +1,159 @@
+//! One destination allocation: one large tensor, or a run of small neighbours.
+//!
+//! Windows are carved off front to back, so no two can overlap; tensors read the bytes once every window over them has been
+//! filled and let go. The last reference gives the memory back to the pool, which may hand it out again.
+
+#![expect(
+    unsafe_code,
+    reason = "carves disjoint windows and reads what was filled through raw memory"
+)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::lease::{Lease, Owner};
+use super::mapping::Mapping;
+use super::pool::PoolLink;
+
+/// Memory that tensors will own together.
+#[derive(Debug)]
+pub struct Region {
+    /// Only `None` while being dropped.
+    mapping: Option<Mapping>,
+    /// Tensors that the caller has not received yet. At 0 the region's bytes leave the budget.
+    unreceived: AtomicU32,
+    pool: PoolLink,
+}
+
+impl Region {
+    fn mapping(&self) -> &Mapping {
+        self.mapping
+            .as_ref()
+            .expect("the mapping leaves only in drop")
+    }
+
+    /// Bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
+    pub fn len(&self) -> usize {
+        self.mapping().len()
+    }
+
+    /// One of the region's tensors now belongs to the caller.
+    pub fn tensor_received(&self) {
+        if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.pool.uncharge(self.len());
+        }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if let Some(mapping) = self.mapping.take() {
+            let charged = *self.unreceived.get_mut() > 0;
+            self.pool.give_back(mapping, charged);
+        }
+    }
+}
+
+/// Carves a region into leases, front to back.
+#[derive(Debug)]
+pub struct RegionWriter {
+    region: Arc<Region>,
+    next: usize,
+}
+
+impl RegionWriter {
+    /// A region over `mapping` that `tensors` (at least one) will share; `pool` gets the mapping back.
+    pub(super) fn new(mapping: Mapping, tensors: u32, pool: PoolLink) -> Self {
+        assert!(tensors > 0, "a region belongs to at least one tensor");
+        let region = Region {
+            mapping: Some(mapping),
+            unreceived: AtomicU32::new(tensors),
+            pool,
+        };
+        Self {
+            region: Arc::new(region),
+            next: 0,
+        }
+    }
+
+    /// The next `len` bytes, for one read.
+    pub fn carve(&mut self, len: usize) -> Lease {
+        let offset = self.next;
+        assert!(
+            len <= self.region.len() - offset,
+            "a window leaves its region"
+        );
+        self.next += len;
+        let owner = Owner::Region {
+            region: Arc::clone(&self.region),
+            offset,
+        };
+        // SAFETY: `offset + len <= len()`, asserted above, so the address stays inside the mapping.
+        let start = unsafe { self.region.mapping().start().add(offset) };
+        // SAFETY: `next` only grows, so no other lease gets these bytes; a `RegionBytes` over them is made only when
+        // they are filled and this lease is gone; `owner` keeps the mapping.
+        unsafe { Lease::new(start, len, owner) }
+    }
+}
+
+/// Bytes of a region that are filled for good.
+#[derive(Clone, Debug)]
+pub struct RegionBytes {
+    region: Arc<Region>,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the bytes are only read from here on, and the region's counters are atomic.
+unsafe impl Send for RegionBytes {}
+// SAFETY: as above.
+unsafe impl Sync for RegionBytes {}
+
+impl RegionBytes {
+    /// The `len` bytes at `offset` of `region`.
+    ///
+    /// # Safety
+    ///
+    /// All of them must have been filled, and the leases over them dropped.
+    pub(crate) unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
+        assert!(offset + len <= region.len(), "a tensor leaves its region");
+        // SAFETY: inside the mapping, asserted above.
+        let start = unsafe { region.mapping().start().add(offset) };
+        Self { region, start, len }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `new`'s caller promised that they are initialised and that no lease can write to them; `self.region`
+        // keeps them mapped.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The region they lie in.
+    pub fn region(&self) -> &Arc<Region> {
+        &self.region
+    }
+
+    /// Moves the bytes down to the next lower multiple of `alignment`, when they are not on one.
+    ///
+    /// Returns how many bytes were copied.
+    ///
+    /// # Safety
+    ///
+    /// No other tensor may live in the region, no lease may be out, and nobody else may hold these bytes.
+    pub(crate) unsafe fn align_down(&mut self, alignment: usize) -> usize {
+        let excess = self.start.as_ptr().addr() % alignment;
+        if excess == 0 {
+            return 0;
+        }
+        // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this one.
+        let target = unsafe { self.start.sub(excess) };
+        // SAFETY: source and target lie inside the mapping, which our caller promised is ours alone; `copy_to` allows the
+        // overlap.
+        unsafe { self.start.copy_to(target, self.len) };
+        self.start = target;
+        self.len
+    }
+}

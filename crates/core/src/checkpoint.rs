@@ -1,0 +1,319 @@
+//! A checkpoint: the sources of one model and the merged list of their tensors.
+//!
+//! Finds the shards of a location, reads their headers (many at a time, one read each where it is long enough), and checks that
+//! together they are one model. No tensor moves here.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::{self, Header, Index};
+use crate::source::{FileSource, Location, Source};
+use crate::tensor::TensorInfo;
+
+mod shards;
+
+use shards::ShardSet;
+
+/// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has about 10 KiB of it, one of a
+/// mixture of experts with 20,000 tensors about 2 MiB and needs a second read).
+const FIRST_READ_BYTES: usize = 256 << 10;
+
+/// Headers read at a time. Each costs one round trip on a network file system; more threads than this gain nothing there and cost
+/// start-up on a local disk.
+const HEADER_THREADS_MAX: usize = 16;
+
+/// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
+#[derive(Clone, Debug)]
+pub struct Checkpoint(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    location: Location,
+    shards: Vec<Shard>,
+    /// By shard, then by offset.
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    metadata: BTreeMap<String, String>,
+    open_time: Duration,
+}
+
+/// One file of a checkpoint.
+#[derive(Debug)]
+pub struct Shard {
+    source: Arc<FileSource>,
+    header_bytes: u64,
+    tensor_count: usize,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Shard {
+    /// Where it is.
+    pub fn location(&self) -> &Location {
+        self.source.location()
+    }
+
+    /// The file's length, bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.source.len()
+    }
+
+    /// Length of the header with its length field, bytes: where tensor bytes begin.
+    pub fn header_bytes(&self) -> u64 {
+        self.header_bytes
+    }
+
+    /// Tensors of the checkpoint that it holds.
+    pub fn tensor_count(&self) -> usize {
+        self.tensor_count
+    }
+
+    /// Its `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    pub(crate) fn source(&self) -> &Arc<FileSource> {
+        &self.source
+    }
+}
+
+impl Checkpoint {
+    /// Opens a file, a folder, or an index file.
+    ///
+    /// A folder is read by its `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as all its
+    /// `*.safetensors` in natural order. An index decides which shards are opened and which of their tensors exist.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for paths, [`ErrorKind::InvalidFormat`] for headers, indexes and
+    /// shards that do not fit together.
+    pub fn open(location: &Location) -> Result<Self> {
+        let started = Instant::now();
+        Self::of(location.clone(), ShardSet::find(location)?, started)
+    }
+
+    /// Opens a list of files as one checkpoint, in this order.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
+    pub fn open_all(locations: &[Location]) -> Result<Self> {
+        let started = Instant::now();
+        let [first, rest @ ..] = locations else {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "the list of files is empty",
+            ));
+        };
+        let set = ShardSet::of_files(locations.to_vec());
+        let shown = if rest.is_empty() {
+            first.clone()
+        } else {
+            Location::from_path(format!("{first} and {} more", rest.len()))
+        };
+        Self::of(shown, set, started)
+    }
+
+    fn of(location: Location, set: ShardSet, started: Instant) -> Result<Self> {
+        let opened = open_shards(&set.files)?;
+        let mut shards = Vec::with_capacity(opened.len());
+        let mut tensors = Vec::new();
+        let mut metadata = BTreeMap::new();
+        for (index, (source, header)) in opened.into_iter().enumerate() {
+            for (key, value) in &header.metadata {
+                metadata.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+            let first = tensors.len();
+            let file_name = source.location().as_path().and_then(Path::file_name);
+            let entries = header.tensors.into_iter().filter(|entry| {
+                set.index
+                    .as_ref()
+                    .is_none_or(|index| index.places(&entry.name, file_name))
+            });
+            tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
+            shards.push(Shard {
+                source: Arc::new(source),
+                header_bytes: header.bytes,
+                tensor_count: tensors.len() - first,
+                metadata: header.metadata,
+            });
+        }
+        let by_name = merge(&tensors, &shards)?;
+        if let Some(index) = &set.index {
+            index.require_all(&by_name)?;
+        }
+        let open_time = started.elapsed();
+        Ok(Self(Arc::new(Opened {
+            location,
+            shards,
+            tensors,
+            by_name,
+            metadata,
+            open_time,
+        })))
+    }
+
+    /// The location it was opened from.
+    pub fn location(&self) -> &Location {
+        &self.0.location
+    }
+
+    /// All tensors: by shard, then by offset in the shard.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.0.tensors
+    }
+
+    /// The tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.0
+            .by_name
+            .get(name)
+            .map(|&index| &self.0.tensors[index])
+    }
+
+    /// The files, in the order in which tensors are numbered.
+    pub fn shards(&self) -> &[Shard] {
+        &self.0.shards
+    }
+
+    /// The `__metadata__` of all shards together; where two differ, the first shard's.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.0.metadata
+    }
+
+    /// Bytes of all tensors.
+    pub fn total_bytes(&self) -> u64 {
+        self.0.tensors.iter().map(TensorInfo::byte_len).sum()
+    }
+
+    pub(crate) fn open_time(&self) -> Duration {
+        self.0.open_time
+    }
+}
+
+/// The tensors by name. One name in two shards is an error: without an index nothing decides.
+fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usize>> {
+    let mut by_name: HashMap<String, usize> = HashMap::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
+            let first = shards[tensors[first].shard()].location();
+            return Err(Error::new(
+                ErrorKind::InvalidFormat,
+                format!("is also in {first}, and no index says which one counts"),
+            )
+            .with_location(shards[tensor.shard()].location())
+            .with_tensor(tensor.name())
+            .with_hint(
+                "load one set of shards by its index file, or give the files that belong together",
+            ));
+        }
+    }
+    Ok(by_name)
+}
+
+/// Opens all files and reads their headers, several at a time. The first error in the order of the files is the one returned.
+fn open_shards(files: &[Location]) -> Result<Vec<(FileSource, Header)>> {
+    let threads = files.len().min(HEADER_THREADS_MAX);
+    if threads <= 1 {
+        return files.iter().map(open_shard).collect();
+    }
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let mut opened: Vec<(usize, Result<(FileSource, Header)>)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut mine = Vec::new();
+            loop {
+                let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                let Some(file) = files.get(index) else {
+                    return mine;
+                };
+                mine.push((index, open_shard(file)));
+            }
+        };
+        // The calling thread works too, so that a system that starts no thread still opens everything.
+        let started: Vec<_> = (1..threads)
+            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
+        let mut all = work();
+        for thread in started {
+            all.extend(thread.join().expect("opening a shard does not panic"));
+        }
+        all
+    });
+    opened.sort_by_key(|(index, _)| *index);
+    opened.into_iter().map(|(_, result)| result).collect()
+}
+
+fn open_shard(location: &Location) -> Result<(FileSource, Header)> {
+    let source = FileSource::open(location)?;
+    let header = read_header(&source)?;
+    Ok((source, header))
+}
+
+/// Reads and checks the header: one read when it fits into the first, two otherwise.
+fn read_header(source: &impl Source) -> Result<Header> {
+    const LENGTH: usize = 8;
+    let invalid = |error: format::HeaderError| error.into_error(source.location());
+    let first = source.fetch(0, FIRST_READ_BYTES)?;
+    let prefix = &first[..first.len().min(LENGTH)];
+    let len = format::header_len(prefix, source.len()).map_err(invalid)?;
+    let len = usize::try_from(len).expect("at most 100 MB");
+    let mut bytes = first;
+    bytes.drain(..LENGTH);
+    if bytes.len() < len {
+        bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
+    }
+    format::parse(&bytes[..len], source.len()).map_err(invalid)
+}
+
+/// Which tensors of which shards an index names.
+#[derive(Debug)]
+struct Placement {
+    location: Location,
+    shard_of: HashMap<String, String>,
+}
+
+impl Placement {
+    fn new(location: Location, index: Index) -> Self {
+        Self {
+            location,
+            shard_of: index.weight_map.into_iter().collect(),
+        }
+    }
+
+    /// Whether the index wants `tensor` from the file of this name.
+    fn places(&self, tensor: &str, file_name: Option<&std::ffi::OsStr>) -> bool {
+        self.shard_of
+            .get(tensor)
+            .is_some_and(|shard| Path::new(shard).file_name() == file_name)
+    }
+
+    /// Every tensor of the index must be in its shard.
+    fn require_all(&self, found: &HashMap<String, usize>) -> Result<()> {
+        let missing: HashSet<_> = self
+            .shard_of
+            .keys()
+            .filter(|name| !found.contains_key(*name))
+            .collect();
+        // The same one every time, whatever the map's order.
+        let Some(first) = missing.iter().min() else {
+            return Ok(());
+        };
+        let shard = &self.shard_of[*first];
+        let others = missing.len() - 1;
+        let rest = if others > 0 {
+            format!(" (and {others} more)")
+        } else {
+            String::new()
+        };
+        Err(Error::new(
+            ErrorKind::InvalidFormat,
+            format!("the index places it in {shard:?}, which does not hold it{rest}"),
+        )
+        .with_location(&self.location)
+        .with_tensor(*first)
+        .with_hint("index and shards are of different versions; download the checkpoint again"))
+    }
+}

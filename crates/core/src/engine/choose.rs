@@ -1,0 +1,146 @@
+//! Which engine reads, and why that one.
+//!
+//! Rings are tried, never guessed from a version: seccomp, sysctls, memlock and sandboxes all say no in ways of their own. With
+//! [`EngineChoice::Auto`] any refusal means `pread`, and the reason is kept for the report.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::pread::PreadEngine;
+use super::{Engine, uring};
+use crate::buffer::Slab;
+use crate::error::{Error, ErrorKind, Result};
+use crate::request::EngineChoice;
+use crate::source::{Access, ReadFile};
+
+/// Reading threads of one `pread` engine: direct reads of a disk reached the ring's throughput with 8
+/// (`benches/results/`); more only add context switches.
+const PREAD_THREADS_MAX: usize = 8;
+
+/// What an engine needs to be opened on a lane's thread.
+#[derive(Debug)]
+pub struct EngineSetup {
+    /// The sources, in the order of [`super::Job::source`].
+    pub files: Arc<[ReadFile]>,
+    /// Jobs that it must take at a time.
+    pub depth: usize,
+    /// Long-lived memory that leases come from, to register with the kernel.
+    pub slab: Option<Arc<Slab>>,
+}
+
+/// The engines for files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineKind {
+    /// `io_uring`.
+    Uring,
+    /// Threads.
+    Pread,
+}
+
+/// An engine, and what the report says of it.
+pub struct OpenedEngine {
+    /// The engine.
+    pub engine: Box<dyn Engine>,
+    /// Its name.
+    pub name: &'static str,
+    /// What of the kernel's offers it uses.
+    pub features: Vec<String>,
+    /// Why not the one that was preferred.
+    pub refusal: Option<Refusal>,
+}
+
+impl fmt::Debug for OpenedEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenedEngine")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why no ring could be set up, and what would help.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// What the kernel said.
+    pub reason: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+impl Refusal {
+    /// The error for a caller who insists on a ring.
+    pub fn into_error(self) -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            format!("io_uring cannot be used: {}", self.reason),
+        )
+        .with_hint(format!("{}; or use engine=auto or engine=pread", self.hint))
+    }
+}
+
+/// Picks the engine for `files` and says why.
+pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) {
+    match choice {
+        EngineChoice::Uring => (EngineKind::Uring, "asked for".to_owned()),
+        EngineChoice::Pread => (EngineKind::Pread, "asked for".to_owned()),
+        EngineChoice::Auto => {
+            let in_memory = |file: &ReadFile| file.source().file_system().in_memory;
+            if !files.is_empty() && files.iter().all(in_memory) {
+                let name = &files[0].source().file_system().name;
+                (
+                    EngineKind::Pread,
+                    format!("files on {name} are copied fastest by threads"),
+                )
+            } else {
+                (EngineKind::Uring, "a ring can be set up".to_owned())
+            }
+        }
+    }
+}
+
+/// Opens an engine of `kind` on the calling thread, which must be the one that uses it; falls back to threads when a ring is
+/// refused, unless the caller insists on one.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] when a ring was asked for and refused; [`ErrorKind::OutOfMemory`] when no thread starts.
+pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Result<OpenedEngine> {
+    let refusal = if kind == EngineKind::Uring {
+        match uring::open(setup) {
+            Ok((engine, features)) => {
+                return Ok(OpenedEngine {
+                    engine,
+                    name: "uring",
+                    features,
+                    refusal: None,
+                });
+            }
+            Err(refusal) if choice == EngineChoice::Uring => return Err(refusal.into_error()),
+            Err(refusal) => Some(refusal),
+        }
+    } else {
+        None
+    };
+    let engine = PreadEngine::open(&setup.files, pread_threads(setup), setup.depth)?;
+    let features = vec![format!("{} threads", engine.threads())];
+    Ok(OpenedEngine {
+        engine: Box::new(engine),
+        name: "pread",
+        features,
+        refusal,
+    })
+}
+
+/// Copies from memory are limited by cores, reads from a device by its queue.
+fn pread_threads(setup: &EngineSetup) -> usize {
+    let copying = setup
+        .files
+        .iter()
+        .all(|file| file.access() == Access::Buffered);
+    let cores = std::thread::available_parallelism().map_or(2, usize::from);
+    let useful = if copying {
+        cores.max(2)
+    } else {
+        PREAD_THREADS_MAX
+    };
+    useful.min(setup.depth).max(1)
+}

@@ -1,0 +1,158 @@
+//! What one extent still needs, and what the result of a read means for it. Shared by the engines that read files; pure but
+//! for what it learns of the file.
+//!
+//! ```text
+//!            ┌────────────── short read, EINTR, EAGAIN, direct I/O refused ──────────────┐
+//!            ▼                                                                           │
+//!   Fill ─▶ Read ─▶ after(result) ─┬─ needed bytes are there ─▶ Filled                   │
+//!                                  ├─ more to read ──────────────────────────────────────┘
+//!                                  └─ end of file, any other error ─▶ Failed
+//! ```
+
+use std::io;
+
+use super::{Job, Transfer};
+use crate::error::{Error, ErrorKind, Result};
+use crate::source::{Access, ReadFile, Source};
+
+/// `EAGAIN` and `EINTR` in a row without a byte of progress: beyond this something is broken, and an error is better than a
+/// loop.
+const RETRIES_MAX: u32 = 10_000;
+
+/// The state of one extent.
+#[derive(Debug)]
+pub(super) struct Fill {
+    offset: u64,
+    window: usize,
+    needed: usize,
+    filled: usize,
+    access: Access,
+    retries_in_row: u32,
+    pub(super) transfer: Transfer,
+}
+
+/// The read to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Read {
+    /// Where in the window the bytes go.
+    pub(super) window_offset: usize,
+    /// Where in the file they are.
+    pub(super) offset: u64,
+    /// How many to ask for.
+    pub(super) len: usize,
+    /// Through which descriptor.
+    pub(super) access: Access,
+}
+
+/// What the result of a read means.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// Read again.
+    Read(Read),
+    /// So many bytes of the window are filled, and that is enough.
+    Filled(usize),
+    /// It will never be.
+    Failed(Error),
+}
+
+impl Fill {
+    /// An extent of which nothing has been read, and the first read to do.
+    pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
+        let fill = Self {
+            offset: job.offset,
+            window: job.lease.len(),
+            needed: job.needed,
+            filled: 0,
+            access: file.access(),
+            retries_in_row: 0,
+            transfer: Transfer::default(),
+        };
+        let read = fill.read();
+        (fill, read)
+    }
+
+    fn read(&self) -> Read {
+        Read {
+            window_offset: self.filled,
+            offset: self.offset + self.filled as u64,
+            len: self.window - self.filled,
+            access: self.access,
+        }
+    }
+
+    /// Takes the result of the last read: a count of bytes or an error of the system.
+    pub(super) fn after(&mut self, file: &ReadFile, result: Result<usize, i32>) -> Step {
+        match result {
+            Ok(0) if self.filled < self.needed => Step::Failed(self.ended_early(file)),
+            Ok(count) => self.advance(file, count),
+            Err(errno) => self.failed(file, errno),
+        }
+    }
+
+    fn advance(&mut self, file: &ReadFile, count: usize) -> Step {
+        self.retries_in_row = 0;
+        match self.access {
+            Access::Direct => self.transfer.direct_bytes += count as u64,
+            Access::Buffered => self.transfer.buffered_bytes += count as u64,
+        }
+        let before = self.filled;
+        self.filled += count;
+        if self.filled >= self.needed {
+            return Step::Filled(self.filled);
+        }
+        self.transfer.short_reads += 1;
+        if self.access == Access::Direct {
+            // Worked example (alignment 4096): 5000 of 12288 bytes came. Direct reads begin on a multiple, so the next one
+            // begins at 4096 and reads 904 bytes again.
+            let alignment = usize::try_from(file.alignment()).expect("alignments are small");
+            let aligned = self.filled / alignment * alignment;
+            if aligned > before {
+                self.filled = aligned;
+            } else {
+                // Not one whole unit came: the rest of this extent goes through the page cache.
+                self.access = Access::Buffered;
+            }
+        }
+        Step::Read(self.read())
+    }
+
+    fn failed(&mut self, file: &ReadFile, errno: i32) -> Step {
+        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        let direct_refused =
+            self.access == Access::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
+        if again && self.retries_in_row < RETRIES_MAX {
+            self.retries_in_row += 1;
+        } else if direct_refused {
+            if let Err(error) = file.refuse_direct() {
+                return Step::Failed(error);
+            }
+            self.access = Access::Buffered;
+        } else {
+            let error = Error::from_io("cannot read", io::Error::from_raw_os_error(errno));
+            return Step::Failed(self.placed(file, error));
+        }
+        self.transfer.retries += 1;
+        Step::Read(self.read())
+    }
+
+    fn ended_early(&self, file: &ReadFile) -> Error {
+        let found = self.offset + self.filled as u64;
+        let error = Error::new(
+            ErrorKind::Changed,
+            format!(
+                "the file ends at byte {found}; it was {} bytes long when it was opened",
+                file.source().len()
+            ),
+        );
+        self.placed(file, error).with_hint(
+            "somebody truncated the file while it was read; load again when nobody writes to it",
+        )
+    }
+
+    fn placed(&self, file: &ReadFile, error: Error) -> Error {
+        let range = self.offset..self.offset + self.needed as u64;
+        error
+            .with_location(file.source().location())
+            .with_range(range)
+    }
+}

@@ -1,0 +1,103 @@
+//! Engines fill leases: the seam between the pipeline and storage.
+//!
+//! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands it back, so the kernel never
+//! writes to memory that somebody else has. Retries of a whole extent and the order of extents are not its business.
+
+mod choose;
+mod fill;
+mod pread;
+#[cfg(all(target_os = "linux", feature = "uring"))]
+mod uring;
+#[cfg(not(all(target_os = "linux", feature = "uring")))]
+#[path = "no_uring.rs"]
+mod uring;
+
+pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, choose, open};
+pub use uring::{RingProbe, probe_ring};
+
+use crate::buffer::{Filled, Lease};
+use crate::error::Error;
+
+/// An extent on its way to an engine.
+#[derive(Debug)]
+pub struct Job {
+    /// The caller's mark, handed back in [`Done`].
+    pub extent: usize,
+    /// Which of the engine's sources.
+    pub source: usize,
+    /// Where the read begins in the source; aligned as the source wants.
+    pub offset: u64,
+    /// Bytes that must arrive, at most the window's length.
+    pub needed: usize,
+    /// The window to fill.
+    pub lease: Lease,
+}
+
+/// An extent on its way back.
+#[derive(Debug)]
+pub struct Done {
+    /// The job's mark.
+    pub extent: usize,
+    /// The window, with at least the needed bytes in it; or why not, and then the window is free again.
+    pub result: Result<Filled, Error>,
+    /// What it took.
+    pub transfer: Transfer,
+}
+
+/// What reading one extent took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Transfer {
+    /// Bytes read past the page cache.
+    pub direct_bytes: u64,
+    /// Bytes copied from the page cache.
+    pub buffered_bytes: u64,
+    /// Reads that returned less than they were asked for, before the end of what was needed.
+    pub short_reads: u32,
+    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`) or refused direct I/O.
+    pub retries: u32,
+}
+
+/// Whether to wait for a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// Take what is there.
+    No,
+    /// Until at least one job has ended; at once when none is in flight.
+    ForOne,
+}
+
+/// Turns jobs into filled leases, in any order.
+///
+/// Dropping an engine waits for what is in flight, or leaks its memory: it never frees what the kernel may still write to.
+pub trait Engine {
+    /// The most jobs it takes at a time.
+    fn depth(&self) -> usize;
+
+    /// Jobs submitted and not yet reaped.
+    fn in_flight(&self) -> usize;
+
+    /// Starts a job. Never blocks on storage; the engine owns the lease until [`Self::reap`] hands it back. The caller keeps
+    /// [`Self::in_flight`] below [`Self::depth`].
+    fn submit(&mut self, job: Job);
+
+    /// Moves every finished job into `done`: filled whole, or failed. Never short.
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
+}
+
+impl<E: Engine + ?Sized> Engine for Box<E> {
+    fn depth(&self) -> usize {
+        (**self).depth()
+    }
+
+    fn in_flight(&self) -> usize {
+        (**self).in_flight()
+    }
+
+    fn submit(&mut self, job: Job) {
+        (**self).submit(job);
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        (**self).reap(wait, done);
+    }
+}

@@ -1,0 +1,140 @@
+//! Threads that call `pread`: works everywhere, and is the fastest way to copy from memory-backed files.
+//!
+//! Chosen by itself when no ring can be set up. Each thread takes a job, reads it whole, and sends it back.
+
+#![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+
+use super::fill::{Fill, Step};
+use super::{Done, Engine, Job, Wait};
+use crate::error::{Error, ErrorKind, Result};
+use crate::source::ReadFile;
+
+/// A pool of reading threads.
+#[derive(Debug)]
+pub(super) struct PreadEngine {
+    /// None only while being dropped.
+    jobs: Option<Sender<Job>>,
+    done: Receiver<Done>,
+    threads: Vec<JoinHandle<()>>,
+    depth: usize,
+    in_flight: usize,
+}
+
+impl PreadEngine {
+    /// Starts `threads` threads over `files`; takes up to `depth` jobs at a time.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] when the system starts not even one thread.
+    pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
+        let (jobs, job_queue) = unbounded::<Job>();
+        let (done_queue, done) = unbounded();
+        let mut engine = Self {
+            jobs: Some(jobs),
+            done,
+            threads: Vec::new(),
+            depth,
+            in_flight: 0,
+        };
+        for index in 0..threads.max(1) {
+            let (files, jobs, done) = (Arc::clone(files), job_queue.clone(), done_queue.clone());
+            let started = std::thread::Builder::new()
+                .name(format!("tload-pread-{index}"))
+                .spawn(move || serve(&files, &jobs, &done));
+            match started {
+                Ok(thread) => engine.threads.push(thread),
+                // Fewer threads read slower; none would hang.
+                Err(_) if index > 0 => break,
+                Err(error) => {
+                    return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                        .with_hint("raise the limit of processes (ulimit -u)")
+                        .with_source(error));
+                }
+            }
+        }
+        Ok(engine)
+    }
+
+    /// Threads that serve.
+    pub(super) fn threads(&self) -> usize {
+        self.threads.len()
+    }
+}
+
+fn serve(files: &[ReadFile], jobs: &Receiver<Job>, done: &Sender<Done>) {
+    for job in jobs {
+        if done.send(read(&files[job.source], job)).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads one job whole.
+fn read(file: &ReadFile, mut job: Job) -> Done {
+    let (mut fill, mut read) = Fill::new(&job, file);
+    let result = loop {
+        let window = &mut job.lease.as_uninit()[read.window_offset..][..read.len];
+        let count = rustix::io::pread(file.descriptor(read.access), window, read.offset)
+            .map(|(filled, _)| filled.len())
+            .map_err(rustix::io::Errno::raw_os_error);
+        match fill.after(file, count) {
+            Step::Read(next) => read = next,
+            // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the call has returned.
+            Step::Filled(len) => break Ok(unsafe { job.lease.assume_filled(len) }),
+            Step::Failed(error) => break Err(error),
+        }
+    };
+    Done {
+        extent: job.extent,
+        result,
+        transfer: fill.transfer,
+    }
+}
+
+impl Engine for PreadEngine {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn submit(&mut self, job: Job) {
+        let jobs = self.jobs.as_ref().expect("taken only in drop");
+        jobs.send(job)
+            .expect("threads serve until the sender is dropped");
+        self.in_flight += 1;
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        if wait == Wait::ForOne && self.in_flight > 0 {
+            done.push(
+                self.done
+                    .recv()
+                    .expect("threads serve until the sender is dropped"),
+            );
+            self.in_flight -= 1;
+        }
+        while let Ok(one) = self.done.try_recv() {
+            done.push(one);
+            self.in_flight -= 1;
+        }
+    }
+}
+
+impl Drop for PreadEngine {
+    fn drop(&mut self) {
+        // Without a sender the threads end after the jobs they have, which own their memory until then.
+        self.jobs = None;
+        for thread in self.threads.drain(..) {
+            // A panic there has been reported by the panic hook; its job's memory is gone with it.
+            let _ = thread.join();
+        }
+    }
+}

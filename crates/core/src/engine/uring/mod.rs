@@ -1,0 +1,139 @@
+//! The `io_uring` engine: one ring, used by the thread that made it.
+//!
+//! `submit` queues, `reap` tells the kernel about everything queued and waits in the same system call. Jobs sit in [`Slots`]
+//! from submission to completion; that table is what keeps their memory.
+
+#![expect(
+    unsafe_code,
+    reason = "says which bytes of a lease the kernel has filled"
+)]
+
+mod probe;
+mod ring;
+mod slots;
+
+use std::sync::Arc;
+
+pub use probe::{RingProbe, probe_ring};
+use ring::{Ring, Submission};
+use slots::{Pending, Slots};
+
+use super::choose::{EngineSetup, Refusal};
+use super::fill::{Fill, Read, Step};
+use super::{Done, Engine, Job, Wait};
+use crate::source::ReadFile;
+
+/// Reads through a ring.
+#[derive(Debug)]
+pub(super) struct UringEngine {
+    ring: Ring,
+    slots: Slots,
+    files: Arc<[ReadFile]>,
+    depth: usize,
+}
+
+/// Sets up a ring on the calling thread. Also returns the names of what it uses.
+pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+    let mut ring = Ring::open(setup.depth)?;
+    ring.register_files(&setup.files);
+    if let Some(slab) = &setup.slab {
+        ring.register_slab(Arc::clone(slab));
+    }
+    let features = ring.features();
+    let engine = UringEngine {
+        ring,
+        slots: Slots::new(setup.depth),
+        files: Arc::clone(&setup.files),
+        depth: setup.depth,
+    };
+    Ok((Box::new(engine), features))
+}
+
+impl UringEngine {
+    fn queue(&mut self, slot: usize, read: Read) {
+        let pending = self.slots.get_mut(slot);
+        let source = pending.job.source;
+        self.ring.queue_read(
+            &mut pending.job.lease,
+            Submission {
+                slot,
+                source,
+                descriptor: self.files[source].descriptor(read.access),
+                read,
+            },
+        );
+    }
+
+    /// Takes one completion; queues the next read of the same job, or moves the job into `done`.
+    fn complete(&mut self, slot: usize, result: Result<usize, i32>, done: &mut Vec<Done>) {
+        let pending = self.slots.get_mut(slot);
+        match pending.fill.after(&self.files[pending.job.source], result) {
+            Step::Read(read) => self.queue(slot, read),
+            Step::Filled(len) => {
+                let Pending { job, fill } = self.slots.take(slot);
+                // SAFETY: the kernel posted the completion of this slot's only read, so it writes there no more; `Fill`
+                // counted from 0 what it reported without leaving a gap.
+                let filled = unsafe { job.lease.assume_filled(len) };
+                done.push(Done {
+                    extent: job.extent,
+                    result: Ok(filled),
+                    transfer: fill.transfer,
+                });
+            }
+            Step::Failed(error) => {
+                let Pending { job, fill } = self.slots.take(slot);
+                done.push(Done {
+                    extent: job.extent,
+                    result: Err(error),
+                    transfer: fill.transfer,
+                });
+            }
+        }
+    }
+}
+
+impl Engine for UringEngine {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn submit(&mut self, job: Job) {
+        let (fill, read) = Fill::new(&job, &self.files[job.source]);
+        let slot = self.slots.insert(Pending { job, fill });
+        self.queue(slot, read);
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        let before = done.len();
+        while !self.slots.is_empty() {
+            self.ring
+                .enter(if wait == Wait::ForOne && done.len() == before {
+                    1
+                } else {
+                    0
+                });
+            while let Some((slot, result)) = self.ring.next_completion() {
+                self.complete(slot, result, done);
+            }
+            // A short read continues: that is no completion for the caller, and its new read must reach the kernel.
+            if (wait == Wait::No || done.len() > before) && !self.ring.has_queued() {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for UringEngine {
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while !self.slots.is_empty() {
+            // Never frees memory under the kernel: waits, however long that takes.
+            self.reap(Wait::ForOne, &mut done);
+            done.clear();
+        }
+    }
+}

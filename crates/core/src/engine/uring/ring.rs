@@ -1,0 +1,265 @@
+//! The ring itself: setting it up, registering files and memory, queueing reads, entering the kernel.
+//!
+//! Everything that a kernel may refuse is tried and done without: flags, registered files, registered buffers. Only a ring that
+//! cannot be made, or that cannot read, is a [`Refusal`].
+
+#![expect(
+    unsafe_code,
+    reason = "queues reads into leased memory and registers it with the kernel"
+)]
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use io_uring::types::{Fd, Fixed};
+use io_uring::{IoUring, Probe, opcode, squeue};
+
+use super::super::choose::Refusal;
+use super::super::fill::Read;
+use crate::buffer::{Lease, Slab};
+use crate::source::{Access, ReadFile};
+
+/// A ring and what is registered with it.
+pub(super) struct Ring {
+    ring: IoUring,
+    single_issuer: bool,
+    defer_taskrun: bool,
+    registered_files: bool,
+    /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `ring`: dropped after it.
+    registered_slab: Option<Arc<Slab>>,
+}
+
+/// One read to queue.
+#[derive(Debug)]
+pub(super) struct Submission<'a> {
+    /// Comes back with the completion.
+    pub(super) slot: usize,
+    /// The source's index.
+    pub(super) source: usize,
+    /// Its descriptor for this read.
+    pub(super) descriptor: BorrowedFd<'a>,
+    /// What to read.
+    pub(super) read: Read,
+}
+
+impl Ring {
+    /// A ring that takes `depth` reads at a time.
+    pub(super) fn open(depth: usize) -> Result<Self, Refusal> {
+        let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
+        let (ring, single_issuer, defer_taskrun) = build(entries).map_err(|e| refusal(&e))?;
+        let mut opened = Self {
+            ring,
+            single_issuer,
+            defer_taskrun,
+            registered_files: false,
+            registered_slab: None,
+        };
+        opened.try_reading()?;
+        Ok(opened)
+    }
+
+    /// Some sandboxes let a ring be made and then refuse to enter it; kernels before 5.6 have no read.
+    fn try_reading(&mut self) -> Result<(), Refusal> {
+        let mut probe = Probe::new();
+        self.ring
+            .submitter()
+            .register_probe(&mut probe)
+            .map_err(|error| refusal(&error))?;
+        if !probe.is_supported(opcode::Read::CODE) {
+            return Err(refusal(&io::Error::from_raw_os_error(libc::ENOSYS)));
+        }
+        let nop = opcode::Nop::new().build();
+        // SAFETY: a no-op refers to no memory.
+        unsafe { self.ring.submission().push(&nop) }.expect("a fresh ring has room");
+        loop {
+            match self.ring.submit_and_wait(1) {
+                Ok(_) => break,
+                Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
+                Err(error) => return Err(refusal(&error)),
+            }
+        }
+        self.ring
+            .completion()
+            .next()
+            .map(drop)
+            .ok_or_else(|| Refusal {
+                reason: "the ring returned no completion for a no-op".to_owned(),
+                hint: "this kernel's io_uring does not work".to_owned(),
+            })
+    }
+
+    /// Spares the kernel a look-up for every read. Refused when there are more files than descriptors allowed.
+    pub(super) fn register_files(&mut self, files: &[ReadFile]) {
+        let descriptors: Vec<_> = files
+            .iter()
+            .flat_map(|file| {
+                [Access::Buffered, Access::Direct].map(|access| file.descriptor(access))
+            })
+            .map(|descriptor| descriptor.as_raw_fd())
+            .collect();
+        let registered = self.ring.submitter().register_files(&descriptors);
+        self.registered_files = !descriptors.is_empty() && registered.is_ok();
+    }
+
+    /// Spares the kernel the pinning of pages for every read. Refused without enough locked memory (`ulimit -l`).
+    pub(super) fn register_slab(&mut self, slab: Arc<Slab>) {
+        let buffers: Vec<_> = slab
+            .registrations()
+            .into_iter()
+            .map(|(start, len)| libc::iovec {
+                iov_base: start.cast(),
+                iov_len: len,
+            })
+            .collect();
+        if buffers.is_empty() {
+            return;
+        }
+        // SAFETY: the buffers lie in the slab's mapping, which `registered_slab` keeps until after the ring is gone.
+        if unsafe { self.ring.submitter().register_buffers(&buffers) }.is_ok() {
+            self.registered_slab = Some(slab);
+        }
+    }
+
+    /// What of the kernel's offers is in use.
+    pub(super) fn features(&self) -> Vec<String> {
+        [
+            ("single_issuer", self.single_issuer),
+            ("defer_taskrun", self.defer_taskrun),
+            ("registered_files", self.registered_files),
+            ("registered_buffers", self.registered_slab.is_some()),
+        ]
+        .into_iter()
+        .filter_map(|(name, used)| used.then(|| name.to_owned()))
+        .collect()
+    }
+
+    /// Queues a read into `lease`, which the caller keeps in its table until the completion of `slot` has been seen.
+    pub(super) fn queue_read(&mut self, lease: &mut Lease, submission: Submission<'_>) {
+        let Submission {
+            slot,
+            source,
+            descriptor,
+            read,
+        } = submission;
+        assert!(
+            read.window_offset + read.len <= lease.len(),
+            "a read leaves its window"
+        );
+        let len = u32::try_from(read.len).expect("windows are at most about 1 GiB");
+        let registration = lease
+            .registration()
+            .filter(|_| self.registered_slab.is_some());
+        let target = lease.as_mut_ptr().wrapping_add(read.window_offset);
+        let fixed = u32::try_from(2 * source).expect("few files")
+            + u32::from(read.access == Access::Direct);
+        let entry: squeue::Entry = match (self.registered_files, registration) {
+            (true, Some(index)) => opcode::ReadFixed::new(Fixed(fixed), target, len, index)
+                .offset(read.offset)
+                .build(),
+            (true, None) => opcode::Read::new(Fixed(fixed), target, len)
+                .offset(read.offset)
+                .build(),
+            (false, Some(index)) => {
+                opcode::ReadFixed::new(Fd(descriptor.as_raw_fd()), target, len, index)
+                    .offset(read.offset)
+                    .build()
+            }
+            (false, None) => opcode::Read::new(Fd(descriptor.as_raw_fd()), target, len)
+                .offset(read.offset)
+                .build(),
+        }
+        .user_data(slot as u64);
+        // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot table owns the lease until
+        // it has seen this entry's completion, also when the engine is dropped; files live as long as the engine.
+        unsafe { self.ring.submission().push(&entry) }
+            .expect("the ring has as many entries as the engine takes jobs");
+    }
+
+    /// Whether entries are queued that the kernel has not seen.
+    pub(super) fn has_queued(&mut self) -> bool {
+        !self.ring.submission().is_empty()
+    }
+
+    /// Hands everything queued to the kernel and waits for `want` completions.
+    pub(super) fn enter(&mut self, want: usize) {
+        loop {
+            match self.ring.submit_and_wait(want) {
+                Ok(_) => return,
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EINTR) => {}
+                    // Out of request memory, or completions must be taken first: what is done is taken by the caller,
+                    // who comes again; nothing queued is lost.
+                    Some(libc::EAGAIN | libc::EBUSY) => {
+                        std::thread::yield_now();
+                        return;
+                    }
+                    _ => unreachable!("io_uring_enter worked when the ring was opened: {error}"),
+                },
+            }
+        }
+    }
+
+    /// The next completion: its slot, and the count of bytes or the error number.
+    pub(super) fn next_completion(&mut self) -> Option<(usize, Result<usize, i32>)> {
+        let entry = self.ring.completion().next()?;
+        let slot = usize::try_from(entry.user_data()).expect("set from a usize");
+        let result = entry.result();
+        Some((slot, usize::try_from(result).map_err(|_| -result)))
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.registered_slab.is_some() {
+            // Closing a ring gives its locked memory back only later; the next ring may need it at once.
+            let _ = self.ring.submitter().unregister_buffers();
+        }
+    }
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("features", &self.features())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tries the flags from the best to none. `SINGLE_ISSUER` came with Linux 6.0, `DEFER_TASKRUN` with 6.1; older kernels say
+/// `EINVAL`.
+fn build(entries: u32) -> io::Result<(IoUring, bool, bool)> {
+    let mut builder = IoUring::builder();
+    builder.dontfork();
+    let plain = builder.clone();
+    // TASKRUN_FLAG lets an enter that does not wait still run deferred completions.
+    let single = builder.setup_single_issuer().clone();
+    let deferred = builder.setup_defer_taskrun().setup_taskrun_flag();
+    if let Ok(ring) = deferred.build(entries) {
+        return Ok((ring, true, true));
+    }
+    if let Ok(ring) = single.build(entries) {
+        return Ok((ring, true, false));
+    }
+    plain.build(entries).map(|ring| (ring, false, false))
+}
+
+/// What the kernel said, and what would help.
+pub(super) fn refusal(error: &io::Error) -> Refusal {
+    let hint = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "containers often block it through seccomp (allow io_uring_setup, io_uring_enter and io_uring_register), and \
+             sysctl kernel.io_uring_disabled must be 0"
+        }
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => {
+            "the kernel is older than 5.6 or a sandbox such as gVisor hides it"
+        }
+        Some(libc::ENOMEM) => "raise the locked-memory limit (ulimit -l)",
+        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
+        _ => "see tload doctor",
+    };
+    Refusal {
+        reason: error.to_string(),
+        hint: hint.to_owned(),
+    }
+}

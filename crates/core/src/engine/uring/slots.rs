@@ -1,0 +1,62 @@
+//! The table of jobs in flight.
+//!
+//! * It gives every job a small index, which travels through the kernel as `user_data`.
+//! * It owns the job's lease, and so keeps the memory, until the completion has been seen.
+//! * It never grows: as many slots as the ring has entries.
+
+use super::super::Job;
+use super::super::fill::Fill;
+
+/// A job and how far it is.
+#[derive(Debug)]
+pub(super) struct Pending {
+    pub(super) job: Job,
+    pub(super) fill: Fill,
+}
+
+/// Jobs by index.
+#[derive(Debug)]
+pub(super) struct Slots {
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+}
+
+impl Slots {
+    pub(super) fn new(depth: usize) -> Self {
+        Self {
+            pending: (0..depth).map(|_| None).collect(),
+            free: (0..depth).rev().collect(),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.pending.len() - self.free.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn insert(&mut self, pending: Pending) -> usize {
+        let index = self
+            .free
+            .pop()
+            .expect("the caller keeps in_flight below depth");
+        self.pending[index] = Some(pending);
+        index
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> &mut Pending {
+        self.pending[index]
+            .as_mut()
+            .expect("only slots with a job are in the kernel")
+    }
+
+    pub(super) fn take(&mut self, index: usize) -> Pending {
+        let pending = self.pending[index]
+            .take()
+            .expect("only slots with a job are in the kernel");
+        self.free.push(index);
+        pending
+    }
+}

@@ -1,0 +1,60 @@
+//! Loads LLM weights as fast as the hardware allows.
+//!
+//! Plain safetensors checkpoints, one file or shards with an index, are read in place and arrive as tensors in memory while later
+//! ones are still being read.
+//!
+//! ```no_run
+//! # fn main() -> tload::Result<()> {
+//! let loader = tload::Loader::open(&tload::Location::parse("model_dir")?)?;
+//! let mut stream = loader.stream()?;
+//! for tensor in &mut stream {
+//!     let tensor = tensor?;
+//!     println!("{}: {} bytes", tensor.name(), tensor.bytes().len());
+//! }
+//! println!("{}", stream.report());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A tensor's life, in six files
+//!
+//! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares and `plan/place.rs` which reads
+//! bring it. `pipeline.rs` moves each read's window of memory from `buffer/` to an engine (`engine/uring/mod.rs`) and on to
+//! `sink/host.rs`, which completes the tensor. `stream.rs` hands it over.
+//!
+//! # Stability
+//!
+//! What is re-exported here is the crate's interface. The modules `buffer`, `engine`, `plan`, `schedule`, `sink`, `source` and
+//! `pipeline` are public for those who extend tload and for its tests, and may change in any release.
+
+pub mod buffer;
+pub mod engine;
+pub mod pipeline;
+pub mod plan;
+pub mod probe;
+pub mod schedule;
+pub mod sink;
+pub mod source;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+mod checkpoint;
+mod error;
+mod format;
+mod lane;
+mod load;
+mod report;
+mod request;
+mod stream;
+mod tensor;
+
+pub use checkpoint::{Checkpoint, Shard};
+pub use error::{Error, ErrorKind, Result};
+pub use format::{Dtype, HeaderError};
+pub use load::{Ceiling, Loader};
+pub use plan::Selection;
+pub use report::{EngineReport, Report, StageTimes};
+pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
+pub use source::{Cache, Location};
+pub use stream::{Canceller, Progress, TensorStream};
+pub use tensor::{Tensor, TensorInfo};

@@ -1,0 +1,243 @@
+//! The loop of one lane: lease → engine → sink → lease.
+//!
+//! The only code that sees both seams. It decides nothing: the [`Feed`] says what to read next and into which memory, the
+//! engine fills it, the sink completes tensors. After the first failure it starts nothing more, reaps everything in flight, and
+//! returns that failure.
+//!
+//! ```text
+//!   feed.take() ─▶ Job ─▶ engine.submit … engine.reap ─▶ Done ─▶ sink.submit … sink.reap ─▶ deliver
+//!        ▲                                                 │
+//!        └──────────────── feed.ended() ◀──────────────────┘
+//! ```
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::buffer::{Bell, Pool, RegionWriter, Slab};
+use crate::engine::{Done, Engine, Job, Wait};
+use crate::error::Result;
+use crate::plan::{Extent, Plan};
+use crate::report::{Counters, Stage};
+use crate::schedule::{Next, Schedule};
+use crate::sink::Sink;
+
+/// Where leases come from.
+#[derive(Debug)]
+pub enum Memory {
+    /// Final memory of tensors.
+    Regions(Pool),
+    /// Staging memory.
+    Slab(Arc<Slab>),
+}
+
+/// What all lanes of a load share: the schedule and the memory.
+#[derive(Debug)]
+pub struct Feed {
+    plan: Arc<Plan>,
+    memory: Memory,
+    state: Mutex<FeedState>,
+    bell: Arc<Bell>,
+}
+
+#[derive(Debug)]
+struct FeedState {
+    schedule: Schedule,
+    /// The unread rest of each open region, by region.
+    writers: Vec<Option<RegionWriter>>,
+}
+
+/// What a lane gets when it asks for work.
+#[derive(Debug)]
+enum Take {
+    Job(Job),
+    /// Nothing now; ask again when the bell has rung.
+    Wait,
+    /// Nothing any more.
+    Done,
+}
+
+impl Feed {
+    /// A feed of `plan` in the order of `schedule` into `memory`; `bell` is the one that `memory` rings.
+    pub fn new(plan: Arc<Plan>, schedule: Schedule, memory: Memory, bell: Arc<Bell>) -> Self {
+        let writers = plan.regions.iter().map(|_| None).collect();
+        Self {
+            plan,
+            memory,
+            state: Mutex::new(FeedState { schedule, writers }),
+            bell,
+        }
+    }
+
+    /// The memory that leases come from.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Starts nothing more. What is in flight ends by itself.
+    pub fn stop(&self) {
+        self.lock().schedule.stop();
+        self.bell.ring();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {
+        // A panic of another lane ends the load; the schedule itself is never left half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self) -> Result<Take> {
+        let plan = &*self.plan;
+        let mut state = self.lock();
+        let FeedState { schedule, writers } = &mut *state;
+        let next = schedule.next(plan, |region| match &self.memory {
+            Memory::Regions(pool) => {
+                let region_plan = &plan.regions[region];
+                writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
+                Ok(writers[region].is_some())
+            }
+            // Slots are taken extent by extent.
+            Memory::Slab(_) => Ok(true),
+        })?;
+        let extent_index = match next {
+            Next::Extent(index) => index,
+            Next::Deep | Next::Starved => return Ok(Take::Wait),
+            Next::Done => return Ok(Take::Done),
+        };
+        let extent = &plan.extents[extent_index];
+        let lease = match &self.memory {
+            Memory::Regions(_) => {
+                let writer = writers[extent.region]
+                    .as_mut()
+                    .expect("admitted before its extents");
+                let lease = writer.carve(extent.window);
+                if extent_index + 1 == plan.regions[extent.region].extents.end {
+                    writers[extent.region] = None;
+                }
+                lease
+            }
+            Memory::Slab(slab) => slab
+                .try_lease(extent.window)
+                .expect("a slab has a slot for every job of its depth"),
+        };
+        Ok(Take::Job(Job {
+            extent: extent_index,
+            source: extent.source,
+            offset: extent.offset,
+            needed: extent.needed,
+            lease,
+        }))
+    }
+
+    fn ended(&self, extent: &Extent) {
+        self.lock().schedule.ended(extent);
+        self.bell.ring();
+    }
+}
+
+/// Runs one lane until nothing is left, or to the first failure.
+///
+/// `deliver` gets every finished tensor. `counters` is added to.
+///
+/// # Errors
+///
+/// The first failure of engine or sink, after all that was in flight has come back.
+pub fn run<E: Engine, S: Sink>(
+    feed: &Feed,
+    engine: &mut E,
+    sink: &mut S,
+    lane: &LaneWork<'_, S::Tensor>,
+) -> Result<()> {
+    let mut watch = Watch {
+        counters: lane.counters,
+        since: Instant::now(),
+    };
+    let mut failure = None;
+    let mut done: Vec<Done> = Vec::new();
+    let mut ready = Vec::new();
+    loop {
+        let rung = feed.bell.count();
+        let mut exhausted = false;
+        while failure.is_none() && engine.in_flight() < engine.depth() {
+            match feed.take() {
+                Ok(Take::Job(job)) => engine.submit(job),
+                Ok(Take::Wait) => break,
+                Ok(Take::Done) => {
+                    exhausted = true;
+                    break;
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        watch.lap(Stage::Submit);
+
+        if engine.in_flight() > 0 {
+            engine.reap(Wait::ForOne, &mut done);
+            watch.lap(Stage::StorageWait);
+        } else if sink.in_flight() > 0 {
+            failure = failure.or(sink.reap(Wait::ForOne, &mut ready).err());
+        } else if exhausted || failure.is_some() {
+            return failure.map_or(Ok(()), Err);
+        } else {
+            feed.bell.wait_past(rung);
+            watch.lap(Stage::MemoryWait);
+        }
+
+        for Done {
+            extent,
+            result,
+            transfer,
+        } in done.drain(..)
+        {
+            let extent = &feed.plan.extents[extent];
+            lane.count(transfer);
+            if let Err(error) = result.and_then(|filled| sink.submit(extent, filled)) {
+                failure.get_or_insert(error);
+            }
+            feed.ended(extent);
+        }
+        failure = failure.or(sink.reap(Wait::No, &mut ready).err());
+        if failure.is_some() {
+            feed.stop();
+        }
+        for tensor in ready.drain(..) {
+            (lane.deliver)(tensor);
+        }
+        watch.lap(Stage::Deliver);
+    }
+}
+
+/// What a lane reports to.
+pub struct LaneWork<'a, T> {
+    /// Gets every finished tensor.
+    pub deliver: &'a dyn Fn(T),
+    pub(crate) counters: &'a Counters,
+}
+
+impl<T> LaneWork<'_, T> {
+    fn count(&self, transfer: crate::engine::Transfer) {
+        Counters::add(&self.counters.extents, 1);
+        Counters::add(&self.counters.direct_bytes, transfer.direct_bytes);
+        Counters::add(&self.counters.buffered_bytes, transfer.buffered_bytes);
+        Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
+        Counters::add(&self.counters.retries, u64::from(transfer.retries));
+    }
+}
+
+impl<T> std::fmt::Debug for LaneWork<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LaneWork").finish_non_exhaustive()
+    }
+}
+
+/// Adds the time since the last lap to a stage.
+struct Watch<'a> {
+    counters: &'a Counters,
+    since: Instant,
+}
+
+impl Watch<'_> {
+    fn lap(&mut self, stage: Stage) {
+        let now = Instant::now();
+        self.counters.spent(stage, now - self.since);
+        self.since = now;
+    }
+}

@@ -1,0 +1,122 @@
+//! What to read and where it goes: tensors and read hints in, regions, extents and pieces out. Pure.
+//!
+//! Does no I/O, reads no clock, allocates no tensor memory. The plan is made once, before the first read; the pipeline only
+//! follows it.
+//!
+//! ```text
+//!  file    ······[ tensor a ][b][c][      tensor d      ]·····
+//!  runs          └── own ───┘└shared┘└────── own ───────┘          split.rs: which tensors share memory
+//!  windows     └─────────────┘└──────┘└──────────────────┘         place.rs: aligned edges, read twice where they meet
+//!  extents     └──────┴──────┘└──────┘└─────┴─────┴──────┘         place.rs: one read each
+//! ```
+
+mod place;
+mod select;
+mod split;
+
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub use place::{Layout, build};
+pub use select::Selection;
+
+/// One tensor to load: what the plan needs to know of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// Index of its source.
+    pub source: usize,
+    /// Its bytes in the source.
+    pub range: Range<u64>,
+    /// Multiple that its address in memory should be of.
+    pub alignment: usize,
+}
+
+/// All reads of a load and where their bytes go.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Destination allocations, in file order.
+    pub regions: Vec<RegionPlan>,
+    /// Reads; those of one region stand together, in the order of their offsets.
+    pub extents: Vec<Extent>,
+    /// Parts of extents; those of one extent stand together.
+    pub pieces: Vec<Piece>,
+    /// For each wanted tensor, by the index it was given in: where it will be.
+    pub targets: Vec<Target>,
+}
+
+/// One destination allocation and the reads that fill it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RegionPlan {
+    /// Index of its source.
+    pub source: usize,
+    /// Bytes of memory: the windows of all its extents.
+    pub bytes: usize,
+    /// Its reads, as indices into [`Plan::extents`].
+    pub extents: Range<usize>,
+    /// How many tensors live in it, at least one.
+    pub tensors: u32,
+}
+
+/// One read of a contiguous range of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Index of its source.
+    pub source: usize,
+    /// Index of its region.
+    pub region: usize,
+    /// Where the read begins in the source; aligned.
+    pub offset: u64,
+    /// Bytes of memory for it; aligned. The file may end before.
+    pub window: usize,
+    /// Bytes that must arrive: up to the last byte that a tensor wants.
+    pub needed: usize,
+    /// Its pieces, as indices into [`Plan::pieces`].
+    pub pieces: Range<usize>,
+}
+
+/// The part of an extent that belongs to one tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Index of the tensor, as given to [`build`].
+    pub tensor: usize,
+    /// Where it begins in the extent.
+    pub extent_offset: usize,
+    /// Where it begins in the tensor.
+    pub tensor_offset: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
+/// Where a wanted tensor will be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Target {
+    /// Its region and where it begins there; none for a tensor without bytes.
+    pub place: Option<(usize, usize)>,
+    /// Pieces that must arrive before it is complete.
+    pub pieces: u32,
+    /// It is alone in its region and must be moved to an address of its alignment when complete: the file holds it at an
+    /// offset that direct reads cannot put there.
+    pub realign: bool,
+}
+
+impl Plan {
+    /// The largest region, bytes; what the budget must hold at least.
+    pub fn region_bytes_max(&self) -> usize {
+        self.regions
+            .iter()
+            .map(|region| region.bytes)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The largest window of one read, bytes.
+    pub fn window_bytes_max(&self) -> usize {
+        self.extents
+            .iter()
+            .map(|extent| extent.window)
+            .max()
+            .unwrap_or(0)
+    }
+}

@@ -1,0 +1,229 @@
+//! Which tensors the caller wants: exact names, globs, regular expressions, or all.
+
+use std::collections::{BTreeSet, HashMap};
+
+use globset::{GlobBuilder, GlobMatcher};
+use regex::Regex;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A set of tensors, by name. The default selects all.
+#[derive(Clone, Debug, Default)]
+pub struct Selection {
+    /// None: everything.
+    rules: Option<Vec<Rule>>,
+}
+
+#[derive(Clone, Debug)]
+enum Rule {
+    Name(String),
+    Glob(GlobMatcher),
+    Regex(Regex),
+}
+
+impl Selection {
+    /// Every tensor.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Exactly these tensors; none for an empty list. A name that the checkpoint lacks is an error of the load.
+    pub fn names<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
+        Self {
+            rules: Some(
+                names
+                    .into_iter()
+                    .map(|name| Rule::Name(name.into()))
+                    .collect(),
+            ),
+        }
+    }
+
+    /// Tensors whose whole name matches a glob: `*` and `?` match any characters (dots and slashes too), `[ab]` and `{a,b}` as
+    /// in a shell. A glob that matches nothing is an error of the load.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] when the pattern is malformed.
+    pub fn glob(pattern: &str) -> Result<Self> {
+        let glob = GlobBuilder::new(pattern).build().map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("glob {pattern:?} is malformed"),
+            )
+            .with_source(error)
+        })?;
+        Ok(Self {
+            rules: Some(vec![Rule::Glob(glob.compile_matcher())]),
+        })
+    }
+
+    /// Tensors whose name a regular expression matches anywhere (anchor it with `^` and `$` for whole names). An expression
+    /// that matches nothing is an error of the load.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] when the expression is malformed.
+    pub fn regex(pattern: &str) -> Result<Self> {
+        let regex = Regex::new(pattern).map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("regex {pattern:?} is malformed"),
+            )
+            .with_source(error)
+        })?;
+        Ok(Self {
+            rules: Some(vec![Rule::Regex(regex)]),
+        })
+    }
+
+    /// What either selects.
+    #[must_use]
+    pub fn or(self, other: Self) -> Self {
+        let rules = self.rules.zip(other.rules).map(|(mut rules, more)| {
+            rules.extend(more);
+            rules
+        });
+        Self { rules }
+    }
+
+    /// The indices of the selected names, ascending.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSuchTensor`] for a rule that selects nothing: a typing error would otherwise load half a model.
+    pub(crate) fn resolve(&self, names: &[&str]) -> Result<Vec<usize>> {
+        let Some(rules) = &self.rules else {
+            return Ok((0..names.len()).collect());
+        };
+        let by_name: HashMap<&str, usize> = names
+            .iter()
+            .enumerate()
+            .map(|(index, name)| (*name, index))
+            .collect();
+        let mut selected = BTreeSet::new();
+        for rule in rules {
+            let matches: Vec<usize> = match rule {
+                Rule::Name(name) => by_name.get(name.as_str()).copied().into_iter().collect(),
+                Rule::Glob(glob) => matching(names, |name| glob.is_match(name)),
+                Rule::Regex(regex) => matching(names, |name| regex.is_match(name)),
+            };
+            if matches.is_empty() {
+                return Err(rule.selects_nothing(names));
+            }
+            selected.extend(matches);
+        }
+        Ok(selected.into_iter().collect())
+    }
+}
+
+fn matching(names: &[&str], matches: impl Fn(&str) -> bool) -> Vec<usize> {
+    (0..names.len())
+        .filter(|&index| matches(names[index]))
+        .collect()
+}
+
+impl Rule {
+    fn selects_nothing(&self, names: &[&str]) -> Error {
+        let total = names.len();
+        match self {
+            Self::Name(name) => {
+                let error = Error::new(
+                    ErrorKind::NoSuchTensor,
+                    format!("the checkpoint has no such tensor among its {total}"),
+                )
+                .with_tensor(name);
+                match nearest(name, names) {
+                    Some(near) => error.with_hint(format!("did you mean {near:?}?")),
+                    None => error.with_hint("list the names with: tload ls LOCATION"),
+                }
+            }
+            Self::Glob(glob) => nothing_matches(&format!("glob {:?}", glob.glob().glob()), total),
+            Self::Regex(regex) => nothing_matches(&format!("regex {:?}", regex.as_str()), total),
+        }
+    }
+}
+
+fn nothing_matches(rule: &str, total: usize) -> Error {
+    Error::new(
+        ErrorKind::NoSuchTensor,
+        format!("{rule} matches none of the {total} tensors"),
+    )
+    .with_hint("list the names with: tload ls LOCATION")
+}
+
+/// A name that ends or begins with the wanted one, or the other way round: prefixes like `model.` are what people forget.
+fn nearest<'a>(wanted: &str, names: &[&'a str]) -> Option<&'a str> {
+    if wanted.is_empty() {
+        return None;
+    }
+    let related = |name: &str| {
+        name.ends_with(wanted)
+            || wanted.ends_with(name)
+            || name.starts_with(wanted)
+            || name.eq_ignore_ascii_case(wanted)
+    };
+    names
+        .iter()
+        .copied()
+        .filter(|name| !name.is_empty())
+        .find(|name| related(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 4] = [
+        "model.a.weight",
+        "model.a.bias",
+        "model.b.weight",
+        "lm_head",
+    ];
+
+    fn resolve(selection: &Selection) -> Vec<usize> {
+        selection.resolve(&NAMES).expect("selects something")
+    }
+
+    #[test]
+    fn names_globs_and_expressions_select_in_file_order() {
+        assert_eq!(resolve(&Selection::all()), [0, 1, 2, 3]);
+        assert_eq!(
+            resolve(&Selection::names(["lm_head", "model.a.bias"])),
+            [1, 3]
+        );
+        assert_eq!(
+            resolve(&Selection::glob("*.weight").expect("valid")),
+            [0, 2]
+        );
+        assert_eq!(resolve(&Selection::regex(r"\.b\.").expect("valid")), [2]);
+        let both = Selection::regex("head$")
+            .expect("valid")
+            .or(Selection::names(["lm_head"]));
+        assert_eq!(resolve(&both), [3]);
+        assert_eq!(resolve(&both.or(Selection::all())), [0, 1, 2, 3]);
+        assert!(resolve(&Selection::names::<&str>([])).is_empty());
+    }
+
+    #[test]
+    fn a_rule_that_selects_nothing_is_an_error_with_a_hint() {
+        let error = Selection::names(["a.weight"])
+            .resolve(&NAMES)
+            .expect_err("not there");
+        assert_eq!(error.kind(), ErrorKind::NoSuchTensor);
+        assert_eq!(error.hint(), Some("did you mean \"model.a.weight\"?"));
+        let error = Selection::glob("x*")
+            .expect("valid")
+            .resolve(&NAMES)
+            .expect_err("nothing");
+        assert_eq!(error.message(), "glob \"x*\" matches none of the 4 tensors");
+        assert_eq!(
+            Selection::regex("(").expect_err("malformed").kind(),
+            ErrorKind::InvalidRequest
+        );
+        assert_eq!(
+            Selection::glob("[").expect_err("malformed").kind(),
+            ErrorKind::InvalidRequest
+        );
+    }
+}

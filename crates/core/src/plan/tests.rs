@@ -1,0 +1,212 @@
+//! Tables and a property: every byte of every selected tensor is covered exactly once, at the right place.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const DIRECT: Layout = Layout {
+    extent_bytes: 8192,
+    alignment: 4096,
+    gap_bytes: 0,
+};
+
+fn wanted(source: usize, range: Range<u64>) -> Wanted {
+    Wanted {
+        source,
+        range,
+        alignment: 1,
+    }
+}
+
+#[test]
+fn the_worked_example_of_build() {
+    let plan = build(&[wanted(0, 5000..30000)], &[DIRECT]);
+    let reads: Vec<_> = plan
+        .extents
+        .iter()
+        .map(|e| (e.offset, e.window, e.needed))
+        .collect();
+    assert_eq!(
+        reads,
+        [
+            (4096, 12288, 12288),
+            (16384, 12288, 12288),
+            (28672, 4096, 1328)
+        ]
+    );
+    assert_eq!(
+        plan.targets[0],
+        Target {
+            place: Some((0, 904)),
+            pieces: 3,
+            realign: false
+        }
+    );
+    assert_eq!(plan.regions[0].bytes, 28672);
+}
+
+#[test]
+fn small_neighbours_share_a_region_and_large_ones_do_not() {
+    let mib = 1 << 20;
+    let plan = build(
+        &[
+            wanted(0, 100..200),
+            wanted(0, 200..300),
+            wanted(0, 300..300 + 2 * mib),
+            wanted(0, 300 + 2 * mib..301 + 2 * mib),
+            wanted(1, 0..10),
+        ],
+        &[DIRECT; 2],
+    );
+    let tensors: Vec<_> = plan.regions.iter().map(|region| region.tensors).collect();
+    assert_eq!(tensors, [2, 1, 1, 1]);
+}
+
+#[test]
+fn a_shared_region_never_spans_more_than_its_limit() {
+    let tensors: Vec<_> = (0..100)
+        .map(|i| wanted(0, i * 100_000..(i + 1) * 100_000))
+        .collect();
+    let plan = build(&tensors, &[DIRECT]);
+    assert_eq!(plan.regions.len(), 10);
+    assert!(
+        plan.regions
+            .iter()
+            .all(|region| region.bytes <= (1 << 20) + 2 * 4096)
+    );
+}
+
+#[test]
+fn gaps_are_read_only_when_worth_it() {
+    let tensors = [wanted(0, 0..100), wanted(0, 200..300)];
+    assert_eq!(build(&tensors, &[DIRECT]).regions.len(), 2);
+    let bridging = Layout {
+        gap_bytes: 100,
+        ..DIRECT
+    };
+    assert_eq!(build(&tensors, &[bridging]).regions.len(), 1);
+}
+
+#[test]
+fn a_tensor_at_an_odd_offset_lives_alone_and_is_realigned() {
+    let odd = Wanted {
+        source: 0,
+        range: 4099..4107,
+        alignment: 4,
+    };
+    let plan = build(
+        &[wanted(0, 4096..4099), odd, wanted(0, 4107..4110)],
+        &[DIRECT],
+    );
+    assert_eq!(plan.regions.len(), 3);
+    assert!(plan.targets[1].realign);
+    assert!(!plan.targets[2].realign);
+}
+
+#[test]
+fn empty_tensors_have_no_place() {
+    let plan = build(&[wanted(0, 8..8)], &[DIRECT]);
+    assert_eq!(plan.targets[0], Target::default());
+    assert!(plan.regions.is_empty());
+}
+
+fn layouts() -> impl Strategy<Value = Layout> {
+    (
+        12u32..24,
+        prop::sample::select(vec![1u64, 512, 4096, 65536]),
+        0u64..200_000,
+    )
+        .prop_map(|(extent, alignment, gap_bytes)| Layout {
+            extent_bytes: 1 << extent,
+            alignment,
+            gap_bytes,
+        })
+}
+
+/// Tensors in file order over three sources, with gaps, empty ones and odd sizes.
+fn tensors() -> impl Strategy<Value = Vec<Wanted>> {
+    let one = (
+        0u64..3000,
+        prop::sample::select(vec![
+            0u64,
+            1,
+            7,
+            4095,
+            4096,
+            4097,
+            70_000,
+            1 << 20,
+            5_000_001,
+        ]),
+        prop::sample::select(vec![1usize, 2, 4, 8]),
+    );
+    prop::collection::vec(prop::collection::vec(one, 0..12), 3).prop_map(|sources| {
+        let mut wanted = Vec::new();
+        for (source, tensors) in sources.into_iter().enumerate() {
+            let mut offset = 8;
+            for (gap, len, alignment) in tensors {
+                offset += if gap > 1500 { gap } else { 0 };
+                wanted.push(Wanted {
+                    source,
+                    range: offset..offset + len,
+                    alignment,
+                });
+                offset += len;
+            }
+        }
+        wanted
+    })
+}
+
+proptest! {
+    #[test]
+    fn every_byte_is_covered_exactly_once(
+        tensors in tensors(),
+        layouts in prop::collection::vec(layouts(), 3),
+    ) {
+        let plan = build(&tensors, &layouts);
+        let mut next_byte = vec![0u64; tensors.len()];
+        let mut pieces = vec![0u32; tensors.len()];
+        for (index, region) in plan.regions.iter().enumerate() {
+            let mut region_offset = 0;
+            for extent in &plan.extents[region.extents.clone()] {
+                let alignment = layouts[extent.source].alignment;
+                prop_assert_eq!((extent.region, extent.source), (index, region.source));
+                prop_assert_eq!(extent.offset % alignment, 0);
+                prop_assert_eq!(extent.window as u64 % alignment, 0);
+                prop_assert!(0 < extent.needed && extent.needed <= extent.window);
+                let slack = 3 * alignment.max(64);
+                prop_assert!(extent.window as u64 <= layouts[extent.source].extent_bytes + slack);
+                for piece in &plan.pieces[extent.pieces.clone()] {
+                    let tensor = &tensors[piece.tensor];
+                    // Pieces of a tensor follow one another, cover it without gap, and lie where the file has them.
+                    prop_assert_eq!(piece.tensor_offset, next_byte[piece.tensor]);
+                    prop_assert_eq!(
+                        extent.offset + piece.extent_offset as u64,
+                        tensor.range.start + piece.tensor_offset
+                    );
+                    prop_assert!(piece.len > 0 && piece.extent_offset + piece.len <= extent.needed);
+                    // And in memory, where the target says.
+                    let (target_region, offset) = plan.targets[piece.tensor].place.expect("has bytes");
+                    prop_assert_eq!(target_region, index);
+                    prop_assert_eq!(
+                        (region_offset + piece.extent_offset) as u64,
+                        offset as u64 + piece.tensor_offset
+                    );
+                    next_byte[piece.tensor] += piece.len as u64;
+                    pieces[piece.tensor] += 1;
+                }
+                region_offset += extent.window;
+            }
+            prop_assert_eq!(region_offset, region.bytes);
+        }
+        for (index, tensor) in tensors.iter().enumerate() {
+            prop_assert_eq!(next_byte[index], tensor.range.end - tensor.range.start);
+            prop_assert_eq!(pieces[index], plan.targets[index].pieces);
+            if let Some((_, offset)) = plan.targets[index].place {
+                let aligned = offset % tensor.alignment == 0;
+                prop_assert!(aligned || plan.targets[index].realign);
+            }
+        }
+    }
+}

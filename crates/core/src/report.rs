@@ -1,0 +1,243 @@
+//! What a load did: bytes, time by stage, engine, memory.
+//!
+//! Counters are added to while the load runs and read when somebody asks. Nothing here decides anything.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::buffer::PoolUsage;
+use crate::request::format_bytes;
+
+/// What a load did. Every load ends with one.
+#[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The checkpoint, as the caller wrote it.
+    pub location: String,
+    /// `"complete"`, `"running"`, or the name of the error's kind.
+    pub outcome: String,
+    /// Tensors handed out.
+    pub tensors: u64,
+    /// Bytes of these tensors.
+    pub tensor_bytes: u64,
+    /// Bytes read from storage, with what was read beside tensors for alignment.
+    pub read_bytes: u64,
+    /// Extents read.
+    pub extents: u64,
+    /// Seconds from the call until the last tensor was handed out (until now, while it runs).
+    pub seconds: f64,
+    /// Seconds that opening the checkpoint took, before that.
+    pub open_seconds: f64,
+    /// Seconds from the call until the first tensor was ready.
+    pub first_tensor_seconds: Option<f64>,
+    /// Which engine read, and why.
+    pub engine: EngineReport,
+    /// Bytes read past the page cache.
+    pub direct_bytes: u64,
+    /// Bytes copied from the page cache.
+    pub buffered_bytes: u64,
+    /// Bytes copied in memory after they were read.
+    pub copied_bytes: u64,
+    /// Reads that came back short and were continued.
+    pub short_reads: u64,
+    /// Reads that were repeated.
+    pub retries: u64,
+    /// The budget, bytes.
+    pub memory_limit: u64,
+    /// The most of it that was used at a time, bytes.
+    pub memory_peak: u64,
+    /// Regions made of memory that had been used before.
+    pub recycled_regions: u64,
+    /// Regions made of fresh memory.
+    pub fresh_regions: u64,
+    /// Where the time went.
+    pub stages: StageTimes,
+    /// Lanes.
+    pub lanes: usize,
+    /// Most reads in flight.
+    pub depth: usize,
+    /// Most bytes in flight.
+    pub in_flight_bytes: u64,
+    /// Largest planned read, bytes.
+    pub extent_bytes: u64,
+    /// What the user should know: fallbacks and what to do about them.
+    pub notes: Vec<String>,
+}
+
+/// Which engine read, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EngineReport {
+    /// `"uring"` or `"pread"`; `"none"` when there was nothing to read.
+    pub name: String,
+    /// What the caller asked for.
+    pub requested: String,
+    /// Why this one.
+    pub reason: String,
+    /// What of the system's offers it used.
+    pub features: Vec<String>,
+}
+
+/// Seconds by what was going on, added up over the lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StageTimes {
+    /// Choosing extents and queueing them, with first touch of fresh memory in the kernel.
+    pub submit: f64,
+    /// Waiting for storage.
+    pub storage_wait: f64,
+    /// Waiting for the budget: the caller was slower than storage.
+    pub memory_wait: f64,
+    /// Completing tensors and handing them over.
+    pub deliver: f64,
+    /// The caller waiting for the next tensor.
+    pub consumer_wait: f64,
+}
+
+impl Report {
+    /// Bytes of tensors per second; 0 before anything was handed out.
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub fn bytes_per_second(&self) -> f64 {
+        if self.seconds > 0.0 {
+            self.tensor_bytes as f64 / self.seconds
+        } else {
+            0.0
+        }
+    }
+
+    pub(crate) fn add_usage(&mut self, usage: PoolUsage) {
+        self.memory_limit = usage.limit;
+        self.memory_peak = usage.peak;
+        self.recycled_regions = usage.recycled;
+        self.fresh_regions = usage.fresh;
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} tensors, {} in {:.3} s: {:.2} GB/s ({})",
+            self.tensors,
+            format_bytes(self.tensor_bytes),
+            self.seconds,
+            self.bytes_per_second() / 1e9,
+            self.outcome
+        )?;
+        writeln!(
+            f,
+            "engine   {} ({}){}",
+            self.engine.name,
+            self.engine.reason,
+            if self.engine.features.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", self.engine.features.join(", "))
+            }
+        )?;
+        writeln!(
+            f,
+            "reads    {} extents of up to {}, depth {} / {}, {} lane(s); {} direct, {} buffered, {} copied; \
+             {} short, {} repeated",
+            self.extents,
+            format_bytes(self.extent_bytes),
+            self.depth,
+            format_bytes(self.in_flight_bytes),
+            self.lanes,
+            format_bytes(self.direct_bytes),
+            format_bytes(self.buffered_bytes),
+            format_bytes(self.copied_bytes),
+            self.short_reads,
+            self.retries
+        )?;
+        writeln!(
+            f,
+            "memory   peak {} of {}; {} regions fresh, {} recycled",
+            format_bytes(self.memory_peak),
+            format_bytes(self.memory_limit),
+            self.fresh_regions,
+            self.recycled_regions
+        )?;
+        let stages = &self.stages;
+        write!(
+            f,
+            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
+             deliver {:.3} s, caller waited {:.3} s",
+            self.open_seconds,
+            self.first_tensor_seconds
+                .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
+            stages.submit,
+            stages.storage_wait,
+            stages.memory_wait,
+            stages.deliver,
+            stages.consumer_wait
+        )?;
+        for note in &self.notes {
+            write!(f, "\nnote     {note}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What lanes add to while they run.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) extents: AtomicU64,
+    pub(crate) direct_bytes: AtomicU64,
+    pub(crate) buffered_bytes: AtomicU64,
+    pub(crate) short_reads: AtomicU64,
+    pub(crate) retries: AtomicU64,
+    submit_nanos: AtomicU64,
+    storage_wait_nanos: AtomicU64,
+    memory_wait_nanos: AtomicU64,
+    deliver_nanos: AtomicU64,
+}
+
+/// What a lane was doing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stage {
+    Submit,
+    StorageWait,
+    MemoryWait,
+    Deliver,
+}
+
+impl Counters {
+    pub(crate) fn add(counter: &AtomicU64, amount: u64) {
+        // Only ever read as a whole picture for people: no ordering needed.
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    pub(crate) fn spent(&self, stage: Stage, time: Duration) {
+        let counter = match stage {
+            Stage::Submit => &self.submit_nanos,
+            Stage::StorageWait => &self.storage_wait_nanos,
+            Stage::MemoryWait => &self.memory_wait_nanos,
+            Stage::Deliver => &self.deliver_nanos,
+        };
+        Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Bytes that came from storage so far.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.direct_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn fill(&self, report: &mut Report) {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let seconds = |counter: &AtomicU64| Duration::from_nanos(load(counter)).as_secs_f64();
+        report.extents = load(&self.extents);
+        report.direct_bytes = load(&self.direct_bytes);
+        report.buffered_bytes = load(&self.buffered_bytes);
+        report.read_bytes = self.read_bytes();
+        report.short_reads = load(&self.short_reads);
+        report.retries = load(&self.retries);
+        report.stages.submit = seconds(&self.submit_nanos);
+        report.stages.storage_wait = seconds(&self.storage_wait_nanos);
+        report.stages.memory_wait = seconds(&self.memory_wait_nanos);
+        report.stages.deliver = seconds(&self.deliver_nanos);
+    }
+}

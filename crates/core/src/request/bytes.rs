@@ -1,0 +1,131 @@
+//! Sizes as people write them.
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Units by their lower-case suffix. Without a suffix: bytes.
+const UNITS: [(&str, u64); 15] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("kb", 1_000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("k", 1 << 10),
+    ("m", 1 << 20),
+    ("g", 1 << 30),
+    ("t", 1 << 40),
+    ("bytes", 1),
+    ("b", 1),
+    ("", 1),
+];
+
+/// Reads a size: `"4096"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for anything else, and for more than 2⁶⁴ bytes.
+pub fn parse_bytes(text: &str) -> Result<u64> {
+    let invalid = || {
+        Error::new(
+            ErrorKind::InvalidRequest,
+            format!(
+                "{text:?} is not a size; write a number of bytes or a number with a unit, for example \"4 MiB\""
+            ),
+        )
+    };
+    let trimmed = text.trim().to_ascii_lowercase();
+    let digits = trimmed
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .unwrap_or(trimmed.len());
+    let (number, unit) = trimmed.split_at(digits);
+    let unit = unit.trim_start();
+    let (_, scale) = UNITS
+        .iter()
+        .find(|(name, _)| *name == unit)
+        .ok_or_else(invalid)?;
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() || (fraction.is_empty() && number.contains('.')) || fraction.len() > 9 {
+        return Err(invalid());
+    }
+    let whole: u64 = whole.parse().map_err(|_| invalid())?;
+    let mut bytes = u128::from(whole) * u128::from(*scale);
+    if !fraction.is_empty() {
+        let digits: u64 = fraction.parse().map_err(|_| invalid())?;
+        let places = u32::try_from(fraction.len()).map_err(|_| invalid())?;
+        bytes += u128::from(digits) * u128::from(*scale) / u128::from(10u64.pow(places));
+    }
+    u64::try_from(bytes).map_err(|_| invalid())
+}
+
+/// Shows a size with one decimal and a binary unit: `"4.0 GiB"`; below 1 KiB in bytes: `"512 B"`.
+pub fn format_bytes(bytes: u64) -> String {
+    const NAMES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    // Tenths, in integers: exact, and no cast between floats and integers.
+    let mut tenths = u128::from(bytes) * 10 / 1024;
+    let mut unit = 0;
+    while tenths >= 10_240 && unit + 1 < NAMES.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    format!("{}.{} {}", tenths / 10, tenths % 10, NAMES[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("4 MiB", 4 << 20),
+            ("4mib", 4 << 20),
+            ("1.5 GiB", 3 << 29),
+            ("2GB", 2_000_000_000),
+            ("512k", 512 << 10),
+            (" 7 b ", 7),
+            ("18446744073709551615", u64::MAX),
+        ] {
+            assert_eq!(parse_bytes(text).expect(text), bytes, "{text}");
+        }
+    }
+
+    #[test]
+    fn refuses_everything_else() {
+        for text in [
+            "",
+            "MiB",
+            "-1",
+            "1e9",
+            "4 XiB",
+            "1.",
+            ".5",
+            "1..2 k",
+            "17179869184 GiB",
+            "∞",
+        ] {
+            let error = parse_bytes(text).expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{text}");
+        }
+    }
+
+    #[test]
+    fn shows_one_decimal() {
+        for (bytes, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (4 << 30, "4.0 GiB"),
+            ((3 << 20) - 1, "2.9 MiB"),
+            (u64::MAX, "15.9 EiB"),
+        ] {
+            assert_eq!(format_bytes(bytes), text);
+        }
+    }
+}

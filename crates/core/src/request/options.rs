@@ -1,0 +1,243 @@
+//! Limits and preferences of one load.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::source::Cache;
+
+/// Where the tensors are to live.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Device {
+    /// Host memory.
+    #[default]
+    Cpu,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "cpu" {
+            return Ok(Self::Cpu);
+        }
+        if text == "cuda" || text.starts_with("cuda:") {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!("device {text:?}: this build loads into CPU memory only"),
+            )
+            .with_hint("use device=cpu"));
+        }
+        Err(Error::unknown_name("device", text, &["cpu"]))
+    }
+}
+
+/// Which engine fills memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineChoice {
+    /// `uring` where a ring can be set up and files are not in memory already, else `pread`.
+    #[default]
+    Auto,
+    /// `io_uring`, or fail.
+    Uring,
+    /// Threads that call `pread`.
+    Pread,
+}
+
+impl EngineChoice {
+    /// The name that options and reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Uring => "uring",
+            Self::Pread => "pread",
+        }
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            _ => Err(Error::unknown_name(
+                "engine",
+                text,
+                &["auto", "uring", "pread"],
+            )),
+        }
+    }
+}
+
+/// In which order tensors are handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// As they become complete.
+    #[default]
+    Ready,
+    /// By shard, then by offset in the shard. Shards are then read one after another.
+    File,
+}
+
+impl Order {
+    /// The name that options and reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::File => "file",
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Order {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "ready" => Ok(Self::Ready),
+            "file" => Ok(Self::File),
+            _ => Err(Error::unknown_name("order", text, &["ready", "file"])),
+        }
+    }
+}
+
+/// Limits and preferences; `None` and the defaults let the load choose.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Which engine fills memory. Default: [`EngineChoice::Auto`].
+    pub engine: EngineChoice,
+    /// Whether reads go through the page cache. Default: [`Cache::Auto`].
+    pub cache: Cache,
+    /// In which order tensors are handed out. Default: [`Order::Ready`].
+    pub order: Order,
+    /// Reads in flight, over all lanes. Default: the source's hint.
+    pub depth: Option<usize>,
+    /// Bytes in flight, over all lanes; one read is always allowed. Default: the source's hint, or `depth` times
+    /// `extent_bytes` when `depth` is given.
+    pub in_flight_bytes: Option<u64>,
+    /// Largest read, bytes; rounded up to the alignment of direct I/O. Default: the source's hint.
+    pub extent_bytes: Option<u64>,
+    /// Threads that each run an engine of their own. Default: 1.
+    pub lanes: Option<usize>,
+    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB, or twice the largest tensor
+    /// if that is more.
+    pub memory_limit: Option<u64>,
+    /// The load fails with [`ErrorKind::TimedOut`] when it takes longer. Default: no limit.
+    pub timeout: Option<Duration>,
+}
+
+/// Largest extent: one kernel read moves less than 2 GiB (`MAX_RW_COUNT`).
+const EXTENT_BYTES_MAX: u64 = 1 << 30;
+/// Largest depth: the size of the largest ring that every kernel with `io_uring` makes.
+const DEPTH_MAX: usize = 4096;
+/// Most lanes.
+const LANES_MAX: usize = 256;
+
+impl Options {
+    /// Refuses what cannot work whatever the checkpoint is.
+    pub(crate) fn validate(&self) -> Result<()> {
+        within("depth", self.depth, 1, DEPTH_MAX)?;
+        within("lanes", self.lanes, 1, LANES_MAX)?;
+        within("extent_bytes", self.extent_bytes, 4096, EXTENT_BYTES_MAX)?;
+        within("in_flight_bytes", self.in_flight_bytes, 1, u64::MAX)?;
+        within("memory_limit", self.memory_limit, 1, u64::MAX)?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::new(ErrorKind::InvalidRequest, "timeout is zero"));
+        }
+        Ok(())
+    }
+}
+
+fn within<T: PartialOrd + fmt::Display>(
+    name: &str,
+    value: Option<T>,
+    min: T,
+    max: T,
+) -> Result<()> {
+    match value {
+        Some(value) if value < min || value > max => Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("{name} is {value}; it must lie between {min} and {max}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for engine in [EngineChoice::Auto, EngineChoice::Uring, EngineChoice::Pread] {
+            assert_eq!(
+                engine.to_string().parse::<EngineChoice>().expect("a name"),
+                engine
+            );
+        }
+        for order in [Order::Ready, Order::File] {
+            assert_eq!(order.to_string().parse::<Order>().expect("a name"), order);
+        }
+        for cache in [Cache::Auto, Cache::Direct, Cache::Buffered] {
+            assert_eq!(cache.to_string().parse::<Cache>().expect("a name"), cache);
+        }
+        let error = "aio".parse::<EngineChoice>().expect_err("unknown");
+        assert_eq!(
+            error.message(),
+            "engine \"aio\" is unknown; it can be auto, uring, pread"
+        );
+    }
+
+    #[test]
+    fn a_gpu_is_unsupported_and_nonsense_is_invalid() {
+        let error = "cuda:0".parse::<Device>().expect_err("no GPU");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        let error = "tpu".parse::<Device>().expect_err("unknown");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    }
+
+    #[test]
+    fn limits_are_checked_and_named() {
+        let options = Options {
+            depth: Some(0),
+            ..Options::default()
+        };
+        let error = options.validate().expect_err("zero depth");
+        assert_eq!(
+            error.message(),
+            "depth is 0; it must lie between 1 and 4096"
+        );
+        let options = Options {
+            timeout: Some(Duration::ZERO),
+            ..Options::default()
+        };
+        assert!(options.validate().is_err());
+        Options::default().validate().expect("defaults are valid");
+    }
+}

@@ -1,0 +1,58 @@
+//! How many reads, and how many bytes of them, may be in flight.
+//!
+//! Fixed for a load today. This is where a controller that watches throughput will sit: [`Depth::admits`] is the only question
+//! that the schedule asks.
+
+/// Reads in flight.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InFlight {
+    /// Jobs.
+    pub jobs: usize,
+    /// Bytes of their windows.
+    pub bytes: u64,
+}
+
+impl InFlight {
+    pub(super) fn begin(&mut self, window: usize) {
+        self.jobs += 1;
+        self.bytes += window as u64;
+    }
+
+    pub(super) fn end(&mut self, window: usize) {
+        self.jobs -= 1;
+        self.bytes -= window as u64;
+    }
+}
+
+/// Limits on what is in flight, in jobs and in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Depth {
+    jobs: usize,
+    bytes: u64,
+}
+
+impl Depth {
+    /// At most `jobs` reads of together at most `bytes` bytes.
+    pub fn fixed(jobs: usize, bytes: u64) -> Self {
+        Self {
+            jobs: jobs.max(1),
+            bytes,
+        }
+    }
+
+    /// Most jobs.
+    pub fn jobs(&self) -> usize {
+        self.jobs
+    }
+
+    /// Most bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether another read of `window` bytes may start. One always may: a limit smaller than an extent must not stop a load.
+    pub fn admits(&self, in_flight: InFlight, window: usize) -> bool {
+        in_flight.jobs == 0
+            || (in_flight.jobs < self.jobs && in_flight.bytes + window as u64 <= self.bytes)
+    }
+}

@@ -1,0 +1,110 @@
+//! Tensors in host memory, in place: the engine has read straight into the memory that the tensor will own.
+//!
+//! Nothing is copied. All that is left to do is to count: a tensor is complete when its last piece has arrived, on whichever
+//! lane that was.
+
+#![expect(
+    unsafe_code,
+    reason = "makes tensors of memory that it knows to be filled"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Sink;
+use crate::buffer::{Filled, RegionBytes};
+use crate::engine::Wait;
+use crate::error::Result;
+use crate::plan::{Extent, Plan};
+use crate::tensor::{Tensor, TensorInfo};
+
+/// Completes tensors of one load on one lane; clones share the count.
+#[derive(Clone, Debug)]
+pub struct HostSink {
+    shared: Arc<Shared>,
+    ready: Vec<(usize, Tensor)>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    plan: Arc<Plan>,
+    tensors: Arc<[TensorInfo]>,
+    /// Pieces that have not arrived, by tensor.
+    missing: Box<[AtomicU32]>,
+    copied_bytes: AtomicU64,
+}
+
+impl HostSink {
+    /// A sink for `plan`, which was made of `tensors` in this order.
+    pub fn new(plan: Arc<Plan>, tensors: Arc<[TensorInfo]>) -> Self {
+        let missing = plan
+            .targets
+            .iter()
+            .map(|target| AtomicU32::new(target.pieces))
+            .collect();
+        let copied_bytes = AtomicU64::new(0);
+        Self {
+            shared: Arc::new(Shared {
+                plan,
+                tensors,
+                missing,
+                copied_bytes,
+            }),
+            ready: Vec::new(),
+        }
+    }
+
+    /// Bytes that this load copied in memory: 0 unless a file holds tensors at offsets that no address can be congruent to.
+    pub fn copied_bytes(&self) -> u64 {
+        self.shared.copied_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Sink for HostSink {
+    type Tensor = (usize, Tensor);
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
+        let shared = &*self.shared;
+        let (region, _) = filled.region().expect("host loads lease from regions");
+        let region = Arc::clone(region);
+        assert!(
+            filled.bytes().len() >= extent.needed,
+            "engines fill whole extents"
+        );
+        // The window's last owner lets go before its tensors may be read.
+        drop(filled);
+        for piece in &shared.plan.pieces[extent.pieces.clone()] {
+            // Acquire and release: the lane that brings the last piece sees what the others' reads have written.
+            if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
+                continue;
+            }
+            let target = &shared.plan.targets[piece.tensor];
+            let info = shared.tensors[piece.tensor].clone();
+            let (_, offset) = target.place.expect("a tensor with pieces has a place");
+            let len = usize::try_from(info.byte_len()).expect("mapped, so it fits");
+            // SAFETY: every piece of the tensor has arrived: its windows were filled as far as needed and their leases were
+            // dropped before the count went down.
+            let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), offset, len) };
+            if target.realign {
+                // SAFETY: the plan puts such a tensor alone into its region, all of whose leases are gone: each brought a
+                // piece of this tensor.
+                let copied = unsafe { bytes.align_down(info.dtype().alignment()) };
+                shared
+                    .copied_bytes
+                    .fetch_add(copied as u64, Ordering::Relaxed);
+            }
+            self.ready
+                .push((piece.tensor, Tensor::new(info, Some(bytes))));
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, _wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {
+        ready.append(&mut self.ready);
+        Ok(())
+    }
+}

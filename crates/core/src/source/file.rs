@@ -1,0 +1,197 @@
+//! A file of a checkpoint: opened once, its identity kept.
+//!
+//! The only file of the crate that opens files. Reading tensors is the engines' work ([`super::ReadFile`]).
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::{FileSystem, Location, Source};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What tells one state of a file from another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Length, bytes.
+    pub len: u64,
+    /// Time of the last change, seconds and nanoseconds since 1970.
+    pub modified: (i64, i64),
+}
+
+/// An open file and the state it was in.
+#[derive(Debug)]
+pub struct FileSource {
+    location: Location,
+    file: File,
+    identity: Identity,
+    file_system: FileSystem,
+}
+
+impl FileSource {
+    /// Opens a regular file.
+    ///
+    /// # Errors
+    ///
+    /// Not there, not readable, or not a regular file ([`ErrorKind::InvalidRequest`]).
+    pub fn open(location: &Location) -> Result<Self> {
+        let path = path_of(location)?;
+        let file = open_plain(path).map_err(|error| cannot_open(error, location))?;
+        let metadata = file.metadata().map_err(|error| {
+            Error::from_io("cannot read the file's status", error).with_location(location)
+        })?;
+        if !metadata.is_file() {
+            return Err(
+                Error::new(ErrorKind::InvalidRequest, "is not a regular file")
+                    .with_location(location),
+            );
+        }
+        let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
+        Ok(Self {
+            location: location.clone(),
+            identity: Identity::of(&metadata),
+            file,
+            file_system,
+        })
+    }
+
+    /// The state it was in when it was opened.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// The file system it is on.
+    pub fn file_system(&self) -> &FileSystem {
+        &self.file_system
+    }
+
+    /// The open file, for buffered reads.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether the file is still in the state in which it was opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] when somebody wrote to it since.
+    pub fn verify_unchanged(&self) -> Result<()> {
+        let metadata = self.file.metadata().map_err(|error| {
+            Error::from_io("cannot read the file's status", error).with_location(&self.location)
+        })?;
+        self.verify(&metadata)
+    }
+
+    pub(super) fn verify(&self, metadata: &std::fs::Metadata) -> Result<()> {
+        let found = Identity::of(metadata);
+        if found == self.identity {
+            return Ok(());
+        }
+        let what = if (found.device, found.inode) != (self.identity.device, self.identity.inode) {
+            "another file took its place".to_owned()
+        } else if found.len != self.identity.len {
+            format!(
+                "its length went from {} to {} bytes",
+                self.identity.len, found.len
+            )
+        } else {
+            "its modification time moved".to_owned()
+        };
+        Err(Error::new(ErrorKind::Changed, format!("changed while it was read: {what}"))
+            .with_location(&self.location)
+            .with_hint("load again when nobody writes to the checkpoint; what was loaded may mix old and new bytes"))
+    }
+}
+
+impl Source for FileSource {
+    fn location(&self) -> &Location {
+        &self.location
+    }
+
+    fn len(&self) -> u64 {
+        self.identity.len
+    }
+
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let available = self.identity.len.saturating_sub(offset);
+        let len = usize::try_from(available).map_or(len, |available| len.min(available));
+        let mut bytes = vec![0; len];
+        self.file
+            .read_exact_at(&mut bytes, offset)
+            .map_err(|error| {
+                let range = offset..offset + len as u64;
+                let error = if error.kind() == io::ErrorKind::UnexpectedEof {
+                    Error::new(
+                        ErrorKind::Changed,
+                        "the file ended before its length at opening",
+                    )
+                } else {
+                    Error::from_io("cannot read", error)
+                };
+                error.with_location(&self.location).with_range(range)
+            })?;
+        Ok(bytes)
+    }
+}
+
+impl Identity {
+    fn of(metadata: &std::fs::Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            len: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+        }
+    }
+}
+
+/// The path of a location that is on a file system.
+pub(crate) fn path_of(location: &Location) -> Result<&Path> {
+    location.as_path().ok_or_else(|| {
+        Error::new(ErrorKind::Unsupported, "is not on a file system").with_location(location)
+    })
+}
+
+/// Opens a file for buffered reads. A FIFO does not block: it is refused by what it is, not by waiting for a writer.
+pub(super) fn open_plain(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+}
+
+/// Opens a file for reads past the page cache.
+#[cfg(target_os = "linux")]
+pub(super) fn open_direct(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
+        .open(path)
+}
+
+/// Opens a file for reads past the page cache: here by asking the system not to keep what is read.
+#[cfg(not(target_os = "linux"))]
+pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
+    Err(io::Error::from(io::ErrorKind::Unsupported))
+}
+
+/// The error for a file that cannot be opened.
+pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
+    let hint = match error.kind() {
+        io::ErrorKind::NotFound => Some("check the path; is the volume mounted?"),
+        io::ErrorKind::PermissionDenied => {
+            Some("let this user read the file and enter its folders")
+        }
+        _ => (error.raw_os_error() == Some(libc::EMFILE))
+            .then_some("raise the limit of open files (ulimit -n)"),
+    };
+    let error = Error::from_io("cannot open", error).with_location(location);
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}

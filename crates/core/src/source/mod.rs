@@ -1,0 +1,58 @@
+//! Where bytes come from: opening, identity, read hints and small fetches. The control plane: few calls, checked, allowed
+//! to be slow.
+//!
+//! Knows nothing of tensors or plans. [`FileSource`] is a shard as the checkpoint holds it; [`ReadFile`] is the same file
+//! opened for one load, as engines take it; [`MemorySource`] stands in for storage in tests.
+
+mod file;
+mod file_system;
+mod location;
+mod memory;
+mod read_file;
+mod residency;
+
+pub use file::{FileSource, Identity};
+pub(crate) use file::{cannot_open, path_of};
+pub use file_system::{FileSystem, file_system};
+pub use location::Location;
+pub use memory::MemorySource;
+pub use read_file::{Access, Cache, DirectIo, ReadFile, RefusedDirect};
+pub use residency::{Residency, evict, residency};
+
+use crate::error::Result;
+
+/// How a source likes to be read. Planning and scheduling start from these and never ask what kind of source it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadHints {
+    /// Largest useful read, bytes; a multiple of `alignment`.
+    pub extent_bytes: u64,
+    /// Reads begin and end on multiples of this, bytes.
+    pub alignment: u64,
+    /// A gap between two wanted ranges that costs less to read than to skip, bytes.
+    pub gap_bytes: u64,
+    /// Reads in flight to begin with.
+    pub depth: usize,
+    /// Bytes in flight to begin with.
+    pub in_flight_bytes: u64,
+}
+
+/// Fetches small ranges, for headers: the front of every kind of source.
+pub trait Source: std::fmt::Debug + Send + Sync {
+    /// Where it is.
+    fn location(&self) -> &Location;
+
+    /// Length in bytes, as seen when it was opened.
+    fn len(&self) -> u64;
+
+    /// Whether it has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The bytes at `offset`, `len` of them or up to the end of the source.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Io`] with location and range.
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>>;
+}

@@ -1,0 +1,456 @@
+//! Tensors as they come: the receiving end of a load.
+//!
+//! Lanes push finished tensors into a queue; the caller takes them, blocking, polling, or as a `futures` stream. The queue needs
+//! no bound of its own: what waits in it is charged to the budget.
+//!
+//! ```text
+//!  running ──last tensor──▶ ended(complete)
+//!     ├── a lane fails ───▶ ready tensors, then the error, then ended
+//!     └── cancel, drop, deadline ──▶ the error at once; lanes end by themselves and free everything
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::pipeline::Feed;
+use crate::report::{Counters, Report};
+use crate::request::Order;
+use crate::tensor::{Tensor, TensorInfo};
+
+/// How long dropping a stream waits for reads in flight. They end within milliseconds, unless storage hangs: then the lanes are
+/// left behind with their memory, and end when the kernel lets go.
+const DROP_WAIT: Duration = Duration::from_millis(250);
+
+/// The tensors of a load, in the order asked for: an [`Iterator`] and a [`futures_core::Stream`]. After an error it ends.
+pub struct TensorStream {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// Cancels a load from elsewhere. Cheap to clone.
+#[derive(Clone)]
+pub struct Canceller(Arc<Shared>);
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Progress {
+    /// Tensors that will come.
+    pub tensors_total: u64,
+    /// Tensors that the caller has.
+    pub tensors_received: u64,
+    /// Bytes of all tensors that will come.
+    pub bytes_total: u64,
+    /// Bytes of the tensors that the caller has.
+    pub bytes_received: u64,
+    /// Bytes read from storage, with what was read beside tensors for alignment.
+    pub bytes_read: u64,
+}
+
+/// What `load` hands over when it starts a stream.
+pub(crate) struct StreamSetup {
+    pub(crate) feed: Arc<Feed>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) tensors: Arc<[TensorInfo]>,
+    pub(crate) order: Order,
+    pub(crate) lanes: usize,
+    /// What the load looks like before it has begun.
+    pub(crate) report: Report,
+    /// Completes a report: memory, copies, notes.
+    pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
+    /// Run once by the last lane that ends well: are the files still what they were?
+    pub(crate) verify: Box<dyn Fn() -> Result<()> + Send + Sync>,
+}
+
+/// What lanes and the caller share.
+pub(crate) struct Shared {
+    feed: Arc<Feed>,
+    counters: Arc<Counters>,
+    tensors: Arc<[TensorInfo]>,
+    order: Order,
+    complete: Box<dyn Fn(&mut Report) + Send + Sync>,
+    verify: Box<dyn Fn() -> Result<()> + Send + Sync>,
+    started: Instant,
+    state: Mutex<State>,
+    /// Something to take, or the end.
+    news: Condvar,
+    /// A lane has ended.
+    lane_ended: Condvar,
+}
+
+struct State {
+    queue: VecDeque<Tensor>,
+    /// File order: tensors that came before their turn.
+    early: BTreeMap<usize, Tensor>,
+    /// File order: whose turn it is.
+    turn: usize,
+    waker: Option<Waker>,
+    /// Somebody sleeps on `news`: waking nobody would still be a system call, once per tensor.
+    sleeping: bool,
+    lanes_running: usize,
+    error: Option<Error>,
+    /// Cancelled: what still comes is thrown away.
+    abandoned: bool,
+    ended: Option<Instant>,
+    tensors_received: u64,
+    bytes_received: u64,
+    consumer_wait: Duration,
+    report: Report,
+}
+
+impl Shared {
+    pub(crate) fn new(setup: StreamSetup, started: Instant) -> Arc<Self> {
+        let shared = Arc::new(Self {
+            feed: setup.feed,
+            counters: setup.counters,
+            tensors: setup.tensors,
+            order: setup.order,
+            complete: setup.complete,
+            verify: setup.verify,
+            started,
+            state: Mutex::new(State {
+                queue: VecDeque::new(),
+                early: BTreeMap::new(),
+                turn: 0,
+                waker: None,
+                sleeping: false,
+                lanes_running: setup.lanes,
+                error: None,
+                abandoned: false,
+                ended: None,
+                tensors_received: 0,
+                bytes_received: 0,
+                consumer_wait: Duration::ZERO,
+                report: setup.report,
+            }),
+            news: Condvar::new(),
+            lane_ended: Condvar::new(),
+        });
+        for (index, tensor) in shared.tensors.iter().enumerate() {
+            if tensor.byte_len() == 0 {
+                shared.push(index, Tensor::new(tensor.clone(), None));
+            }
+        }
+        shared
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // No code that runs under the lock leaves it half-changed.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A lane has finished a tensor.
+    pub(crate) fn push(&self, index: usize, tensor: Tensor) {
+        let mut state = self.lock();
+        if state.abandoned {
+            drop(state);
+            return; // `tensor` is dropped without the lock: that may unmap memory.
+        }
+        if state.report.first_tensor_seconds.is_none() {
+            state.report.first_tensor_seconds = Some(self.started.elapsed().as_secs_f64());
+        }
+        match self.order {
+            Order::Ready => state.queue.push_back(tensor),
+            Order::File => {
+                state.early.insert(index, tensor);
+                while let Some(tensor) = {
+                    let turn = state.turn;
+                    state.early.remove(&turn)
+                } {
+                    state.queue.push_back(tensor);
+                    state.turn += 1;
+                }
+            }
+        }
+        if !state.queue.is_empty() {
+            self.wake(state);
+        }
+    }
+
+    fn wake(&self, mut state: MutexGuard<'_, State>) {
+        let waker = state.waker.take();
+        if state.sleeping {
+            self.news.notify_all();
+        }
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// A lane has ended, and everything it had in flight is back.
+    pub(crate) fn lane_ended(&self, result: Result<()>) {
+        let last = self.lock().lanes_running == 1;
+        // Outside the lock: one `fstat` per file.
+        let result = if last {
+            result.and_then(|()| (self.verify)())
+        } else {
+            result
+        };
+        let mut state = self.lock();
+        if let Err(error) = result {
+            state.error.get_or_insert(error);
+        }
+        state.lanes_running -= 1;
+        self.lane_ended.notify_all();
+        if state.lanes_running == 0 {
+            self.wake(state);
+        }
+    }
+
+    /// Ends the load with `error` unless it has ended: nothing more is started, what waits is freed.
+    fn abandon(&self, error: Error) {
+        let (queue, early) = {
+            let mut state = self.lock();
+            if state.abandoned || state.ended.is_some() {
+                return;
+            }
+            state.abandoned = true;
+            state.error = Some(error);
+            (
+                std::mem::take(&mut state.queue),
+                std::mem::take(&mut state.early),
+            )
+        };
+        drop((queue, early));
+        self.feed.stop();
+        self.wake(self.lock());
+    }
+
+    /// The next item if there is one or if the load is over.
+    fn take(&self, state: &mut State) -> Poll<Option<Result<Tensor>>> {
+        if state.ended.is_some() {
+            return Poll::Ready(None);
+        }
+        let complete = state.tensors_received == self.tensors.len() as u64;
+        if let Some(tensor) = state.queue.pop_front() {
+            tensor.received();
+            state.tensors_received += 1;
+            state.bytes_received += tensor.byte_len();
+            return Poll::Ready(Some(Ok(tensor)));
+        }
+        if state.lanes_running > 0 && !state.abandoned {
+            return Poll::Pending;
+        }
+        state.ended = Some(Instant::now());
+        if let Some(error) = state.error.take() {
+            error.kind().name().clone_into(&mut state.report.outcome);
+            return Poll::Ready(Some(Err(error)));
+        }
+        assert!(complete, "all lanes ended well but tensors are missing");
+        "complete".clone_into(&mut state.report.outcome);
+        Poll::Ready(None)
+    }
+
+    /// Waits for the next item, at most until `deadline`.
+    fn wait(&self, deadline: Option<Instant>) -> Poll<Option<Result<Tensor>>> {
+        let mut state = self.lock();
+        let mut since = None;
+        loop {
+            let item = self.take(&mut state);
+            let now = Instant::now();
+            let expired = deadline.is_some_and(|deadline| now >= deadline);
+            if item.is_ready() || expired {
+                state.consumer_wait += since.map_or(Duration::ZERO, |since| now - since);
+                return item;
+            }
+            since = since.or(Some(now));
+            state.sleeping = true;
+            state = match deadline {
+                None => self
+                    .news
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+                Some(deadline) => {
+                    self.news
+                        .wait_timeout(state, deadline - now)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
+            };
+            state.sleeping = false;
+        }
+    }
+
+    /// Waits until all lanes have ended, at most `timeout`. Whether they have.
+    fn wait_for_lanes(&self, timeout: Duration) -> bool {
+        let state = self.lock();
+        let (state, _) = self
+            .lane_ended
+            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.lanes_running == 0
+    }
+
+    /// Ends the load when `deadline` passes before it has ended by itself.
+    fn watch(&self, timeout: Duration) {
+        let deadline = self.started + timeout;
+        let mut state = self.lock();
+        while state.lanes_running > 0 && !state.abandoned {
+            let now = Instant::now();
+            if now >= deadline {
+                drop(state);
+                let message = format!("the load took longer than its timeout of {timeout:?}");
+                self.abandon(
+                    Error::new(ErrorKind::TimedOut, message)
+                        .with_hint("raise timeout, or see the report's stages for what is slow"),
+                );
+                return;
+            }
+            state = self
+                .lane_ended
+                .wait_timeout(state, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+impl TensorStream {
+    pub(crate) fn new(shared: Arc<Shared>, threads: Vec<JoinHandle<()>>) -> Self {
+        Self { shared, threads }
+    }
+
+    /// Starts a thread that ends the load after `timeout`.
+    pub(crate) fn limit(&mut self, timeout: Duration) -> Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let thread = std::thread::Builder::new()
+            .name("tload-deadline".to_owned())
+            .spawn(move || shared.watch(timeout))
+            .map_err(|error| {
+                Error::new(ErrorKind::OutOfMemory, "cannot start a thread").with_source(error)
+            })?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    pub(crate) fn set_engine(&self, opened: crate::lane::Opened) {
+        let mut state = self.shared.lock();
+        state.report.engine = opened.report;
+        if let Some(refusal) = opened.refusal {
+            state.report.notes.push(format!(
+                "io_uring could not be used ({}), so threads read instead; {}",
+                refusal.reason, refusal.hint
+            ));
+        }
+    }
+
+    /// The next tensor, if it comes within `timeout`; [`Poll::Pending`] if not.
+    pub fn wait(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
+        self.shared.wait(Instant::now().checked_add(timeout))
+    }
+
+    /// The next tensor, if it is there already.
+    pub fn try_next(&mut self) -> Poll<Option<Result<Tensor>>> {
+        self.shared.take(&mut self.shared.lock())
+    }
+
+    /// The tensors that come, in file order.
+    pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
+        self.shared.tensors.iter()
+    }
+
+    /// Ends the load: the next item is [`ErrorKind::Cancelled`]. Returns at once; reads in flight end by themselves and their
+    /// memory is freed then.
+    pub fn cancel(&self) {
+        self.canceller().cancel();
+    }
+
+    /// Cancels this load from elsewhere.
+    pub fn canceller(&self) -> Canceller {
+        Canceller(Arc::clone(&self.shared))
+    }
+
+    /// How far the load is.
+    pub fn progress(&self) -> Progress {
+        let state = self.shared.lock();
+        Progress {
+            tensors_total: self.shared.tensors.len() as u64,
+            tensors_received: state.tensors_received,
+            bytes_total: self.shared.tensors.iter().map(TensorInfo::byte_len).sum(),
+            bytes_received: state.bytes_received,
+            bytes_read: self.shared.counters.read_bytes(),
+        }
+    }
+
+    /// What the load has done so far; final once the stream has ended.
+    pub fn report(&self) -> Report {
+        let mut report = {
+            let state = self.shared.lock();
+            let mut report = state.report.clone();
+            let end = state.ended.unwrap_or_else(Instant::now);
+            report.seconds = (end - self.shared.started).as_secs_f64();
+            report.tensors = state.tensors_received;
+            report.tensor_bytes = state.bytes_received;
+            report.stages.consumer_wait = state.consumer_wait.as_secs_f64();
+            report
+        };
+        self.shared.counters.fill(&mut report);
+        (self.shared.complete)(&mut report);
+        report
+    }
+}
+
+impl Canceller {
+    /// Ends the load. Nothing happens when it has ended.
+    pub fn cancel(&self) {
+        self.0
+            .abandon(Error::new(ErrorKind::Cancelled, "the load was cancelled"));
+    }
+}
+
+impl Iterator for TensorStream {
+    type Item = Result<Tensor>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        match self.shared.wait(None) {
+            Poll::Ready(item) => item,
+            Poll::Pending => unreachable!("waits without a deadline"),
+        }
+    }
+}
+
+impl futures_core::Stream for TensorStream {
+    type Item = Result<Tensor>;
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut state = self.shared.lock();
+        let item = self.shared.take(&mut state);
+        if item.is_pending() {
+            state.waker = Some(context.waker().clone());
+        }
+        item
+    }
+}
+
+impl Drop for TensorStream {
+    fn drop(&mut self) {
+        self.cancel();
+        if self.shared.wait_for_lanes(DROP_WAIT) {
+            for thread in self.threads.drain(..) {
+                // Panics have been caught inside.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl fmt::Debug for TensorStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TensorStream")
+            .field("progress", &self.progress())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Canceller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Canceller").finish_non_exhaustive()
+    }
+}
