@@ -92,7 +92,7 @@ impl Checkpoint {
     /// shards that do not fit together.
     pub fn open(location: &Location) -> Result<Self> {
         let started = Instant::now();
-        Self::of(location.clone(), ShardSet::find(location)?, started)
+        Self::of(location.clone(), &ShardSet::find(location)?, started)
     }
 
     /// Opens a list of files as one checkpoint, in this order.
@@ -114,10 +114,10 @@ impl Checkpoint {
         } else {
             Location::from_path(format!("{first} and {} more", rest.len()))
         };
-        Self::of(shown, set, started)
+        Self::of(shown, &set, started)
     }
 
-    fn of(location: Location, set: ShardSet, started: Instant) -> Result<Self> {
+    fn of(location: Location, set: &ShardSet, started: Instant) -> Result<Self> {
         let opened = open_shards(&set.files)?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();

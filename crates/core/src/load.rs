@@ -270,8 +270,7 @@ impl Loader {
         Err(Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "{} bytes are needed at once to load it into host memory; the memory limit is {limit} bytes",
-                largest
+                "{largest} bytes are needed at once to load it into host memory; the memory limit is {limit} bytes"
             ),
         )
         .with_tensor(tensor.name())

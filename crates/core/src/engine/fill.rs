@@ -58,7 +58,7 @@ pub(super) enum Step {
 impl Fill {
     /// An extent of which nothing has been read, and the first read to do.
     pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
-        let fill = Self {
+        let new = Self {
             offset: job.offset,
             window: job.lease.len(),
             needed: job.needed,
@@ -67,8 +67,8 @@ impl Fill {
             retries_in_row: 0,
             transfer: Transfer::default(),
         };
-        let read = fill.read();
-        (fill, read)
+        let first = new.read();
+        (new, first)
     }
 
     fn read(&self) -> Read {

@@ -76,14 +76,14 @@ fn serve(files: &[ReadFile], jobs: &Receiver<Job>, done: &Sender<Done>) {
 
 /// Reads one job whole.
 fn read(file: &ReadFile, mut job: Job) -> Done {
-    let (mut fill, mut read) = Fill::new(&job, file);
+    let (mut state, mut next) = Fill::new(&job, file);
     let result = loop {
-        let window = &mut job.lease.as_uninit()[read.window_offset..][..read.len];
-        let count = rustix::io::pread(file.descriptor(read.access), window, read.offset)
+        let window = &mut job.lease.as_uninit()[next.window_offset..][..next.len];
+        let count = rustix::io::pread(file.descriptor(next.access), window, next.offset)
             .map(|(filled, _)| filled.len())
             .map_err(rustix::io::Errno::raw_os_error);
-        match fill.after(file, count) {
-            Step::Read(next) => read = next,
+        match state.after(file, count) {
+            Step::Read(read) => next = read,
             // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the call has returned.
             Step::Filled(len) => break Ok(unsafe { job.lease.assume_filled(len) }),
             Step::Failed(error) => break Err(error),
@@ -92,7 +92,7 @@ fn read(file: &ReadFile, mut job: Job) -> Done {
     Done {
         extent: job.extent,
         result,
-        transfer: fill.transfer,
+        transfer: state.transfer,
     }
 }
 

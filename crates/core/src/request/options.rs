@@ -174,7 +174,7 @@ impl Options {
     }
 }
 
-fn within<T: PartialOrd + fmt::Display>(
+fn within<T: Copy + PartialOrd + fmt::Display>(
     name: &str,
     value: Option<T>,
     min: T,

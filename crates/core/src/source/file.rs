@@ -181,13 +181,13 @@ pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
 
 /// The error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
-    let hint = match error.kind() {
-        io::ErrorKind::NotFound => Some("check the path; is the volume mounted?"),
-        io::ErrorKind::PermissionDenied => {
+    let hint = match error.raw_os_error() {
+        Some(libc::ENOENT) => Some("check the path; is the volume mounted?"),
+        Some(libc::EACCES | libc::EPERM) => {
             Some("let this user read the file and enter its folders")
         }
-        _ => (error.raw_os_error() == Some(libc::EMFILE))
-            .then_some("raise the limit of open files (ulimit -n)"),
+        Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)"),
+        _ => None,
     };
     let error = Error::from_io("cannot open", error).with_location(location);
     match hint {

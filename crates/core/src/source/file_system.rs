@@ -20,7 +20,7 @@ pub struct FileSystem {
     pub network: bool,
 }
 
-/// Magic numbers from `linux/magic.h` and the file systems' own headers (Lustre, GPFS, CephFS, JuiceFS is FUSE).
+/// Magic numbers from `linux/magic.h` and the file systems' own headers (Lustre, GPFS, Ceph).
 const NAMES: [(u64, &str); 22] = [
     (0xEF53, "ext4"),
     (0x5846_5342, "xfs"),

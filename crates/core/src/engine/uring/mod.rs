@@ -110,12 +110,8 @@ impl Engine for UringEngine {
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         let before = done.len();
         while !self.slots.is_empty() {
-            self.ring
-                .enter(if wait == Wait::ForOne && done.len() == before {
-                    1
-                } else {
-                    0
-                });
+            let waiting = wait == Wait::ForOne && done.len() == before;
+            self.ring.enter(usize::from(waiting));
             while let Some((slot, result)) = self.ring.next_completion() {
                 self.complete(slot, result, done);
             }

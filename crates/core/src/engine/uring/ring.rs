@@ -22,16 +22,16 @@ use crate::source::{Access, ReadFile};
 
 /// A ring and what is registered with it.
 pub(super) struct Ring {
-    ring: IoUring,
+    io: IoUring,
     single_issuer: bool,
     defer_taskrun: bool,
     registered_files: bool,
-    /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `ring`: dropped after it.
+    /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `io`: dropped after it.
     registered_slab: Option<Arc<Slab>>,
 }
 
 /// One read to queue.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Submission<'a> {
     /// Comes back with the completion.
     pub(super) slot: usize,
@@ -47,9 +47,9 @@ impl Ring {
     /// A ring that takes `depth` reads at a time.
     pub(super) fn open(depth: usize) -> Result<Self, Refusal> {
         let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
-        let (ring, single_issuer, defer_taskrun) = build(entries).map_err(|e| refusal(&e))?;
+        let (io, single_issuer, defer_taskrun) = build(entries).map_err(|e| refusal(&e))?;
         let mut opened = Self {
-            ring,
+            io,
             single_issuer,
             defer_taskrun,
             registered_files: false,
@@ -62,7 +62,7 @@ impl Ring {
     /// Some sandboxes let a ring be made and then refuse to enter it; kernels before 5.6 have no read.
     fn try_reading(&mut self) -> Result<(), Refusal> {
         let mut probe = Probe::new();
-        self.ring
+        self.io
             .submitter()
             .register_probe(&mut probe)
             .map_err(|error| refusal(&error))?;
@@ -71,15 +71,15 @@ impl Ring {
         }
         let nop = opcode::Nop::new().build();
         // SAFETY: a no-op refers to no memory.
-        unsafe { self.ring.submission().push(&nop) }.expect("a fresh ring has room");
+        unsafe { self.io.submission().push(&nop) }.expect("a fresh ring has room");
         loop {
-            match self.ring.submit_and_wait(1) {
+            match self.io.submit_and_wait(1) {
                 Ok(_) => break,
                 Err(error) if error.raw_os_error() == Some(libc::EINTR) => {}
                 Err(error) => return Err(refusal(&error)),
             }
         }
-        self.ring
+        self.io
             .completion()
             .next()
             .map(drop)
@@ -98,7 +98,7 @@ impl Ring {
             })
             .map(|descriptor| descriptor.as_raw_fd())
             .collect();
-        let registered = self.ring.submitter().register_files(&descriptors);
+        let registered = self.io.submitter().register_files(&descriptors);
         self.registered_files = !descriptors.is_empty() && registered.is_ok();
     }
 
@@ -116,7 +116,7 @@ impl Ring {
             return;
         }
         // SAFETY: the buffers lie in the slab's mapping, which `registered_slab` keeps until after the ring is gone.
-        if unsafe { self.ring.submitter().register_buffers(&buffers) }.is_ok() {
+        if unsafe { self.io.submitter().register_buffers(&buffers) }.is_ok() {
             self.registered_slab = Some(slab);
         }
     }
@@ -130,7 +130,8 @@ impl Ring {
             ("registered_buffers", self.registered_slab.is_some()),
         ]
         .into_iter()
-        .filter_map(|(name, used)| used.then(|| name.to_owned()))
+        .filter(|(_, used)| *used)
+        .map(|(name, _)| name.to_owned())
         .collect()
     }
 
@@ -172,19 +173,19 @@ impl Ring {
         .user_data(slot as u64);
         // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot table owns the lease until
         // it has seen this entry's completion, also when the engine is dropped; files live as long as the engine.
-        unsafe { self.ring.submission().push(&entry) }
+        unsafe { self.io.submission().push(&entry) }
             .expect("the ring has as many entries as the engine takes jobs");
     }
 
     /// Whether entries are queued that the kernel has not seen.
     pub(super) fn has_queued(&mut self) -> bool {
-        !self.ring.submission().is_empty()
+        !self.io.submission().is_empty()
     }
 
     /// Hands everything queued to the kernel and waits for `want` completions.
     pub(super) fn enter(&mut self, want: usize) {
         loop {
-            match self.ring.submit_and_wait(want) {
+            match self.io.submit_and_wait(want) {
                 Ok(_) => return,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
@@ -202,7 +203,7 @@ impl Ring {
 
     /// The next completion: its slot, and the count of bytes or the error number.
     pub(super) fn next_completion(&mut self) -> Option<(usize, Result<usize, i32>)> {
-        let entry = self.ring.completion().next()?;
+        let entry = self.io.completion().next()?;
         let slot = usize::try_from(entry.user_data()).expect("set from a usize");
         let result = entry.result();
         Some((slot, usize::try_from(result).map_err(|_| -result)))
@@ -213,7 +214,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         if self.registered_slab.is_some() {
             // Closing a ring gives its locked memory back only later; the next ring may need it at once.
-            let _ = self.ring.submitter().unregister_buffers();
+            let _ = self.io.submitter().unregister_buffers();
         }
     }
 }
