@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crossbeam_channel::unbounded;
 
-use crate::buffer::{Bell, Mapping, Pool, Slab};
+use crate::buffer::{Bell, Mapping, Shelf, Slab};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineSetup};
 use crate::error::{Error, ErrorKind, Result};
@@ -21,10 +21,13 @@ use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
 
 /// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
-/// larger tensors gets twice the largest one.
+/// tensors near that size or above gets its largest one and a quarter, so that others go on beside it.
 const MEMORY_LIMIT: u64 = 512 << 20;
 
 /// Which tensors of a checkpoint to load, to where, within what limits.
+///
+/// Between two loads a loader keeps the memory of tensors that the caller has dropped, at most the budget: the next load need not
+/// touch fresh memory. Dropping the loader (and its clones) frees it.
 ///
 /// ```no_run
 /// use tload::{Loader, Location, Selection};
@@ -44,6 +47,7 @@ pub struct Loader {
     selection: Selection,
     device: Device,
     options: Options,
+    shelf: Shelf,
 }
 
 /// What a load is compared with: the same reads without tensors.
@@ -72,6 +76,7 @@ impl Loader {
             selection: Selection::all(),
             device: Device::default(),
             options: Options::default(),
+            shelf: Shelf::default(),
         }
     }
 
@@ -112,8 +117,8 @@ impl Loader {
         let started = Instant::now();
         let prepared = Prepared::new(self)?;
         let plan = &prepared.plan;
-        let bell = Arc::new(Bell::default());
-        let pool = Pool::new(self.memory_limit(&prepared)?, Arc::clone(&bell));
+        let pool = self.shelf.pool(self.memory_limit(&prepared)?);
+        let bell = Arc::clone(pool.bell());
         let depth = prepared.depth(&self.options);
         let schedule = Schedule::new(plan, self.options.order, depth);
         let feed = Arc::new(Feed::new(
@@ -258,7 +263,7 @@ impl Loader {
         let limit = self
             .options
             .memory_limit
-            .unwrap_or(MEMORY_LIMIT.max(2 * largest));
+            .unwrap_or(MEMORY_LIMIT.max(largest + largest / 4));
         if largest <= limit || prepared.plan.regions.is_empty() {
             return Ok(limit);
         }

@@ -18,7 +18,7 @@ use crate::engine::{Done, Engine, Job, Wait};
 use crate::error::Result;
 use crate::plan::{Extent, Plan};
 use crate::report::{Counters, Stage};
-use crate::schedule::{Next, Schedule};
+use crate::schedule::{InFlight, Next, Schedule};
 use crate::sink::Sink;
 
 /// Where leases come from.
@@ -77,6 +77,23 @@ impl Feed {
     pub fn stop(&self) {
         self.lock().schedule.stop();
         self.bell.ring();
+    }
+
+    /// The load is over: starts nothing more and gives back what was kept for later reads. Windows in flight and tensors keep
+    /// their memory.
+    pub fn close(&self) {
+        self.stop();
+        let writers = std::mem::take(&mut self.lock().writers);
+        // Without the lock: unmapping can take a while.
+        drop(writers);
+        if let Memory::Regions(pool) = &self.memory {
+            pool.close();
+        }
+    }
+
+    /// What is in flight now, over all lanes.
+    pub fn in_flight(&self) -> InFlight {
+        self.lock().schedule.in_flight()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {

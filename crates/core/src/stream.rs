@@ -80,7 +80,7 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Something to take, or the end.
     news: Condvar,
-    /// A lane has ended.
+    /// A lane has ended, or the load was abandoned.
     lane_ended: Condvar,
 }
 
@@ -93,6 +93,9 @@ struct State {
     waker: Option<Waker>,
     /// Somebody sleeps on `news`: waking nobody would still be a system call, once per tensor.
     sleeping: bool,
+    /// Lanes that still read: the last one closes the load.
+    lanes_reading: usize,
+    /// Lanes that have not said their last word.
     lanes_running: usize,
     error: Option<Error>,
     /// Cancelled: what still comes is thrown away.
@@ -120,6 +123,7 @@ impl Shared {
                 turn: 0,
                 waker: None,
                 sleeping: false,
+                lanes_reading: setup.lanes,
                 lanes_running: setup.lanes,
                 error: None,
                 abandoned: false,
@@ -186,9 +190,14 @@ impl Shared {
 
     /// A lane has ended, and everything it had in flight is back.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
-        let last = self.lock().lanes_running == 1;
+        let last = {
+            let mut state = self.lock();
+            state.lanes_reading -= 1;
+            state.lanes_reading == 0
+        };
         // Outside the lock: one `fstat` per file.
         let result = if last {
+            self.feed.close();
             result.and_then(|()| (self.verify)())
         } else {
             result
@@ -212,7 +221,8 @@ impl Shared {
                 return;
             }
             state.abandoned = true;
-            state.error = Some(error);
+            // A failure that the caller has not seen yet says more than the end it led to.
+            state.error.get_or_insert(error);
             (
                 std::mem::take(&mut state.queue),
                 std::mem::take(&mut state.early),
@@ -220,6 +230,7 @@ impl Shared {
         };
         drop((queue, early));
         self.feed.stop();
+        self.lane_ended.notify_all();
         self.wake(self.lock());
     }
 
@@ -290,7 +301,9 @@ impl Shared {
 
     /// Ends the load when `deadline` passes before it has ended by itself.
     fn watch(&self, timeout: Duration) {
-        let deadline = self.started + timeout;
+        let Some(deadline) = self.started.checked_add(timeout) else {
+            return;
+        };
         let mut state = self.lock();
         while state.lanes_running > 0 && !state.abandoned {
             let now = Instant::now();

@@ -4,9 +4,12 @@
 
 #![expect(unsafe_code, reason = "mmap, madvise and munmap of anonymous memory")]
 
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+#[cfg(target_os = "linux")]
+use rustix::mm::{Advice, madvise};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -75,8 +78,8 @@ impl Mapping {
         if huge {
             unmap(mapped, front);
             unmap(start.wrapping_add(len), mapped_len - front - len);
-            // Only advice: without huge pages everything works, slower. SAFETY: the range is ours and stays mapped.
-            let _ = unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) };
+            // SAFETY: the range was just mapped and is ours.
+            unsafe { advise_huge_pages(start, len) };
         }
         let start = NonNull::new(start).expect("mmap never returns null");
         Ok(Self { start, len })
@@ -93,28 +96,37 @@ impl Mapping {
         self.len
     }
 
-    /// Makes every page real now, so that no later write has to wait for it.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::OutOfMemory`] when the memory is not there; on kernels before 5.14 nothing happens.
-    pub fn populate(&self) -> Result<()> {
-        // SAFETY: the range is ours; populating zeroed anonymous pages changes no byte.
-        let populated = unsafe {
-            madvise(
-                self.start.as_ptr().cast(),
-                self.len,
-                Advice::LinuxPopulateWrite,
-            )
+    /// Cuts off everything from `len` on (whole pages, inside the mapping): two mappings that live and end on their own.
+    pub(super) fn split_off(&mut self, len: usize) -> Self {
+        assert!(
+            0 < len && len < self.len && len.is_multiple_of(PAGE_BYTES),
+            "cut at {len} of {}",
+            self.len
+        );
+        // SAFETY: inside the mapping, asserted above.
+        let start = unsafe { self.start.add(len) };
+        let rest = Self {
+            start,
+            len: self.len - len,
         };
-        match populated {
-            Ok(()) | Err(rustix::io::Errno::INVAL) => Ok(()),
-            Err(errno) => Err(Error::new(
-                ErrorKind::OutOfMemory,
-                format!("{} bytes of memory could not be made available", self.len),
-            )
-            .with_source(std::io::Error::from(errno))),
+        self.len = len;
+        rest
+    }
+
+    /// Takes `next` in behind this mapping if it begins where this one ends; gives it back if not.
+    pub(super) fn try_join(&mut self, next: Self) -> Result<(), Self> {
+        if self.end() != next.start.as_ptr().addr() {
+            return Err(next);
         }
+        self.len += next.len;
+        // Its pages are this mapping's now; it must not unmap them.
+        let _ = ManuallyDrop::new(next);
+        Ok(())
+    }
+
+    /// The address behind the last byte.
+    fn end(&self) -> usize {
+        self.start.as_ptr().addr() + self.len
     }
 }
 
@@ -132,6 +144,20 @@ fn unmap(start: *mut u8, len: usize) {
     }
 }
 
+/// Only advice: without huge pages everything works, slower.
+///
+/// # Safety
+///
+/// The range must be a mapping of the caller's.
+#[cfg(target_os = "linux")]
+unsafe fn advise_huge_pages(start: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; the advice changes no byte.
+    let _ = unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) };
+}
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn advise_huge_pages(_start: *mut u8, _len: usize) {}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,7 +167,6 @@ mod tests {
         let mapping = Mapping::anonymous((3 << 20) + 1).expect("3 MiB can be mapped");
         assert_eq!(mapping.start().as_ptr().addr() % HUGE_PAGE_BYTES, 0);
         assert_eq!(mapping.len(), (3 << 20) + 4096);
-        mapping.populate().expect("3 MiB can be populated");
     }
 
     #[test]
@@ -151,6 +176,20 @@ mod tests {
             4096
         );
         assert_eq!(Mapping::charge(0), 4096);
+    }
+
+    #[test]
+    fn halves_are_joined_again_only_in_order() {
+        let mut front = Mapping::anonymous(8192).expect("two pages can be mapped");
+        let back = front.split_off(4096);
+        assert_eq!((front.len(), back.len()), (4096, 4096));
+        let mut back = back;
+        let front = back
+            .try_join(front)
+            .expect_err("the front does not follow the back");
+        let mut front = front;
+        front.try_join(back).expect("the back follows the front");
+        assert_eq!(front.len(), 8192);
     }
 
     #[test]

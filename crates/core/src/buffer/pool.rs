@@ -2,9 +2,10 @@
 //!
 //! Charged are regions whose tensors the caller has not received, and free mappings kept for the next region. What the caller
 //! has received is the caller's. First touch of fresh memory is expensive (a zeroed page per fault), so mappings that come
-//! back are handed out again while they fit into the budget.
+//! back are handed out again while they fit into the budget. A [`Shelf`] carries them over to the next load.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use super::bell::Bell;
 use super::mapping::Mapping;
@@ -15,6 +16,47 @@ use crate::error::Result;
 #[derive(Debug)]
 pub struct Pool {
     link: PoolLink,
+    /// Who wants the memory when the load is over.
+    shelf: Weak<Mutex<Option<Shelved>>>,
+    /// What was used, once the load is over.
+    ended: OnceLock<PoolUsage>,
+}
+
+/// Keeps the memory of dropped tensors from one load to the next, as long as it lives. Clones are the same shelf.
+#[derive(Clone, Debug, Default)]
+pub struct Shelf(Arc<Mutex<Option<Shelved>>>);
+
+/// A pool between two loads; frees everything unless the next load takes it.
+#[derive(Debug)]
+struct Shelved(Option<PoolLink>);
+
+impl Drop for Shelved {
+    fn drop(&mut self) {
+        if let Some(link) = &self.0 {
+            link.0.close();
+        }
+    }
+}
+
+impl Shelf {
+    /// The pool of the last load if it had the same limit and nothing of it is waiting for its caller any more, else a new one.
+    pub fn pool(&self, limit: u64) -> Pool {
+        let shelved = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let link = shelved.and_then(|mut shelved| {
+            let reusable = shelved.0.as_ref().is_some_and(|link| link.0.restart(limit));
+            if reusable { shelved.0.take() } else { None }
+        });
+        let mut pool = match link {
+            Some(link) => Pool {
+                link,
+                shelf: Weak::new(),
+                ended: OnceLock::new(),
+            },
+            None => Pool::new(limit, Arc::default()),
+        };
+        pool.shelf = Arc::downgrade(&self.0);
+        pool
+    }
 }
 
 /// What a region keeps of its pool.
@@ -31,8 +73,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     charged: u64,
-    /// Sorted by length.
-    free: Vec<Mapping>,
+    /// By address; no two touch.
+    free: BTreeMap<usize, Mapping>,
     closed: bool,
     peak: u64,
     fresh: u64,
@@ -57,13 +99,21 @@ pub struct PoolUsage {
 impl Pool {
     /// A pool of at most `limit` bytes that rings `bell` whenever memory comes back.
     pub fn new(limit: u64, bell: Arc<Bell>) -> Self {
+        let link = PoolLink(Arc::new(Shared {
+            limit,
+            state: Mutex::default(),
+            bell,
+        }));
         Self {
-            link: PoolLink(Arc::new(Shared {
-                limit,
-                state: Mutex::default(),
-                bell,
-            })),
+            link,
+            shelf: Weak::new(),
+            ended: OnceLock::new(),
         }
+    }
+
+    /// The bell that rings whenever memory comes back.
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.link.0.bell
     }
 
     /// A region of `len` bytes for `tensors` tensors, or none while the budget is used up.
@@ -79,26 +129,15 @@ impl Pool {
             state.recycled += 1;
             Some(mapping)
         } else {
-            // Free mappings of other sizes make room. They are unmapped after the lock is gone: that can take a while.
-            let mut evicted = Vec::new();
-            while state.charged + wanted as u64 > shared.limit {
-                let Some(mapping) = state.free.pop() else {
-                    break;
-                };
-                state.charged -= mapping.len() as u64;
-                evicted.push(mapping);
-            }
-            let fits = state.charged + wanted as u64 <= shared.limit;
-            if fits {
-                state.charged += wanted as u64;
-                state.peak = state.peak.max(state.charged);
-                state.fresh += 1;
-            }
+            // Free mappings that are too small make room. They are unmapped after the lock is gone: that can take a while.
+            let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
+                return Ok(None);
+            };
+            state.charged += wanted as u64;
+            state.peak = state.peak.max(state.charged);
+            state.fresh += 1;
             drop(state);
             drop(evicted);
-            if !fits {
-                return Ok(None);
-            }
             let mapped = Mapping::anonymous(wanted);
             if mapped.is_err() {
                 self.link.uncharge(wanted);
@@ -108,29 +147,36 @@ impl Pool {
         Ok(mapping.map(|mapping| RegionWriter::new(mapping, tensors, self.link.clone())))
     }
 
-    /// How the budget was used so far.
+    /// How the budget was used: until now, or until the load was over; what is charged is always as of now.
     pub fn usage(&self) -> PoolUsage {
-        let state = self.link.0.lock();
-        PoolUsage {
-            limit: self.link.0.limit,
-            charged: state.charged,
-            peak: state.peak,
-            fresh: state.fresh,
-            recycled: state.recycled,
-        }
+        let now = self.link.0.usage();
+        self.ended.get().map_or(now, |ended| PoolUsage {
+            charged: now.charged,
+            ..*ended
+        })
     }
 
-    /// Frees what is kept, and keeps nothing more: the load is over.
+    /// The load is over: keeps nothing more, unless a shelf waits for the memory.
     pub fn close(&self) {
-        let free = {
-            let mut state = self.link.0.lock();
-            state.closed = true;
-            let free = std::mem::take(&mut state.free);
-            state.charged -= free.iter().map(|mapping| mapping.len() as u64).sum::<u64>();
-            free
-        };
-        drop(free);
-        self.link.0.bell.ring();
+        let mut first = false;
+        self.ended.get_or_init(|| {
+            first = true;
+            self.link.0.usage()
+        });
+        if !first {
+            return;
+        }
+        match self.shelf.upgrade() {
+            Some(keeper) => {
+                let shelved = Shelved(Some(self.link.clone()));
+                let before = keeper
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .replace(shelved);
+                drop(before);
+            }
+            None => self.link.0.close(),
+        }
     }
 }
 
@@ -145,17 +191,93 @@ impl Shared {
         // Every update is complete before anything can panic, so a poisoned state is still true.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn usage(&self) -> PoolUsage {
+        let state = self.lock();
+        PoolUsage {
+            limit: self.limit,
+            charged: state.charged,
+            peak: state.peak,
+            fresh: state.fresh,
+            recycled: state.recycled,
+        }
+    }
+
+    /// Begins another load with what the last one left. Not while something of it waits for its caller: a caller who never comes
+    /// back would hold the new load's budget.
+    fn restart(&self, limit: u64) -> bool {
+        let mut state = self.lock();
+        let idle = self.limit == limit && state.charged == state.free_bytes();
+        if idle {
+            (state.peak, state.fresh, state.recycled) = (state.charged, 0, 0);
+        }
+        idle
+    }
+
+    fn close(&self) {
+        let free = {
+            let mut state = self.lock();
+            state.closed = true;
+            state.charged -= state.free_bytes();
+            std::mem::take(&mut state.free)
+        };
+        // Without the lock: unmapping can take a while.
+        drop(free);
+        self.bell.ring();
+    }
 }
 
 impl State {
-    /// A free mapping of `wanted` bytes up to a quarter more: a tensor must not hold much memory that nobody uses.
+    fn free_bytes(&self) -> u64 {
+        self.free.values().map(|mapping| mapping.len() as u64).sum()
+    }
+
+    /// Takes out as much free memory as `wanted` bytes need to fit under `limit`; none if even all of it is not enough.
+    fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<Mapping>> {
+        let mut missing = (self.charged + wanted).saturating_sub(limit);
+        if missing > self.free_bytes() {
+            return None;
+        }
+        let mut evicted = Vec::new();
+        while missing > 0 {
+            let (_, mapping) = self.free.pop_first()?;
+            let len = mapping.len() as u64;
+            self.charged -= len;
+            missing = missing.saturating_sub(len);
+            evicted.push(mapping);
+        }
+        Some(evicted)
+    }
+
+    /// `wanted` bytes from the smallest free mapping that has them; the rest of it stays free.
     fn take_fitting(&mut self, wanted: usize) -> Option<Mapping> {
-        let index = self.free.partition_point(|mapping| mapping.len() < wanted);
-        let fits = self
+        let fitting = self
             .free
-            .get(index)
-            .is_some_and(|found| found.len() - wanted <= wanted / 4);
-        fits.then(|| self.free.remove(index))
+            .iter()
+            .filter(|(_, mapping)| mapping.len() >= wanted);
+        let (&address, _) = fitting.min_by_key(|(_, mapping)| mapping.len())?;
+        let mut mapping = self.free.remove(&address)?;
+        if mapping.len() > wanted {
+            let rest = mapping.split_off(wanted);
+            self.free.insert(rest.start().as_ptr().addr(), rest);
+        }
+        Some(mapping)
+    }
+
+    /// Keeps a mapping, joined with the free ones that it touches.
+    fn keep(&mut self, mapping: Mapping) {
+        let address = mapping.start().as_ptr().addr();
+        let mut mapping = mapping;
+        if let Some(next) = self.free.remove(&(address + mapping.len())) {
+            mapping.try_join(next).expect("begins where this one ends");
+        }
+        let unjoined = match self.free.range_mut(..address).next_back() {
+            Some((_, before)) => before.try_join(mapping).err(),
+            None => Some(mapping),
+        };
+        if let Some(mapping) = unjoined {
+            self.free.insert(address, mapping);
+        }
     }
 }
 
@@ -177,10 +299,7 @@ impl PoolLink {
             if !state.closed && state.charged + len <= self.0.limit {
                 state.charged += len;
                 state.peak = state.peak.max(state.charged);
-                let index = state
-                    .free
-                    .partition_point(|other| other.len() < mapping.len());
-                state.free.insert(index, mapping);
+                state.keep(mapping);
                 None
             } else {
                 Some(mapping)
@@ -239,6 +358,60 @@ mod tests {
         pool.close();
         drop(writer);
         assert_eq!(pool.usage().charged, 0);
+    }
+
+    #[test]
+    fn a_shelf_carries_memory_to_the_next_load_of_the_same_limit() {
+        let shelf = Shelf::default();
+        let first = shelf.pool(8192);
+        drop(first.try_region(8192, 1).expect("maps").expect("fits"));
+        first.close();
+        let second = shelf.pool(8192);
+        drop(second.try_region(8192, 1).expect("maps").expect("fits"));
+        assert_eq!((second.usage().fresh, second.usage().recycled), (0, 1));
+        assert_eq!(
+            (first.usage().fresh, first.usage().recycled),
+            (1, 0),
+            "its report stays"
+        );
+        second.close();
+        assert_eq!(second.usage().charged, 8192);
+        let other = shelf.pool(4096);
+        assert_eq!(
+            (second.usage().charged, other.usage().charged),
+            (0, 0),
+            "another limit frees"
+        );
+    }
+
+    #[test]
+    fn a_shelf_frees_with_its_loader_and_refuses_a_pool_that_owes_memory() {
+        let shelf = Shelf::default();
+        let owing = shelf.pool(8192);
+        let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
+        owing.close();
+        let pool = shelf.pool(8192);
+        assert_eq!(pool.usage().charged, 0, "a new one");
+        drop(unreceived);
+        assert_eq!(owing.usage().charged, 0);
+        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
+        pool.close();
+        assert_eq!(pool.usage().charged, 4096);
+        drop(shelf);
+        assert_eq!(pool.usage().charged, 0);
+    }
+
+    #[test]
+    fn a_free_mapping_is_cut_to_measure_and_joined_again() {
+        let pool = pool(64 << 10);
+        drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
+        let halves: Vec<_> = (0..2)
+            .map(|_| pool.try_region(32 << 10, 1).expect("maps").expect("fits"))
+            .collect();
+        assert!(pool.try_region(1, 1).expect("no system error").is_none());
+        drop(halves);
+        drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 3));
     }
 
     #[test]

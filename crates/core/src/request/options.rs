@@ -145,8 +145,8 @@ pub struct Options {
     pub extent_bytes: Option<u64>,
     /// Threads that each run an engine of their own. Default: 1.
     pub lanes: Option<usize>,
-    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB, or twice the largest tensor
-    /// if that is more.
+    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB, or the
+    /// largest tensor and a quarter if that is more.
     pub memory_limit: Option<u64>,
     /// The load fails with [`ErrorKind::TimedOut`] when it takes longer. Default: no limit.
     pub timeout: Option<Duration>,

@@ -62,7 +62,11 @@ impl Schedule {
                 .expect("pushed for the first region")
                 .push_back(index);
         }
-        let width = depth.jobs().min(waiting.len()).max(1);
+        let longest = plan.window_bytes_max().max(1) as u64;
+        let reads = usize::try_from(depth.bytes() / longest)
+            .unwrap_or(usize::MAX)
+            .max(1);
+        let width = depth.jobs().min(reads).min(waiting.len()).max(1);
         Self {
             waiting,
             open: VecDeque::new(),
@@ -88,16 +92,19 @@ impl Schedule {
         if self.stopped || (self.open.is_empty() && self.waiting.is_empty()) {
             return Ok(Next::Done);
         }
+        // A source whose next region does not fit now lets the others pass. It cannot be passed for ever: the budget holds
+        // every region alone, and the others come to an end.
         let mut starved = false;
-        while self.open.len() < self.width && !starved {
-            let Some(queue) = self.waiting.front() else {
+        for _ in 0..self.waiting.len() {
+            if self.open.len() == self.width {
                 break;
-            };
-            let region = queue[0];
+            }
+            let region = self.waiting[0][0];
             if admit(region)? {
                 self.begin(plan, region);
             } else {
                 starved = true;
+                self.waiting.rotate_left(1);
             }
         }
         let Some(front) = self.open.front_mut() else {
