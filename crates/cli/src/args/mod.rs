@@ -1,0 +1,119 @@
+//! What the user may type. Definitions only: `options` turns them into what the core wants, and nothing else sees clap.
+
+mod bench;
+mod sizes;
+mod synth;
+mod tuning;
+
+use std::ffi::OsString;
+
+use clap::{Parser, Subcommand};
+
+pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
+pub(crate) use synth::{PresetArg, SynthArgs};
+pub(crate) use tuning::{SelectArgs, SweepArgs, TuningArgs};
+
+use crate::exit;
+
+/// Loads LLM weights as fast as the hardware allows.
+///
+/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or a file:// URL of
+/// any of the three.
+#[derive(Debug, Parser)]
+#[command(name = "tload", version, after_help = exit::HELP, max_term_width = 100)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Ls(LsArgs),
+    Load(LoadArgs),
+    Synth(SynthArgs),
+    Bench(BenchArgs),
+    Doctor(DoctorArgs),
+}
+
+/// List a checkpoint's tensors, dtypes, shapes, sizes and shards.
+///
+/// Reads headers only.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+JSON: {location, total: {tensors, bytes, shards}, dtypes: [{dtype, tensors, bytes}], metadata,
+  shards: [{location, file_bytes, header_bytes, tensors}],
+  tensors: [{name, dtype, shape, bytes, shard, offset}]}.
+`shard` is an index into `shards`; `offset` is in bytes from the start of its file.")]
+pub(crate) struct LsArgs {
+    /// Path or file:// URL of a file, directory or index
+    #[arg(value_name = "LOCATION")]
+    pub(crate) location: OsString,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) select: SelectArgs,
+}
+
+const DIGEST_HELP: &str = r#"Digest: SHA-256 over one line per tensor, sorted by name (as UTF-8 bytes):
+    name NUL dtype NUL shape NUL sha256 LF
+with the shape as decimal sizes joined by commas (empty for a scalar), and the SHA-256 of the
+tensor's bytes in lower-case hexadecimal. It does not depend on the order of delivery, on shards or
+on offsets. In Python, of a dict of name to (dtype, shape, bytes):
+    lines = [f"{name}\0{dtype}\0{','.join(map(str, shape))}\0{sha256(data).hexdigest()}\n"
+             for name, (dtype, shape, data) in sorted(tensors.items())]
+    sha256("".join(lines).encode()).hexdigest()
+
+JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
+fields of tload::Report in the crate's documentation."#;
+
+/// Stream a checkpoint's tensors into CPU memory and report how it went.
+///
+/// Tensors are dropped as they come, so memory stays within the limit, whatever the checkpoint's size.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = DIGEST_HELP)]
+pub(crate) struct LoadArgs {
+    /// Path or file:// URL of a file, directory or index
+    #[arg(value_name = "LOCATION")]
+    pub(crate) location: OsString,
+    /// Keep every tensor until the end, as a model would
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Print one digest over all tensors' bytes
+    #[arg(long)]
+    pub(crate) digest: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) select: SelectArgs,
+    #[command(flatten)]
+    pub(crate) tuning: TuningArgs,
+}
+
+/// Say what this machine offers a load, what stands in the way, and what to do about it.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = "\
+Each finding is ok, note (worth knowing) or warn (costs speed; the advice says what to do).
+
+JSON: {worst, findings: [{id, level, title, value, advice}]}; `advice` may be null.")]
+pub(crate) struct DoctorArgs {
+    /// Path or file:// URL of a checkpoint: looks at its files, file system and disk too
+    #[arg(value_name = "LOCATION")]
+    pub(crate) location: Option<OsString>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_are_consistent() {
+        use clap::CommandFactory;
+        Args::command().debug_assert();
+    }
+}

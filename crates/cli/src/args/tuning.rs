@@ -1,0 +1,133 @@
+//! Arguments that say which tensors, and how to read them. Each of the second kind has a `TLOAD_*` variable.
+
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+use tload::{Cache, EngineChoice, Order};
+
+use super::sizes;
+
+const HEADING: &str = "How to read";
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Which tensors (a tensor that any of them selects is in)")]
+pub(crate) struct SelectArgs {
+    /// Select the tensor with this name
+    #[arg(long = "name", value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Select tensors whose whole name matches this glob
+    #[arg(long = "glob", value_name = "GLOB")]
+    pub(crate) globs: Vec<String>,
+    /// Select tensors whose name contains a match of this regular expression
+    #[arg(long = "regex", value_name = "REGEX")]
+    pub(crate) regexes: Vec<String>,
+}
+
+impl SelectArgs {
+    pub(crate) fn is_everything(&self) -> bool {
+        self.names.is_empty() && self.globs.is_empty() && self.regexes.is_empty()
+    }
+}
+
+/// For one load.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = HEADING)]
+pub(crate) struct TuningArgs {
+    /// Engine: auto, uring or pread
+    #[arg(
+        long,
+        value_name = "ENGINE",
+        default_value_t,
+        env = "TLOAD_ENGINE",
+        hide_env_values = true
+    )]
+    pub(crate) engine: EngineChoice,
+    /// Reads in flight, over all lanes [default: from the storage]
+    #[arg(long, value_name = "N", env = "TLOAD_DEPTH", hide_env_values = true)]
+    pub(crate) depth: Option<NonZeroUsize>,
+    /// Bytes of one read at most [default: from the storage]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_EXTENT", hide_env_values = true)]
+    pub(crate) extent: Option<u64>,
+    /// Threads that read, each with its own engine [default: 1]
+    #[arg(long, value_name = "N", env = "TLOAD_LANES", hide_env_values = true)]
+    pub(crate) lanes: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+    /// Order of delivery: ready (as they complete) or file
+    #[arg(
+        long,
+        value_name = "ORDER",
+        default_value_t,
+        env = "TLOAD_ORDER",
+        hide_env_values = true
+    )]
+    pub(crate) order: Order,
+    /// Give up after this long: 500ms, 30s, 2m
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration, env = "TLOAD_TIMEOUT", hide_env_values = true)]
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// For a benchmark: lists make a sweep over every combination.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "How to read (lists make a sweep over every combination)")]
+pub(crate) struct SweepArgs {
+    /// Engines: auto, uring, pread
+    #[arg(
+        long,
+        value_name = "ENGINE,…",
+        value_delimiter = ',',
+        default_value = "auto",
+        env = "TLOAD_ENGINE",
+        hide_env_values = true
+    )]
+    pub(crate) engine: Vec<EngineChoice>,
+    /// Reads in flight, over all lanes [default: from the storage]
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        env = "TLOAD_DEPTH",
+        hide_env_values = true
+    )]
+    pub(crate) depth: Vec<NonZeroUsize>,
+    /// Bytes of one read at most [default: from the storage]
+    #[arg(
+        long,
+        value_name = "SIZE,…",
+        value_delimiter = ',',
+        value_parser = sizes::bytes,
+        env = "TLOAD_EXTENT",
+        hide_env_values = true
+    )]
+    pub(crate) extent: Vec<u64>,
+    /// Threads that read, each with its own engine [default: 1]
+    #[arg(
+        long,
+        value_name = "N,…",
+        value_delimiter = ',',
+        env = "TLOAD_LANES",
+        hide_env_values = true
+    )]
+    pub(crate) lanes: Vec<NonZeroUsize>,
+    #[command(flatten)]
+    pub(crate) limits: LimitArgs,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct LimitArgs {
+    /// Bytes in flight at most [default: from the storage]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_IN_FLIGHT", hide_env_values = true)]
+    pub(crate) in_flight: Option<u64>,
+    /// Bytes that the load may hold and the caller has not received yet
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_MEMORY_LIMIT", hide_env_values = true)]
+    pub(crate) memory_limit: Option<u64>,
+    /// Page cache: auto, direct (never through it) or buffered (always through it)
+    #[arg(
+        long,
+        value_name = "CACHE",
+        default_value_t,
+        env = "TLOAD_CACHE",
+        hide_env_values = true
+    )]
+    pub(crate) cache: Cache,
+}

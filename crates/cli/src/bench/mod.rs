@@ -1,0 +1,170 @@
+//! What a benchmark is made of.
+//!
+//! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds; in each round, `schedule` has
+//! a [`Runner`] run each cell's [`Contender`]s; the samples go into `results`, which `stats` sums up. `disk_runner` is
+//! the runner that measures, with `page_cache`, `prefault`, `usage` and `fio` in its service; tests use one that does
+//! not. `place` and `target` find or make the checkpoint; `warnings` says what a reader should know.
+
+pub(crate) mod disk_runner;
+mod fio;
+mod page_cache;
+mod place;
+mod prefault;
+pub(crate) mod results;
+pub(crate) mod schedule;
+mod stats;
+pub(crate) mod table;
+pub(crate) mod target;
+mod usage;
+pub(crate) mod warnings;
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+use tload::{Cache, EngineChoice, Options, Report, Result};
+
+pub(crate) use fio::Fio;
+pub(crate) use page_cache::Residency;
+
+/// What becomes of the tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Dropped as they come.
+    Stream,
+    /// All kept to the end.
+    Keep,
+}
+
+/// The state of the page cache that a run asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum CacheState {
+    Cold,
+    Warm,
+}
+
+/// How to read; `None` leaves the choice to the core.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Configuration {
+    #[serde(serialize_with = "as_text")]
+    pub(crate) engine: EngineChoice,
+    pub(crate) depth: Option<usize>,
+    pub(crate) extent_bytes: Option<u64>,
+    pub(crate) lanes: Option<usize>,
+    pub(crate) in_flight_bytes: Option<u64>,
+    pub(crate) memory_limit: Option<u64>,
+    #[serde(serialize_with = "as_text")]
+    pub(crate) cache: Cache,
+}
+
+impl Configuration {
+    pub(crate) fn options(&self) -> Options {
+        let mut options = Options::default();
+        options.engine = self.engine;
+        options.cache = self.cache;
+        options.depth = self.depth;
+        options.in_flight_bytes = self.in_flight_bytes;
+        options.extent_bytes = self.extent_bytes;
+        options.lanes = self.lanes;
+        options.memory_limit = self.memory_limit;
+        options
+    }
+}
+
+/// One thing to measure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Cell {
+    pub(crate) mode: Mode,
+    pub(crate) cache_state: CacheState,
+    pub(crate) configuration: Configuration,
+}
+
+/// Who reads the checkpoint in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Contender {
+    /// The load, as a caller sees it.
+    Tload,
+    /// The same extents by the same engine, with no tensors made.
+    Ceiling,
+    /// `fio` on the same files, with the same size and number of reads.
+    Fio,
+}
+
+/// Everything to measure.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    pub(crate) cells: Vec<Cell>,
+    pub(crate) contenders: Vec<Contender>,
+    pub(crate) rounds: u32,
+}
+
+impl Plan {
+    /// Every configuration in every mode and state of the page cache.
+    pub(crate) fn new(
+        configurations: &[Configuration],
+        modes: &[Mode],
+        cache_states: &[CacheState],
+        rounds: u32,
+        fio: Option<&Fio>,
+    ) -> Self {
+        let mut cells = Vec::new();
+        for &mode in modes {
+            for &cache_state in cache_states {
+                for configuration in configurations {
+                    let configuration = configuration.clone();
+                    cells.push(Cell {
+                        mode,
+                        cache_state,
+                        configuration,
+                    });
+                }
+            }
+        }
+        let mut contenders = vec![Contender::Tload, Contender::Ceiling];
+        contenders.extend(fio.map(|_| Contender::Fio));
+        Self {
+            cells,
+            contenders,
+            rounds,
+        }
+    }
+
+    pub(crate) fn run_count(&self) -> u64 {
+        self.cells.len() as u64 * self.contenders.len() as u64 * u64::from(self.rounds)
+    }
+}
+
+/// Runs one contender once.
+pub(crate) trait Runner {
+    /// `None` when this contender cannot run here; the runner remembers why.
+    fn run(&mut self, cell: &Cell, contender: Contender) -> Result<Option<Measurement>>;
+}
+
+/// What one run gave.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Measurement {
+    /// The page cache right before the run.
+    pub(crate) residency: Residency,
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+    pub(crate) bytes_per_second: f64,
+    /// User and system time.
+    pub(crate) cpu_seconds: Option<f64>,
+    pub(crate) cpu_seconds_per_gib: Option<f64>,
+    pub(crate) peak_rss_bytes: Option<u64>,
+    /// From before the checkpoint was opened.
+    pub(crate) first_tensor_seconds: Option<f64>,
+    /// The engine actually used.
+    pub(crate) engine: String,
+    /// The core's own account, for a load and its ceiling.
+    pub(crate) report: Option<Report>,
+}
+
+fn as_text<S: Serializer>(value: &impl fmt::Display, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+#[cfg(test)]
+pub(crate) mod testing;

@@ -1,0 +1,168 @@
+//! Where a temporary checkpoint goes: the first real disk with room for it; failing that, the one with the most room.
+
+use std::path::{Path, PathBuf};
+
+use tload::{Error, ErrorKind, Result, format_bytes, probe};
+
+use super::warnings::Warning;
+use crate::synth::free_bytes;
+
+/// Of the room there is, this share may be taken: a full disk is slow, and others want to write too.
+const SHARE_PERCENT: u64 = 80;
+/// Sizes are cut down to a multiple of this.
+const STEP_BYTES: u64 = 64 << 20;
+
+/// A directory that was considered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Candidate {
+    path: PathBuf,
+    room: u64,
+    in_memory: bool,
+    /// `None` when the file system cannot be asked.
+    file_system: Option<String>,
+}
+
+/// Where the checkpoint goes, and how large it may be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Place {
+    pub(crate) directory: PathBuf,
+    pub(crate) size: u64,
+    pub(crate) warnings: Vec<Warning>,
+}
+
+impl Place {
+    /// In `directory`, if the user names one.
+    pub(crate) fn find(directory: Option<&Path>, size: u64, least: u64) -> Result<Self> {
+        if let Some(directory) = directory {
+            return choose(&[Candidate::look(directory)?], size, least);
+        }
+        // The usual place first: it is the one that the system cleans up if we cannot.
+        let directories = [
+            std::env::temp_dir(),
+            PathBuf::from("."),
+            PathBuf::from("/var/tmp"),
+        ];
+        let candidates: Vec<_> = directories
+            .iter()
+            .filter_map(|directory| Candidate::look(directory).ok())
+            .collect();
+        choose(&candidates, size, least)
+    }
+}
+
+impl Candidate {
+    fn look(directory: &Path) -> Result<Self> {
+        let room = free_bytes(directory)? / 100 * SHARE_PERCENT;
+        let file_system = probe::file_system(directory).ok();
+        Ok(Self {
+            path: directory.to_owned(),
+            room,
+            in_memory: file_system.as_ref().is_some_and(|found| found.in_memory),
+            file_system: file_system.map(|found| found.name),
+        })
+    }
+}
+
+fn choose(candidates: &[Candidate], size: u64, least: u64) -> Result<Place> {
+    let roomy = candidates
+        .iter()
+        .find(|it| !it.in_memory && it.room >= size);
+    // Any disk, however small, before any memory.
+    let roomiest = || candidates.iter().max_by_key(|it| (!it.in_memory, it.room));
+    let Some(chosen) = roomy.or_else(roomiest) else {
+        return Err(no_room(
+            "no temporary directory can be written to".to_owned(),
+        ));
+    };
+    let mut warnings = Vec::new();
+    if chosen.in_memory {
+        let file_system = chosen.file_system.clone().unwrap_or_default();
+        warnings.push(Warning::InMemory { file_system });
+    }
+    let mut made = size;
+    if chosen.room < size {
+        made = if chosen.room >= STEP_BYTES {
+            chosen.room / STEP_BYTES * STEP_BYTES
+        } else {
+            chosen.room
+        };
+        warnings.push(Warning::Smaller { asked: size, made });
+    }
+    if made < least {
+        return Err(no_room(format!(
+            "{} has room for {} only",
+            chosen.path.display(),
+            format_bytes(made)
+        )));
+    }
+    Ok(Place {
+        directory: chosen.path.clone(),
+        size: made,
+        warnings,
+    })
+}
+
+fn no_room(message: String) -> Error {
+    Error::new(ErrorKind::OutOfMemory, message).with_hint(
+        "name a directory with --dir, or measure a checkpoint that exists: tload bench LOCATION",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(path: &str, room: u64, in_memory: bool) -> Candidate {
+        let file_system = Some(if in_memory { "tmpfs" } else { "ext4" }.to_owned());
+        Candidate {
+            path: path.into(),
+            room,
+            in_memory,
+            file_system,
+        }
+    }
+
+    #[test]
+    fn the_first_disk_with_room_is_taken() {
+        let candidates = vec![
+            candidate("/tmp", 64 << 30, true),
+            candidate(".", 1 << 30, false),
+            candidate("/var/tmp", 8 << 30, false),
+        ];
+        let place = choose(&candidates, 4 << 30, 1 << 20).unwrap();
+        assert_eq!(place.directory, Path::new("/var/tmp"));
+        assert_eq!((place.size, place.warnings), (4 << 30, vec![]));
+    }
+
+    #[test]
+    fn a_small_disk_gets_a_small_checkpoint_and_memory_is_the_last_resort() {
+        let candidates = vec![
+            candidate("/tmp", 64 << 30, true),
+            candidate(".", (1 << 30) + 5, false),
+        ];
+        let place = choose(&candidates, 4 << 30, 1 << 20).unwrap();
+        assert_eq!((place.directory.to_str(), place.size), (Some("."), 1 << 30));
+        assert_eq!(
+            place.warnings,
+            [Warning::Smaller {
+                asked: 4 << 30,
+                made: 1 << 30
+            }]
+        );
+
+        let place = choose(&[candidate("/tmp", 64 << 30, true)], 4 << 30, 1 << 20).unwrap();
+        assert_eq!(
+            place.warnings,
+            [Warning::InMemory {
+                file_system: "tmpfs".to_owned()
+            }]
+        );
+    }
+
+    #[test]
+    fn no_room_at_all_is_an_error() {
+        let error = choose(&[candidate(".", 1000, false)], 4 << 30, 1 << 20).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert!(choose(&[], 1, 1).is_err());
+    }
+}

@@ -1,0 +1,246 @@
+//! All samples of a benchmark, what they say together, and the record of where they were taken. Exports show this.
+
+use serde::Serialize;
+
+use super::stats::Spread;
+use super::{Cell, Contender, Measurement};
+use crate::host::record::HostRecord;
+
+/// Raised when a key of the JSON export changes its meaning.
+const SCHEMA: u32 = 1;
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Results {
+    pub(crate) schema: u32,
+    pub(crate) command: Vec<String>,
+    pub(crate) started_unix_seconds: u64,
+    pub(crate) tload: Build,
+    pub(crate) fio: Option<String>,
+    pub(crate) host: HostRecord,
+    pub(crate) checkpoint: CheckpointRecord,
+    pub(crate) rounds: u32,
+    /// Whether every planned run is in.
+    pub(crate) complete: bool,
+    pub(crate) warnings: Vec<String>,
+    pub(crate) cells: Vec<CellResults>,
+}
+
+/// This program.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Build {
+    pub(crate) version: &'static str,
+    pub(crate) debug: bool,
+}
+
+/// What was read.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CheckpointRecord {
+    pub(crate) location: String,
+    pub(crate) tensors: u64,
+    pub(crate) tensor_bytes: u64,
+    pub(crate) shards: u64,
+    pub(crate) file_bytes: u64,
+    /// How it was made, if it was made for this.
+    pub(crate) synthetic: Option<SyntheticRecord>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct SyntheticRecord {
+    pub(crate) preset: &'static str,
+    pub(crate) seed: u64,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct CellResults {
+    #[serde(flatten)]
+    pub(crate) cell: Cell,
+    /// Whether all samples that count were taken in the state of the page cache that was asked for.
+    pub(crate) cache_state_verified: bool,
+    pub(crate) summaries: Vec<Summary>,
+    pub(crate) samples: Vec<Sample>,
+}
+
+/// One run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Sample {
+    /// From 1.
+    pub(crate) round: u32,
+    /// Place in the round, from 0.
+    pub(crate) position: usize,
+    pub(crate) contender: Contender,
+    #[serde(flatten)]
+    pub(crate) measurement: Measurement,
+}
+
+/// What one contender's samples say together.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Summary {
+    pub(crate) contender: Contender,
+    /// Samples that count, and samples left out because the page cache was not as asked for.
+    pub(crate) samples: usize,
+    pub(crate) left_out: usize,
+    pub(crate) bytes_per_second: Spread,
+    /// Speed of the load over this contender's, within each round.
+    pub(crate) tload_ratio: Option<Spread>,
+    pub(crate) cpu_seconds_per_gib: Option<Spread>,
+    pub(crate) peak_rss_bytes: Option<u64>,
+    pub(crate) first_tensor_seconds: Option<Spread>,
+}
+
+impl Results {
+    /// Results without samples. `cells` are those of the plan.
+    pub(crate) fn new(
+        command: Vec<String>,
+        started_unix_seconds: u64,
+        fio: Option<String>,
+        host: HostRecord,
+        checkpoint: CheckpointRecord,
+        (cells, rounds): (&[Cell], u32),
+    ) -> Self {
+        let cells = cells.iter().map(|cell| CellResults {
+            cell: cell.clone(),
+            cache_state_verified: true,
+            summaries: Vec::new(),
+            samples: Vec::new(),
+        });
+        Self {
+            schema: SCHEMA,
+            command,
+            started_unix_seconds,
+            tload: Build {
+                version: env!("CARGO_PKG_VERSION"),
+                debug: cfg!(debug_assertions),
+            },
+            fio,
+            host,
+            checkpoint,
+            rounds,
+            complete: false,
+            warnings: Vec::new(),
+            cells: cells.collect(),
+        }
+    }
+
+    /// Adds a sample of the cell with this index.
+    pub(crate) fn add(&mut self, cell: usize, sample: Sample) {
+        let cell = &mut self.cells[cell];
+        cell.samples.push(sample);
+        cell.sum_up();
+    }
+}
+
+impl CellResults {
+    /// The summary of `contender`, once it has a sample.
+    #[cfg(test)]
+    pub(crate) fn summary(&self, contender: Contender) -> Option<&Summary> {
+        self.summaries
+            .iter()
+            .find(|summary| summary.contender == contender)
+    }
+
+    /// The samples of `contender`, in the order they were taken.
+    pub(crate) fn of(&self, contender: Contender) -> impl DoubleEndedIterator<Item = &Sample> {
+        self.samples
+            .iter()
+            .filter(move |sample| sample.contender == contender)
+    }
+
+    fn sum_up(&mut self) {
+        let as_asked = |sample: &Sample| self.is_as_asked(sample);
+        self.cache_state_verified = self.samples.iter().any(as_asked);
+        let contenders = [Contender::Tload, Contender::Ceiling, Contender::Fio];
+        self.summaries = contenders
+            .into_iter()
+            .filter_map(|it| self.summarise(it))
+            .collect();
+    }
+
+    fn is_as_asked(&self, sample: &Sample) -> bool {
+        sample.measurement.residency.found.is(self.cell.cache_state)
+    }
+
+    /// Samples in the state that was asked for; if that could never be had, all of them, under another name.
+    fn counting(&self, contender: Contender) -> impl Iterator<Item = &Sample> {
+        self.of(contender)
+            .filter(|sample| !self.cache_state_verified || self.is_as_asked(sample))
+    }
+
+    fn summarise(&self, contender: Contender) -> Option<Summary> {
+        let spread = |value: fn(&Measurement) -> Option<f64>| {
+            Spread::of(
+                self.counting(contender)
+                    .filter_map(|sample| value(&sample.measurement)),
+            )
+        };
+        let samples = self.counting(contender).count();
+        Some(Summary {
+            contender,
+            samples,
+            left_out: self.of(contender).count() - samples,
+            bytes_per_second: spread(|it| Some(it.bytes_per_second))?,
+            tload_ratio: self.ratio(contender),
+            cpu_seconds_per_gib: spread(|it| it.cpu_seconds_per_gib),
+            peak_rss_bytes: self
+                .counting(contender)
+                .filter_map(|sample| sample.measurement.peak_rss_bytes)
+                .max(),
+            first_tensor_seconds: spread(|it| it.first_tensor_seconds),
+        })
+    }
+
+    /// Within a round, so that a disk that is slower for a minute is slower for both.
+    fn ratio(&self, contender: Contender) -> Option<Spread> {
+        if contender == Contender::Tload {
+            return None;
+        }
+        let rate = |contender, round| {
+            self.counting(contender)
+                .find(|sample| sample.round == round)
+                .map(|sample| sample.measurement.bytes_per_second)
+        };
+        let rounds = self.counting(contender).map(|sample| sample.round);
+        Spread::of(rounds.filter_map(|round| {
+            let (ours, other) = (rate(Contender::Tload, round)?, rate(contender, round)?);
+            (other > 0.0).then_some(ours / other)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::page_cache::Found;
+    use crate::bench::testing::{plan, results, sample};
+
+    #[test]
+    fn ratios_are_taken_within_rounds() {
+        let mut results = results(&plan(1, 3));
+        // The disk halves its speed in round 2: the ratios do not move.
+        for (round, ours, other) in [(1, 90.0, 100.0), (2, 45.0, 50.0), (3, 90.0, 100.0)] {
+            results.add(0, sample(round, Contender::Tload, ours));
+            results.add(0, sample(round, Contender::Ceiling, other));
+        }
+        let ratio = results.cells[0]
+            .summary(Contender::Ceiling)
+            .unwrap()
+            .tload_ratio
+            .unwrap();
+        assert!((ratio.min - 0.9).abs() < 1e-9 && (ratio.max - 0.9).abs() < 1e-9);
+        assert!(results.cells[0].summary(Contender::Fio).is_none());
+    }
+
+    #[test]
+    fn runs_that_were_not_cold_do_not_count_as_cold() {
+        let mut results = results(&plan(1, 2));
+        let mut warm = sample(1, Contender::Tload, 1000.0);
+        warm.measurement.residency.found = Found::Mixed;
+        results.add(0, warm);
+        assert!(!results.cells[0].cache_state_verified);
+        results.add(0, sample(2, Contender::Tload, 100.0));
+        let cell = &results.cells[0];
+        assert!(cell.cache_state_verified);
+        let summary = cell.summary(Contender::Tload).unwrap();
+        assert_eq!((summary.samples, summary.left_out), (1, 1));
+        assert!((summary.bytes_per_second.median - 100.0).abs() < 1e-9);
+    }
+}

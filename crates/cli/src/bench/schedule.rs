@@ -1,0 +1,95 @@
+//! Which run comes when: rounds over all cells, contenders side by side, the order rotated so that none is always first.
+
+use tload::Result;
+
+use super::results::{Results, Sample};
+use super::{Contender, Plan, Runner};
+
+/// Runs the whole plan. `after_each` sees the results after every run, and before the first.
+///
+/// In the first round a load comes before the others, which take the size of their reads from it.
+pub(crate) fn run(
+    plan: &Plan,
+    runner: &mut dyn Runner,
+    results: &mut Results,
+    mut after_each: impl FnMut(&Results) -> Result<()>,
+) -> Result<()> {
+    after_each(results)?;
+    for round in 0..plan.rounds {
+        for (position, (cell, contender)) in order(plan, round).into_iter().enumerate() {
+            if let Some(measurement) = runner.run(&plan.cells[cell], contender)? {
+                let sample = Sample {
+                    round: round + 1,
+                    position,
+                    contender,
+                    measurement,
+                };
+                results.add(cell, sample);
+            }
+            after_each(results)?;
+        }
+    }
+    results.complete = true;
+    after_each(results)
+}
+
+/// The runs of one round: cells and contenders each begin one further than in the round before.
+fn order(plan: &Plan, round: u32) -> Vec<(usize, Contender)> {
+    let round = usize::try_from(round).unwrap_or(0);
+    let rotated = |count: usize| (0..count).map(move |index| (index + round) % count);
+    rotated(plan.cells.len())
+        .flat_map(|cell| {
+            rotated(plan.contenders.len()).map(move |index| (cell, plan.contenders[index]))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::testing::{MockRunner, plan, results};
+
+    #[test]
+    fn contenders_and_cells_take_turns_at_being_first() {
+        use Contender::{Ceiling, Fio, Tload};
+        let plan = plan(2, 4);
+        assert_eq!(
+            order(&plan, 0),
+            [
+                (0, Tload),
+                (0, Ceiling),
+                (0, Fio),
+                (1, Tload),
+                (1, Ceiling),
+                (1, Fio)
+            ]
+        );
+        assert_eq!(
+            order(&plan, 1),
+            [
+                (1, Ceiling),
+                (1, Fio),
+                (1, Tload),
+                (0, Ceiling),
+                (0, Fio),
+                (0, Tload)
+            ]
+        );
+        assert_eq!(order(&plan, 2)[0], (0, Fio));
+    }
+
+    #[test]
+    fn results_are_seen_before_the_first_run_and_after_each() {
+        let plan = plan(1, 2);
+        let mut results = results(&plan);
+        let mut seen = Vec::new();
+        run(&plan, &mut MockRunner::default(), &mut results, |results| {
+            seen.push((results.cells[0].samples.len(), results.complete));
+            Ok(())
+        })
+        .unwrap();
+        let counts: Vec<usize> = seen.iter().map(|(count, _)| *count).collect();
+        assert_eq!(counts, [0, 1, 2, 3, 4, 5, 6, 6]);
+        assert!(seen.last().unwrap().1);
+    }
+}

@@ -1,0 +1,79 @@
+//! Order statistics: few samples, no assumption about their distribution.
+
+use serde::Serialize;
+
+/// What several samples of one quantity say together.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(crate) struct Spread {
+    pub(crate) median: f64,
+    pub(crate) min: f64,
+    pub(crate) max: f64,
+    /// Median absolute deviation from the median.
+    pub(crate) mad: f64,
+}
+
+impl Spread {
+    /// `None` of no samples.
+    pub(crate) fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let mut samples: Vec<f64> = samples.into_iter().collect();
+        samples.sort_unstable_by(f64::total_cmp);
+        let (min, max) = (*samples.first()?, *samples.last()?);
+        let median = middle(&samples);
+        let mut deviations: Vec<f64> = samples
+            .iter()
+            .map(|sample| (sample - median).abs())
+            .collect();
+        deviations.sort_unstable_by(f64::total_cmp);
+        Some(Self {
+            median,
+            min,
+            max,
+            mad: middle(&deviations),
+        })
+    }
+
+    /// The distance from the smallest to the largest, as a share of the median.
+    pub(crate) fn width(&self) -> f64 {
+        if self.median == 0.0 {
+            0.0
+        } else {
+            (self.max - self.min) / self.median
+        }
+    }
+}
+
+/// The median of samples in order: of an even number, the mean of the two in the middle.
+fn middle(sorted: &[f64]) -> f64 {
+    let half = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[half]
+    } else {
+        f64::midpoint(sorted[half - 1], sorted[half])
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::float_cmp, reason = "these are exact")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn odd_even_and_no_samples() {
+        let odd = Spread::of([3.0, 1.0, 10.0]).unwrap();
+        assert_eq!(
+            odd,
+            Spread {
+                median: 3.0,
+                min: 1.0,
+                max: 10.0,
+                mad: 2.0
+            }
+        );
+        assert_eq!(odd.width(), 3.0);
+        let even = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
+        assert_eq!((even.median, even.mad), (2.5, 1.0));
+        assert_eq!(Spread::of([]), None);
+        let one = Spread::of([7.0]).unwrap();
+        assert_eq!((one.median, one.mad, one.width()), (7.0, 0.0, 0.0));
+    }
+}

@@ -1,0 +1,150 @@
+//! The summary as rows of text: what the terminal and the Markdown export show.
+
+use tload::format_bytes;
+
+use super::results::{CellResults, CheckpointRecord, Results, Summary};
+use super::{CacheState, Contender, Mode, disk_runner};
+use crate::host::record::HostRecord;
+use crate::output::quantity::{format_count, format_seconds};
+use crate::output::table::Align;
+
+pub(crate) const HEADER: [(&str, Align); 11] = [
+    ("mode", Align::Left),
+    ("cache", Align::Left),
+    ("engine", Align::Left),
+    ("reads", Align::Left),
+    ("contender", Align::Left),
+    ("GB/s", Align::Right),
+    ("min–max", Align::Left),
+    ("tload is", Align::Right),
+    ("CPU per GiB", Align::Right),
+    ("peak RSS", Align::Right),
+    ("first tensor", Align::Right),
+];
+
+/// One row per cell and contender. What the rows of a cell share stands in the first.
+pub(crate) fn rows(results: &Results) -> Vec<Vec<String>> {
+    results.cells.iter().flat_map(cell_rows).collect()
+}
+
+fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
+    let mut shared = [mode(cell), cache(cell), engine(cell), reads(cell)].to_vec();
+    let mut rows = Vec::new();
+    for summary in &cell.summaries {
+        let mut row = shared.clone();
+        row.extend(summary_row(cell, summary));
+        rows.push(row);
+        shared = vec![String::new(); shared.len()];
+    }
+    rows
+}
+
+fn mode(cell: &CellResults) -> String {
+    match cell.cell.mode {
+        Mode::Stream => "stream",
+        Mode::Keep => "keep",
+    }
+    .to_owned()
+}
+
+/// A state that was not verified is not called by its name.
+fn cache(cell: &CellResults) -> String {
+    match (cell.cell.cache_state, cell.cache_state_verified) {
+        (CacheState::Cold, true) => "cold",
+        (CacheState::Cold, false) => "not cold",
+        (CacheState::Warm, true) => "warm",
+        (CacheState::Warm, false) => "not warm",
+    }
+    .to_owned()
+}
+
+/// The engine actually used.
+fn engine(cell: &CellResults) -> String {
+    cell.of(Contender::Tload).next_back().map_or_else(
+        || cell.cell.configuration.engine.to_string(),
+        |sample| sample.measurement.engine.clone(),
+    )
+}
+
+/// `8 × 1.0 MiB`, and the lanes if there are several.
+fn reads(cell: &CellResults) -> String {
+    let last = cell.of(Contender::Tload).next_back();
+    let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
+        return String::new();
+    };
+    let (extent_bytes, depth) = disk_runner::reads(report);
+    let reads = format!("{depth} × {}", format_bytes(extent_bytes));
+    if report.lanes == 1 {
+        reads
+    } else {
+        format!("{reads}, {} lanes", report.lanes)
+    }
+}
+
+fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
+    let speed = summary.bytes_per_second;
+    [
+        contender(cell.cell.mode, summary.contender).to_owned(),
+        format!("{:.2}", speed.median / 1e9),
+        format!("{:.2}–{:.2}", speed.min / 1e9, speed.max / 1e9),
+        summary
+            .tload_ratio
+            .map_or_else(String::new, |ratio| format!("{:.2} ×", ratio.median)),
+        or_dash(
+            summary
+                .cpu_seconds_per_gib
+                .map(|spread| format_seconds(spread.median)),
+        ),
+        or_dash(summary.peak_rss_bytes.map(format_bytes)),
+        or_dash(
+            summary
+                .first_tensor_seconds
+                .map(|spread| format_seconds(spread.median)),
+        ),
+    ]
+}
+
+fn contender(mode: Mode, contender: Contender) -> &'static str {
+    match (contender, mode) {
+        (Contender::Tload, _) => "tload",
+        (Contender::Ceiling, Mode::Stream) => "ceiling: raw reads",
+        (Contender::Ceiling, Mode::Keep) => "ceiling: raw reads, fresh memory",
+        (Contender::Fio, _) => "fio",
+    }
+}
+
+/// `291 tensors, 4.0 GiB in 4 shards (synthetic llama)`
+pub(crate) fn describe_checkpoint(checkpoint: &CheckpointRecord) -> String {
+    let origin = checkpoint.synthetic.as_ref().map_or_else(
+        || checkpoint.location.clone(),
+        |made| format!("synthetic {}", made.preset),
+    );
+    format!(
+        "{origin}: {}, {} in {}",
+        format_count(checkpoint.tensors, "tensor"),
+        format_bytes(checkpoint.tensor_bytes),
+        format_count(checkpoint.shards, "shard"),
+    )
+}
+
+/// `ext4 on vda, Linux 6.18, 2 × Some CPU, 23.5 GiB`
+pub(crate) fn describe_host(host: &HostRecord) -> String {
+    let mut facts = Vec::new();
+    match (&host.file_system, &host.disk) {
+        (Some(file_system), Some(disk)) => facts.push(format!("{file_system} on {disk}")),
+        (Some(file_system), None) => facts.push(file_system.clone()),
+        (None, _) => {}
+    }
+    facts.extend(host.kernel.as_ref().map(|kernel| format!("Linux {kernel}")));
+    let cpu = host.cpu.as_deref().unwrap_or(host.architecture);
+    facts.push(
+        host.cores
+            .map_or_else(|| cpu.to_owned(), |cores| format!("{cores} × {cpu}")),
+    );
+    facts.extend(
+        host.memory_bytes
+            .map(|bytes| format!("{} of memory", format_bytes(bytes))),
+    );
+    facts.join(", ")
+}

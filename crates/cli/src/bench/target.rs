@@ -1,0 +1,135 @@
+//! The checkpoint to measure: the user's, or a synthetic one that goes when the benchmark ends.
+
+use tload::{Checkpoint, Error, ErrorKind, Location, Result, format_bytes, probe};
+
+use super::place::Place;
+use super::results::{CheckpointRecord, SyntheticRecord};
+use super::warnings::Warning;
+use super::{Mode, Plan};
+use crate::host::{System, memory};
+use crate::interrupt::{Interrupt, Temporary};
+use crate::output::error::file as file_error;
+use crate::output::progress::Progress;
+use crate::synth::{Model, Preset, Synth};
+
+/// Beside the tensors, a load that keeps them needs this much: its budget, the page cache's and our own.
+const SPARE_BYTES: u64 = 1 << 30;
+
+/// What a synthetic checkpoint is to be like.
+#[derive(Clone, Debug)]
+pub(crate) struct Recipe<'a> {
+    pub(crate) preset: Preset,
+    pub(crate) size: u64,
+    pub(crate) shards: Option<u32>,
+    pub(crate) seed: u64,
+    pub(crate) directory: Option<&'a std::path::Path>,
+}
+
+/// An opened checkpoint, and the guard of its files if they are ours.
+#[derive(Debug)]
+pub(crate) struct Target<'a> {
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) warnings: Vec<Warning>,
+    synthetic: Option<SyntheticRecord>,
+    _guard: Option<Temporary<'a>>,
+}
+
+impl<'a> Target<'a> {
+    /// The user's checkpoint.
+    pub(crate) fn open(location: &Location) -> Result<Self> {
+        let checkpoint = Checkpoint::open(location)?;
+        let warnings = storage_warnings(&checkpoint);
+        Ok(Self {
+            checkpoint,
+            warnings,
+            synthetic: None,
+            _guard: None,
+        })
+    }
+
+    /// Makes one.
+    pub(crate) fn make(recipe: &Recipe<'_>, interrupt: &'a Interrupt) -> Result<Self> {
+        let least = recipe.preset.smallest_bytes();
+        let mut place = Place::find(recipe.directory, recipe.size, least)?;
+        let directory = tempfile::Builder::new()
+            .prefix("tload-bench-")
+            .tempdir_in(&place.directory)
+            .map_err(|error| file_error("cannot make a directory in", &place.directory, error))?
+            .keep();
+        let guard = interrupt.temporary(&directory);
+        let model = Model::new(recipe.preset, place.size)?;
+        let progress = Progress::of_bytes(model.bytes(), "writing a checkpoint");
+        Synth::new(&model, recipe.shards, recipe.seed)?
+            .write(&directory, false, interrupt, &progress)?;
+        drop(progress);
+        let checkpoint = Checkpoint::open(&Location::from_path(directory))?;
+        for warning in storage_warnings(&checkpoint) {
+            if !place.warnings.contains(&warning) {
+                place.warnings.push(warning);
+            }
+        }
+        let synthetic = SyntheticRecord {
+            preset: recipe.preset.name(),
+            seed: recipe.seed,
+        };
+        let warnings = place.warnings;
+        Ok(Self {
+            checkpoint,
+            warnings,
+            synthetic: Some(synthetic),
+            _guard: Some(guard),
+        })
+    }
+
+    pub(crate) fn record(&self) -> CheckpointRecord {
+        let shards = self.checkpoint.shards();
+        CheckpointRecord {
+            location: self.checkpoint.location().to_string(),
+            tensors: self.checkpoint.tensors().len() as u64,
+            tensor_bytes: self.checkpoint.total_bytes(),
+            shards: shards.len() as u64,
+            file_bytes: shards.iter().map(tload::Shard::file_bytes).sum(),
+            synthetic: self.synthetic.clone(),
+        }
+    }
+
+    /// Refuses to keep more than the machine can hold: the kernel would end some process, perhaps not ours.
+    pub(crate) fn fits(&self, plan: &Plan, system: &System) -> Result<()> {
+        let wanted = self.checkpoint.total_bytes() + SPARE_BYTES;
+        let keeps = plan.cells.iter().any(|cell| cell.mode == Mode::Keep);
+        match memory::available(system) {
+            Some(available) if keeps && available < wanted => Err(Error::new(
+                ErrorKind::OutOfMemory,
+                format!(
+                    "mode keep takes {} of memory, {} are available",
+                    format_bytes(wanted),
+                    format_bytes(available)
+                ),
+            )
+            .with_hint("use --mode stream, or a smaller checkpoint (--size)")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn storage_warnings(checkpoint: &Checkpoint) -> Vec<Warning> {
+    let path = checkpoint
+        .shards()
+        .first()
+        .and_then(|shard| shard.location().as_path());
+    let Some(Ok(found)) = path.map(probe::file_system) else {
+        return Vec::new();
+    };
+    let mut warnings = Vec::new();
+    if found.in_memory {
+        warnings.push(Warning::InMemory {
+            file_system: found.name.clone(),
+        });
+    }
+    if found.network {
+        warnings.push(Warning::Network {
+            file_system: found.name,
+        });
+    }
+    warnings
+}

@@ -1,0 +1,242 @@
+//! What a reader of the results should know before believing them, and what to do about it.
+
+use std::fmt;
+
+use tload::format_bytes;
+
+use super::results::{CellResults, Results, Sample};
+use super::{CacheState, Contender};
+use crate::output::quantity::{float, format_share};
+
+/// Samples of one contender that lie further apart than this say more about the device than about us.
+const NOISE: f64 = 0.15;
+/// A first run this much slower than the others' median is a run of its own kind.
+const SLOW_START: f64 = 1.25;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Warning {
+    DebugBuild,
+    InMemory {
+        file_system: String,
+    },
+    Network {
+        file_system: String,
+    },
+    Smaller {
+        asked: u64,
+        made: u64,
+    },
+    FioMissing,
+    FioFailed {
+        reason: String,
+    },
+    NotAsAsked {
+        wanted: CacheState,
+        resident_bytes: u64,
+        total_bytes: u64,
+        all: bool,
+    },
+    Unverified {
+        wanted: CacheState,
+    },
+    Fallback {
+        requested: String,
+        used: String,
+        reason: String,
+    },
+    FirstRunSlow {
+        times: f64,
+    },
+    Noisy {
+        contender: Contender,
+        width: f64,
+    },
+}
+
+impl fmt::Display for Warning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DebugBuild => f.write_str(
+                "this is a debug build, which is many times slower: measure with cargo run --release -- bench",
+            ),
+            Self::InMemory { file_system } => write!(
+                f,
+                "{file_system} keeps files in memory: this measures copying, not a disk. Put the checkpoint on a \
+                 disk with --dir",
+            ),
+            Self::Network { file_system } => write!(
+                f,
+                "{file_system} is a network file system: its server has a cache of its own, which we cannot drop. \
+                 A cold run may be cold here only",
+            ),
+            Self::Smaller { asked, made } => write!(
+                f,
+                "there is room for {} of the {} asked for. Name a directory with more room with --dir",
+                format_bytes(*made),
+                format_bytes(*asked),
+            ),
+            Self::FioMissing => f.write_str(
+                "fio is not installed, so the ceiling is ours alone. For an independent one: apt-get install fio",
+            ),
+            Self::FioFailed { reason } => write!(f, "{reason}. The other contenders went on without it"),
+            Self::NotAsAsked { wanted, resident_bytes, total_bytes, all } => {
+                let share = format_share(float(*resident_bytes) / float((*total_bytes).max(1)));
+                let wanted = name(*wanted);
+                write!(f, "page cache in play: a run was to be {wanted}, but {share} of the files were in memory; ")?;
+                if *all {
+                    write!(f, "no run of this kind is called {wanted}. Close programs that use the files, or try \
+                               a local disk")
+                } else {
+                    f.write_str("it is left out. Close programs that use the files")
+                }
+            }
+            Self::Unverified { wanted } => write!(
+                f,
+                "this system does not say what its page cache holds: no run is called {}",
+                name(*wanted)
+            ),
+            Self::Fallback { requested, used, reason } => write!(
+                f,
+                "engine {used} was used, not {}: {reason}. tload doctor says what stands in the way",
+                if requested == "auto" { "uring" } else { requested },
+            ),
+            Self::FirstRunSlow { times } => write!(
+                f,
+                "the first run took {times:.1} times as long as the others: a cache below the page cache, or a disk \
+                 that had to wake up. The median does not mind; more --rounds help",
+            ),
+            Self::Noisy { contender, width } => write!(
+                f,
+                "runs of {} differ by {} of their median: the device is shared or throttled. Trust the ratios, which \
+                 are taken within rounds, more than the speeds; more --rounds help",
+                match contender {
+                    Contender::Tload => "tload",
+                    Contender::Ceiling => "the ceiling",
+                    Contender::Fio => "fio",
+                },
+                format_share(*width),
+            ),
+        }
+    }
+}
+
+fn name(state: CacheState) -> &'static str {
+    match state {
+        CacheState::Cold => "cold",
+        CacheState::Warm => "warm",
+    }
+}
+
+/// What the samples themselves give away; each kind once, from the first cell that shows it.
+pub(crate) fn of(results: &Results) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    for cell in &results.cells {
+        warnings.extend(page_cache(cell));
+        warnings.extend(fallback(cell));
+        warnings.extend(slow_start(cell));
+        warnings.extend(noise(cell));
+    }
+    let mut kinds = Vec::new();
+    warnings.retain(|warning| {
+        let kind = std::mem::discriminant(warning);
+        let is_new = !kinds.contains(&kind);
+        kinds.push(kind);
+        is_new
+    });
+    warnings
+}
+
+fn page_cache(cell: &CellResults) -> Option<Warning> {
+    let wanted = cell.cell.cache_state;
+    let is_wrong = |sample: &&Sample| !sample.measurement.residency.found.is(wanted);
+    let residency = cell.samples.iter().find(is_wrong)?.measurement.residency;
+    if residency.method.is_none() {
+        return Some(Warning::Unverified { wanted });
+    }
+    Some(Warning::NotAsAsked {
+        wanted,
+        resident_bytes: residency.resident_bytes,
+        total_bytes: residency.total_bytes,
+        all: !cell.cache_state_verified,
+    })
+}
+
+/// `auto` may well choose threads for files in memory; that is a choice, not a fallback.
+fn fallback(cell: &CellResults) -> Option<Warning> {
+    let engine = cell
+        .of(Contender::Tload)
+        .find_map(|sample| sample.measurement.report.as_ref())?
+        .engine
+        .clone();
+    let fell = engine.name == "pread" && engine.requested != "pread";
+    (fell && cell.cell.cache_state == CacheState::Cold).then_some(Warning::Fallback {
+        requested: engine.requested,
+        used: engine.name,
+        reason: engine.reason,
+    })
+}
+
+fn slow_start(cell: &CellResults) -> Option<Warning> {
+    let mut seconds = cell
+        .of(Contender::Tload)
+        .map(|sample| sample.measurement.seconds);
+    let first = seconds.next()?;
+    let others = super::stats::Spread::of(seconds)?;
+    let times = first / others.median;
+    (times > SLOW_START).then_some(Warning::FirstRunSlow { times })
+}
+
+fn noise(cell: &CellResults) -> Option<Warning> {
+    let widest = cell.summaries.iter().max_by(|left, right| {
+        left.bytes_per_second
+            .width()
+            .total_cmp(&right.bytes_per_second.width())
+    })?;
+    let width = widest.bytes_per_second.width();
+    (width > NOISE).then_some(Warning::Noisy {
+        contender: widest.contender,
+        width,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::page_cache::Found;
+    use crate::bench::testing::{plan, results, sample};
+
+    #[test]
+    fn quiet_results_give_no_warning() {
+        let mut results = results(&plan(1, 3));
+        for round in 1..=3 {
+            results.add(0, sample(round, Contender::Tload, 1e9 + f64::from(round)));
+        }
+        assert_eq!(of(&results), []);
+    }
+
+    #[test]
+    fn each_kind_is_said_once() {
+        let mut results = results(&plan(2, 3));
+        for cell in 0..2 {
+            for (round, rate) in [(1, 1e9), (2, 2e9), (3, 2e9)] {
+                let mut sample = sample(round, Contender::Tload, rate);
+                sample.measurement.residency.found = Found::Mixed;
+                sample.measurement.residency.resident_bytes = 1 << 30;
+                results.add(cell, sample);
+            }
+        }
+        let texts: Vec<String> = of(&results).iter().map(ToString::to_string).collect();
+        assert_eq!(texts.len(), 3, "{texts:#?}");
+        assert!(
+            texts[0].contains("25 % of the files were in memory; no run"),
+            "{}",
+            texts[0]
+        );
+        assert!(texts[1].contains("2.0 times as long"), "{}", texts[1]);
+        assert!(
+            texts[2].contains("runs of tload differ by 50 %"),
+            "{}",
+            texts[2]
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! `tload bench`: finds or makes a checkpoint, runs the plan, shows the table.
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tload::Result;
+
+use crate::args::BenchArgs;
+use crate::bench::disk_runner::DiskRunner;
+use crate::bench::results::Results;
+use crate::bench::target::{Recipe, Target};
+use crate::bench::warnings::{self, Warning};
+use crate::bench::{Fio, Plan, schedule, table};
+use crate::export::Exports;
+use crate::host::System;
+use crate::host::record::HostRecord;
+use crate::interrupt::Interrupt;
+use crate::options;
+use crate::output::error::{standard_output, warn};
+use crate::output::progress::Progress;
+use crate::output::quantity::format_count;
+use crate::output::table::render;
+
+pub(crate) fn run(
+    args: &BenchArgs,
+    arguments: &[OsString],
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let exports = Exports::create(
+        args.json.as_deref(),
+        args.csv.as_deref(),
+        args.markdown.as_deref(),
+    )?;
+    let fio = if args.no_fio { None } else { Fio::find() };
+    let plan = Plan::new(
+        &options::configurations(&args.sweep),
+        &options::modes(args),
+        &options::cache_states(args),
+        args.rounds,
+        fio.as_ref(),
+    );
+    let target = target(args, interrupt)?;
+    let system = System::real();
+    target.fits(&plan, &system)?;
+
+    let mut known = machine_warnings(args, fio.as_ref());
+    known.extend(target.warnings.clone());
+    let mut results = record(arguments, &target, &plan, &system, fio.as_ref());
+    show_head(out, &results).map_err(standard_output)?;
+    let mut runner = DiskRunner::new(&target.checkpoint, fio, interrupt);
+    measure(&plan, &mut runner, &mut results, &known, &exports)?;
+    known.extend(runner.into_warnings());
+    results.warnings = texts(&known, &results);
+    exports.write(&results)?;
+    show_table(out, &results).map_err(standard_output)
+}
+
+fn target<'a>(args: &BenchArgs, interrupt: &'a Interrupt) -> Result<Target<'a>> {
+    if let Some(location) = &args.location {
+        return Target::open(&options::location(location)?);
+    }
+    let preset = options::preset(args.model.preset);
+    let recipe = Recipe {
+        preset,
+        size: args.model.size.unwrap_or(preset.default_bytes()),
+        shards: args.model.shards,
+        seed: args.model.seed,
+        directory: args.dir.as_deref(),
+    };
+    Target::make(&recipe, interrupt)
+}
+
+fn machine_warnings(args: &BenchArgs, fio: Option<&Fio>) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if cfg!(debug_assertions) {
+        warnings.push(Warning::DebugBuild);
+    }
+    if fio.is_none() && !args.no_fio {
+        warnings.push(Warning::FioMissing);
+    }
+    warnings
+}
+
+fn record(
+    arguments: &[OsString],
+    target: &Target<'_>,
+    plan: &Plan,
+    system: &System,
+    fio: Option<&Fio>,
+) -> Results {
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    let shards = target.checkpoint.shards();
+    let path = shards.first().and_then(|shard| shard.location().as_path());
+    Results::new(
+        arguments
+            .iter()
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect(),
+        now.as_secs(),
+        fio.map(|fio| fio.version.clone()),
+        HostRecord::collect(system, path.unwrap_or(".".as_ref())),
+        target.record(),
+        (&plan.cells, plan.rounds),
+    )
+}
+
+/// Runs the plan, with exports and progress kept up to date.
+fn measure(
+    plan: &Plan,
+    runner: &mut DiskRunner<'_>,
+    results: &mut Results,
+    known: &[Warning],
+    exports: &Exports,
+) -> Result<()> {
+    let progress = Progress::of_steps(plan.run_count(), "measuring");
+    let mut runs = 0;
+    schedule::run(plan, runner, results, |results| {
+        progress.set(runs.min(plan.run_count()));
+        runs += 1;
+        let mut results = results.clone();
+        results.warnings = texts(known, &results);
+        exports.write(&results)
+    })
+}
+
+/// What was known beforehand, then what the samples give away.
+fn texts(known: &[Warning], results: &Results) -> Vec<String> {
+    known
+        .iter()
+        .chain(&warnings::of(results))
+        .map(ToString::to_string)
+        .collect()
+}
+
+/// Before the first run, so that whoever waits knows for what.
+fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
+    writeln!(out, "{}", table::describe_checkpoint(&results.checkpoint))?;
+    writeln!(out, "{}", table::describe_host(&results.host))?;
+    writeln!(
+        out,
+        "{}, contenders in rotating order\n",
+        format_count(results.rounds.into(), "round")
+    )?;
+    out.flush()
+}
+
+fn show_table(out: &mut dyn Write, results: &Results) -> io::Result<()> {
+    write!(out, "{}", render(&table::HEADER, table::rows(results)))?;
+    out.flush()?;
+    for warning in &results.warnings {
+        warn(&format!("warning: {warning}"));
+    }
+    Ok(())
+}

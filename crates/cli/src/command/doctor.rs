@@ -1,0 +1,80 @@
+//! `tload doctor`: prints the findings, with the advice under each, and counts them.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use tload::{Checkpoint, Result};
+
+use crate::args::DoctorArgs;
+use crate::doctor::{Finding, Level, examine};
+use crate::host::System;
+use crate::options;
+use crate::output::error::standard_output;
+
+pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
+    let checkpoint = match &args.location {
+        Some(location) => Some(Checkpoint::open(&options::location(location)?)?),
+        None => None,
+    };
+    let findings = examine(&System::real(), checkpoint.as_ref());
+    let written = if args.json {
+        write_json(out, &findings)
+    } else {
+        write_text(out, &findings)
+    };
+    written.map_err(standard_output)
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Diagnosis<'a> {
+    worst: Level,
+    findings: &'a [Finding],
+}
+
+fn worst(findings: &[Finding]) -> Level {
+    findings
+        .iter()
+        .map(|finding| finding.level)
+        .max()
+        .unwrap_or(Level::Ok)
+}
+
+fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
+    let width = findings
+        .iter()
+        .map(|finding| finding.title.len())
+        .max()
+        .unwrap_or(0);
+    for finding in findings {
+        writeln!(
+            out,
+            "{:<4}  {:<width$}  {}",
+            finding.level, finding.title, finding.value
+        )?;
+        if let Some(advice) = &finding.advice {
+            writeln!(out, "{:<4}  {:<width$}  → {advice}", "", "")?;
+        }
+    }
+    let count = |level| {
+        findings
+            .iter()
+            .filter(|finding| finding.level == level)
+            .count()
+    };
+    let (warnings, notes) = (count(Level::Warn), count(Level::Note));
+    writeln!(
+        out,
+        "\n{warnings} to fix (warn), {notes} worth knowing (note), {} ok",
+        count(Level::Ok)
+    )
+}
+
+fn write_json(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
+    let diagnosis = Diagnosis {
+        worst: worst(findings),
+        findings,
+    };
+    serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
+    writeln!(out)
+}

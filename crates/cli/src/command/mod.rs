@@ -1,0 +1,31 @@
+//! One file per subcommand; this one hands the call on.
+
+mod bench;
+mod doctor;
+mod load;
+mod ls;
+mod synth;
+
+use std::ffi::OsString;
+use std::io::Write;
+
+use tload::Result;
+
+use crate::args::{Args, Command};
+use crate::interrupt::Interrupt;
+
+/// Runs the subcommand. `arguments` are as the user wrote them, for the record that a benchmark keeps.
+pub(crate) fn run(
+    args: Args,
+    arguments: &[OsString],
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+) -> Result<()> {
+    match args.command {
+        Command::Ls(args) => ls::run(&args, out),
+        Command::Load(args) => load::run(&args, interrupt, out),
+        Command::Synth(args) => synth::run(&args, interrupt, out),
+        Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
+        Command::Doctor(args) => doctor::run(&args, out),
+    }
+}

@@ -1,0 +1,40 @@
+//! `tload synth`: writes a checkpoint of random numbers.
+
+use std::io::Write;
+use std::time::Instant;
+
+use tload::{Result, format_bytes};
+
+use crate::args::SynthArgs;
+use crate::interrupt::Interrupt;
+use crate::options;
+use crate::output::error::standard_output;
+use crate::output::progress::Progress;
+use crate::output::quantity::{format_count, format_duration, format_rate, rate};
+use crate::synth::{Model, Synth, check_room};
+
+pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+    let preset = options::preset(args.model.preset);
+    let size = args.model.size.unwrap_or(preset.default_bytes());
+    // Before anything else: the list of tensors of an absurd size would itself not fit.
+    check_room(&args.directory, size)?;
+    let model = Model::new(preset, size)?;
+    let synth = Synth::new(&model, args.model.shards, args.model.seed)?;
+    let started = Instant::now();
+    let progress = Progress::of_bytes(model.bytes(), "writing");
+    synth.write(&args.directory, args.force, interrupt, &progress)?;
+    drop(progress);
+    let elapsed = started.elapsed();
+    writeln!(
+        out,
+        "{}: {}, {} ({} bytes), {} in {} ({})",
+        args.directory.display(),
+        format_count(model.tensor_count(), "tensor"),
+        format_bytes(model.bytes()),
+        model.bytes(),
+        format_count(synth.shard_count(), "shard"),
+        format_duration(elapsed),
+        format_rate(rate(model.bytes(), elapsed.as_secs_f64())),
+    )
+    .map_err(standard_output)
+}

@@ -1,0 +1,66 @@
+//! The disk's queue.
+
+use super::{Finding, Level};
+use crate::host::System;
+use crate::host::disk::Disk;
+
+/// Below this, a deep queue waits in the kernel instead of in the disk.
+const REQUESTS_FEW: u64 = 64;
+
+/// `device`: the device number of the file system.
+pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
+    let Some(disk) = Disk::of(system, device) else {
+        let (major, minor) = device;
+        let value = format!("unknown: /sys shows none for device {major}:{minor}");
+        return Finding::ok("disk", "disk", value);
+    };
+    let finding = Finding::ok("disk", "disk", describe(&disk));
+    if disk.rotational == Some(true) {
+        return finding.advise(
+            Level::Note,
+            "the kernel takes it for a spinning disk, as it does many virtual ones; if it does spin, \
+             try --depth 2 --extent 16MiB",
+        );
+    }
+    if disk
+        .scheduler
+        .as_deref()
+        .is_some_and(|scheduler| ["bfq", "cfq"].contains(&scheduler))
+    {
+        let file = format!("/sys/block/{}/queue/scheduler", disk.name);
+        let advice = format!("this scheduler limits fast disks: echo none > {file}");
+        return finding.advise(Level::Warn, advice);
+    }
+    if disk
+        .requests
+        .is_some_and(|requests| requests < REQUESTS_FEW)
+    {
+        let file = format!("/sys/block/{}/queue/nr_requests", disk.name);
+        let advice = format!("few requests fit its queue: echo 256 > {file}");
+        return finding.advise(Level::Note, advice);
+    }
+    finding
+}
+
+fn describe(disk: &Disk) -> String {
+    let mut facts = vec![disk.name.clone()];
+    facts.extend(disk.model.clone());
+    facts.extend(
+        disk.scheduler
+            .as_ref()
+            .map(|name| format!("scheduler {name}")),
+    );
+    facts.extend(disk.requests.map(|requests| format!("{requests} requests")));
+    facts.extend(
+        disk.request_kib_max
+            .map(|size| format!("{size} KiB per request at most")),
+    );
+    facts.extend(
+        disk.read_ahead_kib
+            .map(|size| format!("read-ahead {size} KiB")),
+    );
+    if disk.rotational == Some(true) {
+        facts.push("rotational".to_owned());
+    }
+    facts.join(", ")
+}

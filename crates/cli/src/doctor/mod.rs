@@ -1,0 +1,98 @@
+//! What `tload doctor` finds: one file per thing looked at, each a list of [`Finding`]s.
+//!
+//! Looking never fails. What cannot be read is a finding too, and says so.
+
+mod disk;
+mod gpu;
+mod kernel;
+mod memory;
+mod place;
+mod ring;
+
+use std::fmt;
+
+use serde::Serialize;
+use tload::Checkpoint;
+
+use crate::host::{System, Unreadable};
+
+/// How much a finding matters for a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Level {
+    Ok,
+    Note,
+    Warn,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Note => "note",
+            Self::Warn => "warn",
+        })
+    }
+}
+
+/// One thing found, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// Stable; for programs.
+    pub(crate) id: &'static str,
+    pub(crate) level: Level,
+    pub(crate) title: &'static str,
+    pub(crate) value: String,
+    pub(crate) advice: Option<String>,
+}
+
+impl Finding {
+    fn ok(id: &'static str, title: &'static str, value: impl Into<String>) -> Self {
+        Self {
+            id,
+            level: Level::Ok,
+            title,
+            value: value.into(),
+            advice: None,
+        }
+    }
+
+    fn advise(mut self, level: Level, advice: impl Into<String>) -> Self {
+        self.level = level;
+        self.advice = Some(advice.into());
+        self
+    }
+
+    /// `value`, or a note that it cannot be known.
+    fn known(
+        id: &'static str,
+        title: &'static str,
+        value: Result<impl Into<String>, Unreadable>,
+    ) -> Self {
+        match value {
+            Ok(value) => Self::ok(id, title, value),
+            Err(unreadable) => Self {
+                id,
+                level: Level::Note,
+                title,
+                value: unreadable.to_string(),
+                advice: None,
+            },
+        }
+    }
+}
+
+/// Looks at the machine, and at the files of `checkpoint` if there is one.
+pub(crate) fn examine(system: &System, checkpoint: Option<&Checkpoint>) -> Vec<Finding> {
+    let mut findings = kernel::findings(system);
+    findings.extend(ring::findings(system));
+    findings.extend(memory::findings(system));
+    findings.extend(gpu::findings(system));
+    if let Some(checkpoint) = checkpoint {
+        findings.extend(place::findings(system, checkpoint));
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! Where a checkpoint lies: file system, mount, direct I/O, disk, and what the page cache holds of it.
+
+use std::path::Path;
+
+use tload::{Checkpoint, format_bytes, probe};
+
+use super::{Finding, Level, disk};
+use crate::host::System;
+use crate::host::mount::Mount;
+use crate::output::quantity::{float, format_count, format_share};
+
+/// NFS moves this much per request at most unless told otherwise by the server; less costs round trips.
+const NFS_READ_BYTES: u64 = 1 << 20;
+
+/// One set of findings, for the folder of the first shard: shards of one checkpoint lie together.
+pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding> {
+    let paths = || {
+        checkpoint
+            .shards()
+            .iter()
+            .filter_map(|shard| shard.location().as_path())
+    };
+    let value = format!(
+        "{} in {}, {}",
+        format_count(checkpoint.tensors().len() as u64, "tensor"),
+        format_count(checkpoint.shards().len() as u64, "shard"),
+        format_bytes(checkpoint.total_bytes()),
+    );
+    let mut findings = vec![Finding::ok("checkpoint", "checkpoint", value)];
+    if let Some(first) = paths().next() {
+        findings.extend(file_system(system, first));
+        findings.push(mount(system, first));
+        findings.push(direct_io(first));
+    }
+    findings.push(residency(paths()));
+    findings
+}
+
+fn file_system(system: &System, path: &Path) -> Vec<Finding> {
+    let found = match probe::file_system(path) {
+        Ok(found) => found,
+        Err(error) => {
+            let value = format!("unknown: {error}");
+            return vec![Finding::ok("file_system", "file system", value)];
+        }
+    };
+    let finding = Finding::ok("file_system", "file system", found.name.clone());
+    if found.in_memory {
+        return vec![finding.advise(
+            Level::Note,
+            "the files are in memory already: loads use threads, and cold and warm are the same",
+        )];
+    }
+    if found.network {
+        return vec![finding.advise(
+            Level::Note,
+            "a network file system wants depth: compare tload bench LOCATION --depth 8,32,64 --lanes 1,2,4",
+        )];
+    }
+    vec![finding, disk::finding(system, found.device)]
+}
+
+fn mount(system: &System, path: &Path) -> Finding {
+    let (id, title) = ("mount", "mount");
+    let mount = match Mount::of(system, path) {
+        Ok(mount) => mount,
+        Err(unreadable) => return Finding::known(id, title, Err::<String, _>(unreadable)),
+    };
+    let source = format!("{} on {}", mount.source, mount.point.display());
+    let finding = Finding::ok(id, title, format!("{source} ({})", mount.options.join(",")));
+    if mount.file_system.starts_with("nfs") {
+        return nfs(finding, &mount);
+    }
+    if !["noatime", "relatime", "ro"]
+        .iter()
+        .any(|option| mount.has(option))
+    {
+        return finding.advise(
+            Level::Note,
+            "each read writes a time stamp: mount with noatime",
+        );
+    }
+    finding
+}
+
+fn nfs(finding: Finding, mount: &Mount) -> Finding {
+    let number = |option| {
+        mount
+            .option(option)
+            .and_then(|value| value.parse::<u64>().ok())
+    };
+    if number("rsize").is_some_and(|bytes| bytes < NFS_READ_BYTES) {
+        return finding.advise(
+            Level::Warn,
+            format!("reads are small: mount with rsize={NFS_READ_BYTES}"),
+        );
+    }
+    if number("nconnect").is_none_or(|connections| connections < 2) {
+        return finding.advise(
+            Level::Note,
+            "one TCP connection carries everything: mount with nconnect=8, and measure",
+        );
+    }
+    finding
+}
+
+fn direct_io(path: &Path) -> Finding {
+    let (id, title) = ("direct_io", "direct I/O");
+    match probe::direct_io(path) {
+        Ok(direct) if direct.accepted => {
+            let bytes = |alignment: Option<u32>| {
+                alignment.map_or("unknown".to_owned(), |bytes| format!("{bytes} bytes"))
+            };
+            let (memory, offset) = (
+                bytes(direct.memory_alignment),
+                bytes(direct.offset_alignment),
+            );
+            Finding::ok(
+                id,
+                title,
+                format!("yes; alignment of memory {memory}, of offsets {offset}"),
+            )
+        }
+        Ok(direct) => {
+            let reason = direct.error.unwrap_or_else(|| "refused".to_owned());
+            Finding::ok(id, title, format!("no: {reason}")).advise(
+                Level::Note,
+                "reads go through the page cache, which costs a copy; a local ext4 or xfs avoids it",
+            )
+        }
+        Err(error) => Finding::ok(id, title, format!("unknown: {error}")),
+    }
+}
+
+fn residency<'a>(paths: impl Iterator<Item = &'a Path>) -> Finding {
+    let (id, title) = ("page_cache", "page cache");
+    let (mut resident, mut total, mut method) = (0, 0, "");
+    for path in paths {
+        match probe::residency(path) {
+            Ok(found) => {
+                resident += found.resident_bytes;
+                total += found.total_bytes;
+                method = found.method;
+            }
+            Err(error) => return Finding::ok(id, title, format!("unknown: {error}")),
+        }
+    }
+    let share = if total == 0 {
+        0.0
+    } else {
+        float(resident) / float(total)
+    };
+    let (resident, total) = (format_bytes(resident), format_bytes(total));
+    let share = format_share(share);
+    let value = format!("{resident} of {total} in memory ({share}, by {method})");
+    Finding::ok(id, title, value)
+}

@@ -1,0 +1,71 @@
+//! The exit statuses: one number per thing that a script can do about a failure. `--help` prints [`HELP`].
+
+use tload::{Error, ErrorKind};
+
+pub(crate) const SUCCESS: u8 = 0;
+const FAILED: u8 = 1;
+pub(crate) const USAGE: u8 = 2;
+const NOT_FOUND: u8 = 3;
+const INVALID_FORMAT: u8 = 4;
+const PERMISSION_DENIED: u8 = 5;
+const OUT_OF_MEMORY: u8 = 6;
+const UNSUPPORTED: u8 = 7;
+const TIMED_OUT: u8 = 8;
+/// 128 + SIGINT, as shells report an interrupted program.
+pub(crate) const INTERRUPTED: u8 = 130;
+
+/// The table that `tload --help` ends with.
+pub(crate) const HELP: &str = "\
+Exit status:
+  0    it worked
+  1    the load failed: the disk, a file that changed, or anything not listed here
+  2    the command line or a request is wrong
+  3    a file, directory, shard or tensor was not found
+  4    a file is not a valid checkpoint
+  5    permission denied
+  6    out of memory, of a memory limit, or of disk space
+  7    this kernel, file system or build cannot do it
+  8    a deadline passed
+  130  interrupted by Ctrl-C or SIGTERM
+
+Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
+GB/s are 10^9 bytes per second.";
+
+/// The exit status for `error`.
+pub(crate) fn status(error: &Error) -> u8 {
+    match error.kind() {
+        ErrorKind::InvalidRequest => USAGE,
+        ErrorKind::NotFound | ErrorKind::NoSuchTensor => NOT_FOUND,
+        ErrorKind::InvalidFormat => INVALID_FORMAT,
+        ErrorKind::PermissionDenied => PERMISSION_DENIED,
+        ErrorKind::OutOfMemory => OUT_OF_MEMORY,
+        ErrorKind::Unsupported => UNSUPPORTED,
+        ErrorKind::TimedOut => TIMED_OUT,
+        ErrorKind::Cancelled => INTERRUPTED,
+        // `ErrorKind` may grow; the test below fails when a new kind has no line here.
+        ErrorKind::Io | ErrorKind::Changed | _ => FAILED,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_has_a_documented_status() {
+        let plain = [ErrorKind::Io, ErrorKind::Changed];
+        for kind in ErrorKind::ALL {
+            let status = status(&Error::new(kind, "x"));
+            assert!(
+                HELP.contains(&format!("\n  {status:<4} ")),
+                "{} → {status}",
+                kind.name()
+            );
+            assert!(
+                status != FAILED || plain.contains(&kind),
+                "{} has no status",
+                kind.name()
+            );
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! One line per sample, for spreadsheets. An empty field is a value that could not be had.
+
+use std::fmt::Display;
+
+use serde_json::Value;
+
+use super::Format;
+use crate::bench::results::{CellResults, Results, Sample};
+
+const HEADER: [&str; 29] = [
+    "round",
+    "position",
+    "contender",
+    "mode",
+    "cache_wanted",
+    "cache_found",
+    "resident_bytes",
+    "engine_wanted",
+    "engine_used",
+    "depth",
+    "extent_bytes",
+    "lanes",
+    "in_flight_bytes",
+    "memory_limit",
+    "bytes",
+    "seconds",
+    "bytes_per_second",
+    "cpu_seconds",
+    "cpu_seconds_per_gib",
+    "peak_rss_bytes",
+    "first_tensor_seconds",
+    "direct_bytes",
+    "buffered_bytes",
+    "tload_version",
+    "kernel",
+    "cpu",
+    "file_system",
+    "disk",
+    "command",
+];
+
+pub(super) struct Csv;
+
+impl Format for Csv {
+    fn render(&self, results: &Results) -> String {
+        let mut text = HEADER.join(",") + "\n";
+        for cell in &results.cells {
+            for sample in &cell.samples {
+                text.push_str(&line(results, cell, sample));
+                text.push('\n');
+            }
+        }
+        text
+    }
+}
+
+fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
+    let (run, host) = (&sample.measurement, &results.host);
+    let report = run.report.as_ref();
+    let fields: [String; HEADER.len()] = [
+        sample.round.to_string(),
+        sample.position.to_string(),
+        name(&sample.contender),
+        name(&cell.cell.mode),
+        name(&cell.cell.cache_state),
+        name(&run.residency.found),
+        run.residency.resident_bytes.to_string(),
+        cell.cell.configuration.engine.to_string(),
+        run.engine.clone(),
+        field(report.map(|report| report.depth)),
+        field(report.map(|report| report.extent_bytes)),
+        field(report.map(|report| report.lanes)),
+        field(report.map(|report| report.in_flight_bytes)),
+        field(report.map(|report| report.memory_limit)),
+        run.bytes.to_string(),
+        run.seconds.to_string(),
+        run.bytes_per_second.to_string(),
+        field(run.cpu_seconds),
+        field(run.cpu_seconds_per_gib),
+        field(run.peak_rss_bytes),
+        field(run.first_tensor_seconds),
+        field(report.map(|report| report.direct_bytes)),
+        field(report.map(|report| report.buffered_bytes)),
+        results.tload.version.to_owned(),
+        field(host.kernel.as_ref()),
+        field(host.cpu.as_ref()),
+        field(host.file_system.as_ref()),
+        field(host.disk.as_ref()),
+        results.command.join(" "),
+    ];
+    fields.map(|field| quote(&field)).join(",")
+}
+
+fn field(value: Option<impl Display>) -> String {
+    value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+/// The name that the JSON export gives it.
+fn name(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(name)) => name,
+        other => format!("{other:?}"),
+    }
+}
+
+/// RFC 4180: fields with commas, quotes or line feeds are quoted, quotes doubled.
+fn quote(field: &str) -> String {
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quote;
+
+    #[test]
+    fn fields_are_quoted_when_they_must_be() {
+        assert_eq!(quote("plain text"), "plain text");
+        assert_eq!(quote("a,b"), "\"a,b\"");
+        assert_eq!(quote("say \"x\""), "\"say \"\"x\"\"\"");
+    }
+}

@@ -1,0 +1,59 @@
+//! Files that a benchmark leaves behind: created before the first run, so that a bad path fails early, and rewritten
+//! after each, so that a crash loses one run at most.
+
+mod csv;
+mod json;
+mod markdown;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tload::Result;
+
+use crate::bench::results::Results;
+use crate::output::error::file as file_error;
+
+/// One format.
+trait Format {
+    /// The whole file.
+    fn render(&self, results: &Results) -> String;
+}
+
+/// The files that the user asked for.
+#[derive(Default)]
+pub(crate) struct Exports {
+    files: Vec<(PathBuf, Box<dyn Format>)>,
+}
+
+impl Exports {
+    /// Creates the files, empty.
+    pub(crate) fn create(
+        json: Option<&Path>,
+        csv: Option<&Path>,
+        markdown: Option<&Path>,
+    ) -> Result<Self> {
+        let mut files: Vec<(PathBuf, Box<dyn Format>)> = Vec::new();
+        files.extend(json.map(|path| (path.to_owned(), Box::new(json::Json) as _)));
+        files.extend(csv.map(|path| (path.to_owned(), Box::new(csv::Csv) as _)));
+        files.extend(markdown.map(|path| (path.to_owned(), Box::new(markdown::Markdown) as _)));
+        let exports = Self { files };
+        exports.write_each(|_| String::new())?;
+        Ok(exports)
+    }
+
+    /// Rewrites all files.
+    pub(crate) fn write(&self, results: &Results) -> Result<()> {
+        self.write_each(|format| format.render(results))
+    }
+
+    fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
+        for (path, format) in &self.files {
+            fs::write(path, text(format.as_ref()))
+                .map_err(|error| file_error("cannot write the export", path, error))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,78 @@
+//! Exports of a benchmark that never ran.
+
+use super::*;
+use crate::bench::schedule;
+use crate::bench::testing::{MockRunner, plan, results};
+
+fn measured() -> Results {
+    let plan = plan(2, 3);
+    let mut results = results(&plan);
+    schedule::run(&plan, &mut MockRunner::default(), &mut results, |_| Ok(())).unwrap();
+    results.warnings.push("a | warning".to_owned());
+    results
+}
+
+#[test]
+fn json_has_every_sample_and_stable_keys() {
+    let json: serde_json::Value = serde_json::from_str(&json::Json.render(&measured())).unwrap();
+    assert_eq!(json["schema"], 1);
+    assert_eq!(json["complete"], true);
+    assert_eq!(json["host"]["kernel"], "6.18.0");
+    assert_eq!(json["cells"].as_array().unwrap().len(), 2);
+    let cell = &json["cells"][0];
+    assert_eq!(cell["mode"], "stream");
+    assert_eq!(cell["cache_state"], "cold");
+    assert_eq!(cell["configuration"]["engine"], "auto");
+    assert_eq!(cell["samples"].as_array().unwrap().len(), 9);
+    assert_eq!(cell["samples"][0]["residency"]["found"], "cold");
+    assert_eq!(cell["summaries"][1]["contender"], "ceiling");
+    let ratio = cell["summaries"][1]["tload_ratio"]["median"]
+        .as_f64()
+        .unwrap();
+    assert!((0.94..0.96).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn csv_has_one_line_per_sample_and_as_many_fields_as_titles() {
+    let csv = csv::Csv.render(&measured());
+    let lines: Vec<&str> = csv.lines().collect();
+    assert_eq!(lines.len(), 1 + 2 * 3 * 3);
+    let fields = lines[0].split(',').count();
+    assert!(lines.iter().all(|line| line.split(',').count() == fields));
+    assert!(
+        lines[1].starts_with("1,0,tload,stream,cold,cold,0,auto,uring,"),
+        "{}",
+        lines[1]
+    );
+}
+
+#[test]
+fn markdown_is_a_table() {
+    let markdown = markdown::Markdown.render(&measured());
+    let table: Vec<&str> = markdown
+        .lines()
+        .filter(|line| line.starts_with('|'))
+        .collect();
+    assert_eq!(table.len(), 2 + 2 * 3);
+    assert!(
+        table[2].starts_with("| stream | cold | uring |  | tload | 1.9"),
+        "{}",
+        table[2]
+    );
+    assert!(
+        markdown.ends_with("\n* a | warning\n\n`tload bench`\n"),
+        "{markdown}"
+    );
+}
+
+#[test]
+fn files_are_there_before_the_first_run_and_a_bad_path_fails() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("out.json");
+    Exports::create(Some(&path), None, None).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), "");
+    let error = Exports::create(None, Some(&folder.path().join("no/out.csv")), None)
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+}

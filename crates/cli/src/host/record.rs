@@ -1,0 +1,51 @@
+//! The host record that every benchmark export carries.
+
+use std::path::Path;
+use std::thread;
+
+use serde::Serialize;
+use tload::probe;
+
+use super::System;
+use super::disk::Disk;
+use super::mount::Mount;
+
+/// The machine and the storage that a result was measured on; `null` for what could not be found out.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct HostRecord {
+    pub(crate) kernel: Option<String>,
+    pub(crate) architecture: &'static str,
+    pub(crate) cpu: Option<String>,
+    pub(crate) cores: Option<usize>,
+    pub(crate) memory_bytes: Option<u64>,
+    pub(crate) file_system: Option<String>,
+    pub(crate) mount_options: Option<String>,
+    pub(crate) disk: Option<String>,
+    pub(crate) disk_model: Option<String>,
+    pub(crate) disk_scheduler: Option<String>,
+}
+
+impl HostRecord {
+    /// `path`: a file of the checkpoint.
+    pub(crate) fn collect(system: &System, path: &Path) -> Self {
+        let file_system = probe::file_system(path).ok();
+        let disk = file_system
+            .as_ref()
+            .and_then(|found| Disk::of(system, found.device));
+        let disk = disk.unwrap_or_default();
+        Self {
+            kernel: system.read("proc/sys/kernel/osrelease").ok(),
+            architecture: std::env::consts::ARCH,
+            cpu: system.field("proc/cpuinfo", "model name").ok(),
+            cores: thread::available_parallelism().ok().map(usize::from),
+            memory_bytes: system.field_bytes("proc/meminfo", "MemTotal").ok(),
+            file_system: file_system.map(|found| found.name),
+            mount_options: Mount::of(system, path)
+                .ok()
+                .map(|mount| mount.options.join(",")),
+            disk: Some(disk.name).filter(|name| !name.is_empty()),
+            disk_model: disk.model,
+            disk_scheduler: disk.scheduler,
+        }
+    }
+}

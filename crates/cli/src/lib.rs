@@ -1,0 +1,67 @@
+//! The command `tload`: list, load, synthesise, benchmark and diagnose checkpoints of LLM weights.
+//!
+//! A thin face of the crate `tload`, using its public API only. It is a library so that the binary and the Python
+//! wheel's console script are the same command. The way of a call: `args` (what clap parsed) → `options` (what the
+//! core wants) → `command` (one file per subcommand) → `output` and `export`. Nothing below `command` sees clap,
+//! and nothing but this file decides the exit status.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod command;
+mod digest;
+mod doctor;
+mod exit;
+mod export;
+mod host;
+mod interrupt;
+mod options;
+mod output;
+mod synth;
+
+use std::ffi::OsString;
+use std::io::{self, BufWriter, Write};
+
+use clap::Parser;
+
+use crate::args::Args;
+use crate::host::System;
+use crate::interrupt::Interrupt;
+
+/// Runs the command with `arguments`, of which the first is the program's name, and returns the exit status.
+///
+/// Prints results on standard output, and progress, warnings and errors on standard error. The statuses are listed at
+/// the end of `tload --help`. Listens for Ctrl-C and termination from the first call on; a caller with handlers of its own
+/// (Python) sets them back to the default before, or runs them too.
+///
+/// ```
+/// let status = tload_cli::main(["tload", "--version"].map(Into::into));
+/// assert_eq!(status, 0);
+/// ```
+pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let args = match Args::try_parse_from(&arguments) {
+        Ok(args) => args,
+        Err(error) => {
+            // clap prints help and versions on standard output, usage errors on standard error. If even that cannot
+            // be written, the status is all that is left to say.
+            drop(error.print());
+            return u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+        }
+    };
+
+    let interrupt = Interrupt::install(&System::real());
+    let mut out = BufWriter::new(io::stdout().lock());
+    let outcome = command::run(args, &arguments, &interrupt, &mut out)
+        .and_then(|()| out.flush().map_err(output::error::standard_output));
+    match outcome {
+        Ok(()) => exit::SUCCESS,
+        // The reader has seen enough (`tload ls … | head`): not a failure.
+        Err(error) if output::error::is_closed_pipe(&error) => exit::SUCCESS,
+        Err(error) => {
+            output::error::print(&error);
+            exit::status(&error)
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! Arguments → what the core wants: locations, selections, options. The last place that knows clap's types.
+
+use std::ffi::OsStr;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+
+use tload::{Location, Options, Result, Selection};
+
+use crate::args::{BenchArgs, CacheArg, ModeArg, PresetArg, SelectArgs, SweepArgs, TuningArgs};
+use crate::bench::{CacheState, Configuration, Mode};
+use crate::synth::Preset;
+
+/// A path or URL as the user wrote it. A path may be any bytes; a URL is text.
+pub(crate) fn location(text: &OsStr) -> Result<Location> {
+    match text.to_str() {
+        Some(text) => Location::parse(text),
+        None => Ok(Location::from_path(PathBuf::from(text))),
+    }
+}
+
+/// What any of the arguments selects; everything when there are none.
+pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
+    let mut selections = Vec::new();
+    if !args.names.is_empty() {
+        selections.push(Selection::names(args.names.iter().cloned()));
+    }
+    for glob in &args.globs {
+        selections.push(Selection::glob(glob)?);
+    }
+    for regex in &args.regexes {
+        selections.push(Selection::regex(regex)?);
+    }
+    // Not a fold from `all()`, whose union with anything is everything.
+    Ok(selections
+        .into_iter()
+        .reduce(Selection::or)
+        .unwrap_or_default())
+}
+
+/// The options of one load.
+pub(crate) fn options(args: &TuningArgs) -> Options {
+    let mut options = Options::default();
+    options.engine = args.engine;
+    options.cache = args.limits.cache;
+    options.order = args.order;
+    options.depth = args.depth.map(NonZeroUsize::get);
+    options.in_flight_bytes = args.limits.in_flight;
+    options.extent_bytes = args.extent;
+    options.lanes = args.lanes.map(NonZeroUsize::get);
+    options.memory_limit = args.limits.memory_limit;
+    options.timeout = args.timeout;
+    options
+}
+
+/// Every combination of a sweep's lists, the last list varying fastest.
+pub(crate) fn configurations(args: &SweepArgs) -> Vec<Configuration> {
+    let mut configurations = Vec::new();
+    for &engine in &args.engine {
+        for &lanes in &or_default(&args.lanes) {
+            for &depth in &or_default(&args.depth) {
+                for &extent_bytes in &or_default(&args.extent) {
+                    configurations.push(Configuration {
+                        engine,
+                        depth: depth.map(NonZeroUsize::get),
+                        extent_bytes,
+                        lanes: lanes.map(NonZeroUsize::get),
+                        in_flight_bytes: args.limits.in_flight,
+                        memory_limit: args.limits.memory_limit,
+                        cache: args.limits.cache,
+                    });
+                }
+            }
+        }
+    }
+    configurations
+}
+
+/// The list, or one `None`: the core's own choice.
+fn or_default<T: Copy>(list: &[T]) -> Vec<Option<T>> {
+    if list.is_empty() {
+        vec![None]
+    } else {
+        list.iter().copied().map(Some).collect()
+    }
+}
+
+/// The modes, each once.
+pub(crate) fn modes(args: &BenchArgs) -> Vec<Mode> {
+    unique(args.mode.iter().map(|mode| match mode {
+        ModeArg::Stream => Mode::Stream,
+        ModeArg::Keep => Mode::Keep,
+    }))
+}
+
+/// The states of the page cache, each once.
+pub(crate) fn cache_states(args: &BenchArgs) -> Vec<CacheState> {
+    unique(args.cache_state.iter().flat_map(|state| match state {
+        CacheArg::Cold => vec![CacheState::Cold],
+        CacheArg::Warm => vec![CacheState::Warm],
+        CacheArg::Both => vec![CacheState::Cold, CacheState::Warm],
+    }))
+}
+
+fn unique<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut unique = Vec::new();
+    for item in items {
+        if !unique.contains(&item) {
+            unique.push(item);
+        }
+    }
+    unique
+}
+
+pub(crate) fn preset(arg: PresetArg) -> Preset {
+    match arg {
+        PresetArg::Llama => Preset::Llama,
+        PresetArg::Moe => Preset::Moe,
+        PresetArg::Tiny => Preset::Tiny,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Args, Command};
+
+    fn bench(arguments: &[&str]) -> BenchArgs {
+        let arguments = ["tload", "bench"].iter().chain(arguments);
+        let args = Args::try_parse_from(arguments).expect("valid arguments");
+        let Command::Bench(args) = args.command else {
+            panic!("parsed {args:?}")
+        };
+        args
+    }
+
+    #[test]
+    fn lists_become_every_combination() {
+        let args = bench(&[
+            "--engine",
+            "uring,pread",
+            "--depth",
+            "4,8",
+            "--extent",
+            "1MiB,4MiB",
+        ]);
+        let configurations = configurations(&args.sweep);
+        assert_eq!(configurations.len(), 8);
+        let first: Vec<_> = configurations[..3]
+            .iter()
+            .map(|c| (c.engine.to_string(), c.depth, c.extent_bytes, c.lanes))
+            .collect();
+        assert_eq!(
+            first,
+            [
+                ("uring".to_owned(), Some(4), Some(1 << 20), None),
+                ("uring".to_owned(), Some(4), Some(4 << 20), None),
+                ("uring".to_owned(), Some(8), Some(1 << 20), None),
+            ]
+        );
+    }
+
+    #[test]
+    fn repeated_modes_and_states_count_once() {
+        let args = bench(&["--mode", "keep,stream,keep", "--cache-state", "warm,both"]);
+        assert_eq!(modes(&args), [Mode::Keep, Mode::Stream]);
+        assert_eq!(cache_states(&args), [CacheState::Warm, CacheState::Cold]);
+    }
+}

@@ -1,0 +1,60 @@
+//! Errors for people: once, on standard error, with their causes and a hint.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use tload::Error;
+
+/// `EPIPE`: nobody reads standard output any more.
+const BROKEN_PIPE: i32 = 32;
+
+/// Prints `error` with its chain.
+pub(crate) fn print(error: &Error) {
+    warn(&format!("error: {}", error.chain()));
+}
+
+/// Prints one line of warning or progress on standard error.
+pub(crate) fn warn(line: &str) {
+    // When standard error is closed there is nowhere left to say so.
+    drop(writeln!(io::stderr(), "{line}"));
+}
+
+/// The error for a failed write to standard output.
+pub(crate) fn standard_output(error: io::Error) -> Error {
+    Error::from_io("cannot write", error).with_location("standard output")
+}
+
+/// The error for a failed operation on a file that the command writes.
+pub(crate) fn file(what: &str, path: &Path, error: io::Error) -> Error {
+    let full = error.kind() == io::ErrorKind::StorageFull;
+    let error = Error::from_io(what, error).with_location(path.display());
+    if full {
+        error.with_hint("free some space, or ask for a smaller --size")
+    } else {
+        error
+    }
+}
+
+/// Whether `error` only means that the reader of standard output went away.
+pub(crate) fn is_closed_pipe(error: &Error) -> bool {
+    error.location() == Some("standard output") && error.errno() == Some(BROKEN_PIPE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_closed_standard_output_is_forgiven() {
+        let broken = || io::Error::from_raw_os_error(BROKEN_PIPE);
+        assert!(is_closed_pipe(&standard_output(broken())));
+        assert!(!is_closed_pipe(&file(
+            "cannot write",
+            Path::new("a.json"),
+            broken()
+        )));
+        assert!(!is_closed_pipe(&standard_output(
+            io::Error::from_raw_os_error(28)
+        )));
+    }
+}

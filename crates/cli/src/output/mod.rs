@@ -1,0 +1,6 @@
+//! What people read: quantities with units, tables, progress and errors.
+
+pub(crate) mod error;
+pub(crate) mod progress;
+pub(crate) mod quantity;
+pub(crate) mod table;

@@ -1,0 +1,78 @@
+//! Numbers with units, for people and for arithmetic on them.
+
+use std::time::Duration;
+
+/// A count as a number to divide by. Exact up to 2^53, which is 8 PiB.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "rates and ratios need no more than 53 bits"
+)]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// `bytes` as a multiple of a GiB.
+pub(crate) fn gibibytes(bytes: u64) -> f64 {
+    float(bytes) / float(1 << 30)
+}
+
+/// Bytes per second; zero when no time passed.
+pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
+    if seconds > 0.0 {
+        float(bytes) / seconds
+    } else {
+        0.0
+    }
+}
+
+/// `"2.31 GB/s"`.
+pub(crate) fn format_rate(bytes_per_second: f64) -> String {
+    format!("{:.2} GB/s", bytes_per_second / 1e9)
+}
+
+/// `"12.3 s"`, `"45.6 ms"` or `"789 µs"`.
+pub(crate) fn format_seconds(seconds: f64) -> String {
+    if seconds >= 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds >= 1e-3 {
+        format!("{:.1} ms", seconds * 1e3)
+    } else {
+        format!("{:.0} µs", seconds * 1e6)
+    }
+}
+
+/// The same, of a duration.
+pub(crate) fn format_duration(duration: Duration) -> String {
+    format_seconds(duration.as_secs_f64())
+}
+
+/// `"97 %"`.
+pub(crate) fn format_share(share: f64) -> String {
+    format!("{:.0} %", share * 100.0)
+}
+
+/// `"1 shard"`, `"2 shards"`.
+pub(crate) fn format_count(count: u64, noun: &str) -> String {
+    if count == 1 {
+        format!("1 {noun}")
+    } else {
+        format!("{count} {noun}s")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_carry_units() {
+        assert_eq!(format_rate(rate(4_620_000_000, 2.0)), "2.31 GB/s");
+        assert_eq!(format_rate(rate(1, 0.0)), "0.00 GB/s");
+        assert_eq!(format_seconds(12.345), "12.35 s");
+        assert_eq!(format_seconds(0.012_34), "12.3 ms");
+        assert_eq!(format_seconds(0.000_012_34), "12 µs");
+        assert_eq!(format_share(0.966), "97 %");
+        assert_eq!(format_count(1, "shard"), "1 shard");
+        assert_eq!(format_count(0, "shard"), "0 shards");
+    }
+}

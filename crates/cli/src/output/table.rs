@@ -1,0 +1,71 @@
+//! Tables in plain columns: no lines, no colours, nothing that a pipe would mind.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+
+/// How a column is aligned.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Align {
+    Left,
+    Right,
+}
+
+/// The text of a table, with a line feed at its end.
+pub(crate) fn render(
+    header: &[(&str, Align)],
+    rows: impl IntoIterator<Item = Vec<String>>,
+) -> String {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled);
+    table.set_header(header.iter().map(|(title, _)| *title));
+    table.add_rows(rows);
+    for (column, (_, align)) in table.column_iter_mut().zip(header) {
+        column.set_padding((0, 2));
+        if matches!(align, Align::Right) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let mut text = String::new();
+    for line in table.lines() {
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// Text from a file, safe to print on a terminal: control characters are escaped.
+pub(crate) fn printable(text: &str) -> String {
+    text.chars()
+        .flat_map(|c| {
+            let escaped: Box<dyn Iterator<Item = char>> = if c.is_control() {
+                Box::new(c.escape_default())
+            } else {
+                Box::new(Some(c).into_iter())
+            };
+            escaped
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_without_trailing_space() {
+        let text = render(
+            &[("name", Align::Left), ("bytes", Align::Right)],
+            [
+                vec!["a".to_owned(), "1".to_owned()],
+                vec!["bcdef".to_owned(), "1000000".to_owned()],
+            ],
+        );
+        assert_eq!(text, "name     bytes\na            1\nbcdef  1000000\n");
+    }
+
+    #[test]
+    fn names_cannot_move_the_cursor() {
+        assert_eq!(printable("a\u{1b}[2Jé\n"), "a\\u{1b}[2Jé\\n");
+    }
+}

@@ -1,0 +1,136 @@
+//! Synthetic checkpoints: the tensors of a model that does not exist, with random numbers in them.
+//!
+//! `llama`, `moe` and `tiny` say which tensors ([`Model`], pure); `shards` deals them out to files (pure); `safetensors`
+//! lays a file out (pure); `random` makes the numbers; `writer` ([`Synth`]) is the only one that touches the disk.
+
+mod llama;
+mod moe;
+mod random;
+mod safetensors;
+mod shards;
+mod tiny;
+mod writer;
+
+use serde_json::Value;
+use tload::{Dtype, Error, ErrorKind, Result, format_bytes};
+
+pub(crate) use writer::{Synth, check_room, free_bytes};
+
+/// Which model to imitate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Preset {
+    Llama,
+    Moe,
+    Tiny,
+}
+
+impl Preset {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Moe => "moe",
+            Self::Tiny => "tiny",
+        }
+    }
+
+    /// The size when the user names none.
+    pub(crate) fn default_bytes(self) -> u64 {
+        match self {
+            Self::Llama | Self::Moe => 4 << 30,
+            Self::Tiny => 4 << 20,
+        }
+    }
+
+    /// The smallest size that still has the shape of such a model.
+    pub(crate) fn smallest_bytes(self) -> u64 {
+        match self {
+            Self::Llama => 256 << 10,
+            Self::Moe | Self::Tiny => 1 << 20,
+        }
+    }
+}
+
+/// One tensor to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<u64>,
+}
+
+impl Entry {
+    fn new(name: impl Into<String>, dtype: Dtype, shape: impl Into<Vec<u64>>) -> Self {
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.into(),
+        }
+    }
+
+    /// Presets hold dtypes of whole bytes only.
+    pub(crate) fn byte_len(&self) -> u64 {
+        self.shape.iter().product::<u64>() * (self.dtype.bits() as u64 / 8)
+    }
+}
+
+/// The tensors of a synthetic checkpoint, in the order of the model, and its `config.json`.
+#[derive(Clone, Debug)]
+pub(crate) struct Model {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) config: Value,
+}
+
+impl Model {
+    /// The model of `preset` whose tensors take `size` bytes, within 2 %.
+    pub(crate) fn new(preset: Preset, size: u64) -> Result<Self> {
+        if size < preset.smallest_bytes() {
+            let (asked, least) = (format_bytes(size), format_bytes(preset.smallest_bytes()));
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!(
+                    "size is {asked}; the preset {} wants at least {least}",
+                    preset.name()
+                ),
+            ));
+        }
+        let (entries, config) = match preset {
+            Preset::Llama => llama::model(size),
+            Preset::Moe => moe::model(size),
+            Preset::Tiny => tiny::model(size),
+        };
+        Ok(Self { entries, config })
+    }
+
+    /// Bytes of all tensors.
+    pub(crate) fn bytes(&self) -> u64 {
+        total(&self.entries)
+    }
+
+    pub(crate) fn tensor_count(&self) -> u64 {
+        self.entries.len() as u64
+    }
+}
+
+fn total(entries: &[Entry]) -> u64 {
+    entries.iter().map(Entry::byte_len).sum()
+}
+
+/// The largest multiple of `step` from `least` on for which `fits` holds, which must not change back; `least` if none.
+fn largest(least: u64, step: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut fitting, mut steps) = (least, 1);
+    // Doubling, then halving: a binary search without an upper end to guess.
+    while fits(fitting + steps * step) {
+        fitting += steps * step;
+        steps *= 2;
+    }
+    while steps > 0 {
+        if fits(fitting + steps * step) {
+            fitting += steps * step;
+        }
+        steps /= 2;
+    }
+    fitting
+}
+
+#[cfg(test)]
+mod tests;

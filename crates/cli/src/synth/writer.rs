@@ -1,0 +1,273 @@
+//! Writes a model's files: to temporary names, flushed, renamed, dropped from the page cache; removed again on failure.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use serde_json::{Value, json};
+use tload::{Error, ErrorKind, Result, format_bytes, probe};
+
+use super::random::Numbers;
+use super::safetensors::Layout;
+use super::{Entry, Model, shards};
+use crate::interrupt::Interrupt;
+use crate::output::error::file as file_error;
+use crate::output::progress::Progress;
+
+/// Random bytes are made and written this many at a time: small enough for a core's cache to keep them in between.
+const BUFFER_BYTES: usize = 1 << 20;
+/// Files written at once. Two keep a disk busy while the numbers of another are made; more only compete.
+const WRITERS_MAX: usize = 4;
+/// Headers, index and the file system's own needs, beside the tensors.
+const OVERHEAD_BYTES: u64 = 16 << 20;
+
+const INDEX_NAME: &str = "model.safetensors.index.json";
+const CONFIG_NAME: &str = "config.json";
+
+/// A model, dealt out to files.
+#[derive(Debug)]
+pub(crate) struct Synth<'a> {
+    model: &'a Model,
+    shards: Vec<&'a [Entry]>,
+    seed: u64,
+}
+
+impl<'a> Synth<'a> {
+    /// `shards`: the number of files, or one per GiB.
+    pub(crate) fn new(model: &'a Model, shards: Option<u32>, seed: u64) -> Result<Self> {
+        let count = shards.unwrap_or_else(|| shards::default_count(model.bytes()));
+        Ok(Self {
+            model,
+            shards: shards::deal(&model.entries, count)?,
+            seed,
+        })
+    }
+
+    pub(crate) fn shard_count(&self) -> u64 {
+        self.shards.len() as u64
+    }
+
+    /// Writes all files into `directory`, or leaves none of them.
+    ///
+    /// A directory that is not empty is refused, unless `force`: then the checkpoint in it is replaced.
+    pub(crate) fn write(
+        &self,
+        directory: &Path,
+        force: bool,
+        interrupt: &Interrupt,
+        progress: &Progress,
+    ) -> Result<()> {
+        let made = prepare(directory, force)?;
+        let directory_guard = made.then(|| interrupt.temporary(directory));
+        let writing = Writing {
+            synth: self,
+            directory,
+            interrupt,
+            progress,
+        };
+        let mut guards = writing.shards()?;
+        let mut written = self.companions();
+        for (name, text) in written.drain(..) {
+            let path = directory.join(name);
+            guards.push(interrupt.temporary(&path));
+            fs::write(&path, text).map_err(|error| file_error("cannot write", &path, error))?;
+        }
+        for guard in guards {
+            guard.keep();
+        }
+        if let Some(guard) = directory_guard {
+            guard.keep();
+        }
+        Ok(())
+    }
+
+    /// `model.safetensors`, or `model-00001-of-00004.safetensors`.
+    fn shard_name(&self, index: usize) -> String {
+        match self.shards.len() {
+            1 => "model.safetensors".to_owned(),
+            count => format!("model-{:05}-of-{count:05}.safetensors", index + 1),
+        }
+    }
+
+    /// The files beside the shards: name and text.
+    fn companions(&self) -> Vec<(&'static str, String)> {
+        let mut files = vec![(CONFIG_NAME, pretty(&self.model.config))];
+        if self.shards.len() > 1 {
+            let mut weight_map = BTreeMap::new();
+            for (index, shard) in self.shards.iter().enumerate() {
+                for entry in *shard {
+                    weight_map.insert(entry.name.as_str(), self.shard_name(index));
+                }
+            }
+            let metadata = json!({"total_size": self.model.bytes()});
+            let index = json!({"metadata": metadata, "weight_map": weight_map});
+            files.push((INDEX_NAME, pretty(&index)));
+        }
+        files
+    }
+}
+
+/// One call of [`Synth::write`].
+struct Writing<'a> {
+    synth: &'a Synth<'a>,
+    directory: &'a Path,
+    interrupt: &'a Interrupt,
+    progress: &'a Progress,
+}
+
+impl<'a> Writing<'a> {
+    /// Writes all shards, several at a time, and returns the guards of the finished files.
+    fn shards(&self) -> Result<Vec<crate::interrupt::Temporary<'a>>> {
+        let next = AtomicUsize::new(0);
+        let guards = Mutex::new(Vec::new());
+        let write_some = || -> Result<()> {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(shard) = self.synth.shards.get(index) else {
+                    return Ok(());
+                };
+                match self.shard(index, shard) {
+                    Ok(guard) => guards.lock().expect("no writer panics").push(guard),
+                    Err(error) => {
+                        // The other writers find nothing left to do.
+                        next.store(self.synth.shards.len(), Ordering::Relaxed);
+                        return Err(error);
+                    }
+                }
+            }
+        };
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let writers = self.synth.shards.len().min(cores).min(WRITERS_MAX);
+        thread::scope(|scope| {
+            let writers: Vec<_> = (0..writers).map(|_| scope.spawn(write_some)).collect();
+            let outcomes = writers
+                .into_iter()
+                .map(|writer| writer.join().expect("no writer panics"));
+            outcomes.reduce(Result::and).unwrap_or(Ok(()))
+        })?;
+        Ok(guards.into_inner().expect("no writer panics"))
+    }
+
+    fn shard(&self, index: usize, entries: &[Entry]) -> Result<crate::interrupt::Temporary<'a>> {
+        let path = self.directory.join(self.synth.shard_name(index));
+        let unfinished = self.interrupt.temporary(temporary_name(&path));
+        self.shard_bytes(unfinished.path(), entries)?;
+        let finished = self.interrupt.temporary(&path);
+        fs::rename(unfinished.path(), &path)
+            .map_err(|error| file_error("cannot rename to", &path, error))?;
+        unfinished.keep();
+        // Where the page cache cannot be dropped (tmpfs), the checkpoint is still a good one.
+        drop(probe::evict(&path));
+        Ok(finished)
+    }
+
+    fn shard_bytes(&self, path: &Path, entries: &[Entry]) -> Result<()> {
+        let failed = |error: io::Error| file_error("cannot write", path, error);
+        let layout = Layout::new(entries);
+        let mut file = File::create(path).map_err(failed)?;
+        file.write_all(&layout.header()).map_err(failed)?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        for entry in layout.entries() {
+            let mut numbers = Numbers::new(self.synth.seed, &entry.name, entry.dtype);
+            let mut left = entry.byte_len();
+            while left > 0 {
+                self.interrupt.check()?;
+                let len = usize::try_from(left)
+                    .unwrap_or(usize::MAX)
+                    .min(BUFFER_BYTES);
+                numbers.fill(&mut buffer[..len]);
+                file.write_all(&buffer[..len]).map_err(failed)?;
+                left -= len as u64;
+                self.progress.advance(len as u64);
+            }
+        }
+        file.sync_data().map_err(failed)
+    }
+}
+
+/// `.model.safetensors.partial`, beside the file it becomes.
+fn temporary_name(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.partial"))
+}
+
+/// Makes sure that `directory` exists and holds no other checkpoint. Whether it was made.
+fn prepare(directory: &Path, force: bool) -> Result<bool> {
+    let exists = directory.exists();
+    if exists {
+        let failed = |error| file_error("cannot list", directory, error);
+        let names = fs::read_dir(directory)
+            .and_then(|entries| {
+                entries
+                    .map(|entry| entry.map(|entry| entry.path()))
+                    .collect()
+            })
+            .map_err(failed)?;
+        replace(directory, names, force)?;
+    } else {
+        fs::create_dir_all(directory)
+            .map_err(|error| file_error("cannot make the directory", directory, error))?;
+    }
+    Ok(!exists)
+}
+
+/// Removes the checkpoint among `paths`; whatever else is there stays.
+fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
+    if paths.is_empty() {
+        return Ok(());
+    }
+    if !force {
+        return Err(
+            Error::new(ErrorKind::InvalidRequest, "the directory is not empty")
+                .with_location(directory.display())
+                .with_hint("name another directory, or replace the checkpoint in it with --force"),
+        );
+    }
+    for path in paths.into_iter().filter(|path| is_ours(path)) {
+        fs::remove_file(&path).map_err(|error| file_error("cannot replace", &path, error))?;
+    }
+    Ok(())
+}
+
+/// Whether [`Synth`] writes files of this name.
+fn is_ours(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let name = name.strip_prefix('.').unwrap_or(&name);
+    let name = name.strip_suffix(".partial").unwrap_or(name);
+    [INDEX_NAME, CONFIG_NAME, "model.safetensors"].contains(&name)
+        || (name.starts_with("model-") && name.ends_with(".safetensors"))
+}
+
+/// Refuses to write `bytes` where there is no room for them. `directory` need not exist yet.
+pub(crate) fn check_room(directory: &Path, bytes: u64) -> Result<()> {
+    let existing = directory.ancestors().find(|ancestor| ancestor.exists());
+    let free = free_bytes(existing.unwrap_or(Path::new(".")))?;
+    if free < bytes.saturating_add(OVERHEAD_BYTES) {
+        return Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "{} are free, {} are wanted",
+                format_bytes(free),
+                format_bytes(bytes)
+            ),
+        )
+        .with_location(directory.display())
+        .with_hint("free some space, ask for a smaller --size, or name another directory"));
+    }
+    Ok(())
+}
+
+/// Bytes that this user may still write to the file system of `directory`.
+pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
+    let stat = rustix::fs::statvfs(directory)
+        .map_err(|error| file_error("cannot ask for free space", directory, error.into()))?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+fn pretty(value: &Value) -> String {
+    format!("{value:#}\n")
+}

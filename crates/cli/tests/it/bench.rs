@@ -1,0 +1,193 @@
+//! `bench`: what it measures, what it calls it, and what it leaves behind.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::{run, stderr, succeed};
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (json, csv, markdown, scratch) = (
+        path("out.json"),
+        path("out.csv"),
+        path("out.md"),
+        path("scratch"),
+    );
+    fs::create_dir(&scratch).unwrap();
+    let text = succeed([
+        "bench",
+        "--preset",
+        "tiny",
+        "--size",
+        "4MiB",
+        "--rounds",
+        "2",
+        "--no-fio",
+        "--dir",
+        &scratch,
+        "--mode",
+        "stream,keep",
+        "--depth",
+        "2,4",
+        "--json",
+        &json,
+        "--csv",
+        &csv,
+        "--markdown",
+        &markdown,
+    ]);
+    assert!(text.contains("ceiling: raw reads, fresh memory"), "{text}");
+    assert_eq!(
+        fs::read_dir(&scratch).unwrap().count(),
+        0,
+        "the checkpoint is still there"
+    );
+
+    let results = read_json(Path::new(&json));
+    assert_eq!(results["complete"], true);
+    assert_eq!(results["checkpoint"]["synthetic"]["preset"], "tiny");
+    assert_eq!(results["command"][1], "bench");
+    let cells = results["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 4);
+    for cell in cells {
+        let samples = cell["samples"].as_array().unwrap();
+        assert_eq!(samples.len(), 4);
+        for sample in samples {
+            assert_eq!(sample["bytes"], results["checkpoint"]["tensor_bytes"]);
+            assert!(sample["cpu_seconds_per_gib"].is_number());
+            assert!(sample["report"]["engine"]["name"].is_string());
+            let is_load = sample["contender"] == "tload";
+            assert_eq!(sample["first_tensor_seconds"].is_number(), is_load);
+        }
+        assert!(
+            cell["summaries"][1]["tload_ratio"]["median"]
+                .as_f64()
+                .unwrap()
+                > 0.0
+        );
+    }
+    let csv = fs::read_to_string(csv).unwrap();
+    assert_eq!(csv.lines().count(), 1 + 4 * 4);
+    let markdown = fs::read_to_string(markdown).unwrap();
+    assert_eq!(
+        markdown
+            .lines()
+            .filter(|line| line.starts_with("| "))
+            .count(),
+        2 + 4 * 2
+    );
+}
+
+#[test]
+fn a_checkpoint_of_the_users_is_measured_cold_and_warm_and_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, json) = (folder.path().join("model"), folder.path().join("out.json"));
+    let (model, json) = (model.to_str().unwrap(), json.to_str().unwrap());
+    succeed(["synth", model, "--size", "4MiB", "--shards", "2"]);
+    succeed([
+        "bench",
+        model,
+        "--rounds",
+        "2",
+        "--no-fio",
+        "--cache-state",
+        "both",
+        "--json",
+        json,
+    ]);
+    assert!(Path::new(model).join("config.json").exists());
+    let results = read_json(Path::new(json));
+    assert_eq!(results["checkpoint"]["synthetic"], Value::Null);
+    for (cell, state) in results["cells"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .zip(["cold", "warm"])
+    {
+        assert_eq!(cell["cache_state"], state);
+        let verified = cell["cache_state_verified"] == true;
+        for sample in cell["samples"].as_array().unwrap() {
+            // Whatever it found, it says so; and it calls verified only what it found.
+            let found = sample["residency"]["found"].as_str().unwrap();
+            assert!(["cold", "warm", "mixed", "unverified"].contains(&found));
+            assert!(verified || found != state);
+        }
+    }
+}
+
+#[test]
+fn files_in_memory_are_not_called_cold() {
+    let memory = Path::new("/dev/shm");
+    let Ok(scratch) = tempfile::tempdir_in(memory) else {
+        println!("SKIPPED: {} cannot be written to", memory.display());
+        return;
+    };
+    let output = run([
+        "bench",
+        "--preset",
+        "tiny",
+        "--rounds",
+        "1",
+        "--no-fio",
+        "--dir",
+        scratch.path().to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("not cold"), "{text}");
+    let warnings = stderr(&output);
+    assert!(warnings.contains("keeps files in memory"), "{warnings}");
+    assert!(warnings.contains("page cache in play"), "{warnings}");
+}
+
+#[test]
+fn fio_runs_beside_us_when_it_is_installed() {
+    if !Command::new("fio")
+        .arg("--version")
+        .output()
+        .is_ok_and(|it| it.status.success())
+    {
+        println!("SKIPPED: fio is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("out.json");
+    let output = run([
+        "bench",
+        "--size",
+        "16MiB",
+        "--rounds",
+        "1",
+        "--shards",
+        "2",
+        "--json",
+        json.to_str().unwrap(),
+    ]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let results = read_json(&json);
+    let samples = results["cells"][0]["samples"].as_array().unwrap();
+    let contenders: Vec<_> = samples.iter().map(|sample| &sample["contender"]).collect();
+    let failed = stderr(&output).contains("fio failed");
+    assert!(
+        failed || contenders == ["tload", "ceiling", "fio"],
+        "{contenders:?}"
+    );
+}
+
+#[test]
+fn a_bad_export_path_fails_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let json = folder.path().join("no/such/folder.json");
+    let output = run(["bench", "--size", "4GiB", "--json", json.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(stderr(&output).contains("cannot write the export"));
+}

@@ -1,0 +1,55 @@
+//! `doctor` looks at this machine, whatever it is.
+
+use crate::{json, succeed};
+
+#[test]
+fn every_finding_has_an_id_a_level_and_a_value() {
+    let report = json(["doctor", "--json"]);
+    let findings = report["findings"].as_array().unwrap();
+    let ids: Vec<&str> = findings
+        .iter()
+        .map(|finding| finding["id"].as_str().unwrap())
+        .collect();
+    for id in [
+        "kernel",
+        "io_uring",
+        "seccomp",
+        "memory",
+        "memlock",
+        "huge_pages",
+        "numa",
+        "gpu",
+    ] {
+        assert!(ids.contains(&id), "{id} is not in {ids:?}");
+    }
+    for finding in findings {
+        assert!(["ok", "note", "warn"].contains(&finding["level"].as_str().unwrap()));
+        assert!(!finding["value"].as_str().unwrap().is_empty(), "{finding}");
+        // Whatever is not ok says what to do, or that it cannot be known.
+        let advised = finding["advice"].is_string();
+        let unknown = finding["value"].as_str().unwrap().starts_with("unknown");
+        assert!(finding["level"] == "ok" || advised || unknown, "{finding}");
+    }
+}
+
+#[test]
+fn a_checkpoint_adds_its_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "1MiB"]);
+    let report = json(["doctor", location, "--json"]);
+    let findings = report["findings"].as_array().unwrap();
+    for id in [
+        "checkpoint",
+        "file_system",
+        "mount",
+        "direct_io",
+        "page_cache",
+    ] {
+        assert!(findings.iter().any(|finding| finding["id"] == id), "{id}");
+    }
+    let text = succeed(["doctor", location]);
+    assert!(text.contains(" in memory ("), "{text}");
+    assert!(text.trim_end().ends_with(" ok"), "{text}");
+}

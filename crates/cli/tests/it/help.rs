@@ -1,0 +1,42 @@
+//! Help is part of the interface: a change of it is seen in review. `TLOAD_UPDATE_HELP=1 cargo test -p tload-cli help`
+//! accepts one.
+
+use std::path::PathBuf;
+
+use crate::command;
+
+#[test]
+fn help_is_as_recorded() {
+    for name in ["tload", "ls", "load", "synth", "bench", "doctor"] {
+        let mut arguments = vec!["--help"];
+        if name != "tload" {
+            arguments.insert(0, name);
+        }
+        // clap wraps at the terminal's width, which it takes from here.
+        let output = command(arguments)
+            .env("COLUMNS", "100")
+            .output()
+            .expect("the binary runs");
+        assert!(output.status.success());
+        let help = String::from_utf8(output.stdout).expect("help is UTF-8");
+        let path: PathBuf = [
+            env!("CARGO_MANIFEST_DIR"),
+            "tests/it/help",
+            &format!("{name}.txt"),
+        ]
+        .iter()
+        .collect();
+        if std::env::var_os("TLOAD_UPDATE_HELP").is_some() {
+            std::fs::write(&path, &help).expect("the recorded help can be written");
+        }
+        let recorded = std::fs::read_to_string(&path).unwrap_or_default();
+        assert_eq!(help, recorded, "{} differs", path.display());
+    }
+}
+
+#[test]
+fn the_version_is_the_crates() {
+    let output = command(["--version"]).output().expect("the binary runs");
+    let expected = format!("tload {}\n", env!("CARGO_PKG_VERSION"));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}

@@ -1,0 +1,51 @@
+//! The command, run as a user runs it: the binary, its output and its exit status.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
+mod bench;
+mod checkpoints;
+mod doctor;
+mod errors;
+mod help;
+mod interrupt;
+
+use std::ffi::OsStr;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// The binary, without the caller's `TLOAD_*` variables.
+fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tload"));
+    command.args(arguments).stdin(Stdio::null());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("TLOAD_") {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
+    command(arguments).output().expect("the binary runs")
+}
+
+/// Standard output of a run that must succeed.
+fn succeed<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> String {
+    let output = run(arguments);
+    assert!(
+        output.status.success(),
+        "{}: {}",
+        output.status,
+        stderr(&output)
+    );
+    String::from_utf8(output.stdout).expect("output is UTF-8")
+}
+
+fn json<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Value {
+    serde_json::from_str(&succeed(arguments)).expect("output is JSON")
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
