@@ -88,6 +88,7 @@ fn or_default<T: Copy>(list: &[T]) -> Vec<Option<T>> {
 pub(crate) fn modes(args: &BenchArgs) -> Vec<Mode> {
     unique(args.mode.iter().map(|mode| match mode {
         ModeArg::Stream => Mode::Stream,
+        ModeArg::Reload => Mode::Reload,
         ModeArg::Keep => Mode::Keep,
     }))
 }

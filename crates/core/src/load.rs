@@ -13,7 +13,7 @@ use crate::lane::{self, LaneEvents, LaneSetup};
 use crate::pipeline::{Feed, Memory};
 use crate::plan::{self, Layout, Plan, Selection, Wanted};
 use crate::report::{Counters, Report};
-use crate::request::{Device, Options, Order, format_bytes};
+use crate::request::{Device, Options, Order};
 use crate::schedule::{Depth, Schedule};
 use crate::sink::{DiscardSink, HostSink};
 use crate::source::{Location, ReadFile, ReadHints, RefusedDirect};
@@ -104,6 +104,21 @@ impl Loader {
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
+    }
+
+    /// The tensors that the load will bring, in file order.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
+    pub fn selected(&self) -> Result<Vec<TensorInfo>> {
+        let all = self.checkpoint.tensors();
+        let names: Vec<&str> = all.iter().map(TensorInfo::name).collect();
+        let selected = self.selection.resolve(&names)?;
+        Ok(selected
+            .into_iter()
+            .map(|index| all[index].clone())
+            .collect())
     }
 
     /// Starts the load. Tensors arrive while later ones are still being read.
@@ -267,11 +282,17 @@ impl Loader {
         if largest <= limit || prepared.plan.regions.is_empty() {
             return Ok(limit);
         }
-        let tensor = prepared
-            .tensors
-            .iter()
+        // Of small tensors that share the largest region, the largest is named.
+        let plan = &prepared.plan;
+        let in_largest = |tensor: &usize| {
+            let place = plan.targets[*tensor].place;
+            place.is_some_and(|(region, _)| plan.regions[region].bytes == plan.region_bytes_max())
+        };
+        let tensor = (0..prepared.tensors.len())
+            .filter(in_largest)
+            .map(|index| &prepared.tensors[index])
             .max_by_key(|tensor| tensor.byte_len())
-            .expect("a plan with regions has tensors");
+            .expect("every region holds a tensor");
         Err(Error::new(
             ErrorKind::OutOfMemory,
             format!(
@@ -279,7 +300,8 @@ impl Loader {
             ),
         )
         .with_tensor(tensor.name())
-        .with_hint(format!("set memory_limit to at least {}", format_bytes(largest + 1023))))
+        // Not rounded: whoever follows it must succeed.
+        .with_hint(format!("set memory_limit to at least {largest} bytes")))
     }
 
     fn report(&self, prepared: &Prepared, depth: Depth) -> Report {
@@ -293,7 +315,7 @@ impl Loader {
                 reason: "nothing to read".to_owned(),
                 features: Vec::new(),
             },
-            depth: depth.jobs(),
+            depth: depth.reads_of(prepared.plan.window_bytes_max()),
             in_flight_bytes: depth.bytes(),
             extent_bytes: prepared.plan.window_bytes_max() as u64,
             ..Report::default()
@@ -314,13 +336,7 @@ impl Prepared {
         loader.options.validate()?;
         let Device::Cpu = loader.device;
         let checkpoint = &loader.checkpoint;
-        let names: Vec<&str> = checkpoint.tensors().iter().map(TensorInfo::name).collect();
-        let tensors: Arc<[TensorInfo]> = loader
-            .selection
-            .resolve(&names)?
-            .into_iter()
-            .map(|index| checkpoint.tensors()[index].clone())
-            .collect();
+        let tensors: Arc<[TensorInfo]> = loader.selected()?.into();
 
         // Only shards that something is wanted of; `source_of` numbers them.
         let mut refused = RefusedDirect::default();

@@ -8,6 +8,7 @@ use crate::engine;
 use crate::error::Result;
 use crate::source::{FileSource, Location, ReadFile};
 
+pub use crate::buffer::prefault;
 pub use crate::source::{DirectIo, FileSystem, Residency, evict, residency};
 
 /// Whether a ring can be set up here, and with what.

@@ -57,7 +57,7 @@ pub struct Report {
     pub stages: StageTimes,
     /// Lanes.
     pub lanes: usize,
-    /// Most reads in flight.
+    /// Most reads of the largest size in flight.
     pub depth: usize,
     /// Most bytes in flight.
     pub in_flight_bytes: u64,

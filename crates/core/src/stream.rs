@@ -73,6 +73,7 @@ pub(crate) struct Shared {
     feed: Arc<Feed>,
     counters: Arc<Counters>,
     tensors: Arc<[TensorInfo]>,
+    bytes_total: u64,
     order: Order,
     complete: Box<dyn Fn(&mut Report) + Send + Sync>,
     verify: Box<dyn Fn() -> Result<()> + Send + Sync>,
@@ -112,6 +113,7 @@ impl Shared {
         let shared = Arc::new(Self {
             feed: setup.feed,
             counters: setup.counters,
+            bytes_total: setup.tensors.iter().map(TensorInfo::byte_len).sum(),
             tensors: setup.tensors,
             order: setup.order,
             complete: setup.complete,
@@ -386,7 +388,7 @@ impl TensorStream {
         Progress {
             tensors_total: self.shared.tensors.len() as u64,
             tensors_received: state.tensors_received,
-            bytes_total: self.shared.tensors.iter().map(TensorInfo::byte_len).sum(),
+            bytes_total: self.shared.bytes_total,
             bytes_received: state.bytes_received,
             bytes_read: self.shared.counters.read_bytes(),
         }

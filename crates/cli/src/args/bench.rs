@@ -36,7 +36,8 @@ pub(crate) struct BenchArgs {
     /// Rounds
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// What becomes of the tensors: stream (dropped as they come), keep (all kept to the end)
+    /// What becomes of the tensors: stream (dropped as they come), reload (the same, by a loader that has run before and
+    /// still has the memory), keep (all kept to the end)
     #[arg(
         long,
         value_enum,
@@ -78,6 +79,7 @@ pub(crate) struct BenchArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ModeArg {
     Stream,
+    Reload,
     Keep,
 }
 

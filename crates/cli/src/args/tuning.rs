@@ -23,12 +23,6 @@ pub(crate) struct SelectArgs {
     pub(crate) regexes: Vec<String>,
 }
 
-impl SelectArgs {
-    pub(crate) fn is_everything(&self) -> bool {
-        self.names.is_empty() && self.globs.is_empty() && self.regexes.is_empty()
-    }
-}
-
 /// For one load.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = HEADING)]

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
+use tload::probe::prefault;
 use tload::{Ceiling, Checkpoint, Loader, Report, Result};
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
-use super::prefault::prefault;
 use super::usage::{Meter, Usage};
 use super::warnings::Warning;
 use super::{Cell, Contender, Measurement, Mode, Runner};
@@ -72,20 +72,31 @@ impl<'a> DiskRunner<'a> {
             .unwrap_or(STREAM_BYTES)
             .min(total);
         self.page_cache.prepare(cell.cache_state, self.interrupt)?;
-        prefault(match cell.mode {
-            Mode::Stream => budget,
+        // A virtual machine hands freed memory back to its host; touching it again costs more than any disk and has nothing to
+        // do with loading. So every contender alike is preceded by faulting in, and freeing, as much as it may take.
+        let touched = match cell.mode {
+            Mode::Stream | Mode::Reload => budget,
             Mode::Keep => total + budget,
-        });
+        };
+        prefault(usize::try_from(touched).unwrap_or(usize::MAX));
         self.page_cache.prepare(cell.cache_state, self.interrupt)?;
         self.interrupt.check()?;
         Ok(self.page_cache.residency())
     }
 
-    fn load(&mut self, cell: &Cell, residency: Residency) -> Result<Measurement> {
+    fn load(
+        &mut self,
+        cell: &Cell,
+        before: Option<Loader>,
+        residency: Residency,
+    ) -> Result<Measurement> {
         let meter = Meter::start();
         let opened = Instant::now();
-        let checkpoint = Checkpoint::open(self.checkpoint.location())?;
-        let loader = Loader::new(checkpoint).options(cell.configuration.options());
+        let loader = match before {
+            Some(loader) => loader,
+            None => Loader::new(Checkpoint::open(self.checkpoint.location())?)
+                .options(cell.configuration.options()),
+        };
         let mut stream = loader.stream()?;
         self.interrupt.watch(stream.canceller());
         let mut first_tensor_seconds = None;
@@ -108,10 +119,19 @@ impl<'a> DiskRunner<'a> {
         })
     }
 
+    /// A loader that has streamed everything once.
+    fn load_before(&self, cell: &Cell) -> Result<Loader> {
+        let loader = Loader::new(self.checkpoint.clone()).options(cell.configuration.options());
+        let mut stream = loader.stream()?;
+        self.interrupt.watch(stream.canceller());
+        stream.try_for_each(|tensor| tensor.map(drop))?;
+        Ok(loader)
+    }
+
     fn ceiling(&self, cell: &Cell, residency: Residency) -> Result<Measurement> {
         let loader = Loader::new(self.checkpoint.clone()).options(cell.configuration.options());
         let kind = match cell.mode {
-            Mode::Stream => Ceiling::Recycled,
+            Mode::Stream | Mode::Reload => Ceiling::Recycled,
             Mode::Keep => Ceiling::Fresh,
         };
         let meter = Meter::start();
@@ -172,9 +192,14 @@ impl Runner for DiskRunner<'_> {
         if contender == Contender::Fio && self.fio.is_none() {
             return Ok(None);
         }
+        // Before the page cache is prepared: this load must leave nothing there.
+        let before = match (contender, cell.mode) {
+            (Contender::Tload, Mode::Reload) => Some(self.load_before(cell)?),
+            _ => None,
+        };
         let residency = self.prepare(cell)?;
         match contender {
-            Contender::Tload => self.load(cell, residency).map(Some),
+            Contender::Tload => self.load(cell, before, residency).map(Some),
             Contender::Ceiling => self.ceiling(cell, residency).map(Some),
             Contender::Fio => self.fio(cell, residency),
         }

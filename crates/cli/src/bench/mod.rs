@@ -2,14 +2,13 @@
 //!
 //! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds; in each round, `schedule` has
 //! a [`Runner`] run each cell's [`Contender`]s; the samples go into `results`, which `stats` sums up. `disk_runner` is
-//! the runner that measures, with `page_cache`, `prefault`, `usage` and `fio` in its service; tests use one that does
+//! the runner that measures, with `page_cache`, `usage` and `fio` in its service; tests use one that does
 //! not. `place` and `target` find or make the checkpoint; `warnings` says what a reader should know.
 
 pub(crate) mod disk_runner;
 mod fio;
 mod page_cache;
 mod place;
-mod prefault;
 pub(crate) mod results;
 pub(crate) mod schedule;
 mod stats;
@@ -32,6 +31,8 @@ pub(crate) use page_cache::Residency;
 pub(crate) enum Mode {
     /// Dropped as they come.
     Stream,
+    /// The same, by a loader that has run before and still has the memory.
+    Reload,
     /// All kept to the end.
     Keep,
 }

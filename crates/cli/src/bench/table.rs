@@ -42,6 +42,7 @@ fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
 fn mode(cell: &CellResults) -> String {
     match cell.cell.mode {
         Mode::Stream => "stream",
+        Mode::Reload => "reload",
         Mode::Keep => "keep",
     }
     .to_owned()
@@ -108,7 +109,7 @@ fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
 fn contender(mode: Mode, contender: Contender) -> &'static str {
     match (contender, mode) {
         (Contender::Tload, _) => "tload",
-        (Contender::Ceiling, Mode::Stream) => "ceiling: raw reads",
+        (Contender::Ceiling, Mode::Stream | Mode::Reload) => "ceiling: raw reads",
         (Contender::Ceiling, Mode::Keep) => "ceiling: raw reads, fresh memory",
         (Contender::Fio, _) => "fio",
     }

@@ -25,12 +25,9 @@ pub(crate) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<()> {
 
 /// The tensors that the user asked for, in file order.
 fn selected(checkpoint: &Checkpoint, args: &LsArgs) -> Result<Vec<TensorInfo>> {
-    if args.select.is_everything() {
-        return Ok(checkpoint.tensors().to_vec());
-    }
-    // A selection is resolved by a load only. This one is dropped before it has read more than its first few extents.
-    let loader = Loader::new(checkpoint.clone()).tensors(options::selection(&args.select)?);
-    Ok(loader.stream()?.tensors().cloned().collect())
+    Loader::new(checkpoint.clone())
+        .tensors(options::selection(&args.select)?)
+        .selected()
 }
 
 /// What `--json` prints; the text shows the same.

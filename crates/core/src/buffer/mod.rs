@@ -13,7 +13,7 @@ mod slab;
 
 pub use bell::Bell;
 pub use lease::{Filled, Lease};
-pub use mapping::{HUGE_PAGE_BYTES, Mapping};
+pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, Shelf};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use slab::Slab;

@@ -50,6 +50,14 @@ impl Depth {
         self.bytes
     }
 
+    /// How many reads of `window` bytes may be in flight together.
+    pub fn reads_of(&self, window: usize) -> usize {
+        let fitting = self.bytes / window.max(1) as u64;
+        self.jobs
+            .min(usize::try_from(fitting).unwrap_or(usize::MAX))
+            .max(1)
+    }
+
     /// Whether another read of `window` bytes may start. One always may: a limit smaller than an extent must not stop a load.
     pub fn admits(&self, in_flight: InFlight, window: usize) -> bool {
         in_flight.jobs == 0

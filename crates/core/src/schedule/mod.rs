@@ -62,11 +62,10 @@ impl Schedule {
                 .expect("pushed for the first region")
                 .push_back(index);
         }
-        let longest = plan.window_bytes_max().max(1) as u64;
-        let reads = usize::try_from(depth.bytes() / longest)
-            .unwrap_or(usize::MAX)
+        let width = depth
+            .reads_of(plan.window_bytes_max())
+            .min(waiting.len())
             .max(1);
-        let width = depth.jobs().min(reads).min(waiting.len()).max(1);
         Self {
             waiting,
             open: VecDeque::new(),
