@@ -4,7 +4,6 @@
 //! together they are one model. No tensor moves here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -127,11 +126,10 @@ impl Checkpoint {
                 metadata.entry(key.clone()).or_insert_with(|| value.clone());
             }
             let first = tensors.len();
-            let file_name = source.location().as_path().and_then(Path::file_name);
             let entries = header.tensors.into_iter().filter(|entry| {
                 set.index
                     .as_ref()
-                    .is_none_or(|index| index.places(&entry.name, file_name))
+                    .is_none_or(|placement| placement.places(&entry.name, index))
             });
             tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
             shards.push(Shard {
@@ -272,6 +270,8 @@ fn read_header(source: &impl Source) -> Result<Header> {
 #[derive(Debug)]
 struct Placement {
     location: Location,
+    /// In the order in which they are opened.
+    shards: Vec<String>,
     shard_of: HashMap<String, String>,
 }
 
@@ -279,15 +279,14 @@ impl Placement {
     fn new(location: Location, index: Index) -> Self {
         Self {
             location,
+            shards: index.shards,
             shard_of: index.weight_map.into_iter().collect(),
         }
     }
 
-    /// Whether the index wants `tensor` from the file of this name.
-    fn places(&self, tensor: &str, file_name: Option<&std::ffi::OsStr>) -> bool {
-        self.shard_of
-            .get(tensor)
-            .is_some_and(|shard| Path::new(shard).file_name() == file_name)
+    /// Whether the index wants `tensor` from this shard.
+    fn places(&self, tensor: &str, shard: usize) -> bool {
+        self.shard_of.get(tensor) == Some(&self.shards[shard])
     }
 
     /// Every tensor of the index must be in its shard.

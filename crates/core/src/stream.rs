@@ -192,20 +192,23 @@ impl Shared {
 
     /// A lane has ended, and everything it had in flight is back.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
-        let last = {
+        let is_last = {
             let mut state = self.lock();
+            // Before the last lane looks at the files: that a read failed says more than that its file has changed.
+            if let Err(error) = result {
+                state.error.get_or_insert(error);
+            }
             state.lanes_reading -= 1;
             state.lanes_reading == 0
         };
-        // Outside the lock: one `fstat` per file.
-        let result = if last {
+        let mut verified = Ok(());
+        if is_last {
             self.feed.close();
-            result.and_then(|()| (self.verify)())
-        } else {
-            result
-        };
+            // Outside the lock: one `fstat` per file.
+            verified = (self.verify)();
+        }
         let mut state = self.lock();
-        if let Err(error) = result {
+        if let Err(error) = verified {
             state.error.get_or_insert(error);
         }
         state.lanes_running -= 1;

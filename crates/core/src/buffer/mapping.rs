@@ -10,15 +10,13 @@ use std::ptr::{self, NonNull};
 #[cfg(target_os = "linux")]
 use rustix::mm::{Advice, madvise};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::param::page_size;
 
 use crate::error::{Error, ErrorKind, Result};
 
 /// Mappings of this size and more start on such a boundary and ask for huge pages: reading 4 GiB into fresh memory took
 /// 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4 KiB-page arm64).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
-
-/// What the kernel maps at least.
-const PAGE_BYTES: usize = 4096;
 
 /// Zeroed anonymous memory, page-aligned, at least as long as asked for.
 #[derive(Debug)]
@@ -35,7 +33,7 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// How many bytes a mapping for `len` bytes takes: whole pages, at least one.
     pub fn charge(len: usize) -> usize {
-        len.max(1).next_multiple_of(PAGE_BYTES)
+        len.max(1).next_multiple_of(page_size())
     }
 
     /// Maps at least `len` bytes. Nothing is touched yet: the first write or read of a page makes it real.
@@ -99,7 +97,7 @@ impl Mapping {
     /// Cuts off everything from `len` on (whole pages, inside the mapping): two mappings that live and end on their own.
     pub(super) fn split_off(&mut self, len: usize) -> Self {
         assert!(
-            0 < len && len < self.len && len.is_multiple_of(PAGE_BYTES),
+            0 < len && len < self.len && len.is_multiple_of(page_size()),
             "cut at {len} of {}",
             self.len
         );

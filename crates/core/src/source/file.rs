@@ -7,6 +7,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use rustix::fs::OFlags;
+
 use super::{FileSystem, Location, Source};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -50,6 +52,11 @@ impl FileSource {
                     .with_location(location),
             );
         }
+        // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file
+        // system cannot read without blocking (overlayfs, squashfs, FUSE).
+        rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| {
+            Error::from_io("cannot set the file's flags", errno.into()).with_location(location)
+        })?;
         let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
         Ok(Self {
             location: location.clone(),

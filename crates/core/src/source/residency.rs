@@ -60,13 +60,13 @@ mod linux {
 
     use rustix::fs::Advice;
     use rustix::mm::{MapFlags, ProtFlags};
+    use rustix::param::page_size;
 
     use super::Residency;
     use crate::error::{Error, ErrorKind, Result};
 
     /// The same number on every machine but alpha (unified since 424).
     const SYS_CACHESTAT: libc::c_long = 451;
-    const PAGE_BYTES: u64 = 4096;
 
     #[repr(C)]
     struct Range {
@@ -93,7 +93,7 @@ mod linux {
             Some(pages) => (pages, "cachestat"),
             None => (mincore(file, total_bytes)?, "mincore"),
         };
-        let resident_bytes = (pages * PAGE_BYTES).min(total_bytes);
+        let resident_bytes = (pages * page_size() as u64).min(total_bytes);
         Ok(Residency {
             resident_bytes,
             total_bytes,
@@ -137,7 +137,7 @@ mod linux {
         .map_err(|errno| {
             Error::from_io("cannot map the file to ask for its pages", errno.into())
         })?;
-        let mut pages = vec![0u8; bytes.div_ceil(4096)];
+        let mut pages = vec![0u8; bytes.div_ceil(page_size())];
         // SAFETY: the range is mapped, and the vector has one byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, bytes, pages.as_mut_ptr()) };
         let failed = (result != 0).then(std::io::Error::last_os_error);
