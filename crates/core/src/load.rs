@@ -232,14 +232,13 @@ impl Loader {
             }
         };
         let (threads, opened) = lane::start(report.lanes, &setup, sink, events)?;
-        for ending in endings.iter().take(threads.len()) {
-            ending?;
-        }
+        let endings: Vec<_> = endings.iter().take(threads.len()).collect();
         report.seconds = started.elapsed().as_secs_f64();
         for thread in threads {
             // Panics have been caught inside.
             let _ = thread.join();
         }
+        endings.into_iter().collect::<Result<()>>()?;
         report.engine = opened.report;
         report.tensors = prepared.tensors.len() as u64;
         report.tensor_bytes = prepared.tensors.iter().map(TensorInfo::byte_len).sum();

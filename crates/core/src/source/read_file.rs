@@ -6,12 +6,13 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::file::{open_direct, path_of};
+use super::file::{cannot_open, open_direct, path_of};
 use super::{FileSource, ReadHints, Source};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -151,6 +152,9 @@ impl ReadFile {
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
             }
+            Err(error) if !refuses_direct(&error) => {
+                return Err(cannot_open(error, opened.source.location()));
+            }
             Err(error) if cache == Cache::Direct => {
                 return Err(refused_error(&opened.source).with_source(error));
             }
@@ -240,6 +244,12 @@ impl ReadFile {
             },
         })
     }
+}
+
+/// Whether an error of opening is about direct I/O, and not about the file.
+fn refuses_direct(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::Unsupported
+        || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }
 
 fn refused_error(source: &FileSource) -> Error {

@@ -1,0 +1,522 @@
+//! What every engine must do: all bytes or an error, exactly the window, never early, never more than its depth.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::run_all;
+use crate::buffer::{Bell, Lease, Pool, Slab};
+use crate::engine::{Done, Engine, Job, Wait};
+use crate::error::ErrorKind;
+use crate::testing::fixtures::Rng;
+
+/// Storage is allowed to take this long before a check gives up on it.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The slots of the suite's slab, and their length in bytes.
+const SLOTS: usize = 16;
+const SLOT_BYTES: usize = 1 << 20;
+
+/// What a check wants to read, and with what.
+#[derive(Debug)]
+pub struct EngineRequest<'a> {
+    /// The bytes of each source.
+    pub contents: &'a [Vec<u8>],
+    /// A source that loses bytes after the engine was opened.
+    pub shrink: Option<Shrink>,
+    /// Jobs at a time.
+    pub depth: usize,
+    /// The memory that most leases come from: an engine that can register memory should.
+    pub slab: Arc<Slab>,
+}
+
+/// A source becomes shorter while it is in use.
+#[derive(Clone, Copy, Debug)]
+pub struct Shrink {
+    /// Which.
+    pub source: usize,
+    /// Its new length, bytes.
+    pub len: usize,
+}
+
+/// An engine over the sources of an [`EngineRequest`].
+pub struct EngineUnderTest {
+    /// The engine.
+    pub engine: Box<dyn Engine>,
+    /// Offsets and windows must be multiples of this, bytes.
+    pub alignment: usize,
+    /// Lives as long as the engine: folders to remove, for example.
+    pub keep: Box<dyn Any>,
+}
+
+impl fmt::Debug for EngineUnderTest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineUnderTest")
+            .field("alignment", &self.alignment)
+            .finish_non_exhaustive()
+    }
+}
+
+type Open<'a> = &'a dyn Fn(&EngineRequest<'_>) -> EngineUnderTest;
+
+/// Runs all checks on engines that `open` makes.
+pub fn engine_suite(name: &str, open: Open<'_>) {
+    run_all(
+        name,
+        &[
+            ("nothing in flight", &|| nothing_in_flight(open)),
+            ("empty extents", &|| empty_extents(open)),
+            ("odd lengths", &|| odd_lengths(open)),
+            ("every window size", &|| every_window_size(open)),
+            ("writes nothing outside its window", &|| neighbours(open)),
+            ("final memory", &|| final_memory(open)),
+            ("depth", &|| depth(open)),
+            ("reap without waiting", &|| reap_without_waiting(open)),
+            ("results belong to their jobs", &|| many_sources(open)),
+            ("random jobs", &|| random_jobs(open)),
+            ("end of source", &|| end_of_source(open)),
+            ("shrunk source", &|| shrunk_source(open)),
+            ("drop with jobs in flight", &|| drop_in_flight(open)),
+            ("memory comes back", &|| memory_comes_back(open)),
+        ],
+    );
+}
+
+/// An engine, its memory and what it should read.
+struct Bench {
+    contents: Vec<Vec<u8>>,
+    slab: Arc<Slab>,
+    under_test: EngineUnderTest,
+}
+
+impl Bench {
+    fn open(open: Open<'_>, contents: Vec<Vec<u8>>, depth: usize) -> Self {
+        Self::shrunk(open, contents, depth, None)
+    }
+
+    fn shrunk(
+        open: Open<'_>,
+        contents: Vec<Vec<u8>>,
+        depth: usize,
+        shrink: Option<Shrink>,
+    ) -> Self {
+        let slab = Slab::new(SLOT_BYTES, SLOTS, Arc::<Bell>::default()).expect("16 MiB are there");
+        let under_test = open(&EngineRequest {
+            contents: &contents,
+            shrink,
+            depth,
+            slab: Arc::clone(&slab),
+        });
+        Self {
+            contents,
+            slab,
+            under_test,
+        }
+    }
+
+    fn engine(&mut self) -> &mut dyn Engine {
+        &mut *self.under_test.engine
+    }
+
+    fn up(&self, bytes: usize) -> usize {
+        bytes.next_multiple_of(self.under_test.alignment)
+    }
+
+    fn lease(&self, window: usize) -> Lease {
+        self.slab.try_lease(window).expect("a slot is free")
+    }
+
+    fn submit(
+        &mut self,
+        extent: usize,
+        source: usize,
+        offset: usize,
+        window: usize,
+        needed: usize,
+    ) {
+        let lease = self.lease(window);
+        self.submit_into(lease, extent, source, offset, needed);
+    }
+
+    fn submit_into(
+        &mut self,
+        lease: Lease,
+        extent: usize,
+        source: usize,
+        offset: usize,
+        needed: usize,
+    ) {
+        let before = self.engine().in_flight();
+        self.engine().submit(Job {
+            extent,
+            source,
+            offset: offset as u64,
+            needed,
+            lease,
+        });
+        assert_eq!(self.engine().in_flight(), before + 1, "after a submit");
+    }
+
+    fn reap_all(&mut self) -> Vec<Done> {
+        let mut done = Vec::new();
+        while self.engine().in_flight() > 0 {
+            let (before, flying) = (done.len(), self.engine().in_flight());
+            self.engine().reap(Wait::ForOne, &mut done);
+            assert!(done.len() > before, "a reap that waits brings one at least");
+            assert_eq!(
+                self.engine().in_flight() + done.len() - before,
+                flying,
+                "what is reaped is no longer in flight"
+            );
+        }
+        done
+    }
+
+    /// Reads one extent alone and compares what was needed.
+    fn read(&mut self, source: usize, offset: usize, window: usize, needed: usize) {
+        self.submit(7, source, offset, window, needed);
+        let done = self.reap_all();
+        assert_eq!(done.len(), 1, "one job, one result");
+        assert_eq!(done[0].extent, 7, "the mark comes back");
+        self.compare(&done[0], source, offset, needed);
+    }
+
+    fn compare(&self, done: &Done, source: usize, offset: usize, needed: usize) {
+        let filled = match &done.result {
+            Ok(filled) => filled.bytes(),
+            Err(error) => read_failed(error),
+        };
+        assert!(
+            filled.len() >= needed,
+            "{} of {needed} bytes came",
+            filled.len()
+        );
+        let wanted = &self.contents[source][offset..][..needed];
+        let wrong = wanted.iter().zip(filled).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "first wrong byte of {needed} at {offset}");
+        let moved = done.transfer.direct_bytes + done.transfer.buffered_bytes;
+        assert!(moved >= needed as u64, "{moved} bytes counted for {needed}");
+    }
+
+    fn assert_all_slots_free(&self) {
+        let leases: Vec<_> = (0..SLOTS).map_while(|_| self.slab.try_lease(1)).collect();
+        assert_eq!(leases.len(), SLOTS, "slots that are free again");
+    }
+}
+
+#[expect(clippy::panic, reason = "a failed check")]
+fn read_failed(error: &crate::Error) -> ! {
+    panic!("a good read failed: {}", error.chain())
+}
+
+fn random(seed: u64, len: usize) -> Vec<u8> {
+    Rng::new(seed).bytes(len)
+}
+
+fn nothing_in_flight(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(1, 5000)], 4);
+    assert!(bench.engine().depth() >= 4, "the depth that was asked for");
+    let mut done = Vec::new();
+    bench.engine().reap(Wait::No, &mut done);
+    bench.engine().reap(Wait::ForOne, &mut done);
+    assert!(done.is_empty());
+}
+
+fn empty_extents(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(1, 5000), Vec::new()], 4);
+    bench.read(0, 0, 0, 0);
+    let window = bench.up(1);
+    bench.read(0, 0, window, 0);
+    // Behind the last byte, and in a source without any.
+    let end = bench.up(5000);
+    bench.submit(1, 0, end, window, 0);
+    bench.submit(2, 1, 0, window, 0);
+    for done in bench.reap_all() {
+        assert!(done.result.is_ok(), "no byte was needed: {:?}", done.result);
+    }
+}
+
+fn odd_lengths(open: Open<'_>) {
+    for len in [
+        1,
+        2,
+        7,
+        511,
+        512,
+        513,
+        4095,
+        4096,
+        4097,
+        8191,
+        8193,
+        100_003,
+        SLOT_BYTES - 1,
+        SLOT_BYTES,
+    ] {
+        let mut bench = Bench::open(open, vec![random(len as u64, len)], 2);
+        let window = bench.up(len);
+        bench.read(0, 0, window, len);
+    }
+}
+
+/// Windows of one to nine alignments at every offset of a source whose length is no multiple of it.
+fn every_window_size(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(3, 8 * 4096 + 777)], 3);
+    let step = bench.up(4096);
+    let len = bench.contents[0].len();
+    for offset in (0..len).step_by(step) {
+        for window in (1..=9).map(|steps| steps * step) {
+            let available = window.min(len - offset);
+            bench.read(0, offset, window, available);
+            bench.read(0, offset, window, 1);
+            bench.read(0, offset, window, available / 2 + 1);
+        }
+    }
+    if bench.under_test.alignment == 1 {
+        for window in (1..600).chain([4095, 4097]) {
+            bench.read(0, window % 777, window, window);
+        }
+    }
+}
+
+/// Two leases that lie side by side in one region, filled one after the other.
+fn neighbours(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(4, 3 * 4096 + 5)], 2);
+    let step = bench.up(4096);
+    let pool = Pool::new(1 << 20, Arc::default());
+    let region = pool.try_region(3 * step, 1).expect("maps").expect("fits");
+    let mut writer = region;
+    let [first, second, third] = [(); 3].map(|()| writer.carve(step));
+    let first = first.fill_from(&vec![1; step]);
+    let third = third.fill_from(&vec![3; step]);
+    bench.submit_into(second, 7, 0, step, step);
+    let done = bench.reap_all();
+    bench.compare(&done[0], 0, step, step);
+    assert!(first.bytes().iter().all(|&byte| byte == 1), "in front");
+    assert!(third.bytes().iter().all(|&byte| byte == 3), "behind");
+}
+
+/// Leases of regions and of the slab take turns.
+fn final_memory(open: Open<'_>) {
+    let contents = vec![random(5, 64 * 4096)];
+    let mut bench = Bench::open(open, contents, 8);
+    let step = bench.up(4096);
+    let pool = Pool::new(1 << 20, Arc::default());
+    let mut writer = pool.try_region(8 * step, 1).expect("maps").expect("fits");
+    for index in 0..8 {
+        let lease = if index % 2 == 0 {
+            writer.carve(step)
+        } else {
+            bench.lease(step)
+        };
+        bench.submit_into(lease, index, 0, index * step, step);
+    }
+    for done in bench.reap_all() {
+        bench.compare(&done, 0, done.extent * step, step);
+    }
+}
+
+fn depth(open: Open<'_>) {
+    for depth in [1, 3, SLOTS] {
+        let mut bench = Bench::open(open, vec![random(6, 1 << 20)], depth);
+        assert!(bench.engine().depth() >= depth, "depth {depth}");
+        let step = bench.up(4096);
+        for _ in 0..3 {
+            for index in 0..depth {
+                bench.submit(index, 0, index * step, step, step);
+            }
+            assert_eq!(bench.engine().in_flight(), depth, "all of them");
+            let mut marks: Vec<_> = bench.reap_all().iter().map(|done| done.extent).collect();
+            marks.sort_unstable();
+            assert_eq!(marks, (0..depth).collect::<Vec<_>>(), "each once");
+        }
+    }
+}
+
+/// Polling alone brings everything, appends, and never waits: how long it takes is storage's business.
+fn reap_without_waiting(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(7, 1 << 20)], 8);
+    let step = bench.up(4096);
+    for index in 0..8 {
+        bench.submit(index, 0, index * step, step, step);
+    }
+    let mut done = Vec::new();
+    let started = Instant::now();
+    while bench.engine().in_flight() > 0 {
+        let before = done.len();
+        bench.engine().reap(Wait::No, &mut done);
+        assert!(done.len() >= before, "results are added, not replaced");
+        assert!(started.elapsed() < PATIENCE, "polling brings nothing");
+        std::thread::yield_now();
+    }
+    assert_eq!(done.len(), 8);
+    for done in &done {
+        bench.compare(done, 0, done.extent * step, step);
+    }
+}
+
+fn many_sources(open: Open<'_>) {
+    let contents: Vec<_> = (0..64)
+        .map(|seed| random(seed, 9000 + usize::try_from(seed).expect("small")))
+        .collect();
+    let mut bench = Bench::open(open, contents, SLOTS);
+    for first in (0..64).step_by(SLOTS) {
+        for source in (first..first + SLOTS).rev() {
+            let (len, window) = (bench.contents[source].len(), bench.up(9100));
+            bench.submit(source, source, 0, window, len);
+        }
+        for done in bench.reap_all() {
+            let len = bench.contents[done.extent].len();
+            bench.compare(&done, done.extent, 0, len);
+        }
+    }
+}
+
+/// Two thousand jobs over five sources, submitted whenever there is room.
+fn random_jobs(open: Open<'_>) {
+    let mut rng = Rng::new(8);
+    let contents: Vec<_> = (0..5)
+        .map(|seed| random(seed, 1 + rng.index(1 << 20)))
+        .collect();
+    let mut bench = Bench::open(open, contents, 11);
+    let mut expected: BTreeMap<usize, (usize, Range<usize>)> = BTreeMap::new();
+    let mut done = Vec::new();
+    let mut submitted = 0;
+    while submitted < 2000 || bench.engine().in_flight() > 0 {
+        while submitted < 2000 && bench.engine().in_flight() < 11 && !rng.once_in(5) {
+            let source = rng.index(5);
+            let len = bench.contents[source].len();
+            let offset = rng.index(len) / bench.up(1) * bench.up(1);
+            let window = bench.up(1 + rng.index(100_000));
+            let needed = rng.index(window.min(len - offset) + 1);
+            bench.submit(submitted, source, offset, window, needed);
+            expected.insert(submitted, (source, offset..offset + needed));
+            submitted += 1;
+        }
+        let wait = rng.pick(&[Wait::No, Wait::ForOne]);
+        bench.engine().reap(wait, &mut done);
+        for done in done.drain(..) {
+            let (source, range) = expected.remove(&done.extent).expect("each job ends once");
+            bench.compare(&done, source, range.start, range.len());
+        }
+    }
+    assert!(expected.is_empty(), "jobs without a result: {expected:?}");
+}
+
+/// Jobs that want more than there is fail, say where, and disturb nobody.
+fn end_of_source(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(9, 5 * 4096 + 100)], 8);
+    let step = bench.up(4096);
+    let len = bench.contents[0].len();
+    let last = len / step * step;
+    for round in 0..20 {
+        // Odd marks want bytes that the source does not have: one too many, or all of them.
+        bench.submit(0, 0, 0, step, step);
+        bench.submit(1, 0, last, step, len - last + 1);
+        bench.submit(2, 0, last, step, len - last);
+        bench.submit(3, 0, last + step * (1 + round), step, step);
+        for done in bench.reap_all() {
+            match done.extent {
+                0 => bench.compare(&done, 0, 0, step),
+                2 => bench.compare(&done, 0, last, len - last),
+                1 => expect_changed(&done, last..len + 1),
+                _ => {
+                    let start = last + step * (1 + round);
+                    expect_changed(&done, start..start + step);
+                }
+            }
+        }
+    }
+    bench.assert_all_slots_free();
+}
+
+fn expect_changed(done: &Done, range: Range<usize>) {
+    let error = done.result.as_ref().expect_err("the bytes are not there");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    assert_eq!(
+        error.range(),
+        Some(range.start as u64..range.end as u64),
+        "{error}"
+    );
+    assert!(error.location().is_some(), "{error} names no location");
+}
+
+/// The source is cut at an odd place after the engine was opened: what is gone is `Changed`, the rest reads on.
+fn shrunk_source(open: Open<'_>) {
+    for len in [0, 1, 4096, 10_000] {
+        let shrink = Some(Shrink { source: 1, len });
+        let contents = vec![random(10, 6 * 4096), random(11, 6 * 4096)];
+        let mut bench = Bench::shrunk(open, contents, 8, shrink);
+        let step = bench.up(4096);
+        for index in 0..6 {
+            bench.submit(index, 1, index * step, step, step);
+        }
+        bench.submit(6, 0, 0, step, step);
+        for done in bench.reap_all() {
+            if done.extent == 6 {
+                bench.compare(&done, 0, 0, step);
+            } else if (done.extent + 1) * step <= len {
+                bench.compare(&done, 1, done.extent * step, step);
+            } else {
+                expect_changed(&done, done.extent * step..(done.extent + 1) * step);
+            }
+        }
+        bench.assert_all_slots_free();
+    }
+}
+
+/// Whatever is in flight: when the engine is gone, nobody writes to its memory any more, and all of it is free.
+fn drop_in_flight(open: Open<'_>) {
+    for reaps in 0..4 {
+        let contents = random(12, SLOTS * SLOT_BYTES);
+        let mut bench = Bench::open(open, vec![contents.clone()], SLOTS);
+        for index in 0..SLOTS {
+            bench.submit(index, 0, index * SLOT_BYTES, SLOT_BYTES, SLOT_BYTES);
+        }
+        let mut done = Vec::new();
+        for _ in 0..reaps {
+            bench.engine().reap(Wait::No, &mut done);
+        }
+        let out = done.iter().filter(|done| done.result.is_ok()).count();
+        let Bench {
+            slab, under_test, ..
+        } = bench;
+        drop(under_test);
+        // At once, and little of each: reads that still go on must not be over before we write.
+        let leases: Vec<_> = (0..SLOTS)
+            .map_while(|_| slab.try_lease(SLOT_BYTES))
+            .collect();
+        let filled: Vec<_> = leases
+            .into_iter()
+            .map(|lease| lease.fill_from(&[0xC3; 64]))
+            .collect();
+        assert_eq!(filled.len(), SLOTS - out, "slots back after the drop");
+        // Takes as long as the reads that were dropped would have taken.
+        let mut other = Bench::open(open, vec![contents], SLOTS);
+        other.read(0, 0, SLOT_BYTES, SLOT_BYTES);
+        assert!(
+            filled.iter().all(|filled| filled.bytes() == [0xC3; 64]),
+            "written to after the engine was gone"
+        );
+    }
+}
+
+/// A result holds its window, and nothing else does; a failed job's window is free at once.
+fn memory_comes_back(open: Open<'_>) {
+    let mut bench = Bench::open(open, vec![random(13, 1 << 20)], SLOTS);
+    let step = bench.up(4096);
+    for index in 0..SLOTS {
+        let beyond = (index % 2) << 21;
+        bench.submit(index, 0, index * step + beyond, step, step);
+    }
+    let done = bench.reap_all();
+    let good = done.iter().filter(|done| done.result.is_ok()).count();
+    assert_eq!(good, SLOTS / 2);
+    let free: Vec<_> = (0..SLOTS).map_while(|_| bench.slab.try_lease(1)).collect();
+    assert_eq!(free.len(), SLOTS / 2, "windows of failed jobs");
+    drop((done, free));
+    bench.assert_all_slots_free();
+}

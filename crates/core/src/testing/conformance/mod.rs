@@ -1,0 +1,32 @@
+//! The contracts of the two seams, as suites: what every engine and every sink must do, whoever wrote it.
+//!
+//! Call [`engine_suite`] and [`sink_suite`] from a test. A check that fails does not stop the others; all failures are shown.
+
+mod engine;
+mod sink;
+
+pub use engine::{EngineRequest, EngineUnderTest, Shrink, engine_suite};
+pub use sink::{SinkRequest, sink_suite};
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Runs every check; panics at the end if one of them did.
+fn run_all(name: &str, checks: &[(&str, &dyn Fn())]) {
+    let failures: Vec<String> = checks
+        .iter()
+        .filter_map(|(check, run)| {
+            let panic = catch_unwind(AssertUnwindSafe(run)).err()?;
+            Some(format!("{name}: {check}: {}", text(&*panic)))
+        })
+        .collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+fn text(panic: &(dyn Any + Send)) -> &str {
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("panicked")
+}

@@ -1,0 +1,219 @@
+//! What every sink must do: each tensor once, when its last byte is there, and every lease back.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::run_all;
+use crate::buffer::{Filled, Pool, RegionWriter};
+use crate::engine::Wait;
+use crate::format::Dtype;
+use crate::plan::{Layout, Plan, Wanted, build};
+use crate::sink::Sink;
+use crate::tensor::TensorInfo;
+use crate::testing::fixtures::{Rng, tensor_info};
+
+/// What the sinks of one load are made of.
+#[derive(Clone, Debug)]
+pub struct SinkRequest {
+    /// The plan.
+    pub plan: Arc<Plan>,
+    /// The tensors that it was made of, in its order.
+    pub tensors: Arc<[TensorInfo]>,
+}
+
+/// Makes one sink per lane of a load: `count` of them, which share the load.
+type Open<'a, S> = &'a dyn Fn(&SinkRequest, usize) -> Vec<S>;
+
+/// What a finished tensor is: its index in [`SinkRequest::tensors`] and its bytes.
+type Describe<'a, T> = &'a dyn Fn(&T) -> (usize, Vec<u8>);
+
+/// Runs all checks on sinks that `open` makes.
+pub fn sink_suite<S: Sink>(name: &str, open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+    run_all(
+        name,
+        &[
+            ("each tensor once, at its last piece", &|| {
+                each_tensor_once(open, describe);
+            }),
+            ("tensors outlive the sink", &|| {
+                tensors_outlive(open, describe);
+            }),
+            ("dropped halfway", &|| dropped_halfway(open)),
+        ],
+    );
+}
+
+/// A source, what is wanted of it, and memory that it has been read into.
+struct Storage {
+    bytes: Vec<u8>,
+    request: SinkRequest,
+    pool: Pool,
+}
+
+impl Storage {
+    fn new(rng: &mut Rng) -> Self {
+        let mut tensors = Vec::new();
+        let mut offset = 8 + rng.below(5000);
+        for index in 0..=rng.index(12) {
+            if rng.once_in(4) {
+                offset += rng.below(9000);
+            }
+            let dtype = rng.pick(&[Dtype::U8, Dtype::Bf16, Dtype::F32, Dtype::I64]);
+            let elements = rng.pick(&[0, 1, 3, 100, 4096, 20_001]);
+            let bytes = (elements * dtype.bits() / 8) as u64;
+            tensors.push(tensor_info(
+                format!("t{index}"),
+                dtype,
+                vec![elements],
+                0,
+                offset..offset + bytes,
+            ));
+            offset += bytes;
+        }
+        let wanted: Vec<_> = tensors
+            .iter()
+            .map(|tensor| Wanted {
+                source: 0,
+                range: tensor.file_range(),
+                alignment: tensor.dtype().alignment(),
+            })
+            .collect();
+        let layout = Layout {
+            extent_bytes: rng.pick(&[4096, 16_384, 1 << 20]),
+            alignment: rng.pick(&[1, 512, 4096]),
+            gap_bytes: rng.pick(&[0, 4096]),
+        };
+        let len = usize::try_from(offset).expect("small");
+        Self {
+            bytes: rng.bytes(len),
+            request: SinkRequest {
+                plan: Arc::new(build(&wanted, &[layout])),
+                tensors: tensors.into(),
+            },
+            pool: Pool::new(64 << 20, Arc::default()),
+        }
+    }
+
+    /// Every extent, filled from the source.
+    fn extents(&self) -> Vec<(usize, Filled)> {
+        let plan = &*self.request.plan;
+        let mut filled = Vec::new();
+        for region in &plan.regions {
+            let mut writer: RegionWriter = self
+                .pool
+                .try_region(region.bytes, region.tensors)
+                .expect("maps")
+                .expect("fits");
+            for index in region.extents.clone() {
+                let extent = &plan.extents[index];
+                let start = usize::try_from(extent.offset).expect("small");
+                let end = (start + extent.window).min(self.bytes.len());
+                let lease = writer.carve(extent.window);
+                filled.push((index, lease.fill_from(&self.bytes[start..end])));
+            }
+        }
+        filled
+    }
+
+    fn wanted(&self, index: usize) -> &[u8] {
+        let range = self.request.tensors[index].file_range();
+        let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
+        &self.bytes[start.expect("small")..end.expect("small")]
+    }
+
+    fn assert_memory_is_back(self) {
+        self.pool.close();
+        assert_eq!(self.pool.usage().charged, 0, "bytes that were kept");
+    }
+}
+
+/// In any order, over any number of lanes; never before the last piece, never twice.
+fn each_tensor_once<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+    for seed in 0..100 {
+        let mut rng = Rng::new(seed);
+        let storage = Storage::new(&mut rng);
+        let lanes = 1 + rng.index(3);
+        let mut sinks = open(&storage.request, lanes);
+        let mut missing: Vec<u32> = storage
+            .request
+            .plan
+            .targets
+            .iter()
+            .map(|target| target.pieces)
+            .collect();
+        let mut extents = storage.extents();
+        rng.shuffle(&mut extents);
+        let mut finished = BTreeMap::new();
+        let mut ready = Vec::new();
+        for (index, filled) in extents {
+            let extent = &storage.request.plan.extents[index];
+            for piece in &storage.request.plan.pieces[extent.pieces.clone()] {
+                missing[piece.tensor] -= 1;
+            }
+            let sink = &mut sinks[rng.index(lanes)];
+            sink.submit(extent, filled).expect("a good extent");
+            let wait = rng.pick(&[Wait::No, Wait::ForOne]);
+            sink.reap(wait, &mut ready).expect("nothing fails");
+            for tensor in ready.drain(..) {
+                let (index, bytes) = describe(&tensor);
+                assert_eq!(missing[index], 0, "seed {seed}: tensor {index} came early");
+                assert!(bytes == storage.wanted(index), "seed {seed}: wrong bytes");
+                let twice = finished.insert(index, tensor).is_some();
+                assert!(!twice, "seed {seed}: tensor {index} came twice");
+            }
+        }
+        for sink in &mut sinks {
+            while sink.in_flight() > 0 {
+                sink.reap(Wait::ForOne, &mut ready).expect("nothing fails");
+            }
+            sink.reap(Wait::No, &mut ready).expect("nothing fails");
+        }
+        finished.extend(ready.drain(..).map(|tensor| (describe(&tensor).0, tensor)));
+        let with_bytes = (0..missing.len()).filter(|&index| !storage.wanted(index).is_empty());
+        assert!(
+            finished.keys().copied().eq(with_bytes),
+            "seed {seed}: all of them"
+        );
+        drop((sinks, finished));
+        storage.assert_memory_is_back();
+    }
+}
+
+fn tensors_outlive<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+    for seed in 100..120 {
+        let storage = Storage::new(&mut Rng::new(seed));
+        let mut sink = open(&storage.request, 1).remove(0);
+        let mut ready = Vec::new();
+        for (index, filled) in storage.extents() {
+            let extent = &storage.request.plan.extents[index];
+            sink.submit(extent, filled).expect("a good extent");
+        }
+        while sink.in_flight() > 0 {
+            sink.reap(Wait::ForOne, &mut ready).expect("nothing fails");
+        }
+        sink.reap(Wait::No, &mut ready).expect("nothing fails");
+        drop(sink);
+        for tensor in &ready {
+            let (index, bytes) = describe(tensor);
+            assert!(bytes == storage.wanted(index), "seed {seed}: wrong bytes");
+        }
+        drop(ready);
+        storage.assert_memory_is_back();
+    }
+}
+
+fn dropped_halfway<S: Sink>(open: Open<'_, S>) {
+    for seed in 120..140 {
+        let mut rng = Rng::new(seed);
+        let storage = Storage::new(&mut rng);
+        let mut sink = open(&storage.request, 1).remove(0);
+        let mut extents = storage.extents();
+        rng.shuffle(&mut extents);
+        for (index, filled) in extents.drain(..extents.len() / 2) {
+            let extent = &storage.request.plan.extents[index];
+            sink.submit(extent, filled).expect("a good extent");
+        }
+        drop((sink, extents));
+        storage.assert_memory_is_back();
+    }
+}

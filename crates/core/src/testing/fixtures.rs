@@ -1,0 +1,162 @@
+//! Bytes, numbers and safetensors files to test with. Everything follows from a seed.
+
+use std::ops::Range;
+
+use crate::format::{Dtype, Entry};
+use crate::tensor::TensorInfo;
+
+/// Random numbers from a seed: splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+#[derive(Clone, Debug)]
+pub struct Rng(u64);
+
+impl Rng {
+    /// The numbers that follow from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any 64 bits.
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut bits = self.0;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^ (bits >> 31)
+    }
+
+    /// A number below `bound`, which is not 0. Not quite even for huge bounds, which no test minds.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.bits() % bound
+    }
+
+    /// An index below `bound`, which is not 0.
+    pub fn index(&mut self, bound: usize) -> usize {
+        usize::try_from(self.below(bound as u64)).expect("below a usize")
+    }
+
+    /// True once in `times` on average.
+    pub fn once_in(&mut self, times: u64) -> bool {
+        self.below(times) == 0
+    }
+
+    /// One of `choices`, which are not empty.
+    pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.index(choices.len())]
+    }
+
+    /// Puts `items` into a random order (Fisher and Yates).
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.index(last + 1));
+        }
+    }
+
+    /// `len` random bytes.
+    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(len + 8);
+        while bytes.len() < len {
+            bytes.extend_from_slice(&self.bits().to_le_bytes());
+        }
+        bytes.truncate(len);
+        bytes
+    }
+}
+
+/// What a header would say of a tensor: `range` from the start of shard `shard`.
+pub fn tensor_info(
+    name: impl Into<String>,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    shard: usize,
+    range: Range<u64>,
+) -> TensorInfo {
+    let entry = Entry {
+        name: name.into(),
+        dtype,
+        shape,
+        range,
+    };
+    TensorInfo::new(entry, shard)
+}
+
+/// Writes safetensors files byte by byte, also such that the `safetensors` crate would not write: any dtype, any order, tensors
+/// at odd offsets.
+#[derive(Clone, Debug, Default)]
+pub struct FileBuilder {
+    entries: Vec<String>,
+    tensors: Vec<u8>,
+    /// Extra spaces at the end of the header: they move all tensors.
+    padding: usize,
+    unaligned: bool,
+}
+
+impl FileBuilder {
+    /// A file without tensors.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a tensor behind those before it. `bytes` need not fit to dtype and shape: that is how broken files are made.
+    #[must_use]
+    pub fn tensor(mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Self {
+        let begin = self.tensors.len();
+        self.tensors.extend_from_slice(bytes);
+        let end = self.tensors.len();
+        self.entries.push(format!(
+            r#"{}:{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{begin},{end}]}}"#,
+            serde_json::Value::from(name)
+        ));
+        self
+    }
+
+    /// Adds `bytes` spaces to the header and leaves its length as it comes out: tensors may then begin at any offset.
+    #[must_use]
+    pub fn unaligned(mut self, bytes: usize) -> Self {
+        self.padding = bytes;
+        self.unaligned = true;
+        self
+    }
+
+    /// The whole file. Tensors begin on a multiple of 8, as writers do it, unless [`Self::unaligned`] was asked for.
+    pub fn build(&self) -> Vec<u8> {
+        let mut header = format!("{{{}}}", self.entries.join(","));
+        header.push_str(&" ".repeat(self.padding));
+        while !self.unaligned && !header.len().is_multiple_of(8) {
+            header.push(' ');
+        }
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header.as_bytes());
+        file.extend_from_slice(&self.tensors);
+        file
+    }
+}
+
+/// Bytes of a tensor of `elements` elements, if that is a whole number of bytes.
+pub fn byte_len(dtype: Dtype, elements: usize) -> Option<usize> {
+    let bits = elements * dtype.bits();
+    bits.is_multiple_of(8).then_some(bits / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn splitmix_follows_the_reference() {
+        // From the reference implementation (prng.di.unimi.it/splitmix64.c) with seed 1234567.
+        let mut rng = Rng::new(1_234_567);
+        assert_eq!(rng.bits(), 6_457_827_717_110_365_317);
+        assert_eq!(rng.bits(), 3_203_168_211_198_807_973);
+    }
+
+    #[test]
+    fn built_files_are_valid() {
+        let file = FileBuilder::new()
+            .tensor("a\"b", Dtype::U8, &[3], &[1, 2, 3])
+            .tensor("c", Dtype::F32, &[], &[0; 4])
+            .build();
+        let parsed = safetensors::SafeTensors::deserialize(&file).expect("valid");
+        assert_eq!(parsed.tensor("a\"b").expect("there").data(), [1, 2, 3]);
+        assert_eq!(parsed.tensor("c").expect("there").shape(), [0usize; 0]);
+    }
+}

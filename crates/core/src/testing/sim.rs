@@ -1,0 +1,209 @@
+//! An engine over memory that is as unkind as storage can be, and follows from a seed.
+//!
+//! Reads end in any order, after any delay (counted in reaps: no clock), in any number of short parts that the engine finishes
+//! itself; some fail. While a read is in flight its window holds garbage, so memory that somebody else has too shows up.
+
+use std::collections::BTreeSet;
+
+use super::fixtures::Rng;
+use crate::engine::{Done, Engine, Job, Transfer, Wait};
+use crate::error::{Error, ErrorKind};
+use crate::source::{MemorySource, Source};
+
+/// How unkind a [`SimEngine`] is.
+#[derive(Clone, Debug)]
+pub struct SimConfig {
+    /// What everything random follows from.
+    pub seed: u64,
+    /// Jobs that it takes at a time.
+    pub depth: usize,
+    /// Most reaps until a read, or a part of it, ends.
+    pub delay_max: u64,
+    /// One read in so many comes in parts; 0 for none.
+    pub short_once_in: u64,
+    /// One read in so many fails; 0 for none.
+    pub fault_once_in: u64,
+    /// Extents that always fail.
+    pub faults: BTreeSet<usize>,
+}
+
+impl SimConfig {
+    /// Random order and short reads, no faults.
+    pub fn new(seed: u64, depth: usize) -> Self {
+        Self {
+            seed,
+            depth,
+            delay_max: 5,
+            short_once_in: 3,
+            fault_once_in: 0,
+            faults: BTreeSet::new(),
+        }
+    }
+}
+
+/// The message of every injected error.
+pub const INJECTED: &str = "injected fault";
+
+/// An engine over [`MemorySource`]s.
+#[derive(Debug)]
+pub struct SimEngine {
+    sources: Vec<MemorySource>,
+    config: SimConfig,
+    rng: Rng,
+    pending: Vec<Pending>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    job: Job,
+    /// Bytes that have arrived.
+    arrived: usize,
+    /// Reaps until the next part arrives.
+    delay: u64,
+    transfer: Transfer,
+}
+
+impl SimEngine {
+    /// An engine that reads `sources`.
+    pub fn new(sources: Vec<MemorySource>, config: SimConfig) -> Self {
+        Self {
+            sources,
+            rng: Rng::new(config.seed),
+            config,
+            pending: Vec::new(),
+        }
+    }
+
+    fn delay(&mut self) -> u64 {
+        self.rng.below(self.config.delay_max + 1)
+    }
+
+    /// One step of simulated time: the reads that have ended, in random order.
+    fn step(&mut self, done: &mut Vec<Done>) {
+        let mut order: Vec<usize> = (0..self.pending.len()).collect();
+        self.rng.shuffle(&mut order);
+        let mut ended = BTreeSet::new();
+        for &index in &order {
+            if self.pending[index].delay > 0 {
+                self.pending[index].delay -= 1;
+            } else if self.advance(index) {
+                ended.insert(index);
+            }
+        }
+        let mut leaving = Vec::new();
+        for &index in ended.iter().rev() {
+            leaving.push(self.pending.swap_remove(index));
+        }
+        self.rng.shuffle(&mut leaving);
+        done.extend(leaving.into_iter().map(|pending| self.end(pending)));
+    }
+
+    /// A part of a read arrives. Whether it was the last.
+    fn advance(&mut self, index: usize) -> bool {
+        let available = available(&self.sources, &self.pending[index].job);
+        let needed = self.pending[index].job.needed;
+        let in_parts = self.config.short_once_in > 0 && self.rng.once_in(self.config.short_once_in);
+        let delay = self.delay();
+        let pending = &mut self.pending[index];
+        let left = available - pending.arrived;
+        if in_parts && left > 1 && pending.arrived < needed {
+            pending.arrived += 1 + self.rng.index(left - 1);
+            if pending.arrived < needed {
+                pending.transfer.short_reads += 1;
+                pending.delay = delay;
+                return false;
+            }
+        } else {
+            pending.arrived = available;
+        }
+        true
+    }
+
+    fn end(&mut self, pending: Pending) -> Done {
+        let Pending {
+            job,
+            arrived,
+            mut transfer,
+            ..
+        } = pending;
+        transfer.direct_bytes = arrived as u64;
+        let fails = self.fails(job.extent);
+        let source = &self.sources[job.source];
+        let failure = if fails {
+            Some(Error::new(ErrorKind::Io, INJECTED))
+        } else if arrived < job.needed {
+            let message = format!("the file ends at byte {}", source.len());
+            Some(Error::new(ErrorKind::Changed, message))
+        } else {
+            None
+        };
+        let range = job.offset..job.offset + job.needed as u64;
+        let result = match failure {
+            Some(error) => Err(error.with_location(source.location()).with_range(range)),
+            None => Ok(job.lease.fill_from(tail(source, job.offset, arrived))),
+        };
+        Done {
+            extent: job.extent,
+            result,
+            transfer,
+        }
+    }
+
+    fn fails(&mut self, extent: usize) -> bool {
+        let random = self.config.fault_once_in > 0 && self.rng.once_in(self.config.fault_once_in);
+        random || self.config.faults.contains(&extent)
+    }
+}
+
+/// Bytes that a source has for a job.
+fn available(sources: &[MemorySource], job: &Job) -> usize {
+    let left = sources[job.source].len().saturating_sub(job.offset);
+    usize::try_from(left)
+        .expect("sources in memory")
+        .min(job.lease.len())
+}
+
+fn tail(source: &MemorySource, offset: u64, len: usize) -> &[u8] {
+    let start = usize::try_from(offset).expect("sources in memory");
+    source.bytes().get(start..start + len).unwrap_or_default()
+}
+
+impl Engine for SimEngine {
+    fn depth(&self) -> usize {
+        self.config.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    fn submit(&mut self, mut job: Job) {
+        assert!(
+            self.pending.len() < self.config.depth,
+            "more jobs than the depth of {}",
+            self.config.depth
+        );
+        assert!(job.needed <= job.lease.len(), "needs more than its window");
+        for byte in job.lease.as_uninit() {
+            byte.write(0xA5);
+        }
+        let delay = self.delay();
+        self.pending.push(Pending {
+            job,
+            arrived: 0,
+            delay,
+            transfer: Transfer::default(),
+        });
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        let before = done.len();
+        loop {
+            self.step(done);
+            let waiting = wait == Wait::ForOne && done.len() == before;
+            if !waiting || self.pending.is_empty() {
+                return;
+            }
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! A whole load without a disk: feed, schedule, pool, host sink and stream as `load` joins them, over simulated engines.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
+
+use super::sim::{SimConfig, SimEngine};
+use crate::buffer::{Bell, Pool, PoolUsage};
+use crate::error::Result;
+use crate::pipeline::{Feed, LaneWork, Memory, run};
+use crate::plan::{Layout, Plan, Wanted, build};
+use crate::report::{Counters, Report};
+use crate::request::Order;
+use crate::schedule::{Depth, InFlight, Schedule};
+use crate::sink::HostSink;
+use crate::source::MemorySource;
+use crate::stream::{Shared, StreamSetup, TensorStream};
+use crate::tensor::TensorInfo;
+
+/// What to load and how.
+#[derive(Debug)]
+pub struct Simulation {
+    /// The storage; a tensor's shard is an index into it.
+    pub sources: Vec<MemorySource>,
+    /// How each source is to be read.
+    pub layouts: Vec<Layout>,
+    /// What to load, in file order.
+    pub tensors: Vec<TensorInfo>,
+    /// In which order to hand it out.
+    pub order: Order,
+    /// Reads in flight, over all lanes.
+    pub depth: Depth,
+    /// The budget, bytes; [`Simulation::limit_min`] at least.
+    pub memory_limit: u64,
+    /// One engine, and so one lane, for each.
+    pub engines: Vec<SimConfig>,
+}
+
+/// What of a running simulation can be watched.
+#[derive(Clone, Debug)]
+pub struct Watched {
+    feed: Arc<Feed>,
+    verifications: Arc<AtomicU32>,
+}
+
+impl Watched {
+    /// The budget.
+    pub fn usage(&self) -> PoolUsage {
+        match self.feed.memory() {
+            Memory::Regions(pool) => pool.usage(),
+            Memory::Slab(_) => unreachable!("simulated loads make tensors"),
+        }
+    }
+
+    /// What is in flight.
+    pub fn in_flight(&self) -> InFlight {
+        self.feed.in_flight()
+    }
+
+    /// How often a stream has checked at its end that nothing has changed.
+    pub fn verifications(&self) -> u32 {
+        self.verifications.load(Ordering::SeqCst)
+    }
+}
+
+impl Simulation {
+    /// The plan that will be followed.
+    pub fn plan(&self) -> Plan {
+        let wanted: Vec<_> = self
+            .tensors
+            .iter()
+            .map(|tensor| Wanted {
+                source: tensor.shard(),
+                range: tensor.file_range(),
+                alignment: tensor.dtype().alignment(),
+            })
+            .collect();
+        build(&wanted, &self.layouts)
+    }
+
+    /// The smallest budget that holds the largest region.
+    pub fn limit_min(&self) -> u64 {
+        crate::buffer::Mapping::charge(self.plan().region_bytes_max()) as u64
+    }
+
+    fn feed(&self, plan: &Arc<Plan>) -> Arc<Feed> {
+        let bell = Arc::new(Bell::default());
+        let pool = Pool::new(self.memory_limit, Arc::clone(&bell));
+        let schedule = Schedule::new(plan, self.order, self.depth);
+        Arc::new(Feed::new(
+            Arc::clone(plan),
+            schedule,
+            Memory::Regions(pool),
+            bell,
+        ))
+    }
+
+    fn engine(&self, config: &SimConfig) -> SimEngine {
+        SimEngine::new(self.sources.clone(), config.clone())
+    }
+
+    /// Runs the first engine alone on the calling thread; `deliver` gets each tensor as it is completed. No threads, no clock:
+    /// the same seed does the same things.
+    ///
+    /// # Errors
+    ///
+    /// The first failure, after all that was in flight has come back.
+    pub fn run_alone(
+        &self,
+        deliver: &dyn Fn(usize, crate::tensor::Tensor),
+    ) -> (Result<()>, Watched) {
+        let plan = Arc::new(self.plan());
+        let feed = self.feed(&plan);
+        let mut sink = HostSink::new(plan, self.tensors.clone().into());
+        let mut engine = self.engine(&self.engines[0]);
+        let result = super::run_lane(&feed, &mut engine, &mut sink, &|(index, tensor)| {
+            deliver(index, tensor);
+        });
+        feed.close();
+        let verifications = Arc::default();
+        (
+            result,
+            Watched {
+                feed,
+                verifications,
+            },
+        )
+    }
+
+    /// Starts all lanes on threads of their own.
+    pub fn stream(&self) -> (TensorStream, Watched) {
+        let plan = Arc::new(self.plan());
+        let feed = self.feed(&plan);
+        let tensors: Arc<[TensorInfo]> = self.tensors.clone().into();
+        let sink = HostSink::new(plan, Arc::clone(&tensors));
+        let counters = Arc::<Counters>::default();
+        let verifications = Arc::<AtomicU32>::default();
+        let counted = Arc::clone(&verifications);
+        let shared = Shared::new(
+            StreamSetup {
+                feed: Arc::clone(&feed),
+                counters: Arc::clone(&counters),
+                tensors,
+                order: self.order,
+                lanes: self.engines.len(),
+                report: Report::default(),
+                complete: Box::new(|_| ()),
+                verify: Box::new(move || {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                }),
+            },
+            Instant::now(),
+        );
+        let lanes = self.engines.iter().map(|config| {
+            let (feed, shared, counters) = (
+                Arc::clone(&feed),
+                Arc::clone(&shared),
+                Arc::clone(&counters),
+            );
+            let (mut engine, mut sink) = (self.engine(config), sink.clone());
+            std::thread::spawn(move || {
+                let work = LaneWork {
+                    deliver: &|(index, tensor)| shared.push(index, tensor),
+                    counters: &counters,
+                };
+                let result = run(&feed, &mut engine, &mut sink, &work);
+                if result.is_err() {
+                    feed.stop();
+                }
+                drop((engine, sink, feed));
+                shared.lane_ended(result);
+            })
+        });
+        let threads = lanes.collect();
+        let stream = TensorStream::new(shared, threads);
+        (
+            stream,
+            Watched {
+                feed,
+                verifications,
+            },
+        )
+    }
+}

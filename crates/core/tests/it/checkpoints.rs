@@ -1,0 +1,354 @@
+//! Which files and tensors make up a checkpoint, and what is wrong when they do not.
+
+use std::path::Path;
+
+use tload::{Checkpoint, ErrorKind, Loader, Location, Options};
+
+use crate::files::{assert_all, even, folder, load, location, open, write};
+
+fn index(folder: &Path, name: &str, entries: &[(&str, &str)]) -> std::path::PathBuf {
+    let entries: Vec<_> = entries
+        .iter()
+        .map(|(tensor, shard)| format!("{tensor:?}: {shard:?}"))
+        .collect();
+    let text = format!(r#"{{"weight_map": {{{}}}}}"#, entries.join(", "));
+    write(&folder.join(name), text.as_bytes())
+}
+
+fn names(checkpoint: &Checkpoint) -> Vec<&str> {
+    checkpoint
+        .tensors()
+        .iter()
+        .map(tload::TensorInfo::name)
+        .collect()
+}
+
+#[test]
+fn one_file_by_path_and_by_url() {
+    let folder = folder();
+    let file = even("a", 1, 3, 1000);
+    let path = write(&folder.path().join("with space.safetensors"), &file);
+    assert_all(&load(&path, Options::default()), &[&file]);
+
+    let url = format!("file://{}", path.display()).replace(' ', "%20");
+    let loader = Loader::open(&Location::parse(&url).expect("a URL")).expect("opens");
+    assert_eq!(loader.checkpoint().location().to_string(), url);
+    assert_eq!(loader.checkpoint().total_bytes(), 3000);
+    assert_eq!(loader.stream().expect("starts").count(), 3);
+}
+
+#[test]
+fn a_folder_without_an_index_is_read_in_the_order_people_count() {
+    let folder = folder();
+    for number in [10, 2, 1] {
+        let file = even(&format!("{number}."), number, 2, 100);
+        write(
+            &folder.path().join(format!("model-{number}.safetensors")),
+            &file,
+        );
+    }
+    write(&folder.path().join(".hidden.safetensors"), b"not looked at");
+    write(&folder.path().join("config.json"), b"{}");
+    let checkpoint = open(folder.path()).expect("opens");
+    assert_eq!(
+        names(&checkpoint),
+        ["1.0", "1.1", "2.0", "2.1", "10.0", "10.1"]
+    );
+    assert_eq!(checkpoint.shards().len(), 3);
+    assert_eq!(checkpoint.get("10.1").expect("there").shard(), 2);
+}
+
+#[test]
+fn a_list_is_read_in_its_own_order() {
+    let folder = folder();
+    let files = [even("a", 1, 2, 100), even("b", 2, 2, 100)];
+    let paths = [
+        write(&folder.path().join("1.safetensors"), &files[0]),
+        write(&folder.path().join("2.bin"), &files[1]),
+    ];
+    let list = [location(&paths[1]), location(&paths[0])];
+    let checkpoint = Checkpoint::open_all(&list).expect("opens");
+    assert_eq!(names(&checkpoint), ["b0", "b1", "a0", "a1"]);
+    let stream = Loader::new(checkpoint).stream().expect("starts");
+    let tensors: Vec<_> = stream.map(|tensor| tensor.expect("loads")).collect();
+    assert_all(&tensors, &[&files[0], &files[1]]);
+
+    let error = Checkpoint::open_all(&[]).expect_err("nothing to open");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    let error = Checkpoint::open_all(&[location(&paths[0]), location(&paths[0])]);
+    let error = error.expect_err("the same names twice");
+    assert_eq!(
+        (error.kind(), error.tensor()),
+        (ErrorKind::InvalidFormat, Some("a0"))
+    );
+}
+
+#[test]
+fn an_index_decides_which_shards_and_tensors_count() {
+    let folder = folder();
+    let shards = [even("a", 1, 3, 100), even("b", 2, 2, 100)];
+    write(&folder.path().join("x-10.safetensors"), &shards[0]);
+    write(&folder.path().join("x-9.safetensors"), &shards[1]);
+    // Neither looked at nor valid.
+    write(&folder.path().join("other.safetensors"), b"rubbish");
+    let path = index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[
+            ("a0", "x-10.safetensors"),
+            ("a2", "x-10.safetensors"),
+            ("b1", "x-9.safetensors"),
+        ],
+    );
+    for location in [folder.path(), &path] {
+        let checkpoint = open(location).expect("opens");
+        assert_eq!(names(&checkpoint), ["b1", "a0", "a2"]);
+        let counts: Vec<_> = checkpoint
+            .shards()
+            .iter()
+            .map(tload::Shard::tensor_count)
+            .collect();
+        assert_eq!(counts, [1, 2]);
+        assert_eq!(checkpoint.total_bytes(), 300);
+        let loaded = load(location, Options::default());
+        assert_eq!(loaded.len(), 3);
+        for tensor in &loaded {
+            crate::files::assert_same(tensor, &shards[usize::from(tensor.name() == "b1")]);
+        }
+    }
+}
+
+#[test]
+fn an_index_decides_between_shards_with_the_same_tensor() {
+    let folder = folder();
+    let shards = [even("a", 1, 1, 100), even("a", 2, 1, 100)];
+    write(&folder.path().join("1.safetensors"), &shards[0]);
+    write(&folder.path().join("2.safetensors"), &shards[1]);
+    let error = open(folder.path()).expect_err("nothing decides");
+    assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+    assert_eq!(error.tensor(), Some("a0"));
+    assert!(error.message().contains("1.safetensors"), "{error}");
+    assert!(
+        error
+            .location()
+            .is_some_and(|it| it.ends_with("2.safetensors")),
+        "{error}"
+    );
+
+    index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[("a0", "2.safetensors")],
+    );
+    assert_all(&load(folder.path(), Options::default()), &[&shards[1]]);
+}
+
+#[test]
+fn an_index_tells_shards_of_the_same_name_in_two_folders_apart() {
+    let folder = folder();
+    let shards = [even("a", 1, 2, 100), even("a", 2, 2, 100)];
+    write(&folder.path().join("one/m.safetensors"), &shards[0]);
+    write(&folder.path().join("two/m.safetensors"), &shards[1]);
+    index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[("a0", "one/m.safetensors"), ("a1", "two/m.safetensors")],
+    );
+    let loaded = load(folder.path(), Options::default());
+    assert_eq!(loaded.len(), 2);
+    for tensor in &loaded {
+        crate::files::assert_same(tensor, &shards[usize::from(tensor.name() == "a1")]);
+    }
+}
+
+#[test]
+fn what_an_index_promises_must_be_there() {
+    let folder = folder();
+    write(&folder.path().join("1.safetensors"), &even("a", 1, 2, 100));
+    let name = "model.safetensors.index.json";
+    index(
+        folder.path(),
+        name,
+        &[("a0", "1.safetensors"), ("b0", "2.safetensors")],
+    );
+    let error = open(folder.path()).expect_err("a shard is missing");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("\"2.safetensors\""), "{error}");
+
+    index(
+        folder.path(),
+        name,
+        &[
+            ("a0", "1.safetensors"),
+            ("c", "1.safetensors"),
+            ("b", "1.safetensors"),
+        ],
+    );
+    let error = open(folder.path()).expect_err("tensors are missing");
+    assert_eq!(
+        (error.kind(), error.tensor()),
+        (ErrorKind::InvalidFormat, Some("b"))
+    );
+    assert!(error.message().contains("1 more"), "{error}");
+    assert!(
+        error.location().is_some_and(|it| it.ends_with(name)),
+        "{error}"
+    );
+}
+
+#[test]
+fn of_several_indexes_the_usual_one_is_taken() {
+    let folder = folder();
+    for shard in ["1", "2"] {
+        let name = format!("{shard}.safetensors");
+        write(&folder.path().join(&name), &even(shard, 1, 1, 10));
+        let tensor = format!("{shard}0");
+        let index_name = format!("{shard}.safetensors.index.json");
+        index(folder.path(), &index_name, &[(&tensor, &name)]);
+    }
+    let error = open(folder.path()).expect_err("two indexes");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    assert!(
+        error.message().contains("\"1.safetensors.index.json\""),
+        "{error}"
+    );
+    let second = folder.path().join("2.safetensors.index.json");
+    assert_eq!(names(&open(&second).expect("named")), ["20"]);
+
+    index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[("10", "1.safetensors")],
+    );
+    assert_eq!(names(&open(folder.path()).expect("the usual one")), ["10"]);
+    std::fs::remove_file(folder.path().join("model.safetensors.index.json")).expect("there");
+    std::fs::remove_file(second).expect("there");
+    assert_eq!(names(&open(folder.path()).expect("the only one")), ["10"]);
+}
+
+#[test]
+fn a_numbered_set_must_be_whole() {
+    let folder = folder();
+    let name = |number| format!("model-0000{number}-of-00003.safetensors");
+    for number in [1, 3] {
+        let file = even(&number.to_string(), number, 1, 10);
+        write(&folder.path().join(name(number)), &file);
+    }
+    let error = open(folder.path()).expect_err("the second is missing");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(
+        error.message().starts_with("shard 2 of 3 is missing"),
+        "{error}"
+    );
+    write(&folder.path().join(name(2)), &even("2", 2, 1, 10));
+    assert_eq!(
+        names(&open(folder.path()).expect("whole")),
+        ["10", "20", "30"]
+    );
+}
+
+#[test]
+fn many_shards_are_opened_side_by_side_and_stay_in_order() {
+    let folder = folder();
+    let files: Vec<_> = (0..64)
+        .map(|number| even(&format!("{number}."), number, 3, 5000))
+        .collect();
+    for (number, file) in files.iter().enumerate() {
+        write(&folder.path().join(format!("{number}.safetensors")), file);
+    }
+    let checkpoint = open(folder.path()).expect("opens");
+    let wanted = (0..64).flat_map(|shard| (0..3).map(move |index| format!("{shard}.{index}")));
+    assert!(names(&checkpoint).into_iter().eq(wanted));
+    let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
+    assert_all(&load(folder.path(), Options::default()), &files);
+
+    // The first broken one in the order of the shards is named, whichever thread met which first.
+    for number in [63, 40, 17] {
+        write(
+            &folder.path().join(format!("{number}.safetensors")),
+            b"short",
+        );
+        let error = open(folder.path()).expect_err("one is broken");
+        let wanted = format!("/{number}.safetensors");
+        assert!(
+            error.location().is_some_and(|it| it.ends_with(&wanted)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_metadata_of_all_shards_is_merged() {
+    let folder = folder();
+    for (number, (key, value)) in [("format", "pt"), ("format", "np"), ("other", "x")]
+        .iter()
+        .enumerate()
+    {
+        let header = format!(r#"{{"__metadata__":{{"{key}":"{value}"}}}}"#);
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend_from_slice(header.as_bytes());
+        write(&folder.path().join(format!("{number}.safetensors")), &file);
+    }
+    let checkpoint = open(folder.path()).expect("opens");
+    let found: Vec<_> = checkpoint
+        .metadata()
+        .iter()
+        .map(|(k, v)| (k.as_str(), v.as_str()))
+        .collect();
+    assert_eq!(found, [("format", "pt"), ("other", "x")]);
+    assert_eq!(checkpoint.shards()[1].metadata()["format"], "np");
+}
+
+#[test]
+fn what_is_not_there_or_not_a_file_is_named() {
+    let folder = folder();
+    let missing = folder.path().join("missing");
+    let error = open(&missing).expect_err("missing");
+    assert_eq!(
+        (error.kind(), error.errno()),
+        (ErrorKind::NotFound, Some(2))
+    );
+    assert_eq!(error.location(), missing.to_str());
+
+    let error = open(folder.path()).expect_err("an empty folder");
+    assert_eq!(error.kind(), ErrorKind::NotFound);
+    assert!(error.message().contains("no *.safetensors"), "{error}");
+
+    // A folder and a FIFO where a shard should be: neither hangs.
+    let inner = folder.path().join("folder.safetensors");
+    std::fs::create_dir(&inner).expect("a new folder");
+    let error = open(folder.path()).expect_err("a folder is no shard");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    std::fs::remove_dir(&inner).expect("empty");
+    let fifo = folder.path().join("fifo.safetensors");
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &fifo,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RUSR,
+        0,
+    )
+    .expect("a new FIFO");
+    for path in [&fifo, folder.path()] {
+        let error = open(path).expect_err("a FIFO is no shard");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        assert_eq!(error.location(), fifo.to_str());
+    }
+}
+
+#[test]
+fn locations_that_cannot_be_read_say_why() {
+    for (text, kind) in [
+        ("", ErrorKind::InvalidRequest),
+        ("s3://bucket/model", ErrorKind::Unsupported),
+        ("https://host/model", ErrorKind::Unsupported),
+        ("file://host/model", ErrorKind::InvalidRequest),
+        ("file:///%ff", ErrorKind::InvalidRequest),
+    ] {
+        assert_eq!(
+            Location::parse(text).expect_err(text).kind(),
+            kind,
+            "{text}"
+        );
+    }
+}

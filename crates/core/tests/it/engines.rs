@@ -1,0 +1,205 @@
+//! Every engine keeps the contract; what only real files can show.
+
+use std::sync::Arc;
+
+use tempfile::TempDir;
+use tload::buffer::{Bell, Slab};
+use tload::engine::{self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait};
+use tload::source::{Cache, FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
+use tload::testing::fixtures::Rng;
+use tload::testing::sim::{SimConfig, SimEngine};
+use tload::{EngineChoice, ErrorKind, Location};
+
+use crate::files::folder;
+use crate::requirement;
+
+/// The request's sources as files in a folder, opened for a load.
+fn files(request: &EngineRequest<'_>, cache: Cache) -> (TempDir, Arc<[ReadFile]>) {
+    let folder = folder();
+    let mut refused = RefusedDirect::default();
+    let open = |(index, bytes): (usize, &Vec<u8>)| {
+        let path = crate::files::write(&folder.path().join(index.to_string()), bytes);
+        if bytes.len() > 1 << 20 {
+            // Without dirty pages to write back first, direct reads are really in flight when an engine is dropped.
+            tload::probe::evict(&path).expect("just written");
+        }
+        let source = FileSource::open(&Location::from_path(&path)).expect("just written");
+        let file = ReadFile::open(Arc::new(source), cache, &mut refused).expect("opens");
+        if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
+            std::fs::OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.set_len(shrink.len as u64))
+                .expect("truncates");
+        }
+        file
+    };
+    let opened = request.contents.iter().enumerate().map(open).collect();
+    (folder, opened)
+}
+
+fn open_engine(
+    files: Arc<[ReadFile]>,
+    kind: EngineKind,
+    depth: usize,
+    slab: Option<Arc<Slab>>,
+) -> OpenedEngine {
+    let choice = match kind {
+        EngineKind::Uring => EngineChoice::Uring,
+        EngineKind::Pread => EngineChoice::Pread,
+    };
+    let setup = EngineSetup { files, depth, slab };
+    engine::open(kind, choice, &setup).expect("opens")
+}
+
+fn on_files(
+    request: &EngineRequest<'_>,
+    kind: EngineKind,
+    cache: Cache,
+    registered: bool,
+) -> EngineUnderTest {
+    let (folder, files) = files(request, cache);
+    let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
+    let slab = registered.then(|| Arc::clone(&request.slab));
+    let opened = open_engine(files, kind, request.depth, slab);
+    assert_eq!(
+        opened
+            .features
+            .iter()
+            .any(|feature| feature == "registered_buffers"),
+        registered
+    );
+    EngineUnderTest {
+        engine: opened.engine,
+        alignment: usize::try_from(alignment).expect("small"),
+        keep: Box::new(folder),
+    }
+}
+
+#[test]
+fn uring_keeps_the_contract() {
+    if requirement::uring().is_none() {
+        return;
+    }
+    for cache in [Cache::Auto, Cache::Buffered] {
+        for registered in [false, true] {
+            let name = format!("uring, cache {cache}, registered memory {registered}");
+            engine_suite(&name, &|request| {
+                on_files(request, EngineKind::Uring, cache, registered)
+            });
+        }
+    }
+}
+
+#[test]
+fn pread_keeps_the_contract() {
+    for cache in [Cache::Auto, Cache::Buffered] {
+        engine_suite(&format!("pread, cache {cache}"), &|request| {
+            on_files(request, EngineKind::Pread, cache, false)
+        });
+    }
+}
+
+#[test]
+fn the_simulation_keeps_the_contract() {
+    for seed in 0..20 {
+        engine_suite(&format!("sim, seed {seed}"), &|request| {
+            let source = |(index, bytes): (usize, &Vec<u8>)| {
+                let len = request
+                    .shrink
+                    .filter(|shrink| shrink.source == index)
+                    .map_or(bytes.len(), |shrink| shrink.len);
+                MemorySource::new(&index.to_string(), &bytes[..len])
+            };
+            let sources = request.contents.iter().enumerate().map(source).collect();
+            EngineUnderTest {
+                engine: Box::new(SimEngine::new(sources, SimConfig::new(seed, request.depth))),
+                alignment: [1, 512, 4096][usize::try_from(seed).expect("small") % 3],
+                keep: Box::new(()),
+            }
+        });
+    }
+}
+
+#[test]
+#[should_panic(expected = "more jobs than the depth of 2")]
+fn the_simulation_notices_who_exceeds_its_depth() {
+    let mut engine = SimEngine::new(vec![MemorySource::new("a", [0; 64])], SimConfig::new(0, 2));
+    let slab = Slab::new(64, 3, Arc::<Bell>::default()).expect("maps");
+    for extent in 0..3 {
+        engine.submit(job(&slab, extent, 0, 64, 64));
+    }
+}
+
+fn job(slab: &Arc<Slab>, extent: usize, offset: u64, window: usize, needed: usize) -> Job {
+    Job {
+        extent,
+        source: 0,
+        offset,
+        needed,
+        lease: slab.try_lease(window).expect("a slot is free"),
+    }
+}
+
+/// One misaligned job and one aligned one on a file that is open for direct I/O.
+fn misaligned(kind: EngineKind, cache: Cache) -> (Vec<Done>, Arc<[ReadFile]>, Vec<u8>) {
+    let contents = vec![Rng::new(1).bytes(100_000)];
+    let slab = Slab::new(1 << 16, 4, Arc::<Bell>::default()).expect("maps");
+    let request = EngineRequest {
+        contents: &contents,
+        shrink: None,
+        depth: 4,
+        slab: Arc::clone(&slab),
+    };
+    let (_folder, files) = files(&request, cache);
+    let mut opened = open_engine(Arc::clone(&files), kind, 4, None);
+    let mut done = Vec::new();
+    opened.engine.submit(job(&slab, 0, 4096, 8192, 8192));
+    opened.engine.reap(Wait::ForOne, &mut done);
+    opened.engine.submit(job(&slab, 1, 4097, 777, 777));
+    opened.engine.reap(Wait::ForOne, &mut done);
+    (done, files, contents.into_iter().next().expect("one"))
+}
+
+fn kinds() -> Vec<EngineKind> {
+    let uring = requirement::uring().map(|()| EngineKind::Uring);
+    uring.into_iter().chain([EngineKind::Pread]).collect()
+}
+
+#[test]
+fn a_refused_direct_read_goes_through_the_page_cache_and_is_remembered() {
+    if requirement::direct().is_none() {
+        return;
+    }
+    for kind in kinds() {
+        let (done, files, bytes) = misaligned(kind, Cache::Auto);
+        let filled = |done: &Done| done.result.as_ref().expect("filled").bytes().to_vec();
+        assert_eq!(filled(&done[0])[..], bytes[4096..12288]);
+        assert_eq!(filled(&done[1])[..777], bytes[4097..4874]);
+        assert_eq!(
+            (done[0].transfer.direct_bytes, done[0].transfer.retries),
+            (8192, 0)
+        );
+        assert_eq!(
+            (done[1].transfer.buffered_bytes, done[1].transfer.retries),
+            (777, 1)
+        );
+        assert!(files[0].is_refused());
+    }
+}
+
+#[test]
+fn a_refused_direct_read_is_an_error_when_direct_was_demanded() {
+    if requirement::direct().is_none() {
+        return;
+    }
+    for kind in kinds() {
+        let (done, files, _) = misaligned(kind, Cache::Direct);
+        assert!(done[0].result.is_ok());
+        let error = done[1].result.as_ref().expect_err("refused");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.hint(), Some("use cache=auto or cache=buffered"));
+        assert!(!files[0].is_refused(), "nobody else is affected");
+    }
+}

@@ -1,0 +1,266 @@
+//! Loads that do not end well: files that change, callers that go away, deadlines.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant, SystemTime};
+
+use tload::plan::Layout;
+use tload::schedule::Depth;
+use tload::source::{Cache, MemorySource};
+use tload::testing::fixtures::tensor_info;
+use tload::testing::sim::SimConfig;
+use tload::testing::simulation::Simulation;
+use tload::{Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, TensorStream};
+
+use crate::files::{even, folder, location, options, write};
+use crate::requirement;
+
+const MIB: usize = 1 << 20;
+
+fn truncate(path: &Path, len: u64) {
+    let file = OpenOptions::new().write(true).open(path);
+    file.and_then(|file| file.set_len(len)).expect("ours");
+}
+
+/// Takes what comes until the error, which must be the end.
+fn failure(mut stream: TensorStream) -> Error {
+    let error = stream
+        .by_ref()
+        .find_map(Result::err)
+        .expect("the load cannot end well");
+    assert!(stream.next().is_none(), "an error is the end");
+    assert_eq!(stream.report().outcome, error.kind().name());
+    error
+}
+
+/// Every engine and way of reading that this machine has.
+fn variants() -> Vec<(EngineChoice, Cache)> {
+    let uring = requirement::uring().map(|()| EngineChoice::Uring);
+    let engines = uring.into_iter().chain([EngineChoice::Pread]);
+    engines
+        .flat_map(|engine| [(engine, Cache::Auto), (engine, Cache::Buffered)])
+        .collect()
+}
+
+/// Small enough a budget that most of a file is unread while the caller has one tensor.
+fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
+    options(|it| {
+        (it.engine, it.cache, it.lanes) = (engine, cache, Some(lanes));
+        it.order = Order::File;
+        it.memory_limit = Some(2 * (MIB as u64) + 16_384);
+    })
+}
+
+#[test]
+fn a_file_that_shrinks_before_the_load_has_changed() {
+    for (engine, cache) in variants() {
+        let folder = folder();
+        let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 8, MIB));
+        let loader = Loader::open(&location(&path)).expect("opens");
+        let loader = loader.options(tight(engine, cache, 1));
+        truncate(&path, 3 * MIB as u64);
+        let error = loader.stream().map_or_else(|error| error, failure);
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        assert_eq!(error.location(), path.to_str());
+    }
+}
+
+#[test]
+fn a_file_that_shrinks_during_the_load_has_changed_and_the_bytes_are_named() {
+    for (engine, cache) in variants() {
+        for lanes in [1, 3] {
+            let folder = folder();
+            let file = even("t", 1, 32, MIB);
+            let path = write(&folder.path().join("m.safetensors"), &file);
+            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = loader.options(tight(engine, cache, lanes));
+            let mut stream = loader.stream().expect("starts");
+            let first = stream.next().expect("there are 32").expect("is there");
+            let cut = 20 * MIB as u64 + 777;
+            truncate(&path, cut);
+            let error = failure(stream);
+            assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+            assert_eq!(error.location(), path.to_str());
+            let range = error.range().expect("names the bytes");
+            assert!(
+                range.end > cut && range.end <= file.len() as u64,
+                "{range:?}"
+            );
+            crate::files::assert_same(&first, &file);
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_replaced_is_not_mixed_with_the_new_one() {
+    for (engine, cache) in variants() {
+        let folder = folder();
+        let file = even("t", 1, 4, MIB);
+        let path = write(&folder.path().join("m.safetensors"), &file);
+        let loader = Loader::open(&location(&path)).expect("opens");
+        let new = write(&folder.path().join("new"), &even("t", 2, 4, MIB));
+        std::fs::rename(new, &path).expect("the same folder");
+        match loader.options(tight(engine, cache, 1)).stream() {
+            // Opened again for direct reads: the other file is noticed.
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+                assert_eq!(error.location(), path.to_str());
+            }
+            // The old file is still open, and whole.
+            Ok(stream) => {
+                for tensor in stream {
+                    crate::files::assert_same(&tensor.expect("loads"), &file);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_that_was_written_to_during_the_load_has_changed() {
+    let folder = folder();
+    let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
+    for round in 0..40 {
+        let lanes = 1 + round % 4;
+        let loader = Loader::open(&location(&path)).expect("opens");
+        let loader = loader.options(tight(EngineChoice::Auto, Cache::Buffered, lanes));
+        let file = OpenOptions::new().write(true).open(&path).expect("ours");
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 + round as u64);
+        file.set_modified(time).expect("ours");
+        let error = failure(loader.stream().expect("starts"));
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        assert!(error.message().contains("modification time"), "{error}");
+        assert!(error.hint().is_some());
+    }
+}
+
+#[test]
+fn a_cancelled_load_ends_at_once_and_stays_ended() {
+    let folder = folder();
+    let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 32, MIB));
+    for (engine, cache) in variants() {
+        for received in [0, 1, 7, 31] {
+            let loader = Loader::open(&location(&path)).expect("opens");
+            let loader = loader.options(tight(engine, cache, 2));
+            let mut stream = loader.stream().expect("starts");
+            let kept: Vec<_> = stream.by_ref().take(received).collect();
+            assert!(kept.iter().all(Result::is_ok));
+            let canceller = stream.canceller();
+            stream.cancel();
+            canceller.cancel();
+            let error = failure(stream);
+            assert_eq!(error.kind(), ErrorKind::Cancelled);
+            canceller.cancel();
+        }
+    }
+}
+
+/// One read that takes seconds, on a lane of its own.
+fn stalled() -> Simulation {
+    Simulation {
+        sources: vec![MemorySource::new("slow", [1; 4096])],
+        layouts: vec![Layout {
+            extent_bytes: 4096,
+            alignment: 1,
+            gap_bytes: 0,
+        }],
+        tensors: vec![tensor_info("t", Dtype::U8, vec![4096], 0, 0..4096)],
+        order: Order::Ready,
+        depth: Depth::fixed(1, 4096),
+        memory_limit: 4096,
+        engines: vec![SimConfig {
+            delay_max: 100_000_000,
+            ..SimConfig::new(3, 1)
+        }],
+    }
+}
+
+#[test]
+fn cancelling_wakes_a_caller_who_waits() {
+    let (mut stream, watched) = stalled().stream();
+    let canceller = stream.canceller();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            // The read is in flight, so it is this that ends the wait below.
+            while watched.in_flight().jobs == 0 {
+                std::thread::yield_now();
+            }
+            canceller.cancel();
+        });
+        let error = stream.next().expect("an error").expect_err("nothing came");
+        assert_eq!(error.kind(), ErrorKind::Cancelled);
+    });
+    assert_eq!(
+        watched.in_flight().jobs,
+        1,
+        "the wait ended before the read did"
+    );
+    let dropping = Instant::now();
+    drop(stream);
+    assert!(
+        dropping.elapsed() < Duration::from_secs(2),
+        "a drop does not wait for storage that hangs"
+    );
+}
+
+#[test]
+fn waiting_ends_when_it_was_to_end() {
+    let (mut stream, watched) = stalled().stream();
+    assert!(matches!(stream.try_next(), Poll::Pending));
+    let wait = Duration::from_millis(20);
+    let started = Instant::now();
+    assert!(stream.wait(wait).is_pending());
+    assert!(started.elapsed() >= wait);
+    drop(stream);
+    drop(watched);
+}
+
+#[test]
+fn a_load_that_takes_longer_than_its_timeout_fails() {
+    let folder = folder();
+    let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 64, MIB));
+    for (engine, cache) in variants() {
+        let mut options = tight(engine, cache, 1);
+        options.timeout = Some(Duration::from_nanos(1));
+        let loader = Loader::open(&location(&path))
+            .expect("opens")
+            .options(options);
+        let error = failure(loader.stream().expect("starts"));
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.message().contains("1ns"), "{error}");
+    }
+    // One that is not reached does not delay the end either.
+    let options = options(|it| it.timeout = Some(Duration::from_secs(3600)));
+    let started = Instant::now();
+    let loader = Loader::open(&location(&path))
+        .expect("opens")
+        .options(options);
+    assert_eq!(loader.stream().expect("starts").flatten().count(), 64);
+    assert!(started.elapsed() < Duration::from_secs(60));
+}
+
+/// A stream may be moved to another thread and dropped there, at any moment.
+#[test]
+fn a_stream_dropped_anywhere_leaves_its_tensors() {
+    let folder = folder();
+    let file = Arc::new(even("t", 1, 16, MIB));
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    for (engine, cache) in variants() {
+        for received in 0..6 {
+            let loader = Loader::open(&location(&path)).expect("opens");
+            let mut stream = loader
+                .options(tight(engine, cache, 2))
+                .stream()
+                .expect("starts");
+            let kept: Vec<_> = stream.by_ref().take(received).collect();
+            std::thread::spawn(move || drop(stream))
+                .join()
+                .expect("drops");
+            for tensor in kept {
+                crate::files::assert_same(&tensor.expect("loads"), &file);
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Folders and files to test with, and what the `safetensors` crate says of them.
+
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
+use tload::{Checkpoint, Dtype, Loader, Location, Options, Result, Tensor};
+
+/// A folder on the disk that cargo builds on: `/tmp` may be memory, which takes no direct I/O.
+pub(crate) fn folder() -> TempDir {
+    tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder")
+}
+
+pub(crate) fn write(path: &Path, bytes: &[u8]) -> PathBuf {
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).expect("a temporary folder");
+    }
+    std::fs::write(path, bytes).expect("the temporary folder takes files");
+    path.to_owned()
+}
+
+/// The whole file, for comparing.
+#[expect(clippy::disallowed_methods, reason = "the oracle reads by itself")]
+pub(crate) fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("a file of this test")
+}
+
+pub(crate) fn location(path: &Path) -> Location {
+    Location::from(path)
+}
+
+pub(crate) fn options(set: impl FnOnce(&mut Options)) -> Options {
+    let mut options = Options::default();
+    set(&mut options);
+    options
+}
+
+/// A file of `tensors` tensors with names that begin with `prefix`, of all dtypes and of lengths from nothing to `bytes_max`.
+pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let mut file = FileBuilder::new();
+    let mut wanted: Vec<_> = (0..tensors)
+        .map(|index| {
+            let dtype = rng.pick(&Dtype::ALL);
+            let max = bytes_max * 8 / dtype.bits();
+            let elements = match rng.below(6) {
+                0 => rng.index(9),
+                1 => rng.index(max.min(70_000) + 1),
+                _ => rng.index(max + 1),
+            };
+            // Sub-byte elements must fill whole bytes.
+            let elements = elements / 8 * 8 + if dtype.bits() < 8 { 0 } else { elements % 8 };
+            (format!("{prefix}{index}"), dtype, elements)
+        })
+        .collect();
+    // As writers do it: wide elements first, so that every tensor is aligned.
+    wanted.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.alignment()));
+    for (name, dtype, elements) in wanted {
+        let len = byte_len(dtype, elements).expect("whole bytes");
+        file = file.tensor(&name, dtype, &[elements], &rng.bytes(len));
+    }
+    file.build()
+}
+
+/// A file of `count` U8 tensors of `bytes` bytes each: `{prefix}0`, `{prefix}1`, …
+pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u8> {
+    let mut rng = Rng::new(seed);
+    let file = (0..count).fold(FileBuilder::new(), |file, index| {
+        file.tensor(
+            &format!("{prefix}{index}"),
+            Dtype::U8,
+            &[bytes],
+            &rng.bytes(bytes),
+        )
+    });
+    file.build()
+}
+
+/// Loads everything with these options; panics on any error.
+pub(crate) fn load(path: &Path, options: Options) -> Vec<Tensor> {
+    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let stream = loader.options(options).stream().expect("starts");
+    stream.collect::<Result<_>>().expect("loads")
+}
+
+/// Compares a loaded tensor with the file that it came from.
+pub(crate) fn assert_same(tensor: &Tensor, file: &[u8]) {
+    let name = tensor.name();
+    let theirs = safetensors::SafeTensors::deserialize(file).expect("a valid file");
+    let view = theirs.tensor(name).expect("in the file");
+    assert_eq!(
+        safetensors::Dtype::from(tensor.dtype()),
+        view.dtype(),
+        "{name}"
+    );
+    assert_eq!(tensor.shape(), view.shape(), "{name}");
+    assert!(tensor.bytes() == view.data(), "{name}: other bytes");
+    let address = tensor.as_ptr().addr();
+    assert_eq!(address % tensor.dtype().alignment(), 0, "{name}: alignment");
+}
+
+/// That `tensors` are exactly those of `files`, byte for byte.
+pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
+    let mut found = 0;
+    for file in files {
+        let theirs = safetensors::SafeTensors::deserialize(file).expect("a valid file");
+        for (name, view) in theirs.iter() {
+            let mut named = tensors.iter().filter(|tensor| tensor.name() == name);
+            let tensor = named.next().expect(name);
+            assert!(named.next().is_none(), "{name} came twice");
+            assert_eq!(tensor.shape(), view.shape(), "{name}");
+            assert_eq!(
+                safetensors::Dtype::from(tensor.dtype()),
+                view.dtype(),
+                "{name}"
+            );
+            assert!(tensor.bytes() == view.data(), "{name}: other bytes");
+            let address = tensor.as_ptr().addr();
+            assert_eq!(address % tensor.dtype().alignment(), 0, "{name}: alignment");
+            found += 1;
+        }
+    }
+    assert_eq!(tensors.len(), found, "no others");
+}
+
+pub(crate) fn open(path: &Path) -> Result<Checkpoint> {
+    Checkpoint::open(&location(path))
+}

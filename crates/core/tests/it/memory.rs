@@ -1,0 +1,221 @@
+//! The budget: nothing begins that cannot end in it, nobody goes beyond it, and nobody starves in it.
+
+use std::sync::Arc;
+
+use tload::{ErrorKind, Loader, Options, Order, Tensor, parse_bytes};
+
+use crate::files::{assert_all, even, folder, load, location, mixed, options, write};
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_budget_that_cannot_hold_the_largest_tensor_is_refused_before_the_first_read() {
+    let folder = folder();
+    let mut file = tload::testing::fixtures::FileBuilder::new();
+    for (name, bytes) in [
+        ("small", 1000),
+        ("largest", 5_000_000),
+        ("large", 4_000_000),
+    ] {
+        file = file.tensor(name, tload::Dtype::U8, &[bytes], &vec![1; bytes]);
+    }
+    let path = write(&folder.path().join("m.safetensors"), &file.build());
+    let limited = |limit| {
+        let options = options(|it| it.memory_limit = Some(limit));
+        Loader::open(&location(&path))
+            .expect("opens")
+            .options(options)
+    };
+    for limit in [1, 4096, 5_000_000] {
+        let error = limited(limit).stream().expect_err("too small");
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(error.tensor(), Some("largest"));
+        assert!(error.message().contains(&limit.to_string()), "{error}");
+    }
+    // Whoever follows the hint succeeds.
+    let error = limited(1).stream().expect_err("too small");
+    let hint = error.hint().expect("says what to do");
+    let size = hint
+        .strip_prefix("set memory_limit to at least ")
+        .expect("a size");
+    let wanted = parse_bytes(size.trim_end_matches(" bytes")).expect("a size as options take it");
+    let stream = limited(wanted)
+        .stream()
+        .expect("the hinted limit is enough");
+    let tensors: tload::Result<Vec<_>> = stream.collect();
+    assert_eq!(tensors.expect("loads").len(), 3);
+}
+
+/// Nothing is read ahead beyond the budget, however slow the caller is.
+#[test]
+fn a_slow_caller_stops_the_load_at_the_budget() {
+    let folder = folder();
+    let file = even("t", 1, 64, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    for (lanes, order) in [(1, Order::Ready), (3, Order::Ready), (2, Order::File)] {
+        let limit = 4 * MIB + 16_384;
+        let options = options(|it| {
+            (it.lanes, it.order) = (Some(lanes), order);
+            it.memory_limit = Some(limit);
+            it.extent_bytes = Some(300_000);
+        });
+        let loader = Loader::open(&location(&path))
+            .expect("opens")
+            .options(options);
+        let mut stream = loader.stream().expect("starts");
+        let mut kept: Vec<Tensor> = Vec::new();
+        while let Some(tensor) = stream.next() {
+            let tensor = tensor.expect("loads");
+            // Long enough for readers to fill the budget, without a clock.
+            let mut read = (0, 0);
+            while read.1 < 300 {
+                let now = stream.progress().bytes_read;
+                read = if now == read.0 {
+                    (now, read.1 + 1)
+                } else {
+                    (now, 0)
+                };
+                std::thread::yield_now();
+            }
+            let progress = stream.progress();
+            let ahead = progress.bytes_read.saturating_sub(progress.bytes_received);
+            // Edges are read twice: at most one alignment each side per tensor.
+            let edges = 64 * 2 * 4096;
+            assert!(ahead <= limit + edges, "{ahead} bytes ahead of the caller");
+            if tensor.name().ends_with('7') {
+                kept.push(tensor);
+            }
+        }
+        let report = stream.report();
+        assert_eq!(report.memory_limit, limit);
+        assert!(
+            report.memory_peak <= limit,
+            "{} of {limit}",
+            report.memory_peak
+        );
+        for tensor in &kept {
+            crate::files::assert_same(tensor, &file);
+        }
+    }
+}
+
+#[test]
+fn a_caller_who_keeps_everything_never_starves_the_load() {
+    let folder = folder();
+    let file = mixed("t", 2, 80, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    for (lanes, order) in [(1, Order::Ready), (4, Order::Ready), (3, Order::File)] {
+        let options = options(|it| {
+            (it.lanes, it.order) = (Some(lanes), order);
+            it.memory_limit = Some(2 * MIB);
+        });
+        let loader = Loader::open(&location(&path))
+            .expect("opens")
+            .options(options);
+        let mut stream = loader.stream().expect("starts");
+        let kept: Vec<_> = stream
+            .by_ref()
+            .map(|tensor| tensor.expect("loads"))
+            .collect();
+        assert!(stream.report().memory_peak <= 2 * MIB);
+        drop(stream);
+        assert_all(&kept, &[&file]);
+    }
+}
+
+#[test]
+fn memory_of_dropped_tensors_is_used_again() {
+    let folder = folder();
+    let path = write(
+        &folder.path().join("m.safetensors"),
+        &even("t", 3, 60, 1 << 20),
+    );
+    let options = options(|it| it.memory_limit = Some(3 * MIB));
+    let loader = Loader::open(&location(&path))
+        .expect("opens")
+        .options(options);
+    let mut stream = loader.stream().expect("starts");
+    for tensor in stream.by_ref() {
+        drop(tensor.expect("loads"));
+    }
+    let report = stream.report();
+    assert!(
+        report.recycled_regions > 40,
+        "{} of 60",
+        report.recycled_regions
+    );
+}
+
+/// Tensors are used and dropped on other threads than the one that receives them, long after the stream.
+#[test]
+fn tensors_travel() {
+    let folder = folder();
+    let file = Arc::new(mixed("t", 4, 40, 300_000));
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let (sender, receiver) = std::sync::mpsc::channel::<Tensor>();
+    let checker = std::thread::spawn({
+        let file = Arc::clone(&file);
+        move || {
+            let mut clones = Vec::new();
+            for tensor in receiver {
+                clones.push(tensor.clone());
+                drop(tensor);
+            }
+            assert_all(&clones, &[&file]);
+        }
+    });
+    for tensor in load(&path, Options::default()) {
+        sender.send(tensor).expect("the checker listens");
+    }
+    drop(sender);
+    checker.join().expect("all right");
+}
+
+#[test]
+fn eight_loads_at_once() {
+    let folder = folder();
+    let files: Vec<_> = (0..3)
+        .map(|shard| mixed(&format!("{shard}."), shard, 20, 500_000))
+        .collect();
+    for (shard, file) in files.iter().enumerate() {
+        write(&folder.path().join(format!("{shard}.safetensors")), file);
+    }
+    let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
+    let loader = Loader::open(&location(folder.path())).expect("opens");
+    std::thread::scope(|scope| {
+        for lanes in 1..=8 {
+            let options = options(|it| it.lanes = Some(1 + lanes % 3));
+            let (loader, files) = (loader.clone().options(options), &files);
+            scope.spawn(move || {
+                let stream = loader.stream().expect("starts");
+                let tensors: Vec<_> = stream.map(|tensor| tensor.expect("loads")).collect();
+                assert_all(&tensors, files);
+            });
+        }
+    });
+}
+
+/// Small tensors share memory, which is what the budget must hold: the error names one of those.
+#[test]
+fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
+    let folder = folder();
+    let mut file = tload::testing::fixtures::FileBuilder::new();
+    // A large one alone, then thirty that together are larger: it is these that need most at once.
+    for index in 0..31 {
+        let bytes = if index == 0 { 1_028_000 } else { 34_900 };
+        file = file.tensor(
+            &format!("t{index}"),
+            tload::Dtype::U8,
+            &[bytes],
+            &vec![1; bytes],
+        );
+    }
+    let path = write(&folder.path().join("m.safetensors"), &file.build());
+    let options = options(|it| it.memory_limit = Some(4096));
+    let loader = Loader::open(&location(&path))
+        .expect("opens")
+        .options(options);
+    let error = loader.stream().expect_err("too small");
+    assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+    assert!(error.tensor().is_some_and(|name| name != "t0"), "{error}");
+}

@@ -1,0 +1,58 @@
+//! Tests that need something which not every machine has: skipped loudly, or not at all.
+//!
+//! `TLOAD_REQUIRE=uring,direct,loopfs` turns a skip for one of these names into a failure.
+
+use std::io::Write;
+
+/// Whether `found` is there. If not: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` names `name`.
+pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> {
+    match found {
+        Ok(found) => Some(found),
+        Err(reason) => {
+            let required = variable("TLOAD_REQUIRE").unwrap_or_default();
+            let is_required = required.split(',').any(|required| required.trim() == name);
+            assert!(
+                !is_required,
+                "TLOAD_REQUIRE names {name}, which is missing: {reason}"
+            );
+            say(&format!("SKIPPED: needs {name}: {reason}"));
+            None
+        }
+    }
+}
+
+/// Past the test harness, which shows what a test prints only when it fails.
+pub(crate) fn say(line: &str) {
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// A ring can be set up here.
+pub(crate) fn uring() -> Option<()> {
+    let ring = tload::probe::ring();
+    let found = ring.error.map_or(Ok(()), Err);
+    requirement("uring", found)
+}
+
+/// The temporary folder takes direct I/O and says no to reads that are not aligned, as disks do.
+pub(crate) fn direct() -> Option<()> {
+    let folder = crate::files::folder();
+    let path = folder.path().join("probe");
+    std::fs::write(&path, [0; 4096]).expect("the temporary folder takes files");
+    let direct = tload::probe::direct_io(&path).expect("the file was just written");
+    let found = match (direct.error, direct.offset_alignment) {
+        (Some(error), _) => Err(error),
+        // Btrfs and tmpfs take O_DIRECT, do not say how, and read through the page cache.
+        (None, None) => Err("the file system states no alignment".to_owned()),
+        (None, Some(_)) => Ok(()),
+    };
+    requirement("direct", found)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests are steered from outside; the library is not"
+)]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

@@ -1,0 +1,288 @@
+//! Whole loads on simulated storage, thousands of them: random plans, orders, budgets, lanes, short reads and faults.
+//!
+//! A failure prints its seed; `TLOAD_SEED=17 cargo test -p tload simulated` runs that one again.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use tload::plan::Layout;
+use tload::schedule::{Depth, InFlight};
+use tload::source::MemorySource;
+use tload::testing::fixtures::{Rng, byte_len, tensor_info};
+use tload::testing::receive;
+use tload::testing::sim::{INJECTED, SimConfig};
+use tload::testing::simulation::{Simulation, Watched};
+use tload::{Dtype, ErrorKind, Order, Tensor, TensorInfo};
+
+use crate::requirement::{say, variable};
+
+const SEEDS: u64 = 3000;
+
+fn for_every_seed(check: impl Fn(u64)) {
+    let one = variable("TLOAD_SEED").map(|text| text.parse().expect("TLOAD_SEED is a number"));
+    let seeds = one.map_or(0..SEEDS, |seed| seed..seed + 1);
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(seed))) {
+            say(&format!("repeat with TLOAD_SEED={seed}"));
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Tensors of a source, one behind the other: some empty, some at odd offsets, some with gaps between.
+fn tensors_of(rng: &mut Rng, source: usize, tensors: &mut Vec<TensorInfo>) -> u64 {
+    let mut offset = 8 + rng.below(3000);
+    for index in 0..rng.index(14) {
+        if rng.once_in(3) {
+            offset += rng.below(20_000);
+        }
+        let dtype = rng.pick(&Dtype::ALL);
+        let most = rng.pick(&[1, 9, 300, 5000, 60_000]);
+        let elements = rng.index(most + 1) / 4 * 4;
+        if rng.once_in(2) {
+            offset = offset.next_multiple_of(dtype.alignment() as u64);
+        }
+        let bytes = byte_len(dtype, elements).expect("multiples of four elements") as u64;
+        let name = format!("{source}.{index}");
+        tensors.push(tensor_info(
+            name,
+            dtype,
+            vec![elements],
+            source,
+            offset..offset + bytes,
+        ));
+        offset += bytes;
+    }
+    offset + rng.below(100)
+}
+
+fn simulation(rng: &mut Rng) -> Simulation {
+    let mut tensors = Vec::new();
+    let sources: Vec<_> = (0..=rng.index(5))
+        .map(|source| {
+            let len = tensors_of(rng, source, &mut tensors);
+            let len = usize::try_from(len).expect("small");
+            MemorySource::new(&format!("source {source}"), rng.bytes(len))
+        })
+        .collect();
+    let layouts = sources
+        .iter()
+        .map(|_| Layout {
+            extent_bytes: rng.pick(&[4096, 16_384, 65_536, 1 << 20]),
+            alignment: rng.pick(&[1, 512, 4096]),
+            gap_bytes: rng.pick(&[0, 4096, 65_536]),
+        })
+        .collect();
+    let jobs = 1 + rng.index(12);
+    let engines = (0..=rng.index(3))
+        .map(|_| SimConfig {
+            delay_max: rng.pick(&[0, 1, 7]),
+            short_once_in: rng.pick(&[0, 1, 4]),
+            ..SimConfig::new(rng.bits(), 1 + rng.index(jobs))
+        })
+        .collect();
+    let mut simulation = Simulation {
+        sources,
+        layouts,
+        tensors,
+        order: rng.pick(&[Order::Ready, Order::File]),
+        depth: Depth::fixed(jobs, rng.pick(&[1, 50_000, 1 << 20])),
+        memory_limit: 0,
+        engines,
+    };
+    // From the least that can work to plenty.
+    let least = simulation.limit_min();
+    simulation.memory_limit = least + rng.pick(&[0, 1, least / 2, 4 * least, 1 << 30]);
+    simulation
+}
+
+/// Lets some reads fail. Which extents will, if that is certain.
+fn add_faults(rng: &mut Rng, simulation: &mut Simulation) -> BTreeSet<usize> {
+    let extents = simulation.plan().extents.len();
+    if extents == 0 || !rng.once_in(3) {
+        return BTreeSet::new();
+    }
+    let faults: BTreeSet<_> = (0..=rng.index(3)).map(|_| rng.index(extents)).collect();
+    for engine in &mut simulation.engines {
+        engine.faults.clone_from(&faults);
+    }
+    faults
+}
+
+fn assert_right(simulation: &Simulation, tensor: &Tensor) {
+    let range = tensor.info().file_range();
+    let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
+    let source = &simulation.sources[tensor.info().shard()];
+    let wanted = &source.bytes()[start.expect("small")..end.expect("small")];
+    assert!(tensor.bytes() == wanted, "{tensor:?}: wrong bytes");
+    assert_eq!(
+        tensor.as_ptr().addr() % tensor.dtype().alignment(),
+        0,
+        "{tensor:?}: alignment"
+    );
+}
+
+fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched) {
+    let usage = watched.usage();
+    assert!(
+        usage.peak <= simulation.memory_limit,
+        "{usage:?}: beyond the limit of {}",
+        simulation.memory_limit
+    );
+    assert_eq!(usage.charged, 0, "bytes still charged after the load");
+    assert_eq!(watched.in_flight(), InFlight::default(), "still in flight");
+}
+
+/// An injected error, for an extent that was to fail.
+fn assert_injected(error: &tload::Error, simulation: &Simulation, faults: &BTreeSet<usize>) {
+    assert_eq!((error.kind(), error.message()), (ErrorKind::Io, INJECTED));
+    let plan = simulation.plan();
+    let named = faults.iter().any(|&extent| {
+        let extent = &plan.extents[extent];
+        let source = &simulation.sources[extent.source];
+        error.range() == Some(extent.offset..extent.offset + extent.needed as u64)
+            && error.location() == Some(&tload::source::Source::location(source).to_string())
+    });
+    assert!(named, "{error}: not one of {faults:?}");
+}
+
+/// One lane on this thread: the same seed does exactly the same.
+#[test]
+fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed);
+        let mut simulation = simulation(&mut rng);
+        let faults = add_faults(&mut rng, &mut simulation);
+        let keeps = rng.once_in(2);
+        let received = RefCell::new(BTreeMap::new());
+        let (result, watched) = simulation.run_alone(&|index, tensor| {
+            assert_right(&simulation, &tensor);
+            receive(&tensor);
+            let tensor = keeps.then_some(tensor);
+            let twice = received.borrow_mut().insert(index, tensor).is_some();
+            assert!(!twice, "tensor {index} came twice");
+        });
+        let mut received = received.into_inner();
+        match result {
+            Ok(()) => {
+                assert!(faults.is_empty(), "a failed read went unnoticed");
+                let with_bytes = (0..simulation.tensors.len())
+                    .filter(|&index| simulation.tensors[index].byte_len() > 0);
+                assert!(received.keys().copied().eq(with_bytes), "all with bytes");
+            }
+            Err(error) => assert_injected(&error, &simulation, &faults),
+        }
+        // What was kept is still right when everything has been read.
+        for tensor in received.values().flatten() {
+            assert_right(&simulation, tensor);
+        }
+        received.clear();
+        assert_nothing_is_left(&simulation, &watched);
+    });
+}
+
+/// Lanes on threads, and the stream that a caller sees.
+#[test]
+fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(!seed);
+        let mut simulation = simulation(&mut rng);
+        let faults = add_faults(&mut rng, &mut simulation);
+        let (stream, watched) = simulation.stream();
+        let mut kept = Vec::new();
+        let mut names = Vec::new();
+        let mut failure = None;
+        for item in stream {
+            match item {
+                Ok(tensor) => {
+                    assert_right(&simulation, &tensor);
+                    names.push(tensor.name().to_owned());
+                    if rng.once_in(2) {
+                        kept.push(tensor);
+                    }
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        let all: Vec<_> = simulation
+            .tensors
+            .iter()
+            .map(|info| info.name().to_owned())
+            .collect();
+        if simulation.order == Order::File {
+            assert_eq!(names, all[..names.len()], "file order");
+        }
+        match &failure {
+            None => {
+                assert!(faults.is_empty(), "a failed read went unnoticed");
+                names.sort();
+                let mut all = all;
+                all.sort();
+                assert_eq!(names, all, "each once");
+                assert_eq!(watched.verifications(), 1, "checked once, at the end");
+            }
+            Some(error) => assert_injected(error, &simulation, &faults),
+        }
+        for tensor in kept.drain(..) {
+            assert_right(&simulation, &tensor);
+        }
+        assert_nothing_is_left(&simulation, &watched);
+    });
+}
+
+/// Lanes that have nothing to read end together: exactly one of them is the last.
+#[test]
+fn a_load_is_checked_once_whichever_lanes_end_together() {
+    for round in 0..2000 {
+        let simulation = Simulation {
+            sources: vec![MemorySource::new("empty", [])],
+            layouts: Vec::new(),
+            tensors: Vec::new(),
+            order: Order::Ready,
+            depth: Depth::fixed(1, 1),
+            memory_limit: 4096,
+            engines: vec![SimConfig::new(round, 1); 6],
+        };
+        let (mut stream, watched) = simulation.stream();
+        assert!(stream.next().is_none());
+        assert_eq!(watched.verifications(), 1, "round {round}");
+    }
+}
+
+/// The caller goes away, or cancels, after some tensors: everything is given back all the same.
+#[test]
+fn an_abandoned_stream_gives_everything_back() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed ^ 0xABAD);
+        let simulation = simulation(&mut rng);
+        let (mut stream, watched) = simulation.stream();
+        let canceller = stream.canceller();
+        let wanted = rng.index(simulation.tensors.len() + 1);
+        let kept: Vec<_> = stream
+            .by_ref()
+            .take(wanted)
+            .map(|tensor| tensor.expect("no faults here"))
+            .collect();
+        if rng.once_in(2) {
+            canceller.cancel();
+            match stream.next() {
+                Some(Err(error)) => {
+                    assert_eq!(error.kind(), ErrorKind::Cancelled);
+                    assert!(stream.next().is_none(), "an error is the end");
+                }
+                Some(Ok(tensor)) => panic!("{tensor:?} came after the end"),
+                // It had ended already.
+                None => assert_eq!(wanted, simulation.tensors.len()),
+            }
+        }
+        drop(stream);
+        for tensor in &kept {
+            assert_right(&simulation, tensor);
+        }
+        drop(kept);
+        // The canceller still lives: it must not keep memory.
+        assert_nothing_is_left(&simulation, &watched);
+        drop(canceller);
+    });
+}
