@@ -1,11 +1,11 @@
 //! The front door: from a request to a running load. The only file that names every stage.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
 
-use crate::buffer::{Bell, Mapping, Shelf, Slab};
+use crate::buffer::{Mapping, Pool, Shelf, Slab};
 use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineSetup};
 use crate::error::{Error, ErrorKind, Result};
@@ -187,35 +187,27 @@ impl Loader {
         Ok(stream)
     }
 
-    /// Reads everything that [`Self::stream`] would read, with the same plan and the same engine, and throws it away.
+    /// Reads everything that [`Self::stream`] would read, with the same plan and the same engine, and throws it away. The report's
+    /// seconds begin with the first read, when engines are open and memory is registered.
     ///
     /// # Errors
     ///
     /// As [`Self::stream`] and its items.
     pub fn ceiling(&self, ceiling: Ceiling) -> Result<Report> {
-        let started = Instant::now();
         let prepared = Prepared::new(self)?;
         let plan = &prepared.plan;
         let depth = prepared.depth(&self.options);
-        let bell = Arc::new(Bell::default());
-        let jobs = plan.extents.len();
-        let slots = match ceiling {
-            Ceiling::Recycled => jobs.min(depth.jobs()),
-            Ceiling::Fresh => jobs,
-        };
+        let (memory, registered) = raw_memory(plan, depth, ceiling)?;
         let sink = || match ceiling {
             Ceiling::Recycled => DiscardSink::recycling(),
             Ceiling::Fresh => DiscardSink::keeping(),
         };
-        let slab = Slab::new(plan.window_bytes_max(), slots.max(1), Arc::clone(&bell))?;
-        // Fresh memory is not registered: that would touch it all, serially, before the first read.
-        let registered = (ceiling == Ceiling::Recycled).then(|| Arc::clone(&slab));
         let schedule = Schedule::new(plan, Order::Ready, depth);
         let feed = Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
-            Memory::Slab(slab),
-            bell,
+            memory,
+            Arc::default(),
         ));
         let counters = Arc::<Counters>::default();
         let setup = self.lane_setup(&prepared, &feed, &counters, depth, registered);
@@ -233,7 +225,8 @@ impl Loader {
         };
         let (threads, opened) = lane::start(report.lanes, &setup, sink, events)?;
         let endings: Vec<_> = endings.iter().take(threads.len()).collect();
-        report.seconds = started.elapsed().as_secs_f64();
+        let since = counters.reading_since.get().copied();
+        report.seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         for thread in threads {
             // Panics have been caught inside.
             let _ = thread.join();
@@ -409,6 +402,24 @@ fn layout(file: &ReadFile, options: &Options) -> Layout {
         extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
         alignment: hints.alignment,
         gap_bytes: hints.gap_bytes,
+    }
+}
+
+/// Memory to read into without making tensors, and what of it lanes should register. Fresh memory is not registered: that would
+/// touch it all, serially, before the first read.
+fn raw_memory(plan: &Plan, depth: Depth, ceiling: Ceiling) -> Result<(Memory, Option<Arc<Slab>>)> {
+    match ceiling {
+        Ceiling::Recycled => {
+            let slots = plan.extents.len().min(depth.jobs()).max(1);
+            let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;
+            Ok((Memory::Slab(Arc::clone(&slab)), Some(slab)))
+        }
+        Ceiling::Fresh => {
+            let bytes = plan.extents.iter().map(|extent| extent.window).sum();
+            let pool = Pool::new(u64::MAX, Arc::default());
+            let whole = pool.try_region(bytes, 1)?.expect("the budget has no limit");
+            Ok((Memory::Whole(Mutex::new(whole)), None))
+        }
     }
 }
 

@@ -26,8 +26,10 @@ use crate::sink::Sink;
 pub enum Memory {
     /// Final memory of tensors.
     Regions(Pool),
-    /// Staging memory.
+    /// Staging memory that is used again.
     Slab(Arc<Slab>),
+    /// One region for everything, filled in the order of the reads.
+    Whole(Mutex<RegionWriter>),
 }
 
 /// What all lanes of a load share: the schedule and the memory.
@@ -111,8 +113,8 @@ impl Feed {
                 writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
                 Ok(writers[region].is_some())
             }
-            // Slots are taken extent by extent.
-            Memory::Slab(_) => Ok(true),
+            // Windows are taken extent by extent.
+            Memory::Slab(_) | Memory::Whole(_) => Ok(true),
         })?;
         let extent_index = match next {
             Next::Extent(index) => index,
@@ -134,6 +136,10 @@ impl Feed {
             Memory::Slab(slab) => slab
                 .try_lease(extent.window)
                 .expect("a slab has a slot for every job of its depth"),
+            Memory::Whole(writer) => writer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .carve(extent.window),
         };
         Ok(Take::Job(Job {
             extent: extent_index,
@@ -167,6 +173,7 @@ pub fn run<E: Engine, S: Sink>(
         counters: lane.counters,
         since: Instant::now(),
     };
+    lane.counters.reading_since.get_or_init(Instant::now);
     let mut failure = None;
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();

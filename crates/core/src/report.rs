@@ -3,8 +3,9 @@
 //! Counters are added to while the load runs and read when somebody asks. Nothing here decides anything.
 
 use std::fmt;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -49,9 +50,9 @@ pub struct Report {
     pub memory_limit: u64,
     /// The most of it that was used at a time, bytes.
     pub memory_peak: u64,
-    /// Regions made of memory that had been used before.
+    /// Regions cut from memory that the load had already.
     pub recycled_regions: u64,
-    /// Regions made of fresh memory.
+    /// Regions for which fresh memory was mapped.
     pub fresh_regions: u64,
     /// Where the time went.
     pub stages: StageTimes,
@@ -185,6 +186,8 @@ impl fmt::Display for Report {
 /// What lanes add to while they run.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
+    /// When the first lane began to read: its engine is open and its memory registered.
+    pub(crate) reading_since: OnceLock<Instant>,
     pub(crate) extents: AtomicU64,
     pub(crate) direct_bytes: AtomicU64,
     pub(crate) buffered_bytes: AtomicU64,

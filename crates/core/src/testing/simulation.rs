@@ -48,7 +48,7 @@ impl Watched {
     pub fn usage(&self) -> PoolUsage {
         match self.feed.memory() {
             Memory::Regions(pool) => pool.usage(),
-            Memory::Slab(_) => unreachable!("simulated loads make tensors"),
+            Memory::Slab(_) | Memory::Whole(_) => unreachable!("simulated loads make tensors"),
         }
     }
 
