@@ -1,0 +1,85 @@
+# Three commands: `make` builds the command, `make test` runs every test, `make bench` measures. CI runs the same recipes.
+#
+# `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer ones, and no rights: tests that need more say SKIPPED and
+# why. TLOAD_REQUIRE (a list of what they need, or `all`) turns such a skip into a failure.
+
+VENV ?= .venv
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+# PyTorch for CPUs only: a tenth of the download. Its other home, PyPI, adds CUDA's libraries on Linux.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.tload-tests
+
+.DEFAULT_GOAL := build
+.DELETE_ON_ERROR:
+# Everything shares one cargo target directory, and the test runners' last lines come last.
+.NOTPARALLEL:
+.PHONY: build test check test-rust wheel test-python bench lint ruff deny doc clean
+
+build:
+	cargo build --release
+
+test: check wheel test-rust test-python
+
+# What users build, what systems without a ring build, and everything with its tests.
+check:
+	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
+
+# The extension module is tested through Python.
+test-rust:
+	cargo test --workspace --exclude tload-py
+
+# The wheel that users get: built by pip from this folder. Needs no network once the virtual environment is there.
+wheel: $(INSTALLED)
+	$(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
+
+# mypy and stubtest are among these tests.
+test-python:
+	$(PY) -m pytest
+
+# What pyproject.toml asks for: its build system and its extra `test`.
+$(INSTALLED): pyproject.toml
+	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip --version || $(PY) -m ensurepip
+	$(PY) -c "import importlib.util as find, sys; sys.exit(not find.find_spec('torch'))" \
+		|| $(PY) -m pip install --retries 0 --timeout 20 --index-url $(TORCH_INDEX) torch \
+		|| echo 'NOTE: no PyTorch from $(TORCH_INDEX); the one on PyPI brings 5 GB of CUDA libraries on Linux'
+	$(PY) -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb')); \
+		print(*project['build-system']['requires'], *project['project']['optional-dependencies']['test'], sep='\n')" \
+		> $(VENV)/requirements.txt
+	$(PY) -m pip install --requirement $(VENV)/requirements.txt
+	touch $@
+
+# With ARGS, for example: make bench ARGS='--preset moe --markdown results.md'
+bench:
+	cargo run --release -- bench $(ARGS)
+
+# Everything that judges without running.
+lint: check ruff deny
+
+ruff:
+	$(call if_installed,ruff,ruff --version,ruff check python tests && ruff format --check python tests)
+
+deny:
+	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check)
+
+doc:
+	cargo doc --workspace --exclude tload-py --no-deps --lib
+
+clean:
+	cargo clean
+	rm -rf $(VENV)
+
+# $(call if_installed,NAME,PROBE,COMMAND): runs COMMAND if PROBE works; else a loud skip, or a failure if TLOAD_REQUIRE names it.
+define if_installed
+@if $(2) >/dev/null 2>&1; then echo '$(3)'; $(3); \
+	else echo 'SKIPPED: needs $(1): $(2) does not work'; \
+	case ",$$(echo "$$TLOAD_REQUIRE" | tr -d ' ')," in *,all,*|*,$(1),*) echo '(TLOAD_REQUIRE forbids the skip)' >&2; exit 1;; esac; fi
+endef
