@@ -32,10 +32,13 @@ pub(crate) struct Opened {
     pub(crate) refusal: Option<Refusal>,
 }
 
+/// Takes finished tensors.
+type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
+
 /// What a lane tells to whom.
 pub(crate) struct LaneEvents<T> {
-    /// Every finished tensor.
-    pub(crate) deliver: Box<dyn Fn(T) + Send>,
+    /// Every finished tensor, to be taken out of the list.
+    pub(crate) deliver: Deliver<T>,
     /// The last word: after the engine is gone and all memory is given back.
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
@@ -132,7 +135,7 @@ where
 fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &mut S,
-    deliver: &dyn Fn(S::Tensor),
+    deliver: &dyn Fn(&mut Vec<S::Tensor>),
     opened: Sender<Result<Opened>>,
 ) -> Result<()> {
     let mut engine = match engine::open(setup.kind, setup.choice, &setup.engine) {

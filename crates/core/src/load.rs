@@ -173,7 +173,7 @@ impl Loader {
         let events = || {
             let (receiver, owner) = (Arc::clone(&shared), Arc::clone(&shared));
             LaneEvents {
-                deliver: Box::new(move |(index, tensor)| receiver.push(index, tensor)),
+                deliver: Box::new(move |ready| receiver.push(ready)),
                 ended: Box::new(move |result| owner.lane_ended(result)),
             }
         };
@@ -218,7 +218,7 @@ impl Loader {
         let events = || {
             let ended = ended.clone();
             LaneEvents {
-                deliver: Box::new(|()| ()),
+                deliver: Box::new(Vec::clear),
                 // The receiver waits below for every lane.
                 ended: Box::new(move |result| drop(ended.send(result))),
             }

@@ -193,7 +193,16 @@ pub fn run<E: Engine, S: Sink>(
         }
         watch.lap(Stage::Submit);
 
-        if engine.in_flight() > 0 {
+        if !ready.is_empty() {
+            // The reads that were just queued begin before tensors are handed over: that wakes the caller, who may take this
+            // lane's core.
+            engine.reap(Wait::No, &mut done);
+            (lane.deliver)(&mut ready);
+            watch.lap(Stage::Deliver);
+        }
+        if !done.is_empty() {
+            // Something to go on with already.
+        } else if engine.in_flight() > 0 {
             engine.reap(Wait::ForOne, &mut done);
             watch.lap(Stage::StorageWait);
         } else if sink.in_flight() > 0 {
@@ -222,17 +231,14 @@ pub fn run<E: Engine, S: Sink>(
         if failure.is_some() {
             feed.stop();
         }
-        for tensor in ready.drain(..) {
-            (lane.deliver)(tensor);
-        }
         watch.lap(Stage::Deliver);
     }
 }
 
 /// What a lane reports to.
 pub struct LaneWork<'a, T> {
-    /// Gets every finished tensor.
-    pub deliver: &'a dyn Fn(T),
+    /// Takes every finished tensor out of the list.
+    pub deliver: &'a dyn Fn(&mut Vec<T>),
     pub(crate) counters: &'a Counters,
 }
 

@@ -108,6 +108,16 @@ struct State {
     report: Report,
 }
 
+impl State {
+    /// File order: moves what is next, and all that follows without a gap, into the queue.
+    fn queue_whose_turn_it_is(&mut self) {
+        while let Some(tensor) = self.early.remove(&self.turn) {
+            self.queue.push_back(tensor);
+            self.turn += 1;
+        }
+    }
+}
+
 impl Shared {
     pub(crate) fn new(setup: StreamSetup, started: Instant) -> Arc<Self> {
         let shared = Arc::new(Self {
@@ -138,10 +148,16 @@ impl Shared {
             news: Condvar::new(),
             lane_ended: Condvar::new(),
         });
-        for (index, tensor) in shared.tensors.iter().enumerate() {
-            if tensor.byte_len() == 0 {
-                shared.push(index, Tensor::new(tensor.clone(), None));
-            }
+        let empty = shared
+            .tensors
+            .iter()
+            .enumerate()
+            .filter(|(_, info)| info.byte_len() == 0);
+        let mut ready: Vec<_> = empty
+            .map(|(index, info)| (index, Tensor::new(info.clone(), None)))
+            .collect();
+        if !ready.is_empty() {
+            shared.push(&mut ready);
         }
         shared
     }
@@ -151,27 +167,24 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane has finished a tensor.
-    pub(crate) fn push(&self, index: usize, tensor: Tensor) {
+    /// A lane has finished these tensors.
+    pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
         let mut state = self.lock();
         if state.abandoned {
             drop(state);
-            return; // `tensor` is dropped without the lock: that may unmap memory.
+            ready.clear(); // Without the lock: that may unmap memory.
+            return;
         }
         if state.report.first_tensor_seconds.is_none() {
             state.report.first_tensor_seconds = Some(self.started.elapsed().as_secs_f64());
         }
         match self.order {
-            Order::Ready => state.queue.push_back(tensor),
+            Order::Ready => state
+                .queue
+                .extend(ready.drain(..).map(|(_, tensor)| tensor)),
             Order::File => {
-                state.early.insert(index, tensor);
-                while let Some(tensor) = {
-                    let turn = state.turn;
-                    state.early.remove(&turn)
-                } {
-                    state.queue.push_back(tensor);
-                    state.turn += 1;
-                }
+                state.early.extend(ready.drain(..));
+                state.queue_whose_turn_it_is();
             }
         }
         if !state.queue.is_empty() {

@@ -28,7 +28,7 @@ pub fn run_lane<E: Engine, S: Sink>(
 ) -> Result<()> {
     let counters = Counters::default();
     let work = LaneWork {
-        deliver,
+        deliver: &|ready| ready.drain(..).for_each(deliver),
         counters: &counters,
     };
     let result = pipeline::run(feed, engine, sink, &work);

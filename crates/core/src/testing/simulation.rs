@@ -161,7 +161,7 @@ impl Simulation {
             let (mut engine, mut sink) = (self.engine(config), sink.clone());
             std::thread::spawn(move || {
                 let work = LaneWork {
-                    deliver: &|(index, tensor)| shared.push(index, tensor),
+                    deliver: &|ready| shared.push(ready),
                     counters: &counters,
                 };
                 let result = run(&feed, &mut engine, &mut sink, &work);
