@@ -1,0 +1,133 @@
+//! An open checkpoint for Python: its headers, as plain values.
+//!
+//! `python/tload/_checkpoint.py` makes a mapping of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+use tload::{Location, TensorInfo};
+
+use crate::interrupt;
+
+/// What a tensor is and where: name, dtype, shape, bytes, index of its shard, range in that file.
+pub(crate) type Described<'py> = (
+    Bound<'py, PyString>,
+    &'static str,
+    Bound<'py, PyTuple>,
+    u64,
+    usize,
+    (u64, u64),
+);
+
+/// A shard: location, bytes of the file and of its header, number of tensors, its `__metadata__`.
+type ShardDescribed = (String, u64, u64, usize, BTreeMap<String, String>);
+
+/// A location as Python callers write it.
+#[derive(FromPyObject)]
+enum LocationArgument {
+    /// A path or URL. Text that is not Unicode (surrogates) falls through to the next arm.
+    Text(String),
+    Path(PathBuf),
+}
+
+impl LocationArgument {
+    fn parse(self) -> tload::Result<Location> {
+        match self {
+            Self::Text(text) => Location::parse(&text),
+            Self::Path(path) => Ok(Location::from_path(path)),
+        }
+    }
+}
+
+/// The headers of a checkpoint.
+#[pyclass(frozen, module = "tload._tload")]
+#[derive(Debug)]
+pub(crate) struct Checkpoint {
+    inner: tload::Checkpoint,
+}
+
+impl Checkpoint {
+    pub(crate) fn share(&self) -> tload::Checkpoint {
+        self.inner.clone()
+    }
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// Opens one location: a file, a directory, or an index file.
+    #[staticmethod]
+    fn open(py: Python<'_>, location: LocationArgument) -> PyResult<Self> {
+        let inner = interrupt::run(py, || tload::Checkpoint::open(&location.parse()?))?;
+        Ok(Self { inner })
+    }
+
+    /// Opens a list of files as one checkpoint.
+    #[staticmethod]
+    fn open_all(py: Python<'_>, locations: Vec<LocationArgument>) -> PyResult<Self> {
+        let inner = interrupt::run(py, || {
+            let locations: Vec<Location> = locations
+                .into_iter()
+                .map(LocationArgument::parse)
+                .collect::<Result<_, _>>()?;
+            tload::Checkpoint::open_all(&locations)
+        })?;
+        Ok(Self { inner })
+    }
+
+    /// Where it was opened, as the caller wrote it.
+    #[getter]
+    fn location(&self) -> String {
+        self.inner.location().to_string()
+    }
+
+    /// Every tensor, by shard, then by offset in the shard.
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
+        self.inner
+            .tensors()
+            .iter()
+            .map(|info| describe(py, info))
+            .collect()
+    }
+
+    /// Every shard.
+    fn shards(&self) -> Vec<ShardDescribed> {
+        self.inner
+            .shards()
+            .iter()
+            .map(|shard| {
+                (
+                    shard.location().to_string(),
+                    shard.file_bytes(),
+                    shard.header_bytes(),
+                    shard.tensor_count(),
+                    shard.metadata().clone(),
+                )
+            })
+            .collect()
+    }
+
+    /// `__metadata__` of all shards; where two disagree, the first shard's word stands.
+    fn metadata(&self) -> BTreeMap<String, String> {
+        self.inner.metadata().clone()
+    }
+
+    /// Bytes of all tensors.
+    #[getter]
+    fn total_bytes(&self) -> u64 {
+        self.inner.total_bytes()
+    }
+}
+
+pub(crate) fn describe<'py>(py: Python<'py>, info: &TensorInfo) -> PyResult<Described<'py>> {
+    let range = info.file_range();
+    Ok((
+        PyString::new(py, info.name()),
+        info.dtype().name(),
+        PyTuple::new(py, info.shape())?,
+        info.byte_len(),
+        info.shard(),
+        (range.start, range.end),
+    ))
+}

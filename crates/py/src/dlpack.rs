@@ -1,0 +1,365 @@
+//! DLPack: hands a tensor's memory to another library without a copy.
+//!
+//! ```text
+//! export ──▶ capsule "dltensor[_versioned]" ──▶ consumer renames it "used_…", owns the memory, calls `free` when done
+//!                └── nobody consumed it: the capsule's destructor calls `free`
+//! ```
+//!
+//! An export owns a share of the tensor, so the bytes live as long as the last consumer. `free` runs on any thread and
+//! without the interpreter: it touches no Python object. Structures and codes: `dlpack.h` 1.1,
+//! <https://github.com/dmlc/dlpack>.
+
+#![expect(
+    unsafe_code,
+    reason = "DLPack is a C ABI: foreign code reads our structures and calls our deleter"
+)]
+
+use std::ffi::{CStr, c_void};
+use std::process;
+use std::ptr::{self, NonNull};
+
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use tload::{Dtype, Tensor};
+
+/// `kDLCPU`, device 0: where every tensor is.
+pub(crate) const CPU: (i32, i32) = (1, 0);
+
+/// The version whose structures stand below, and the first that has codes for 8-bit, 6-bit and 4-bit floats.
+const VERSION: (u32, u32) = (1, 1);
+
+/// `DLPACK_FLAG_BITMASK_IS_COPIED`.
+const FLAG_COPIED: u64 = 1 << 1;
+
+/// What a consumer asked `__dlpack__` for.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// `None`: the consumer knows only the structures from before version 1.
+    pub(crate) max_version: Option<(u32, u32)>,
+    pub(crate) dl_device: Option<(i32, i32)>,
+    pub(crate) copy: Option<bool>,
+    /// Whether it named a stream of a device to wait for.
+    pub(crate) has_stream: bool,
+}
+
+/// Element type and shape as DLPack says them.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    dtype: DataType,
+    shape: Vec<i64>,
+}
+
+impl Layout {
+    /// The layout of a row-major tensor.
+    ///
+    /// Two 4-bit floats make one element of two lanes, and the last dimension is halved, as in torch
+    /// (`float4_e2m1fn_x2`); when that dimension is odd, the shape stays and the elements are packed. 6-bit floats keep
+    /// their shape and are packed: four in three bytes.
+    pub(crate) fn of(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
+        let mut shape = shape
+            .iter()
+            .map(|&dim| i64::try_from(dim))
+            .collect::<Result<Vec<i64>, _>>()
+            .map_err(|_| PyBufferError::new_err("a dimension is too large for DLPack"))?;
+        let (code, bits) = code_and_bits(dtype);
+        let mut lanes = 1;
+        if dtype == Dtype::F4
+            && let Some(last) = shape.last_mut()
+            && *last % 2 == 0
+        {
+            *last /= 2;
+            lanes = 2;
+        }
+        Ok(Self {
+            dtype: DataType { code, bits, lanes },
+            shape,
+        })
+    }
+
+    /// Elements from one to the next along each dimension.
+    fn strides(&self) -> Vec<i64> {
+        let mut strides = vec![1_i64; self.shape.len()];
+        for index in (1..self.shape.len()).rev() {
+            // Saturating: only a tensor without elements can have such dimensions, and its strides mean nothing.
+            strides[index - 1] = strides[index].saturating_mul(self.shape[index]);
+        }
+        strides
+    }
+}
+
+/// `DLDataTypeCode` and bits.
+fn code_and_bits(dtype: Dtype) -> (u8, u8) {
+    match dtype {
+        Dtype::I8 => (0, 8),
+        Dtype::I16 => (0, 16),
+        Dtype::I32 => (0, 32),
+        Dtype::I64 => (0, 64),
+        Dtype::U8 => (1, 8),
+        Dtype::U16 => (1, 16),
+        Dtype::U32 => (1, 32),
+        Dtype::U64 => (1, 64),
+        Dtype::F16 => (2, 16),
+        Dtype::F32 => (2, 32),
+        Dtype::F64 => (2, 64),
+        Dtype::Bf16 => (4, 16),
+        Dtype::C64 => (5, 64),
+        Dtype::Bool => (6, 8),
+        Dtype::F8E4M3 => (10, 8),
+        Dtype::F8E4M3Fnuz => (11, 8),
+        Dtype::F8E5M2 => (12, 8),
+        Dtype::F8E5M2Fnuz => (13, 8),
+        Dtype::F8E8M0 => (14, 8),
+        Dtype::F6E2M3 => (15, 6),
+        Dtype::F6E3M2 => (16, 6),
+        Dtype::F4 => (17, 4),
+    }
+}
+
+/// Makes the capsule for `tensor`.
+///
+/// # Errors
+///
+/// `BufferError` when the consumer wants what CPU memory cannot be.
+pub(crate) fn export<'py>(
+    py: Python<'py>,
+    tensor: &Tensor,
+    layout: Layout,
+    request: &Request,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    if request.has_stream {
+        return Err(PyBufferError::new_err(
+            "the tensor is in CPU memory, which has no streams; pass stream=None",
+        ));
+    }
+    if let Some(device) = request.dl_device.filter(|device| *device != CPU) {
+        return Err(PyBufferError::new_err(format!(
+            "the tensor is in CPU memory (DLPack device {CPU:?}) and cannot be exported to device {device:?}"
+        )));
+    }
+    let copied = request.copy == Some(true);
+    let bytes = if copied {
+        Bytes::Copied(py.detach(|| copy(tensor.bytes())))
+    } else {
+        Bytes::Loaded(tensor.clone())
+    };
+    match request.max_version {
+        Some((1.., minor)) => {
+            let version = Version {
+                major: VERSION.0,
+                minor: minor.min(VERSION.1),
+            };
+            let flags = if copied { FLAG_COPIED } else { 0 };
+            capsule(py, bytes, layout, |tensor, context| ManagedVersioned {
+                version,
+                context,
+                deleter: free::<ManagedVersioned>,
+                flags,
+                tensor,
+            })
+        }
+        _ => capsule(py, bytes, layout, |tensor, context| Managed {
+            tensor,
+            context,
+            deleter: free::<Managed>,
+        }),
+    }
+}
+
+/// `DLDevice`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Device {
+    kind: i32,
+    index: i32,
+}
+
+/// `DLDataType`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct DataType {
+    code: u8,
+    bits: u8,
+    lanes: u16,
+}
+
+/// `DLTensor`.
+#[repr(C)]
+#[derive(Debug)]
+struct TensorView {
+    start: *mut c_void,
+    device: Device,
+    dimensions: i32,
+    dtype: DataType,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// `DLPackVersion`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+struct Version {
+    major: u32,
+    minor: u32,
+}
+
+/// `DLManagedTensor`: before version 1.
+#[repr(C)]
+#[derive(Debug)]
+struct Managed {
+    tensor: TensorView,
+    context: *mut c_void,
+    deleter: unsafe extern "C" fn(*mut Managed),
+}
+
+/// `DLManagedTensorVersioned`.
+#[repr(C)]
+#[derive(Debug)]
+struct ManagedVersioned {
+    version: Version,
+    context: *mut c_void,
+    deleter: unsafe extern "C" fn(*mut ManagedVersioned),
+    flags: u64,
+    tensor: TensorView,
+}
+
+/// One of the two structures that a capsule may hold.
+trait Exported: Sized + 'static {
+    const NAME: &'static CStr;
+    fn context(&self) -> *mut c_void;
+}
+
+impl Exported for Managed {
+    const NAME: &'static CStr = c"dltensor";
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+impl Exported for ManagedVersioned {
+    const NAME: &'static CStr = c"dltensor_versioned";
+    fn context(&self) -> *mut c_void {
+        self.context
+    }
+}
+
+/// Everything that one export owns. `exported` points into the rest.
+struct Export<M> {
+    exported: M,
+    _bytes: Bytes,
+    _shape: Vec<i64>,
+    _strides: Vec<i64>,
+    process: u32,
+}
+
+enum Bytes {
+    Loaded(Tensor),
+    Copied(Box<[Line]>),
+}
+
+/// A cache line: copies are aligned as well as any dtype wants.
+#[repr(C, align(64))]
+#[derive(Clone, Copy)]
+struct Line([u8; 64]);
+
+fn copy(bytes: &[u8]) -> Box<[Line]> {
+    bytes
+        .chunks(64)
+        .map(|piece| {
+            let mut line = Line([0; 64]);
+            line.0[..piece.len()].copy_from_slice(piece);
+            line
+        })
+        .collect()
+}
+
+impl Bytes {
+    /// The first byte; null when there are none, as DLPack wants it.
+    fn start(&self) -> *mut c_void {
+        match self {
+            Self::Loaded(tensor) if tensor.byte_len() > 0 => tensor.as_ptr().cast_mut().cast(),
+            Self::Copied(lines) if !lines.is_empty() => lines.as_ptr().cast_mut().cast(),
+            Self::Loaded(_) | Self::Copied(_) => ptr::null_mut(),
+        }
+    }
+}
+
+/// Puts an export into a capsule that frees it, unless a consumer takes it over.
+fn capsule<M: Exported>(
+    py: Python<'_>,
+    bytes: Bytes,
+    layout: Layout,
+    exported: impl FnOnce(TensorView, *mut c_void) -> M,
+) -> PyResult<Bound<'_, PyCapsule>> {
+    let strides = layout.strides();
+    let view = TensorView {
+        start: bytes.start(),
+        device: Device {
+            kind: CPU.0,
+            index: CPU.1,
+        },
+        dimensions: i32::try_from(layout.shape.len())
+            .map_err(|_| PyBufferError::new_err("the tensor has too many dimensions for DLPack"))?,
+        dtype: layout.dtype,
+        shape: layout.shape.as_ptr(),
+        strides: strides.as_ptr(),
+        byte_offset: 0,
+    };
+    let memory = Box::<Export<M>>::new_uninit();
+    let context: *mut Export<M> = Box::into_raw(memory).cast();
+    let export = Export {
+        exported: exported(view, context.cast()),
+        _bytes: bytes,
+        _shape: layout.shape,
+        _strides: strides,
+        process: process::id(),
+    };
+    // SAFETY: `context` was just allocated for exactly this type and holds nothing yet.
+    unsafe { context.write(export) };
+    // SAFETY: `context` came from `Box::into_raw` and is initialised, so its field has an address.
+    let first = unsafe { &raw mut (*context).exported };
+    let pointer = NonNull::new(first.cast()).expect("a box has an address");
+    // SAFETY: `discard::<M>` expects a capsule named `M::NAME` around an `M` inside a boxed `Export<M>`: `pointer` is one.
+    let capsule = unsafe {
+        PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(discard::<M>))
+    };
+    if capsule.is_err() {
+        // SAFETY: no capsule was made, so nobody else frees `first`.
+        unsafe { free::<M>(first) };
+    }
+    capsule
+}
+
+/// Frees an export. The consumer's last call, on any thread, attached to the interpreter or not.
+///
+/// # Safety
+///
+/// `exported` points to an `M` that [`capsule`] made and that was not freed before.
+unsafe extern "C" fn free<M: Exported>(exported: *mut M) {
+    // SAFETY: our caller promised that it points to a live `M`.
+    let context = unsafe { (*exported).context() };
+    // SAFETY: `capsule` stored the address of the `Export<M>` that it had boxed, and this is the only call.
+    let export = unsafe { Box::from_raw(context.cast::<Export<M>>()) };
+    if export.process != process::id() {
+        // In a forked process a lock of the buffer pool may be held for ever by a thread that is not here.
+        let _left_alone = std::mem::ManuallyDrop::new(export);
+    }
+}
+
+/// The capsule's destructor: frees an export that no consumer took over.
+///
+/// # Safety
+///
+/// Only for Python to call, with a capsule that [`capsule`] made.
+unsafe extern "C" fn discard<M: Exported>(capsule: *mut ffi::PyObject) {
+    // A consumer renames the capsule when it takes over. SAFETY: Python passes the capsule that it is about to free.
+    if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
+        return;
+    }
+    // SAFETY: as above; the name was just found right, so this cannot fail.
+    let exported = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
+    // SAFETY: `capsule` put an `M` in, and by its name nobody has taken it out.
+    unsafe { free::<M>(exported.cast()) };
+}

@@ -1,0 +1,37 @@
+//! Errors of the core as Python exceptions.
+//!
+//! The classes and their table by kind are in `python/tload/_errors.py`, which is asked for an instance: Python can
+//! define classes with two bases, Rust cannot. A Python test walks `ERROR_KINDS` and fails on a kind without a class.
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use tload::{Error, ErrorKind};
+
+/// The exception for `error`, of the class that belongs to its kind.
+pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
+    static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let made = MAKE
+        .get_or_try_init(py, || {
+            Ok(py.import("tload._errors")?.getattr("make_error")?.unbind())
+        })
+        .and_then(|make| {
+            make.bind(py).call1((
+                error.kind().name(),
+                error.chain(),
+                error.location(),
+                error.tensor(),
+                error.range().map(|range| (range.start, range.end)),
+                error.hint(),
+                error.errno(),
+            ))
+        });
+    match made {
+        Ok(instance) => PyErr::from_value(instance),
+        Err(failed) => failed,
+    }
+}
+
+/// The exception for a call that asks for something impossible.
+pub(crate) fn invalid_request(py: Python<'_>, message: String) -> PyErr {
+    exception(py, &Error::new(ErrorKind::InvalidRequest, message))
+}

@@ -1,0 +1,63 @@
+//! The extension module `tload._tload`: what Python needs of the crate `tload`, and nothing that Python can do itself.
+//!
+//! No logic lives here: a function extracts its arguments, lets go of the interpreter, calls one function of the core,
+//! and wraps what came back. The public face, with its types and docs, is the Python package in `python/tload`; the
+//! stub of this module is `python/tload/_tload.pyi`.
+
+mod checkpoint;
+mod dlpack;
+mod error;
+mod interrupt;
+mod loader;
+mod options;
+mod stream;
+mod tensor;
+
+use pyo3::prelude::*;
+
+#[pymodule(gil_used = false)]
+mod _tload {
+    use std::ffi::{CString, OsString};
+    use std::io::{self, Write};
+
+    use pyo3::exceptions::PyRuntimeWarning;
+    use pyo3::prelude::*;
+    use tload::ErrorKind;
+
+    #[pymodule_export]
+    use crate::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use crate::loader::Loader;
+    #[pymodule_export]
+    use crate::options::{check_options, format_bytes};
+    #[pymodule_export]
+    use crate::stream::Stream;
+    #[pymodule_export]
+    use crate::tensor::{FlatBytes, Tensor};
+
+    /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
+    #[pyfunction]
+    fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> u8 {
+        py.detach(|| {
+            let status = tload_cli::main(argv);
+            // Rust flushes its own buffer only when a Rust `main` ends. A closed pipe has been dealt with by the command.
+            drop(io::stdout().flush());
+            status
+        })
+    }
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
+        module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
+        if cfg!(debug_assertions) {
+            let category = module.py().get_type::<PyRuntimeWarning>();
+            let message = CString::from(
+                c"this is a debug build of tload: it is many times slower than a release build, do not measure with it",
+            );
+            PyErr::warn(module.py(), &category, &message, 1)?;
+        }
+        Ok(())
+    }
+}

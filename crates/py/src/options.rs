@@ -1,0 +1,156 @@
+//! Keyword arguments and `TLOAD_*` text as the core's options and selections.
+//!
+//! Types that Python got wrong are a `TypeError`; values that cannot work are an `InvalidRequestError`. Which values can
+//! work is for the core to say.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::prelude::*;
+use tload::{Options, Selection, parse_bytes};
+
+use crate::error::{exception, invalid_request};
+
+/// `tload.Options`, attribute by attribute.
+#[derive(FromPyObject)]
+pub(crate) struct OptionsArgument<'py> {
+    engine: Option<Bound<'py, PyAny>>,
+    cache: Option<Bound<'py, PyAny>>,
+    order: Option<Bound<'py, PyAny>>,
+    depth: Option<Bound<'py, PyAny>>,
+    in_flight_bytes: Option<Bound<'py, PyAny>>,
+    extent_bytes: Option<Bound<'py, PyAny>>,
+    lanes: Option<Bound<'py, PyAny>>,
+    memory_limit: Option<Bound<'py, PyAny>>,
+    timeout: Option<Bound<'py, PyAny>>,
+}
+
+impl OptionsArgument<'_> {
+    pub(crate) fn read(self) -> PyResult<Options> {
+        let mut options = Options::default();
+        if let Some(engine) = &self.engine {
+            options.engine = word("engine", engine)?;
+        }
+        if let Some(cache) = &self.cache {
+            options.cache = word("cache", cache)?;
+        }
+        if let Some(order) = &self.order {
+            options.order = word("order", order)?;
+        }
+        options.depth = read(self.depth.as_ref(), |value| count("depth", value))?;
+        options.lanes = read(self.lanes.as_ref(), |value| count("lanes", value))?;
+        options.in_flight_bytes = read(self.in_flight_bytes.as_ref(), |value| {
+            size("in_flight_bytes", value)
+        })?;
+        options.extent_bytes = read(self.extent_bytes.as_ref(), |value| {
+            size("extent_bytes", value)
+        })?;
+        options.memory_limit = read(self.memory_limit.as_ref(), |value| {
+            size("memory_limit", value)
+        })?;
+        options.timeout = read(self.timeout.as_ref(), seconds)?;
+        Ok(options)
+    }
+}
+
+/// Fails as a load with these options would that fails whatever the checkpoint is.
+#[pyfunction]
+pub(crate) fn check_options(options: OptionsArgument<'_>) -> PyResult<()> {
+    options.read().map(drop)
+}
+
+/// Shows a size with one decimal and a binary unit.
+#[pyfunction]
+pub(crate) fn format_bytes(bytes: u64) -> String {
+    tload::format_bytes(bytes)
+}
+
+/// Everything that a name, a glob or a regular expression selects; without any of them, all.
+pub(crate) fn selection(
+    py: Python<'_>,
+    names: Vec<String>,
+    globs: Vec<String>,
+    regexes: Vec<String>,
+) -> PyResult<Selection> {
+    let patterns = globs
+        .into_iter()
+        .map(|pattern| Selection::glob(&pattern))
+        .chain(
+            regexes
+                .into_iter()
+                .map(|pattern| Selection::regex(&pattern)),
+        );
+    let mut selected = (!names.is_empty()).then(|| Selection::names(names));
+    for pattern in patterns {
+        let pattern = pattern.map_err(|error| exception(py, &error))?;
+        selected = Some(match selected {
+            Some(selected) => selected.or(pattern),
+            None => pattern,
+        });
+    }
+    Ok(selected.unwrap_or_default())
+}
+
+fn read<T>(
+    value: Option<&Bound<'_, PyAny>>,
+    with: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>,
+) -> PyResult<Option<T>> {
+    value.map(with).transpose()
+}
+
+fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) -> PyResult<T> {
+    let text: String = value
+        .extract()
+        .map_err(|_| wrong_type(name, "a str", value))?;
+    text.parse().map_err(|error| exception(value.py(), &error))
+}
+
+fn integer(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    value.extract().map_err(|error: PyErr| {
+        if error.is_instance_of::<PyOverflowError>(value.py()) {
+            invalid_request(value.py(), format!("{name} is {value}; wanted {wanted}"))
+        } else {
+            wrong_type(name, wanted, value)
+        }
+    })
+}
+
+fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
+    const WANTED: &str = "a positive int";
+    let number = integer(name, WANTED, value)?;
+    usize::try_from(number)
+        .map_err(|_| invalid_request(value.py(), format!("{name} is {number}; wanted {WANTED}")))
+}
+
+fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    if let Ok(text) = value.extract::<String>() {
+        return parse_bytes(&text)
+            .map_err(|error| invalid_request(value.py(), format!("{name}: {}", error.message())));
+    }
+    integer(
+        name,
+        "a number of bytes (int) or a size with a unit such as \"4 MiB\" (str)",
+        value,
+    )
+}
+
+fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let number: f64 = value
+        .extract()
+        .map_err(|_| wrong_type("timeout", "seconds (float)", value))?;
+    Duration::try_from_secs_f64(number).map_err(|_| {
+        invalid_request(
+            value.py(),
+            format!("timeout is {value}; wanted a positive number of seconds"),
+        )
+    })
+}
+
+fn wrong_type(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyErr {
+    let found = value
+        .get_type()
+        .qualname()
+        .map_or_else(|_| "?".to_owned(), |name| name.to_string());
+    PyTypeError::new_err(format!("{name}: wanted {wanted}, found {found}"))
+}

@@ -1,0 +1,198 @@
+//! A running load for Python: receive, cancel, look, close.
+//!
+//! Nothing here touches a stream in a process that `fork` made: its threads are not there, and its locks may be held by
+//! them for ever. `python/tload/_stream.py` makes an iterator of it.
+
+use std::mem::ManuallyDrop;
+use std::process;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyStopIteration, PyValueError};
+use pyo3::prelude::*;
+use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorStream};
+
+use crate::error::exception;
+use crate::interrupt::SIGNAL_STEP;
+use crate::tensor::Tensor;
+
+/// How far a load is: tensors in all and received, bytes in all, received and read.
+type ProgressValues = (u64, u64, u64, u64, u64);
+
+/// A running load.
+#[pyclass(frozen, module = "tload._tload")]
+#[derive(Debug)]
+pub(crate) struct Stream {
+    /// `None` once closed.
+    running: Mutex<Option<Box<TensorStream>>>,
+    last: OnceLock<Last>,
+    canceller: Canceller,
+    process: u32,
+}
+
+/// What is left to tell once the stream and its memory are gone.
+#[derive(Debug)]
+struct Last {
+    progress: Progress,
+    report: Report,
+    /// Whether it was closed before it had said how it ended.
+    cut_short: bool,
+}
+
+#[pymethods]
+impl Stream {
+    /// The next tensor; `None` when none came within `timeout` seconds. At the end: `StopIteration`.
+    fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Tensor>> {
+        self.check_process(py)?;
+        let deadline = match timeout {
+            None => None,
+            Some(seconds) => Some(
+                Duration::try_from_secs_f64(seconds)
+                    .ok()
+                    .and_then(|timeout| Instant::now().checked_add(timeout))
+                    .ok_or_else(|| PyValueError::new_err("timeout is out of range"))?,
+            ),
+        };
+        loop {
+            let step = deadline.map_or(SIGNAL_STEP, |deadline| {
+                deadline
+                    .saturating_duration_since(Instant::now())
+                    .min(SIGNAL_STEP)
+            });
+            let polled = py.detach(|| match &mut *self.lock() {
+                Some(stream) => stream.wait(step),
+                None if self.last.get().is_some_and(|last| last.cut_short) => {
+                    Poll::Ready(Some(Err(closed())))
+                }
+                None => Poll::Ready(None),
+            });
+            match polled {
+                Poll::Ready(Some(Ok(tensor))) => return Ok(Some(Tensor::new(tensor))),
+                Poll::Ready(Some(Err(error))) => return Err(exception(py, &error)),
+                Poll::Ready(None) => return Err(PyStopIteration::new_err(())),
+                Poll::Pending => py.check_signals()?,
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Stops reading. Whoever waits in `receive` gets a `CancelledError`.
+    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+        self.check_process(py)?;
+        self.canceller.cancel();
+        Ok(())
+    }
+
+    /// Stops reading and frees everything that was not handed out. In a forked process, does nothing.
+    fn close(&self, py: Python<'_>) {
+        if self.is_forked() {
+            return;
+        }
+        self.canceller.cancel();
+        py.detach(|| {
+            if let Some(mut stream) = self.lock().take() {
+                // The report says how the stream ended once the stream has said so.
+                let cut_short = matches!(stream.wait(Duration::ZERO), Poll::Ready(Some(_)));
+                let (progress, report) = (stream.progress(), stream.report());
+                self.last.get_or_init(|| Last {
+                    progress,
+                    report,
+                    cut_short,
+                });
+            }
+        });
+    }
+
+    /// How far it is.
+    fn progress(&self, py: Python<'_>) -> PyResult<ProgressValues> {
+        self.check_process(py)?;
+        let progress = py
+            .detach(|| match &*self.lock() {
+                Some(stream) => Some(stream.progress()),
+                None => self.last.get().map(|last| last.progress),
+            })
+            .ok_or_else(|| exception(py, &closed()))?;
+        Ok((
+            progress.tensors_total,
+            progress.tensors_received,
+            progress.bytes_total,
+            progress.bytes_received,
+            progress.bytes_read,
+        ))
+    }
+
+    /// The report as JSON and as text for people.
+    fn report(&self, py: Python<'_>) -> PyResult<(String, String)> {
+        self.check_process(py)?;
+        let report = py
+            .detach(|| match &*self.lock() {
+                Some(stream) => Some(stream.report()),
+                None => self.last.get().map(|last| last.report.clone()),
+            })
+            .ok_or_else(|| exception(py, &closed()))?;
+        let json = serde_json::to_string(&report)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        Ok((json, report.to_string()))
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(stream: TensorStream) -> Self {
+        Self {
+            canceller: stream.canceller(),
+            running: Mutex::new(Some(Box::new(stream))),
+            last: OnceLock::new(),
+            process: process::id(),
+        }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process != process::id()
+    }
+
+    fn check_process(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_forked() {
+            return Ok(());
+        }
+        let message = format!(
+            "the stream was started in process {} and is used in process {}, which fork made of it",
+            self.process,
+            process::id()
+        );
+        let error = Error::new(ErrorKind::InvalidRequest, message).with_hint(
+            "start the stream in the process that reads it, or use multiprocessing's start method \"spawn\"",
+        );
+        Err(exception(py, &error))
+    }
+
+    /// Never called with the interpreter attached: another thread may hold the lock for a [`SIGNAL_STEP`].
+    fn lock(&self) -> MutexGuard<'_, Option<Box<TensorStream>>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let forked = self.is_forked();
+        let mut running = self
+            .running
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if forked {
+            // Joining threads that this process does not have would hang it; the memory goes when the process ends.
+            let _left_alone = ManuallyDrop::new(running);
+        } else if running.is_some() {
+            // Waits for reads in flight, and no Python thread shall wait with us. When Python is on its way out, nobody
+            // can attach, and what is left is dropped as it is.
+            Python::try_attach(|py| py.detach(|| drop(running.take())));
+        }
+    }
+}
+
+fn closed() -> Error {
+    Error::new(ErrorKind::InvalidRequest, "the stream is closed")
+}

@@ -1,0 +1,61 @@
+"""Loads LLM weights as fast as the hardware allows.
+
+Safetensors checkpoints are read in place and arrive as tensors while later ones are still being read:
+
+>>> import tload
+>>> for name, tensor in tload.stream("model_dir"):  # doctest: +SKIP
+...     module.get_parameter(name).data.copy_(tensor)
+>>> state = tload.load("model_dir")  # doctest: +SKIP
+>>> with tload.open("model_dir") as checkpoint:  # headers only  # doctest: +SKIP
+...     print(checkpoint["lm_head.weight"].shape)
+"""
+
+from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
+from tload._errors import (
+    CancelledError,
+    ChangedError,
+    Error,
+    FormatError,
+    InvalidRequestError,
+    IoError,
+    LoadTimeoutError,
+    NoSuchTensorError,
+    NotFoundError,
+    OutOfMemoryError,
+    PermissionDeniedError,
+    UnsupportedError,
+)
+from tload._options import Options
+from tload._progress import Progress
+from tload._report import EngineReport, Report, StageTimes
+from tload._stream import TensorStream, load, stream
+from tload._tload import Tensor, __version__
+
+__all__ = [
+    "CancelledError",
+    "ChangedError",
+    "Checkpoint",
+    "EngineReport",
+    "Error",
+    "FormatError",
+    "InvalidRequestError",
+    "IoError",
+    "LoadTimeoutError",
+    "NoSuchTensorError",
+    "NotFoundError",
+    "Options",
+    "OutOfMemoryError",
+    "PermissionDeniedError",
+    "Progress",
+    "Report",
+    "Shard",
+    "StageTimes",
+    "Tensor",
+    "TensorInfo",
+    "TensorStream",
+    "UnsupportedError",
+    "__version__",
+    "load",
+    "open",
+    "stream",
+]

@@ -1,0 +1,85 @@
+"""Loaded tensors as numpy arrays, without a copy. Imports numpy, and ml_dtypes for its floats, when used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tload._errors import UnsupportedError, advise
+from tload._torch import unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from tload import _tload
+    from tload._checkpoint import TensorInfo
+
+DTYPES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+
+# Extensions to numpy. Its 4-bit and 6-bit floats take a byte each, so they cannot show packed ones without a copy.
+ML_DTYPES = {
+    "BF16": "bfloat16",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}
+
+
+def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
+    """Return what makes a numpy array of each of these, or raise `UnsupportedError` and name those that it cannot."""
+    try:
+        import numpy as np
+    except ImportError as error:
+        message = f'framework="numpy" needs numpy, and it cannot be imported ({error})'
+        hint = 'install numpy, or pass framework="torch" or framework="dlpack"'
+        raise advise(UnsupportedError, message, hint) from error
+
+    dtypes: dict[str, np.dtype[Any]] = {}
+    for info in infos:
+        if info.dtype not in dtypes:
+            dtypes[info.dtype] = _dtype(np, infos, info.dtype)
+
+    def convert(tensor: _tload.Tensor) -> npt.NDArray[Any]:
+        flat = np.from_dlpack(tensor.flat())
+        return flat.view(dtypes[tensor.dtype]).reshape(tensor.shape)
+
+    return convert
+
+
+def _dtype(np: Any, infos: Iterable[TensorInfo], name: str) -> np.dtype[Any]:
+    if name in DTYPES:
+        return np.dtype(DTYPES[name])  # type: ignore[no-any-return]
+    if name not in ML_DTYPES:
+        reason = "numpy has no packed floats of less than 8 bits"
+        hint = 'pass framework="dlpack", or leave these tensors out'
+        raise unsupported(infos, name, reason, hint)
+    try:
+        import ml_dtypes
+    except ImportError:
+        reason = "numpy has this dtype only with the package ml_dtypes"
+        hint = 'pip install ml_dtypes, or pass framework="torch"'
+        raise unsupported(infos, name, reason, hint) from None
+    scalar = getattr(ml_dtypes, ML_DTYPES[name], None)
+    if scalar is None:
+        reason = f"ml_dtypes {ml_dtypes.__version__} has no such dtype"
+        hint = 'upgrade ml_dtypes, or pass framework="torch"'
+        raise unsupported(infos, name, reason, hint)
+    return np.dtype(scalar)  # type: ignore[no-any-return]

@@ -1,0 +1,127 @@
+"""Limits and preferences of a load, from keyword arguments and `TLOAD_*` variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
+
+from tload import _tload
+from tload._errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Engine: TypeAlias = Literal["auto", "uring", "pread"]
+Cache: TypeAlias = Literal["auto", "direct", "buffered"]
+Order: TypeAlias = Literal["ready", "file"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How to load. Every field may also be given to `stream` and `load` directly, which wins over `options=`.
+
+    Sizes are bytes as `int`, or text with a unit: `"4 MiB"` (powers of 1024), `"4 MB"` (powers of 1000). `None` means:
+    what the environment variable says, or else what suits the storage.
+
+    Raises:
+        InvalidRequestError: A value can never work.
+        TypeError: A value is of the wrong type.
+    """
+
+    engine: Engine | None = None
+    """What reads: `"uring"` (io_uring), `"pread"` (threads), or `"auto"`: `uring` where the system allows it, else
+    `pread`. Default: `TLOAD_ENGINE`, else `"auto"`."""
+    cache: Cache | None = None
+    """Whether reads go through the page cache: `"direct"` (never), `"buffered"` (always), or `"auto"`: only what the
+    cache holds already. Default: `TLOAD_CACHE`, else `"auto"`."""
+    order: Order | None = None
+    """In which order tensors come: `"ready"` (as they become complete) or `"file"` (by file, then by offset).
+    Default: `TLOAD_ORDER`, else `"ready"`."""
+    depth: int | None = None
+    """Reads in flight, over all lanes. Default: `TLOAD_DEPTH`, else what suits the storage."""
+    in_flight_bytes: int | str | None = None
+    """Bytes in flight, over all lanes. Default: `TLOAD_IN_FLIGHT`, else what suits the storage."""
+    extent_bytes: int | str | None = None
+    """Bytes of one read at most. Default: `TLOAD_EXTENT`, else what suits the storage."""
+    lanes: int | None = None
+    """Threads that read, each with its own engine. Default: `TLOAD_LANES`, else 1."""
+    memory_limit: int | str | None = None
+    """Bytes that the load may hold and the caller has not received yet. What the caller has received does not count.
+    Default: `TLOAD_MEMORY_LIMIT`, else room for at least two of the largest tensor: see `Report.memory_limit`."""
+    timeout: float | None = None
+    """Seconds that the whole load may take. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
+    else no limit."""
+
+    def __post_init__(self) -> None:
+        _tload.check_options(self)
+
+
+class OptionKeywords(TypedDict, total=False):
+    """The fields of `Options` as keyword arguments."""
+
+    engine: Engine | None
+    cache: Cache | None
+    order: Order | None
+    depth: int | None
+    in_flight_bytes: int | str | None
+    extent_bytes: int | str | None
+    lanes: int | None
+    memory_limit: int | str | None
+    timeout: float | None
+
+
+# The command reads the same variables, so that one environment means one thing.
+VARIABLES = {
+    "engine": "TLOAD_ENGINE",
+    "cache": "TLOAD_CACHE",
+    "order": "TLOAD_ORDER",
+    "depth": "TLOAD_DEPTH",
+    "in_flight_bytes": "TLOAD_IN_FLIGHT",
+    "extent_bytes": "TLOAD_EXTENT",
+    "lanes": "TLOAD_LANES",
+    "memory_limit": "TLOAD_MEMORY_LIMIT",
+    "timeout": "TLOAD_TIMEOUT",
+}
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
+    """Merge what a call says: keywords win over `options`, which win over the environment."""
+    if options is not None and not isinstance(options, Options):
+        message = f"options: wanted tload.Options, found {type(options).__qualname__}"
+        raise TypeError(message)
+    resolved = options or Options()
+    # `__post_init__` checks the types.
+    given: dict[str, Any] = {name: value for name, value in keywords.items() if value is not None}
+    resolved = dataclasses.replace(resolved, **given)
+    return _with_environment(resolved, os.environ)
+
+
+def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
+    for name, variable in VARIABLES.items():
+        text = environment.get(variable, "").strip()
+        if not text or getattr(options, name) is not None:
+            continue
+        try:
+            value: Any = _read(name, text)
+            options = dataclasses.replace(options, **{name: value})
+        except (InvalidRequestError, ValueError) as error:
+            message = f"environment variable {variable}={text!r}: {error}"
+            raise InvalidRequestError(message) from error
+    return options
+
+
+def _read(name: str, text: str) -> str | int | float:
+    if name in {"depth", "lanes"}:
+        return int(text)
+    if name == "timeout":
+        digits = text.rstrip("mshinMSHIN ")
+        unit = text[len(digits) :].strip().lower()
+        if unit not in _SECONDS:
+            message = f"unknown unit {unit!r}: use ms, s, m or h"
+            raise ValueError(message)
+        return float(digits) * _SECONDS[unit]
+    return text

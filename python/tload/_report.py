@@ -1,0 +1,121 @@
+"""What a load did: how much, how fast, with what."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The engine that read, and why it was this one."""
+
+    name: str
+    """`"uring"` or `"pread"`; `"none"` when there was nothing to read."""
+    requested: str
+    """What the caller asked for: `"auto"`, `"uring"` or `"pread"`."""
+    reason: str
+    """Why this one."""
+    features: tuple[str, ...]
+    """What the kernel granted, for example `"registered_buffers"`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Seconds that the lanes spent, all lanes added up."""
+
+    submit: float
+    """Handing reads to the engine, and touching fresh memory."""
+    storage_wait: float
+    """Waiting for storage."""
+    memory_wait: float
+    """Waiting for memory, because the caller was slower than storage."""
+    deliver: float
+    """Completing tensors and handing them over."""
+    consumer_wait: float
+    """The caller waiting for the next tensor. Not of the lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a load did. `str()` is a short text for people. Final once the stream has ended, a snapshot before."""
+
+    location: str
+    """What was loaded."""
+    tensors: int
+    """Tensors received."""
+    tensor_bytes: int
+    """Their bytes."""
+    read_bytes: int
+    """Bytes read, with what direct I/O reads beyond the edges of tensors."""
+    extents: int
+    """Reads."""
+    seconds: float
+    """From the call until the last tensor was received."""
+    open_seconds: float
+    """Reading the headers."""
+    first_tensor_seconds: float | None
+    """From the call until the first tensor was ready, or `None`."""
+    engine: EngineReport
+    """Which engine read."""
+    direct_bytes: int
+    """Bytes read past the page cache."""
+    buffered_bytes: int
+    """Bytes read through the page cache."""
+    copied_bytes: int
+    """Bytes that had to be copied in memory."""
+    short_reads: int
+    """Reads that had to be continued."""
+    retries: int
+    """Reads that had to be repeated."""
+    memory_limit: int
+    """Bytes that the load was allowed to hold for the caller."""
+    memory_peak: int
+    """Bytes that it held at most."""
+    recycled_regions: int
+    """Pieces of memory that were used again."""
+    fresh_regions: int
+    """Pieces of memory that came from the system."""
+    stages: StageTimes
+    """Where the time went."""
+    lanes: int
+    """Threads that read."""
+    depth: int
+    """Reads in flight at most."""
+    in_flight_bytes: int
+    """Bytes in flight at most."""
+    extent_bytes: int
+    """Bytes of one read at most."""
+    outcome: str
+    """`"complete"`, `"running"`, or the kind of the error that ended it, for example `"cancelled"`."""
+    notes: tuple[str, ...]
+    """What a user should know, for example why a slower engine was used."""
+    text: str = field(default="", repr=False, compare=False)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Bytes of tensors received per second."""
+        return self.tensor_bytes / self.seconds if self.seconds > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain dicts, lists, numbers and text, ready for JSON."""
+        plain = dataclasses.asdict(self)
+        del plain["text"]
+        plain["notes"] = list(self.notes)
+        plain["engine"]["features"] = list(self.engine.features)
+        plain["bytes_per_second"] = self.bytes_per_second
+        return plain
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def read_report(document: str, text: str) -> Report:
+    """Make a report of the core's JSON."""
+    fields = json.loads(document)
+    engine = fields.pop("engine")
+    engine["features"] = tuple(engine["features"])
+    fields["notes"] = tuple(fields["notes"])
+    return Report(engine=EngineReport(**engine), stages=StageTimes(**fields.pop("stages")), text=text, **fields)

@@ -1,0 +1,321 @@
+"""Loading: tensors as they arrive, or all of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
+
+from tload import _numpy, _tload, _torch
+from tload._checkpoint import TensorInfo, open_raw
+from tload._errors import InvalidRequestError
+from tload._options import OptionKeywords, Options, resolve
+from tload._progress import INTERVAL, Progress, Watcher, watcher_for
+from tload._report import Report, read_report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self, Unpack
+
+    import numpy.typing as npt
+    import torch
+
+    from tload._checkpoint import Source
+    from tload._options import Cache, Engine, Order
+    from tload._progress import Callback
+
+T = TypeVar("T")
+
+Names: TypeAlias = str | Iterable[str]
+Framework: TypeAlias = Literal["torch", "numpy", "dlpack"]
+
+_logger = logging.getLogger("tload")
+_noted: set[str] = set()
+
+
+class TensorStream(Generic[T]):
+    """Yields `(name, tensor)` while the rest is still being read. Made by `tload.stream`.
+
+    A tensor is the caller's from the moment it is yielded: its memory is valid as long as anything refers to it,
+    whatever the stream does next. Leaving a `with` block, `close`, or dropping the stream stops the reading.
+
+    An error ends the stream. Tensors that were yielded before stay good.
+    """
+
+    def __init__(
+        self,
+        raw: _tload.Stream,
+        infos: tuple[TensorInfo, ...],
+        convert: Callable[[_tload.Tensor], T],
+        watcher: Watcher | None,
+    ) -> None:
+        """Take over what `tload.stream` started."""
+        self._raw = raw
+        self._infos = infos
+        self._convert = convert
+        self._watcher = watcher
+        self._watched = time.monotonic()
+        self._ended = False
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """What is loaded, by file, then by offset. With `order="file"` it arrives in this order."""
+        return self._infos
+
+    @property
+    def progress(self) -> Progress:
+        """How far it is."""
+        return Progress(*self._raw.progress())
+
+    @property
+    def report(self) -> Report:
+        """What was done so far; final once the stream has ended."""
+        return read_report(*self._raw.report())
+
+    def cancel(self) -> None:
+        """Stop reading, from any thread. Whoever waits for the next tensor gets a `CancelledError`, promptly."""
+        self._raw.cancel()
+
+    def close(self) -> None:
+        """Stop reading and free what was not yielded. `report` and `progress` still work."""
+        self._raw.close()
+        if self._watcher is not None:
+            watcher, self._watcher = self._watcher, None
+            watcher.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, T]:
+        if self._ended:
+            raise StopIteration
+        try:
+            tensor = self._receive()
+            converted = self._convert(tensor)
+        except StopIteration:
+            self._end()
+            raise
+        except BaseException:
+            # An iterator that has failed is over: nothing goes on reading behind the traceback.
+            self._ended = True
+            self.close()
+            raise
+        return tensor.name, converted
+
+    def __length_hint__(self) -> int:
+        progress = self.progress
+        return 0 if self._ended else progress.tensors_total - progress.tensors_received
+
+    def __repr__(self) -> str:
+        try:
+            progress = self.progress
+        except InvalidRequestError:
+            return "<tload.TensorStream of another process>"
+        received = _tload.format_bytes(progress.bytes_received)
+        total = _tload.format_bytes(progress.bytes_total)
+        state = "ended" if self._ended else "running"
+        return (
+            f"<tload.TensorStream {state}: {progress.tensors_received} of {progress.tensors_total} tensors, "
+            f"{received} of {total} received>"
+        )
+
+    def _receive(self) -> _tload.Tensor:
+        if self._watcher is None:
+            return cast("_tload.Tensor", self._raw.receive(None))
+        while True:
+            due = self._watched + INTERVAL - time.monotonic()
+            tensor = self._raw.receive(max(due, 0.0))
+            if time.monotonic() - self._watched >= INTERVAL:
+                self._watched = time.monotonic()
+                self._watcher.update(self.progress)
+            if tensor is not None:
+                return tensor
+
+    def _end(self) -> None:
+        self._ended = True
+        try:
+            log_notes(self.report)
+            if self._watcher is not None:
+                self._watcher.update(self.progress)
+        finally:
+            self.close()
+
+
+def log_notes(report: Report) -> None:
+    """Log what a user should know, once per process."""
+    for note in report.notes:
+        if note not in _noted:
+            _noted.add(note)
+            _logger.warning("%s", note)
+
+
+class LoadKeywords(OptionKeywords, total=False):
+    """What `stream` and `load` take beside the source and the framework."""
+
+    device: str | torch.device
+    names: Names | None
+    glob: Names | None
+    regex: Names | None
+    progress: bool | Callback | None
+    options: Options | None
+
+
+@overload
+def stream(
+    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+) -> TensorStream[torch.Tensor]: ...
+@overload
+def stream(
+    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+) -> TensorStream[npt.NDArray[Any]]: ...
+@overload
+def stream(
+    source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
+) -> TensorStream[_tload.Tensor]: ...
+def stream(
+    source: Source,
+    *,
+    framework: Framework = "torch",
+    device: str | torch.device = "cpu",
+    names: Names | None = None,
+    glob: Names | None = None,
+    regex: Names | None = None,
+    progress: bool | Callback | None = None,
+    options: Options | None = None,
+    engine: Engine | None = None,
+    cache: Cache | None = None,
+    order: Order | None = None,
+    depth: int | None = None,
+    in_flight_bytes: int | str | None = None,
+    extent_bytes: int | str | None = None,
+    lanes: int | None = None,
+    memory_limit: int | str | None = None,
+    timeout: float | None = None,
+) -> TensorStream[Any]:
+    """Start to load tensors and return an iterator of `(name, tensor)`.
+
+    Reading starts at once and runs ahead of the caller by at most `memory_limit`. Waiting for a tensor lets other
+    Python threads run, and Ctrl-C stops it.
+
+    Args:
+        source: A safetensors file, a directory, an index file, a list of files, or an open `Checkpoint`.
+        framework: What the tensors are: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`; bfloat16 and 8-bit
+            floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack`
+            can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to.
+        device: Where the tensors are to live. Default, and all that this version can do: `"cpu"`.
+        names: Load the tensors of these names. With none of `names`, `glob` and `regex`: load all; with several: load
+            what any of them selects.
+        glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
+        regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
+        progress: `True` draws a progress bar when standard error is a terminal (with tqdm, if it is installed); a
+            callable is called with a `Progress` at most ten times a second, and at the end. What it raises stops the
+            load.
+        options: Limits and preferences, to use for several loads. The arguments below win over it.
+        engine: See `Options.engine`.
+        cache: See `Options.cache`.
+        order: See `Options.order`.
+        depth: See `Options.depth`. Reads.
+        in_flight_bytes: See `Options.in_flight_bytes`. Bytes.
+        extent_bytes: See `Options.extent_bytes`. Bytes.
+        lanes: See `Options.lanes`. Threads.
+        memory_limit: See `Options.memory_limit`. Bytes.
+        timeout: See `Options.timeout`. Seconds.
+
+    Raises:
+        Error: Any failure. Most are raised here, before a tensor moves; those of reading are raised by the iterator.
+        NotFoundError, PermissionDeniedError, FormatError: As for `tload.open`.
+        NoSuchTensorError: A name or pattern selects nothing.
+        InvalidRequestError: An argument cannot work.
+        UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype.
+        OutOfMemoryError: `memory_limit` is too small for what is to be loaded, or the machine's memory is.
+        IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
+    """
+    keywords = OptionKeywords(
+        engine=engine,
+        cache=cache,
+        order=order,
+        depth=depth,
+        in_flight_bytes=in_flight_bytes,
+        extent_bytes=extent_bytes,
+        lanes=lanes,
+        memory_limit=memory_limit,
+        timeout=timeout,
+    )
+    make_converter = _converters(framework)
+    loader = _tload.Loader(
+        open_raw(source),
+        names=_texts("names", names),
+        globs=_texts("glob", glob),
+        regexes=_texts("regex", regex),
+        device=str(device),
+        options=resolve(options, keywords),
+    )
+    infos = tuple(TensorInfo(*info) for info in loader.selected())
+    # All that can fail comes before the first read.
+    convert = make_converter(infos)
+    watcher = watcher_for(progress, sum(info.nbytes for info in infos))
+    return TensorStream(loader.stream(), infos, convert, watcher)
+
+
+@overload
+def load(
+    source: Source, *, framework: Literal["torch"] = "torch", **keywords: Unpack[LoadKeywords]
+) -> dict[str, torch.Tensor]: ...
+@overload
+def load(
+    source: Source, *, framework: Literal["numpy"], **keywords: Unpack[LoadKeywords]
+) -> dict[str, npt.NDArray[Any]]: ...
+@overload
+def load(
+    source: Source, *, framework: Literal["dlpack"], **keywords: Unpack[LoadKeywords]
+) -> dict[str, _tload.Tensor]: ...
+def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKeywords]) -> dict[str, Any]:
+    """Load tensors into a dict by name, in the order of the files.
+
+    Takes the same arguments as `tload.stream`, with the same defaults and errors. All that is selected must fit into
+    memory.
+    """
+    with stream(source, framework=framework, **keywords) as tensors:
+        arrived = dict(tensors)
+        return {info.name: arrived[info.name] for info in tensors.tensors}
+
+
+def _converters(
+    framework: object,
+) -> Callable[[Iterable[TensorInfo]], Callable[[_tload.Tensor], Any]]:
+    if framework == "torch":
+        return _torch.converter
+    if framework == "numpy":
+        return _numpy.converter
+    if framework == "dlpack":
+        return lambda _infos: lambda tensor: tensor
+    message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack"
+    raise InvalidRequestError(message)
+
+
+def _texts(name: str, value: Names | None) -> list[str]:
+    if value is None:
+        return []
+    texts = [value] if isinstance(value, str) else list(value)
+    for text in texts:
+        if not isinstance(text, str):
+            message = f"{name}: wanted a str or several, found {type(text).__qualname__}"
+            raise TypeError(message)
+    if not texts:
+        # An empty list must not mean "everything", which is what no rule at all means.
+        message = f"{name} is empty, so nothing is selected"
+        raise InvalidRequestError(message)
+    return texts

@@ -1,0 +1,64 @@
+"""What the tests share: loud skips, and checkpoints to load."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import pytest
+
+import tload._stream
+from files import EVERY_DTYPE, Content, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def skip_loudly(name: str, reason: str) -> NoReturn:
+    """Skip the test that needs `name`, or fail it when `TLOAD_REQUIRE` (a list, or `all`) says that it must run."""
+    message = f"SKIPPED: needs {name}: {reason}"
+    required = {word.strip() for word in os.environ.get("TLOAD_REQUIRE", "").split(",")}
+    if required & {name, "all"}:
+        pytest.fail(f"{message} (TLOAD_REQUIRE forbids the skip)")
+    pytest.skip(message)
+
+
+def require(name: str) -> Any:
+    """Import the module `name`, or skip loudly."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        skip_loudly(name, str(error))
+
+
+def require_root() -> None:
+    """Skip loudly without the right to become another user."""
+    if os.geteuid() != 0:
+        skip_loudly("root", "cannot become another user")
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the caller's `TLOAD_*` variables, and notes that an earlier test logged, out of the tests."""
+    for name in list(os.environ):
+        if name.startswith("TLOAD_") and name != "TLOAD_REQUIRE":
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(tload._stream, "_noted", set())
+
+
+@pytest.fixture(scope="session")
+def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Content]]:
+    """A file with tensors of every dtype, in shapes from scalar to odd, and what is in it."""
+    path = tmp_path_factory.mktemp("every") / "every.safetensors"
+    write_file(path, EVERY_DTYPE, metadata={"format": "pt", "author": "tests"})
+    return path, EVERY_DTYPE
+
+
+@pytest.fixture
+def floats(tmp_path: Path) -> tuple[Path, dict[str, Content]]:
+    """A small file of floats."""
+    path = tmp_path / "floats.safetensors"
+    tensors = {f"layer.{index}.weight": Content.random("F32", (index + 1, 33), seed=index) for index in range(12)}
+    write_file(path, tensors)
+    return path, tensors

@@ -1,0 +1,77 @@
+"""The command, as the wheel installs it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import tload
+from files import Content
+
+Floats = tuple[Path, dict[str, Content]]
+
+SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "tload")]
+MODULE = [sys.executable, "-m", "tload"]
+
+
+def run(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("command", [SCRIPT, MODULE])
+def test_both_ways_to_call_it_do_the_same(command: list[str], floats: Floats) -> None:
+    done = run(command, "--version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"tload {tload.__version__}\n"
+    done = run(command, "ls", str(floats[0]))
+    assert done.returncode == 0, done.stderr
+    assert "layer.3.weight" in done.stdout
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert "Usage: tload" in done.stdout
+
+
+def test_ls_agrees_with_open(floats: Floats) -> None:
+    listing = json.loads(run(SCRIPT, "ls", str(floats[0]), "--json").stdout)
+    assert {tensor["name"] for tensor in listing["tensors"]} == set(tload.open(floats[0]))
+
+
+def test_errors_go_to_standard_error_with_a_status() -> None:
+    done = run(SCRIPT, "ls", "/nothing/here")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "/nothing/here" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert run(SCRIPT, "no-such-command").returncode == 2
+
+
+def test_a_closed_pipe_is_no_failure(floats: Floats) -> None:
+    done = subprocess.run(
+        f"{SCRIPT[0]} ls {floats[0]} | head -n 1", shell=True, capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_it_and_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    size = min(16 << 30, shutil.disk_usage(tmp_path).free // 2)  # seconds of writing
+    child = subprocess.Popen(
+        [*SCRIPT, "synth", str(folder), "--size", str(size)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with child:
+        # It has begun to write: its handlers are in place.
+        while not folder.exists() or not any(folder.rglob("*")):
+            assert child.poll() is None, child.communicate()
+        child.send_signal(number)
+        _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert not folder.exists() or not any(folder.rglob("*.safetensors"))

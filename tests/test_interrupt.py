@@ -1,0 +1,216 @@
+"""What Python must be able to do while a load waits: run other threads, stop on Ctrl-C, fork."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from conftest import require, skip_loudly
+from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 1 << 20
+
+# Promised: 0.2 s on a machine that has time for it. This one may be busy with other tests.
+PATIENCE = 1.0
+
+
+@pytest.fixture
+def megabytes(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)})
+    return path
+
+
+@contextmanager
+def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """A child that has said that it is ready. It does not outlive the test, however that ends."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != "ready\n":
+                _, stderr = child.communicate(timeout=30)
+                assert child.returncode == 77, stderr
+                skip_loudly("seccomp", "no user notification")
+            yield child
+        finally:
+            child.kill()
+
+
+# The child says when it is ready, and at which time it was interrupted; the clock is the system's.
+CHILD = """
+import sys, time
+import tload
+path, way = sys.argv[1:]
+try:
+    print("ready", flush=True)
+    while True:
+        if way == "load":
+            tload.load(path, framework="dlpack")
+        elif way == "stream":
+            for _ in tload.stream(path, framework="dlpack", memory_limit="8 MiB", depth=1, extent_bytes=65536):
+                pass
+        elif way == "open":
+            tload.open(path)
+        elif way == "callback":
+            tload.load(path, framework="dlpack", progress=lambda progress: None)
+except KeyboardInterrupt:
+    print(time.monotonic(), flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("way", ["load", "stream", "open", "callback"])
+def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
+    for _ in range(5):
+        with running(CHILD, megabytes, way) as child:
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=30)
+            assert "KeyboardInterrupt" in stderr
+            assert child.returncode == -signal.SIGINT, stderr
+            assert float(stdout) - sent < PATIENCE
+
+
+# A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process to a supervisor,
+# this process itself, which never answers. Threads that start later inherit the filter.
+HANG = """
+import ctypes, os, struct, sys, threading, time
+import tload
+
+libc = ctypes.CDLL(None, use_errno=True)
+def hang_reads():
+    # pread64, preadv, preadv2, seccomp
+    numbers = {"x86_64": (17, 295, 327, 317), "aarch64": (67, 69, 286, 277)}
+    if os.uname().machine not in numbers:
+        sys.exit(77)
+    *reads, seccomp = numbers[os.uname().machine]
+    filters = [(0x20, 0, 0, 0)]
+    for index, number in enumerate(reads):
+        filters.append((0x15, len(reads) - index, 0, number))
+    filters += [(0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, 0x7FC00000)]  # allow; ask the supervisor
+    raw = b"".join(struct.pack("HBBI", *one) for one in filters)
+    buffer = ctypes.create_string_buffer(raw)
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
+    program = Program(len(filters), ctypes.addressof(buffer))
+    if libc.prctl(38, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl")
+    descriptor = libc.syscall(seccomp, 1, 8, ctypes.byref(program))
+    if descriptor < 0:
+        sys.exit(77)
+    return descriptor
+
+def cancel():
+    for _ in range(100):
+        time.sleep(0)  # lets go of the interpreter, and needs it back
+    print("cancels", flush=True)
+    stream.cancel()
+
+path, way = sys.argv[1:]
+checkpoint = tload.open(path)
+supervisor = hang_reads()
+try:
+    if way == "open":
+        print("ready", flush=True)
+        tload.open(path)
+    stream = tload.stream(checkpoint, framework="dlpack", engine="pread", cache="buffered")
+    print("ready", flush=True)
+    if way == "cancel":
+        threading.Thread(target=cancel).start()
+    next(stream)
+except (KeyboardInterrupt, tload.CancelledError):
+    print(time.monotonic(), flush=True)
+    os.close(supervisor)  # the reads fail now, and their threads end
+    raise
+"""
+
+
+@pytest.mark.parametrize("way", ["next", "open"])
+def test_ctrl_c_stops_a_wait_for_a_disk_that_hangs(way: str, megabytes: Path) -> None:
+    with running(HANG, megabytes, way) as child:
+        sent = time.monotonic()
+        child.send_signal(signal.SIGINT)
+        stdout, stderr = child.communicate(timeout=30)
+        assert "KeyboardInterrupt" in stderr
+        assert float(stdout) - sent < PATIENCE
+
+
+def test_other_threads_run_while_a_load_waits_and_can_cancel_it(megabytes: Path) -> None:
+    with running(HANG, megabytes, "cancel") as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "cancels\n"
+        sent = time.monotonic()
+        stdout, stderr = child.communicate(timeout=30)
+        assert "CancelledError" in stderr
+        assert float(stdout) - sent < PATIENCE
+
+
+FORK = """
+import gc, os, sys, warnings
+import numpy as np
+import tload
+warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads and fork, and is right
+
+stream = tload.stream(sys.argv[1], framework="numpy", memory_limit="8 MiB")
+name, kept = next(stream)
+before = kept.tobytes()
+
+child = os.fork()
+if child == 0:
+    try:
+        for use in (lambda: next(stream), lambda: stream.report, lambda: stream.progress, stream.cancel):
+            try:
+                use()
+            except tload.InvalidRequestError as error:
+                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert "spawn" in error.hint
+            else:
+                raise AssertionError("no error")
+        assert repr(stream) == "<tload.TensorStream of another process>"
+        assert kept.tobytes() == before, "tensors can be read"
+        stream.close()
+        del use, stream, kept
+        gc.collect()
+        assert len(tload.load(sys.argv[1], framework="dlpack")) == 16, "a load of its own works"
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    sys.exit(0)  # through Python's own end, as multiprocessing does
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert 1 + len(list(stream)) == 16
+assert stream.report.outcome == "complete"
+assert kept.tobytes() == before
+"""
+
+
+def test_a_stream_says_that_it_does_not_survive_fork(megabytes: Path) -> None:
+    require("numpy")
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", FORK, str(megabytes)], timeout=60, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_python_ends_well_with_a_load_running(megabytes: Path) -> None:
+    for ending in ("", "sys.exit(0)", "del stream"):
+        script = (
+            "import sys, tload\n"
+            f"stream = tload.stream({str(megabytes)!r}, framework='dlpack', memory_limit='8 MiB')\n"
+            "item = next(stream)\n"
+            f"{ending}\n"
+        )
+        done = subprocess.run([sys.executable, "-c", script], timeout=30, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")

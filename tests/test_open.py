@@ -1,0 +1,128 @@
+"""`tload.open`: a checkpoint's headers as a mapping."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tload
+from conftest import skip_loudly
+from files import Content, write_checkpoint, write_file
+
+Floats = tuple[Path, dict[str, Content]]
+
+
+def test_a_file_is_a_mapping_of_its_tensors(floats: Floats) -> None:
+    path, tensors = floats
+    with tload.open(path) as checkpoint:
+        assert isinstance(checkpoint, Mapping)
+        assert list(checkpoint) == list(checkpoint.keys()) == list(tensors)
+        assert len(checkpoint) == len(tensors)
+        assert "layer.3.weight" in checkpoint
+        assert "layer.3" not in checkpoint
+        assert not checkpoint.__contains__(3)
+        assert checkpoint.get("layer.3") is None
+        assert checkpoint.total_bytes == sum(len(content.raw) for content in tensors.values())
+        info = checkpoint["layer.3.weight"]
+        assert info == checkpoint.get("layer.3.weight")
+        assert (info.name, info.dtype, info.shape, info.shard) == ("layer.3.weight", "F32", (4, 33), 0)
+        assert isinstance(info.shape, tuple)
+        start, end = info.file_range
+        assert info.nbytes == end - start == 4 * 33 * 4
+        assert path.read_bytes()[start:end] == tensors["layer.3.weight"].raw
+
+
+def test_every_kind_of_location_opens_the_same(tmp_path: Path) -> None:
+    tensors = {"a": Content.random("F32", (3,), 0), "b": Content.random("BF16", (5, 7), 1)}
+    write_checkpoint(tmp_path, [{"a": tensors["a"]}, {"b": tensors["b"]}])
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    index = tmp_path / "model.safetensors.index.json"
+    sources: list[Any] = [
+        tmp_path,
+        str(tmp_path),
+        f"file://{tmp_path}",
+        index,
+        str(index),
+        shards,
+        [str(shards[0]), shards[1]],
+    ]
+    for source in sources:
+        checkpoint = tload.open(source)
+        assert set(checkpoint) == {"a", "b"}, source
+        assert len(checkpoint.shards) == 2
+        assert checkpoint[checkpoint["b"].name].shard == 1
+    one = tload.open(shards[0])
+    assert list(one) == ["a"]
+    assert one.shards[0].location == str(shards[0])
+    assert one.shards[0].file_bytes == shards[0].stat().st_size
+    assert one.shards[0].tensor_count == 1
+    assert one.shards[0].header_bytes == one["a"].file_range[0]
+
+
+def test_metadata_is_text_by_name(every_dtype: Floats) -> None:
+    path, _ = every_dtype
+    checkpoint = tload.open(path)
+    assert checkpoint.metadata == {"format": "pt", "author": "tests"}
+    assert checkpoint.shards[0].metadata == checkpoint.metadata
+
+
+def test_a_path_that_is_not_unicode_opens(floats: Floats, tmp_path: Path) -> None:
+    path, tensors = floats
+    odd = tmp_path / os.fsdecode(b"caf\xe9.safetensors")
+    try:
+        odd.write_bytes(path.read_bytes())
+    except OSError:
+        skip_loudly("bytes-names", "this file system wants Unicode names")
+    for source in (odd, str(odd)):
+        assert set(tload.open(source)) == set(tensors)
+
+
+def test_the_repr_is_worth_reading(floats: Floats) -> None:
+    path, _ = floats
+    with tload.open(path) as checkpoint:
+        assert repr(checkpoint) == f"<tload.Checkpoint {str(path)!r}: 12 tensors, 10.0 KiB in 1 file>"
+    assert repr(checkpoint).endswith("in 1 file, closed>")
+    assert repr(checkpoint["layer.0.weight"]).startswith(
+        "TensorInfo(name='layer.0.weight', dtype='F32', shape=(1, 33), nbytes=132, shard=0, file_range=("
+    )
+
+
+def test_after_close_the_headers_can_be_read_and_nothing_be_loaded(floats: Floats) -> None:
+    path, _ = floats
+    with tload.open(path) as checkpoint:
+        assert checkpoint["layer.0.weight"].shape == (1, 33)
+    assert checkpoint["layer.0.weight"].shape == (1, 33)
+    with pytest.raises(tload.InvalidRequestError, match="the checkpoint is closed"):
+        tload.stream(checkpoint, framework="dlpack")
+
+
+def test_an_unknown_tensor_is_a_key_error_that_reads_well(floats: Floats) -> None:
+    path, _ = floats
+    with pytest.raises(KeyError) as caught:
+        tload.open(path)["layer.99.weight"]
+    assert isinstance(caught.value, tload.NoSuchTensorError)
+    assert str(caught.value) == f"{path}: no tensor is named 'layer.99.weight'"
+    assert caught.value.tensor == "layer.99.weight"
+
+
+def test_what_is_no_location_is_a_type_error() -> None:
+    for source in (b"model", 3, None, {"a": 1}, 1.5):
+        with pytest.raises(TypeError, match="source: wanted a str"):
+            tload.open(source)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        tload.open([1, 2])  # type: ignore[list-item]
+    with pytest.raises(tload.InvalidRequestError):
+        tload.open([])
+
+
+def test_many_tensors_keep_their_order(tmp_path: Path) -> None:
+    tensors = {f"t{index}": Content.random("U8", (index % 5,), index) for index in range(2000)}
+    write_file(tmp_path / "many.safetensors", tensors)
+    checkpoint = tload.open(tmp_path / "many.safetensors")
+    assert set(checkpoint) == set(tensors)
+    starts = [info.file_range[0] for info in checkpoint.values()]
+    assert starts == sorted(starts)

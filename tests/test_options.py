@@ -1,0 +1,149 @@
+"""`Options`, keyword arguments and `TLOAD_*` variables: what is accepted, what wins, and what is said of nonsense."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tload
+from files import Content
+from tload import _options
+
+Floats = tuple[Path, dict[str, Content]]
+
+
+def report(path: Path, **keywords: Any) -> tload.Report:
+    stream = tload.stream(path, framework="dlpack", **keywords)
+    list(stream)
+    return stream.report
+
+
+def test_options_are_values() -> None:
+    options = tload.Options(engine="pread", depth=4)
+    assert options == tload.Options(engine="pread", depth=4)
+    assert hash(options) == hash(tload.Options(engine="pread", depth=4))
+    assert dataclasses.replace(options, depth=5).engine == "pread"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        options.depth = 3  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        tload.Options("pread")  # type: ignore[call-arg]
+
+
+def test_options_reach_the_load(floats: Floats) -> None:
+    got = report(
+        floats[0],
+        engine="pread",
+        cache="buffered",
+        depth=3,
+        in_flight_bytes="2 MiB",
+        extent_bytes=65536,
+        lanes=2,
+        memory_limit="64 MiB",
+    )
+    assert (got.engine.name, got.engine.requested) == ("pread", "pread")
+    assert got.depth == 3
+    assert got.in_flight_bytes == 2 << 20
+    assert got.lanes == 2
+    assert got.memory_limit == 64 << 20
+    assert got.extent_bytes <= 65536
+    assert got.direct_bytes == 0
+
+
+def test_keywords_win_over_options_which_win_over_the_environment(
+    floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, variable in _options.VARIABLES.items():
+        text = {"engine": "pread", "cache": "buffered", "order": "file", "timeout": "1m"}.get(name, "3")
+        monkeypatch.setenv(variable, "1MiB" if name.endswith(("bytes", "limit")) else text)
+    got = report(floats[0])
+    assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 3, 1 << 20)
+    options = tload.Options(depth=4, memory_limit="2 MiB")
+    got = report(floats[0], options=options)
+    assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 4, 2 << 20)
+    got = report(floats[0], options=options, depth=5)
+    assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 5, 2 << 20)
+    monkeypatch.setenv("TLOAD_DEPTH", "")
+    assert report(floats[0]).depth != 3, "an empty variable says nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30.0), ("2m", 120.0), ("1 h", 3600.0), ("1.5", 1.5), ("2 min", 120.0)]
+)
+def test_a_timeout_in_the_environment_may_have_a_unit(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLOAD_TIMEOUT", text)
+    assert _options.resolve(None, {}).timeout == seconds
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "message"),
+    [
+        ("TLOAD_ENGINE", "aio", "TLOAD_ENGINE='aio': engine \"aio\" is unknown; it can be auto, uring, pread"),
+        ("TLOAD_DEPTH", "many", "TLOAD_DEPTH='many'"),
+        ("TLOAD_MEMORY_LIMIT", "4 XB", "TLOAD_MEMORY_LIMIT='4 XB': memory_limit"),
+        ("TLOAD_TIMEOUT", "2 days", "TLOAD_TIMEOUT='2 days'"),
+        ("TLOAD_TIMEOUT", "soon", "TLOAD_TIMEOUT='soon'"),
+    ],
+)
+def test_nonsense_in_the_environment_is_blamed_on_its_variable(
+    variable: str, text: str, message: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(tload.InvalidRequestError) as caught:
+        tload.stream(floats[0], framework="dlpack")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"engine": "aio"}, 'engine "aio" is unknown; it can be auto, uring, pread'),
+        ({"cache": "no"}, 'cache "no" is unknown'),
+        ({"order": "random"}, 'order "random" is unknown; it can be ready, file'),
+        ({"depth": -1}, "depth is -1; wanted a positive int"),
+        ({"lanes": -1}, "lanes is -1; wanted a positive int"),
+        ({"memory_limit": -1}, "memory_limit is -1; wanted"),
+        ({"extent_bytes": "4 XB"}, 'extent_bytes: "4 XB" is not a size'),
+        ({"timeout": -1}, "timeout is -1; wanted a positive number of seconds"),
+        ({"timeout": float("nan")}, "timeout is nan; wanted a positive number of seconds"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
+    keywords: dict[str, Any], message: str, floats: Floats
+) -> None:
+    for make in (lambda: tload.Options(**keywords), lambda: tload.stream(floats[0], framework="dlpack", **keywords)):
+        with pytest.raises(ValueError) as caught:  # noqa: PT011
+            make()
+        assert isinstance(caught.value, tload.InvalidRequestError)
+        assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "keywords", [{"depth": 0}, {"lanes": 0}, {"extent_bytes": 0}, {"memory_limit": 0}, {"timeout": 0.0}]
+)
+def test_zero_is_refused_by_calls(keywords: dict[str, Any], floats: Floats) -> None:
+    with pytest.raises(tload.InvalidRequestError, match=next(iter(keywords))):
+        tload.stream(floats[0], framework="dlpack", **keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"depth": "3"}, "depth: wanted a positive int, found str"),
+        ({"engine": 3}, "engine: wanted a str, found int"),
+        ({"memory_limit": 1.5}, "memory_limit: wanted a number of bytes"),
+        ({"timeout": "3"}, r"timeout: wanted seconds \(float\), found str"),
+    ],
+)
+def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        tload.Options(**keywords)
+
+
+def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:
+    with pytest.raises(TypeError, match=r"options: wanted tload\.Options, found dict"):
+        tload.stream(floats[0], options={"depth": 3})  # type: ignore[call-overload]

@@ -1,0 +1,109 @@
+"""Progress: callbacks, and bars on terminals."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+import tload._stream
+from conftest import require
+from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def megabytes(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(16)})
+    return path
+
+
+def test_a_callback_sees_growing_numbers_and_the_end(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+    seen: list[tload.Progress] = []
+    tload.load(megabytes, framework="dlpack", progress=seen.append)
+    assert len(seen) >= 16
+    received = [progress.bytes_received for progress in seen]
+    assert received == sorted(received)
+    last = seen[-1]
+    assert (last.tensors_received, last.tensors_total) == (16, 16)
+    assert (last.bytes_received, last.bytes_total, last.fraction) == (16 * MIB, 16 * MIB, 1.0)
+    assert last.bytes_read >= 16 * MIB
+
+
+def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path) -> None:
+    seen: list[tload.Progress] = []
+    stream = tload.stream(megabytes, framework="dlpack", progress=seen.append)
+    list(stream)
+    assert 1 <= len(seen) <= 2 + stream.report.seconds / 0.1
+    assert seen[-1].fraction == 1.0
+
+
+def test_what_a_callback_raises_stops_the_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
+
+    class EnoughError(Exception):
+        pass
+
+    def refuse(progress: tload.Progress) -> None:
+        if progress.tensors_received == 3:
+            raise EnoughError
+
+    stream = tload.stream(megabytes, framework="dlpack", progress=refuse)
+    with pytest.raises(EnoughError):
+        list(stream)
+    assert stream.report.outcome == "cancelled"
+    assert next(stream, None) is None
+
+
+def test_progress_must_be_something_sensible(megabytes: Path) -> None:
+    wrong: Any = "yes"
+    with pytest.raises(TypeError, match="progress: wanted True, False, None or a callable, found str"):
+        tload.stream(megabytes, framework="dlpack", progress=wrong)
+
+
+def test_no_bar_is_drawn_into_files(megabytes: Path) -> None:
+    script = f"import tload; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert done.stdout == done.stderr == b""
+
+
+@pytest.mark.parametrize("with_tqdm", [True, False])
+def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, megabytes: Path) -> None:  # noqa: FBT001
+    if with_tqdm:
+        require("tqdm")
+    without = "" if with_tqdm else "sys.modules['tqdm'] = sys.modules['tqdm.auto'] = None;"
+    script = f"import sys; {without} import tload; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+    try:
+        process = subprocess.Popen([sys.executable, "-c", script], stdout=theirs, stderr=theirs)
+        os.close(theirs)
+        drawn = b""
+        while True:
+            try:
+                read = os.read(ours, 4096)
+            except OSError:  # the terminal's other end is gone
+                break
+            if not read:
+                break
+            drawn += read
+        assert process.wait() == 0
+    finally:
+        os.close(ours)
+    assert b"tload" in drawn
+    assert b"100%" in drawn
+    assert drawn.endswith(b"\n")

@@ -1,0 +1,67 @@
+"""The report: what it says after a load, and how it is passed on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import tload
+from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> tuple[tload.Report, Path]:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (2 * MIB,), tile(index, 2 * MIB)) for index in range(8)})
+    stream = tload.stream(path, framework="dlpack")
+    for _ in stream:
+        pass
+    return stream.report, path
+
+
+def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
+    report, path = loaded
+    assert report.location == str(path)
+    assert report.outcome == "complete"
+    assert (report.tensors, report.tensor_bytes) == (8, 16 * MIB)
+    assert report.read_bytes >= report.tensor_bytes
+    assert report.direct_bytes + report.buffered_bytes == report.read_bytes
+    assert report.copied_bytes == 0, "nothing is copied in memory"
+    assert report.engine.name in {"uring", "pread"}
+    assert report.engine.requested == "auto"
+    assert report.engine.reason
+    assert 0 < report.memory_peak <= report.memory_limit
+    assert 0 < report.seconds < 60
+    assert report.first_tensor_seconds is not None
+    assert 0 < report.first_tensor_seconds <= report.seconds
+    assert report.bytes_per_second == report.tensor_bytes / report.seconds
+    assert report.extents > 0
+    assert report.depth > 0
+    assert report.lanes > 0
+
+
+def test_it_is_plain_when_asked(loaded: tuple[tload.Report, Path]) -> None:
+    report, _ = loaded
+    plain = json.loads(json.dumps(report.to_dict()))
+    assert plain == report.to_dict()
+    fields = {field.name for field in dataclasses.fields(tload.Report)}
+    assert set(plain) == fields - {"text"} | {"bytes_per_second"}
+    assert set(plain["engine"]) == {field.name for field in dataclasses.fields(tload.EngineReport)}
+    assert set(plain["stages"]) == {field.name for field in dataclasses.fields(tload.StageTimes)}
+
+
+def test_its_text_is_for_people(loaded: tuple[tload.Report, Path]) -> None:
+    report, _ = loaded
+    assert re.search(r"8 tensors, 16\.0 MiB in \d+\.\d+ s", str(report))
+    assert "Report(location=" in repr(report)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        report.tensors = 3  # type: ignore[misc]

@@ -1,0 +1,239 @@
+"""`tload.stream` and `tload.load`: what comes, in which order, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tload
+import tload._stream
+from conftest import require, skip_loudly
+from files import Content, tile, write_checkpoint, write_file
+
+Floats = tuple[Path, dict[str, Content]]
+MIB = 1 << 20
+
+
+def names_of(path: Path, **keywords: Any) -> list[str]:
+    return [name for name, _ in tload.stream(path, framework="dlpack", **keywords)]
+
+
+def test_everything_comes_once(floats: Floats) -> None:
+    path, tensors = floats
+    assert sorted(names_of(path)) == sorted(tensors)
+    assert names_of(path, order="file") == list(tensors)
+
+
+def test_load_is_a_dict_in_the_order_of_the_files(tmp_path: Path) -> None:
+    np = require("numpy")
+    shards = [
+        {f"s{shard}.{index}": Content.random("F32", (50, shard + 1), index) for index in range(20)}
+        for shard in range(4)
+    ]
+    write_checkpoint(tmp_path, shards)  # type: ignore[arg-type]
+    wanted = {name: content for shard in shards for name, content in shard.items()}
+    loaded = tload.load(tmp_path, framework="numpy")
+    assert type(loaded) is dict
+    assert list(loaded) == list(wanted)
+    for name, array in loaded.items():
+        assert array.dtype == np.float32
+        assert array.tobytes() == wanted[name].raw
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ({"names": "layer.3.weight"}, {3}),
+        ({"names": ["layer.3.weight", "layer.5.weight"]}, {3, 5}),
+        ({"names": (f"layer.{index}.weight" for index in (1, 2))}, {1, 2}),
+        ({"glob": "layer.1*"}, {1, 10, 11}),
+        ({"glob": ["*.2.*", "*.[34].weight"]}, {2, 3, 4}),
+        ({"regex": r"^layer\.[0-2]\."}, {0, 1, 2}),
+        ({"regex": [r"\.0\.", r"1\d"]}, {0, 10, 11}),
+        ({"names": "layer.3.weight", "glob": "*.4.*", "regex": r"\.5\."}, {3, 4, 5}),
+    ],
+)
+def test_names_globs_and_expressions_add_up(rules: dict[str, Any], wanted: set[int], floats: Floats) -> None:
+    got = names_of(floats[0], order="file", **rules)
+    assert got == [f"layer.{index}.weight" for index in sorted(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ({"names": "layer.99.weight"}, tload.NoSuchTensorError, "layer.99.weight"),
+        ({"names": ["layer.1.weight", "nope"]}, tload.NoSuchTensorError, "nope"),
+        ({"glob": "nothing*"}, tload.NoSuchTensorError, r"nothing\*"),
+        ({"regex": "^nothing$"}, tload.NoSuchTensorError, "nothing"),
+        ({"regex": "(["}, tload.InvalidRequestError, "malformed"),
+        ({"glob": "[z-"}, tload.InvalidRequestError, "malformed"),
+        ({"names": []}, tload.InvalidRequestError, "names is empty, so nothing is selected"),
+        ({"glob": ()}, tload.InvalidRequestError, "glob is empty"),
+        ({"device": "tpu"}, tload.InvalidRequestError, "tpu"),
+        ({"device": "cuda:0"}, tload.UnsupportedError, "cuda"),
+        ({"names": [3]}, TypeError, "names: wanted a str or several, found int"),
+        ({"device": 3}, tload.InvalidRequestError, 'device "3" is unknown'),
+    ],
+)
+def test_what_cannot_be_selected_fails_before_anything_moves(
+    rules: dict[str, Any], error: type[Exception], message: str, floats: Floats
+) -> None:
+    with pytest.raises(error, match=message):
+        tload.stream(floats[0], framework="dlpack", **rules)
+
+
+def test_a_device_may_be_torchs(floats: Floats) -> None:
+    torch = require("torch")
+    assert len(tload.load(floats[0], device=torch.device("cpu"))) == 12
+    with pytest.raises(tload.UnsupportedError, match="cuda:1"):
+        tload.load(floats[0], device=torch.device("cuda:1"))
+
+
+def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> None:
+    with tload.open(floats[0]) as checkpoint:
+        for _ in range(3):
+            assert len(tload.load(checkpoint, framework="dlpack")) == 12
+        stream = tload.stream(checkpoint, framework="dlpack")
+    # The stream keeps the files for itself.
+    assert len(list(stream)) == 12
+
+
+def test_a_stream_tells_what_will_come_and_how_far_it_is(floats: Floats) -> None:
+    path, tensors = floats
+    with tload.stream(path, framework="dlpack", order="file") as stream:
+        assert [info.name for info in stream.tensors] == list(tensors)
+        assert stream.__length_hint__() == 12
+        next(stream)
+        next(stream)
+        assert stream.__length_hint__() == 10
+        progress = stream.progress
+        assert (progress.tensors_received, progress.tensors_total) == (2, 12)
+        assert progress.bytes_received == 33 * 4 * 3
+        assert repr(stream).startswith("<tload.TensorStream running: 2 of 12 tensors, 396 B of ")
+        assert stream.report.outcome == "running"
+        list(stream)
+        assert stream.progress.fraction == 1.0
+        assert repr(stream).startswith("<tload.TensorStream ended: 12 of 12 tensors")
+    assert stream.report.outcome == "complete"
+    assert next(stream, None) is None, "the end stays the end"
+
+
+def test_a_stream_that_was_closed_early_says_so(floats: Floats) -> None:
+    with tload.stream(floats[0], framework="dlpack") as stream:
+        next(stream)
+    with pytest.raises(tload.InvalidRequestError, match="the stream is closed"):
+        next(stream)
+    assert stream.progress.tensors_received == 1
+    assert stream.report.tensors == 1
+    stream.close()
+
+
+def test_cancel_ends_the_stream_with_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(64)})
+    stream = tload.stream(path, framework="dlpack", memory_limit="4 MiB")
+    next(stream)
+    stream.cancel()
+    with pytest.raises(tload.CancelledError):
+        for _ in stream:
+            pass
+    assert stream.report.outcome == "cancelled"
+    assert next(stream, None) is None
+
+
+def test_a_stream_that_is_dropped_frees_its_files_and_threads(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)})
+
+    def in_use() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+    if not Path("/proc/self/fd").exists():
+        skip_loudly("proc", "no /proc to see files and threads")
+    tload.load(path, framework="dlpack")
+    before = in_use()
+    for taken in (0, 1, 10):
+        stream = tload.stream(path, framework="dlpack", memory_limit="8 MiB", lanes=2)
+        for _ in range(taken):
+            next(stream)
+        del stream
+        gc.collect()
+        assert in_use() == before
+
+
+def test_two_streams_run_side_by_side(tmp_path: Path) -> None:
+    tensors = {f"t{index}": Content("U8", (MIB + index,), tile(index, MIB + index)) for index in range(24)}
+    path = tmp_path / "a.safetensors"
+    write_file(path, tensors)
+    require("numpy")
+    pairs = zip(
+        tload.stream(path, framework="numpy", order="file"),
+        tload.stream(path, framework="numpy", order="file", engine="pread"),
+        strict=True,
+    )
+    for (name, one), (other_name, other) in pairs:
+        assert name == other_name
+        assert one.tobytes() == other.tobytes() == tensors[name].raw
+
+
+def test_threads_share_a_stream(tmp_path: Path) -> None:
+    tensors = {f"t{index}": Content("U8", (50_000,), tile(index, 50_000)) for index in range(200)}
+    path = tmp_path / "a.safetensors"
+    write_file(path, tensors)
+    require("numpy")
+    stream = tload.stream(path, framework="numpy")
+    got: list[tuple[str, bytes]] = []
+
+    def take() -> None:
+        for name, array in stream:
+            got.append((name, array.tobytes()))
+
+    threads = [threading.Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == sorted((name, content.raw) for name, content in tensors.items())
+
+
+def test_an_error_in_the_middle_ends_the_stream_and_spares_what_came(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    contents = {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)}
+    write_file(path, contents)
+    require("numpy")
+    stream = tload.stream(
+        path, framework="numpy", order="file", memory_limit="8 MiB", depth=1, extent_bytes="1 MiB", cache="buffered"
+    )
+    kept = dict([next(stream)])
+    os.truncate(path, 20 * MIB)
+    with pytest.raises(tload.ChangedError) as caught:
+        kept.update(stream)
+    assert str(path) in str(caught.value)
+    assert stream.report.outcome == "changed"
+    for name, array in kept.items():
+        assert array.tobytes() == contents[name].raw
+    assert next(stream, None) is None
+
+
+def test_notes_are_logged_once(floats: Floats, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="tload")
+    with tload.stream(floats[0], framework="dlpack") as stream:
+        list(stream)
+    report = stream.report
+    caplog.clear()
+    tload._stream._noted.clear()
+    noted = tload.Report(**{**{field: getattr(report, field) for field in report.__slots__}, "notes": ("one", "two")})
+    tload._stream.log_notes(noted)
+    tload._stream.log_notes(noted)
+    assert [(record.name, record.message) for record in caplog.records] == [("tload", "one"), ("tload", "two")]
+
+
+def test_an_empty_checkpoint_is_an_empty_stream(tmp_path: Path) -> None:
+    write_file(tmp_path / "a.safetensors", {})
+    assert tload.load(tmp_path / "a.safetensors", framework="dlpack") == {}
