@@ -34,8 +34,8 @@ class Options:
     """What reads: `"uring"` (io_uring), `"pread"` (threads), or `"auto"`: `uring` where the system allows it, else
     `pread`. Default: `TLOAD_ENGINE`, else `"auto"`."""
     cache: Cache | None = None
-    """Whether reads go through the page cache: `"direct"` (never), `"buffered"` (always), or `"auto"`: only what the
-    cache holds already. Default: `TLOAD_CACHE`, else `"auto"`."""
+    """Whether reads go through the page cache: `"direct"` (never), `"buffered"` (always), or `"auto"`: past it where
+    the file system can. Default: `TLOAD_CACHE`, else `"auto"`."""
     order: Order | None = None
     """In which order tensors come: `"ready"` (as they become complete) or `"file"` (by file, then by offset).
     Default: `TLOAD_ORDER`, else `"ready"`."""
@@ -49,7 +49,7 @@ class Options:
     """Threads that read, each with its own engine. Default: `TLOAD_LANES`, else 1."""
     memory_limit: int | str | None = None
     """Bytes that the load may hold and the caller has not received yet. What the caller has received does not count.
-    Default: `TLOAD_MEMORY_LIMIT`, else room for at least two of the largest tensor: see `Report.memory_limit`."""
+    Default: `TLOAD_MEMORY_LIMIT`, else 512 MiB, or the largest tensor and a quarter if that is more."""
     timeout: float | None = None
     """Seconds that the whole load may take. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
     else no limit."""

@@ -114,7 +114,10 @@ impl Loader {
     pub fn selected(&self) -> Result<Vec<TensorInfo>> {
         let all = self.checkpoint.tensors();
         let names: Vec<&str> = all.iter().map(TensorInfo::name).collect();
-        let selected = self.selection.resolve(&names)?;
+        let selected = self
+            .selection
+            .resolve(&names)
+            .map_err(|error| error.with_location(self.checkpoint.location()))?;
         Ok(selected
             .into_iter()
             .map(|index| all[index].clone())

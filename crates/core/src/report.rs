@@ -40,7 +40,8 @@ pub struct Report {
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
-    /// Bytes copied in memory after they were read.
+    /// Bytes copied in memory after they were read: of tensors whose offset in the file is no multiple of their dtype's
+    /// alignment, which no direct read can put at an address that is one. Otherwise 0.
     pub copied_bytes: u64,
     /// Reads that came back short and were continued.
     pub short_reads: u64,

@@ -25,7 +25,7 @@ use crate::tensor::{Tensor, TensorInfo};
 
 /// How long dropping a stream waits for reads in flight. They end within milliseconds, unless storage hangs: then the lanes are
 /// left behind with their memory, and end when the kernel lets go.
-const DROP_WAIT: Duration = Duration::from_millis(250);
+const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// The tensors of a load, in the order asked for: an [`Iterator`] and a [`futures_core::Stream`]. After an error it ends.
 pub struct TensorStream {

@@ -129,7 +129,7 @@ impl Tensor {
     /// may be read there).
     pub fn as_ptr(&self) -> *const u8 {
         match &self.bytes {
-            Some(bytes) => bytes.as_slice().as_ptr(),
+            Some(bytes) => bytes.as_ptr(),
             None => ptr::without_provenance(self.dtype().alignment()),
         }
     }

@@ -56,8 +56,9 @@ impl OptionsArgument<'_> {
 
 /// Fails as a load with these options would that fails whatever the checkpoint is.
 #[pyfunction]
-pub(crate) fn check_options(options: OptionsArgument<'_>) -> PyResult<()> {
-    options.read().map(drop)
+pub(crate) fn check_options(py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
+    let options = options.read()?;
+    options.validate().map_err(|error| exception(py, &error))
 }
 
 /// Shows a size with one decimal and a binary unit.

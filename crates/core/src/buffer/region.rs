@@ -131,6 +131,11 @@ impl RegionBytes {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
+    /// The first byte's address. Whoever the tensor belongs to may write there as well as read: nobody else reaches these bytes.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.start.as_ptr()
+    }
+
     /// The region they lie in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region

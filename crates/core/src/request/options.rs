@@ -160,8 +160,12 @@ const DEPTH_MAX: usize = 4096;
 const LANES_MAX: usize = 256;
 
 impl Options {
-    /// Refuses what cannot work whatever the checkpoint is.
-    pub(crate) fn validate(&self) -> Result<()> {
+    /// Refuses what cannot work whatever the checkpoint is. Starting a load does the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] that names the field, its value and what it may be.
+    pub fn validate(&self) -> Result<()> {
         within("depth", self.depth, 1, DEPTH_MAX)?;
         within("lanes", self.lanes, 1, LANES_MAX)?;
         within("extent_bytes", self.extent_bytes, 4096, EXTENT_BYTES_MAX)?;
