@@ -197,7 +197,15 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     let mut by_name: HashMap<String, usize> = HashMap::with_capacity(tensors.len());
     for (index, tensor) in tensors.iter().enumerate() {
         if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
-            let first = shards[tensors[first].shard()].location();
+            let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
+            if first.source.identity() == second.source.identity() {
+                return Err(
+                    Error::new(ErrorKind::InvalidRequest, "the file is listed twice")
+                        .with_location(second.location())
+                        .with_hint("list every file once"),
+                );
+            }
+            let first = first.location();
             return Err(Error::new(
                 ErrorKind::InvalidFormat,
                 format!("is also in {first}, and no index says which one counts"),
@@ -314,5 +322,54 @@ impl Placement {
         .with_location(&self.location)
         .with_tensor(*first)
         .with_hint("index and shards are of different versions; download the checkpoint again"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::source::MemorySource;
+
+    #[derive(Debug)]
+    struct Counted {
+        source: MemorySource,
+        fetches: std::sync::atomic::AtomicUsize,
+    }
+
+    impl Source for Counted {
+        fn location(&self) -> &Location {
+            self.source.location()
+        }
+
+        fn len(&self) -> u64 {
+            self.source.len()
+        }
+
+        fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+            self.fetches
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.source.fetch(offset, len)
+        }
+    }
+
+    /// How many fetches a header of `len` bytes takes.
+    fn fetches(len: usize) -> usize {
+        let mut bytes = (len as u64).to_le_bytes().to_vec();
+        bytes.extend(b"{}");
+        bytes.resize(8 + len, b' ');
+        let source = Counted {
+            source: MemorySource::new("memory", bytes),
+            fetches: 0.into(),
+        };
+        read_header(&source).expect("an empty header with spaces is valid");
+        source.fetches.into_inner()
+    }
+
+    #[test]
+    fn a_header_takes_one_read_unless_it_is_longer_than_the_first() {
+        assert_eq!(fetches(2), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);
+        assert_eq!(fetches(3 * FIRST_READ_BYTES), 2);
     }
 }

@@ -75,7 +75,10 @@ impl ErrorKind {
     /// The kind for an error of the operating system.
     pub(crate) fn from_io(error: &io::Error) -> Self {
         // Not `wildcard`-free on purpose: std's list is open, and everything else is plain I/O.
-        if error.kind() == io::ErrorKind::NotFound {
+        if error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none() {
+            // Refused before the system was asked: a path with a zero byte.
+            Self::InvalidRequest
+        } else if error.kind() == io::ErrorKind::NotFound {
             Self::NotFound
         } else if error.kind() == io::ErrorKind::PermissionDenied {
             Self::PermissionDenied
@@ -132,7 +135,7 @@ impl Error {
     /// Names the file or object that the error is about.
     #[must_use]
     pub fn with_location(mut self, location: impl fmt::Display) -> Self {
-        self.0.location = Some(location.to_string());
+        self.0.location = Some(printable(&location.to_string()));
         self
     }
 
@@ -230,6 +233,24 @@ impl Error {
     }
 }
 
+/// The text with its control characters escaped: names of files come from indexes that we do not trust, and terminals obey.
+pub(crate) fn printable(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for character in text.chars() {
+        if character.is_control() {
+            shown.extend(character.escape_default());
+        } else {
+            shown.push(character);
+        }
+    }
+    shown
+}
+
+/// `"1 tensor"`, `"2 tensors"`: `noun` is one that takes an `s`.
+pub(crate) fn counted(count: u64, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
@@ -298,6 +319,12 @@ mod tests {
             .with_location("a")
             .with_source("found 3, wanted 4");
         assert_eq!(error.chain(), "a: found 3, wanted 4");
+    }
+
+    #[test]
+    fn terminals_get_no_orders_from_file_names() {
+        let error = Error::new(ErrorKind::NotFound, "gone").with_location("a\x1b[31m\u{9b}é");
+        assert_eq!(error.to_string(), "a\\u{1b}[31m\\u{9b}é: gone");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::lane::{self, LaneEvents, LaneSetup};
 use crate::pipeline::{Feed, Memory};
 use crate::plan::{self, Layout, Plan, Selection, Wanted};
 use crate::report::{Counters, Report};
-use crate::request::{Device, Options, Order};
+use crate::request::{Device, Options, Order, format_bytes};
 use crate::schedule::{Depth, Schedule};
 use crate::sink::{DiscardSink, HostSink};
 use crate::source::{Location, ReadFile, ReadHints, RefusedDirect};
@@ -291,7 +291,9 @@ impl Loader {
         Err(Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "{largest} bytes are needed at once to load it into host memory; the memory limit is {limit} bytes"
+                "{} ({largest} bytes) are needed at once to load it into host memory; the memory limit is {} ({limit} bytes)",
+                format_bytes(largest),
+                format_bytes(limit)
             ),
         )
         .with_tensor(tensor.name())

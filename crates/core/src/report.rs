@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use crate::buffer::PoolUsage;
+use crate::error::counted;
 use crate::request::format_bytes;
 
 /// What a load did. Every load ends with one.
@@ -122,8 +123,8 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{} tensors, {} in {:.3} s: {:.2} GB/s ({})",
-            self.tensors,
+            "{}, {} in {:.3} s: {:.2} GB/s ({})",
+            counted(self.tensors, "tensor"),
             format_bytes(self.tensor_bytes),
             self.seconds,
             self.bytes_per_second() / 1e9,
@@ -142,13 +143,13 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} extents of up to {}, depth {} / {}, {} lane(s); {} direct, {} buffered, {} copied; \
+            "reads    {} of up to {}, at most {} and {} in flight, {}; {} direct, {} buffered, {} copied; \
              {} short, {} repeated",
-            self.extents,
+            counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
-            self.depth,
+            counted(self.depth as u64, "read"),
             format_bytes(self.in_flight_bytes),
-            self.lanes,
+            counted(self.lanes as u64, "lane"),
             format_bytes(self.direct_bytes),
             format_bytes(self.buffered_bytes),
             format_bytes(self.copied_bytes),
@@ -157,10 +158,10 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "memory   peak {} of {}; {} regions fresh, {} recycled",
+            "memory   peak {} of {}; {} fresh, {} recycled",
             format_bytes(self.memory_peak),
             format_bytes(self.memory_limit),
-            self.fresh_regions,
+            counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
         let stages = &self.stages;

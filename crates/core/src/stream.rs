@@ -24,7 +24,8 @@ use crate::request::Order;
 use crate::tensor::{Tensor, TensorInfo};
 
 /// How long dropping a stream waits for reads in flight. They end within milliseconds, unless storage hangs: then the lanes are
-/// left behind with their memory, and end when the kernel lets go.
+/// left behind with their memory, and end when the kernel lets go. Half of the 0.2 s in which Ctrl-C must be honoured; the other
+/// half is the caller's (2026-11).
 const DROP_WAIT: Duration = Duration::from_millis(100);
 
 /// The tensors of a load, in the order asked for: an [`Iterator`] and a [`futures_core::Stream`]. After an error it ends.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::Placement;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{INDEX_BYTES_MAX, natural_cmp, parse_index};
 use crate::source::{FileSource, Location, Source, cannot_open, path_of};
 
@@ -63,7 +63,10 @@ impl ShardSet {
         if shards.is_empty() {
             return Err(Error::new(
                 ErrorKind::NotFound,
-                format!("holds no *{SUFFIX} among its {} entries", names.len()),
+                format!(
+                    "holds no *{SUFFIX} among {}",
+                    counted(names.len() as u64, "file")
+                ),
             )
             .with_location(location)
             .with_hint("give the folder that the model's files are in, or a file"));

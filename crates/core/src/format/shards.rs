@@ -43,6 +43,13 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
         let position = error.valid_up_to() as u64;
         invalid("index is not UTF-8").with_range(position..position + 1)
     })?;
+    if text.starts_with("version https://git-lfs") {
+        return Err(Error::new(
+            ErrorKind::InvalidFormat,
+            "is a git-lfs pointer, not an index",
+        )
+        .with_hint("run `git lfs pull` to fetch the file itself"));
+    }
     // Checked here because serde would also take the fields of an object as an array.
     match first_char(text) {
         Some('{') => {}
@@ -149,7 +156,10 @@ fn check_shard_name(shard: &str) -> Result<()> {
 }
 
 fn invalid(message: impl Into<String>) -> Error {
-    Error::new(ErrorKind::InvalidFormat, message)
+    Error::new(ErrorKind::InvalidFormat, message).with_hint(
+        "this must be the index of a sharded checkpoint (*.safetensors.index.json), whole and as it was written; download \
+         it again, or give the model's folder or a safetensors file",
+    )
 }
 
 #[derive(Deserialize)]

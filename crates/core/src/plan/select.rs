@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use globset::{GlobBuilder, GlobMatcher};
 use regex::Regex;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, counted};
 
 /// A set of tensors, by name. The default selects all.
 #[derive(Clone, Debug, Default)]
@@ -49,9 +49,8 @@ impl Selection {
         let glob = GlobBuilder::new(pattern).build().map_err(|error| {
             Error::new(
                 ErrorKind::InvalidRequest,
-                format!("glob {pattern:?} is malformed"),
+                format!("glob {pattern:?} is malformed: {}", error.kind()),
             )
-            .with_source(error)
         })?;
         Ok(Self {
             rules: Some(vec![Rule::Glob(glob.compile_matcher())]),
@@ -68,9 +67,9 @@ impl Selection {
         let regex = Regex::new(pattern).map_err(|error| {
             Error::new(
                 ErrorKind::InvalidRequest,
-                format!("regex {pattern:?} is malformed"),
+                format!("regex {pattern:?} is malformed: {}", last_line(&error)),
             )
-            .with_source(error)
+            .with_hint("a dot or bracket that stands for itself needs a backslash before it")
         })?;
         Ok(Self {
             rules: Some(vec![Rule::Regex(regex)]),
@@ -117,6 +116,13 @@ impl Selection {
     }
 }
 
+/// The regex crate draws the place over several lines; the last one says what is wrong.
+fn last_line(error: &regex::Error) -> String {
+    let text = error.to_string();
+    let last = text.lines().last().unwrap_or_default();
+    last.strip_prefix("error: ").unwrap_or(last).to_owned()
+}
+
 fn matching(names: &[&str], matches: impl Fn(&str) -> bool) -> Vec<usize> {
     (0..names.len())
         .filter(|&index| matches(names[index]))
@@ -125,12 +131,15 @@ fn matching(names: &[&str], matches: impl Fn(&str) -> bool) -> Vec<usize> {
 
 impl Rule {
     fn selects_nothing(&self, names: &[&str]) -> Error {
-        let total = names.len();
+        let total = names.len() as u64;
         match self {
             Self::Name(name) => {
                 let error = Error::new(
                     ErrorKind::NoSuchTensor,
-                    format!("the checkpoint has no such tensor among its {total}"),
+                    format!(
+                        "the checkpoint has no such tensor; it has {}",
+                        counted(total, "tensor")
+                    ),
                 )
                 .with_tensor(name);
                 match nearest(name, names) {
@@ -144,10 +153,10 @@ impl Rule {
     }
 }
 
-fn nothing_matches(rule: &str, total: usize) -> Error {
+fn nothing_matches(rule: &str, total: u64) -> Error {
     Error::new(
         ErrorKind::NoSuchTensor,
-        format!("{rule} matches none of the {total} tensors"),
+        format!("{rule} matches none of {}", counted(total, "tensor")),
     )
     .with_hint("list the names with: tload ls LOCATION")
 }
@@ -216,11 +225,10 @@ mod tests {
             .expect("valid")
             .resolve(&NAMES)
             .expect_err("nothing");
-        assert_eq!(error.message(), "glob \"x*\" matches none of the 4 tensors");
-        assert_eq!(
-            Selection::regex("(").expect_err("malformed").kind(),
-            ErrorKind::InvalidRequest
-        );
+        assert_eq!(error.message(), "glob \"x*\" matches none of 4 tensors");
+        let error = Selection::regex("(").expect_err("malformed");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert_eq!(error.message(), "regex \"(\" is malformed: unclosed group");
         assert_eq!(
             Selection::glob("[").expect_err("malformed").kind(),
             ErrorKind::InvalidRequest

@@ -28,10 +28,12 @@ impl FromStr for Device {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        if text == "cpu" {
+        let kind = text.split_once(':').map_or(text, |(kind, _)| kind);
+        if matches!(text, "cpu" | "cpu:0") {
             return Ok(Self::Cpu);
         }
-        if text == "cuda" || text.starts_with("cuda:") {
+        // What PyTorch calls its devices.
+        if ["cuda", "hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("device {text:?}: this build loads into CPU memory only"),

@@ -49,7 +49,8 @@ impl FileSource {
         if !metadata.is_file() {
             return Err(
                 Error::new(ErrorKind::InvalidRequest, "is not a regular file")
-                    .with_location(location),
+                    .with_location(location)
+                    .with_hint("a list names safetensors files; give a folder alone"),
             );
         }
         // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use percent_encoding::percent_decode_str;
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, printable};
 
 /// A path or a `file://` URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -29,6 +29,12 @@ impl Location {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
                 "the location is empty",
+            ));
+        }
+        if text.contains('\0') {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the location {text:?} holds a zero byte, which no path can"),
             ));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
@@ -86,7 +92,7 @@ impl Location {
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&printable(&self.text))
     }
 }
 

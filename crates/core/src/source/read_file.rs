@@ -136,6 +136,9 @@ impl ReadFile {
             Cache::Buffered => false,
             // Memory has no device to read past it.
             Cache::Auto => !opened.source.file_system().in_memory && !opened.is_refused(),
+            Cache::Direct if opened.source.file_system().in_memory => {
+                return Err(refused_error(&opened.source));
+            }
             Cache::Direct => true,
         };
         if !wanted {

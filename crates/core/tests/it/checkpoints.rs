@@ -76,11 +76,31 @@ fn a_list_is_read_in_its_own_order() {
     let error = Checkpoint::open_all(&[]).expect_err("nothing to open");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     let error = Checkpoint::open_all(&[location(&paths[0]), location(&paths[0])]);
-    let error = error.expect_err("the same names twice");
+    let error = error.expect_err("the same file twice");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    assert_eq!(error.message(), "the file is listed twice");
+
+    let copy = write(&folder.path().join("3.safetensors"), &files[0]);
+    let error = Checkpoint::open_all(&[location(&paths[0]), location(&copy)]);
+    let error = error.expect_err("the same names in two files");
     assert_eq!(
         (error.kind(), error.tensor()),
         (ErrorKind::InvalidFormat, Some("a0"))
     );
+}
+
+#[test]
+fn a_shard_name_gives_terminals_no_orders() {
+    let folder = folder();
+    write(&folder.path().join("a\x1b[31m.safetensors"), b"short");
+    let index = index(
+        folder.path(),
+        "model.safetensors.index.json",
+        &[("a", "a\u{1b}[31m.safetensors")],
+    );
+    let error = Loader::open(&location(&index)).expect_err("a truncated shard");
+    assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+    assert!(!error.chain().contains('\x1b'), "{}", error.chain());
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Tests that need something which not every machine has: skipped loudly, or not at all.
 //!
-//! `TLOAD_REQUIRE=uring,direct,loopfs` turns a skip for one of these names into a failure.
+//! `TLOAD_REQUIRE=uring,direct,loopfs` turns a skip for one of these names into a failure, `all` every skip.
 
 use std::io::Write;
 
@@ -10,7 +10,10 @@ pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> 
         Ok(found) => Some(found),
         Err(reason) => {
             let required = variable("TLOAD_REQUIRE").unwrap_or_default();
-            let is_required = required.split(',').any(|required| required.trim() == name);
+            let is_required = required
+                .split(',')
+                .map(str::trim)
+                .any(|required| required == name || required == "all");
             assert!(
                 !is_required,
                 "TLOAD_REQUIRE names {name}, which is missing: {reason}"
