@@ -90,10 +90,12 @@ fn openings_of(
     lanes: usize,
     failure: &mut Option<Error>,
 ) -> Option<Opened> {
-    let mut first = None;
+    let mut first: Option<Opened> = None;
     for opening in openings.iter().take(lanes) {
         match opening {
-            Ok(opened) => first = first.or(Some(opened)),
+            // One lane's fallback is worth more than the others' success.
+            Ok(opened) if first.is_none() || opened.refusal.is_some() => first = Some(opened),
+            Ok(_) => {}
             Err(error) => *failure = failure.take().or(Some(error)),
         }
     }

@@ -24,6 +24,9 @@ use crate::tensor::TensorInfo;
 /// tensors near that size or above gets its largest one and a quarter, so that others go on beside it.
 const MEMORY_LIMIT: u64 = 512 << 20;
 
+/// Most reads of one load: their plan takes about 100 bytes each, and 16 TiB in default extents are as many (2026-11).
+const EXTENTS_MAX: u64 = 1 << 22;
+
 /// Which tensors of a checkpoint to load, to where, within what limits.
 ///
 /// Between two loads a loader keeps the memory of tensors that the caller has dropped, at most the budget: the next load need not
@@ -288,17 +291,7 @@ impl Loader {
             .map(|index| &prepared.tensors[index])
             .max_by_key(|tensor| tensor.byte_len())
             .expect("every region holds a tensor");
-        Err(Error::new(
-            ErrorKind::OutOfMemory,
-            format!(
-                "{} ({largest} bytes) are needed at once to load it into host memory; the memory limit is {} ({limit} bytes)",
-                format_bytes(largest),
-                format_bytes(limit)
-            ),
-        )
-        .with_tensor(tensor.name())
-        // Not rounded: whoever follows it must succeed.
-        .with_hint(format!("set memory_limit to at least {largest} bytes")))
+        Err(too_large(tensor, largest, limit))
     }
 
     fn report(&self, prepared: &Prepared, depth: Depth) -> Report {
@@ -358,6 +351,7 @@ impl Prepared {
             .iter()
             .map(|file| layout(file, &loader.options))
             .collect();
+        refuse_too_many_reads(&tensors, &layouts)?;
         let plan = Arc::new(plan::build(&wanted, &layouts));
         let hints = files
             .iter()
@@ -390,6 +384,43 @@ impl Prepared {
             });
         Depth::fixed(jobs, bytes)
     }
+}
+
+/// A sparse file may claim a tensor of petabytes: planning its reads would take more memory than any budget.
+fn refuse_too_many_reads(tensors: &[TensorInfo], layouts: &[Layout]) -> Result<()> {
+    let lengths = tensors.iter().map(TensorInfo::byte_len);
+    let bytes = lengths.fold(0, u64::saturating_add);
+    let smallest = layouts
+        .iter()
+        .map(|layout| layout.extent_bytes)
+        .min()
+        .unwrap_or(1);
+    if bytes / smallest > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!(
+                "{} in reads of {} are more than {EXTENTS_MAX} reads",
+                format_bytes(bytes),
+                format_bytes(smallest)
+            ),
+        )
+        .with_hint("raise extent_bytes, or select fewer tensors"));
+    }
+    Ok(())
+}
+
+fn too_large(tensor: &TensorInfo, needed: u64, limit: u64) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!(
+            "{} ({needed} bytes) are needed at once to load it into host memory; the memory limit is {} ({limit} bytes)",
+            format_bytes(needed),
+            format_bytes(limit)
+        ),
+    )
+    .with_tensor(tensor.name())
+    // Not rounded: whoever follows it must succeed.
+    .with_hint(format!("set memory_limit to at least {needed} bytes"))
 }
 
 const NO_HINTS: ReadHints = ReadHints {

@@ -10,6 +10,7 @@
 //!        └──────────────── feed.ended() ◀──────────────────┘
 //! ```
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
@@ -177,12 +178,17 @@ pub fn run<E: Engine, S: Sink>(
     let mut failure = None;
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();
+    // The window of every extent that the engine has.
+    let mut out = HashMap::with_capacity(engine.depth());
     loop {
         let rung = feed.bell.count();
         let mut exhausted = false;
         while failure.is_none() && engine.in_flight() < engine.depth() {
             match feed.take() {
-                Ok(Take::Job(job)) => engine.submit(job),
+                Ok(Take::Job(job)) => {
+                    out.insert(job.extent, job.lease.start());
+                    engine.submit(job);
+                }
                 Ok(Take::Wait) => break,
                 Ok(Take::Done) => {
                     exhausted = true;
@@ -220,6 +226,14 @@ pub fn run<E: Engine, S: Sink>(
             transfer,
         } in done.drain(..)
         {
+            let start = out.remove(&extent);
+            if let Ok(filled) = &result {
+                // What sinks rely on: a wrong pairing would make a tensor of another one's bytes.
+                assert!(
+                    start == Some(filled.start()),
+                    "the engine mixed up extent {extent}"
+                );
+            }
             let extent = &feed.plan.extents[extent];
             lane.count(transfer);
             if let Err(error) = result.and_then(|filled| sink.submit(extent, filled)) {

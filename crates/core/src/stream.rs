@@ -12,7 +12,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub struct TensorStream {
 
 /// Cancels a load from elsewhere. Cheap to clone.
 #[derive(Clone)]
-pub struct Canceller(Arc<Shared>);
+pub struct Canceller(Weak<Shared>);
 
 /// How far a load is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -269,6 +269,8 @@ impl Shared {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());
+        // In file order, what came before its turn when an error took that turn away.
+        state.early.clear();
         if let Some(error) = state.error.take() {
             error.kind().name().clone_into(&mut state.report.outcome);
             return Poll::Ready(Some(Err(error)));
@@ -391,12 +393,12 @@ impl TensorStream {
     /// Ends the load: the next item is [`ErrorKind::Cancelled`]. Returns at once; reads in flight end by themselves and their
     /// memory is freed then.
     pub fn cancel(&self) {
-        self.canceller().cancel();
+        self.shared.abandon(cancelled());
     }
 
     /// Cancels this load from elsewhere.
     pub fn canceller(&self) -> Canceller {
-        Canceller(Arc::clone(&self.shared))
+        Canceller(Arc::downgrade(&self.shared))
     }
 
     /// How far the load is.
@@ -429,11 +431,16 @@ impl TensorStream {
     }
 }
 
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cancelled")
+}
+
 impl Canceller {
     /// Ends the load. Nothing happens when it has ended.
     pub fn cancel(&self) {
-        self.0
-            .abandon(Error::new(ErrorKind::Cancelled, "the load was cancelled"));
+        if let Some(shared) = self.0.upgrade() {
+            shared.abandon(cancelled());
+        }
     }
 }
 
@@ -465,7 +472,13 @@ impl Drop for TensorStream {
     fn drop(&mut self) {
         self.cancel();
         if self.shared.wait_for_lanes(DROP_WAIT) {
-            for thread in self.threads.drain(..) {
+            // An executor may drop the stream inside a wake-up, on a thread of ours.
+            let own = std::thread::current().id();
+            for thread in self
+                .threads
+                .drain(..)
+                .filter(|thread| thread.thread().id() != own)
+            {
                 // Panics have been caught inside.
                 let _ = thread.join();
             }

@@ -54,6 +54,11 @@ impl Lease {
         Self { start, len, owner }
     }
 
+    /// The address of the first byte: what tells one window from another.
+    pub(crate) fn start(&self) -> usize {
+        self.start.as_ptr().addr()
+    }
+
     /// Bytes in the window.
     pub fn len(&self) -> usize {
         self.len
@@ -120,6 +125,11 @@ impl Filled {
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer written to.
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
+    }
+
+    /// The address of the first byte.
+    pub(crate) fn start(&self) -> usize {
+        self.lease.start()
     }
 
     /// The region that the window lies in, and where in it; none for staging memory.

@@ -62,7 +62,8 @@ impl Mapping {
                 format!("the system refused to map {len} bytes of memory"),
             )
             .with_hint(
-                "ask for less at once, or raise the process's address-space limit (ulimit -v)",
+                "ask for less at once, or raise the process's address-space limit (ulimit -v) or its number of mappings \
+                 (sysctl vm.max_map_count)",
             )
             .with_source(std::io::Error::from(errno))
         })?

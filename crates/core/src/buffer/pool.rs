@@ -12,10 +12,10 @@ use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
 use crate::error::Result;
 
-/// Memory is mapped at least so much at a time when the budget allows it: small regions then lie in huge pages side by side. With
-/// a mapping of 4 KiB pages for each, 6,000 small tensors were read at 0.6 of the raw speed, at 65 ms of CPU per GiB
-/// (`benches/results/`).
-const STRIDE_BYTES: usize = 4 * HUGE_PAGE_BYTES;
+/// Memory is mapped at least so much at a time when the budget allows it. Small regions then lie in huge pages side by side: with
+/// a mapping of 4 KiB pages for each, 6,000 small tensors were read at 0.6 of the raw speed, at 65 ms of CPU per GiB (2026-11,
+/// `benches/results/`). And a process has 65,530 mappings (`vm.max_map_count`), fewer than some models have tensors.
+const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 
 /// Hands out regions within a budget of bytes.
 #[derive(Debug)]
@@ -239,10 +239,10 @@ impl State {
         self.free.values().map(|mapping| mapping.len() as u64).sum()
     }
 
-    /// How much to map for `wanted` bytes: small regions are cut from a stride of huge pages, if the budget has it.
+    /// How much to map for `wanted` bytes: all but the largest regions are cut from a stride, if the budget has it.
     fn stride(&self, wanted: usize, limit: u64) -> usize {
         let fits = self.charged + STRIDE_BYTES as u64 <= limit;
-        if wanted < HUGE_PAGE_BYTES && fits {
+        if wanted <= STRIDE_BYTES / 2 && fits {
             STRIDE_BYTES
         } else {
             wanted

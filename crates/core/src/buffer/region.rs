@@ -40,7 +40,7 @@ impl Region {
     }
 
     /// One of the region's tensors now belongs to the caller.
-    pub fn tensor_received(&self) {
+    pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             self.pool.uncharge(self.len());
         }

@@ -4,13 +4,14 @@
 
 #![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
 use super::fill::{Fill, Step};
-use super::{Done, Engine, Job, Wait};
+use super::{Done, Engine, Job, Transfer, Wait};
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::ReadFile;
 
@@ -68,7 +69,15 @@ impl PreadEngine {
 
 fn serve(files: &[ReadFile], jobs: &Receiver<Job>, done: &Sender<Done>) {
     for job in jobs {
-        if done.send(read(&files[job.source], job)).is_err() {
+        let extent = job.extent;
+        let reading = || read(&files[job.source], job);
+        let one = catch_unwind(AssertUnwindSafe(reading)).unwrap_or_else(|_| Done {
+            extent,
+            result: Err(Error::new(ErrorKind::Io, "a reading thread panicked")
+                .with_hint("this is a bug in tload; please report it")),
+            transfer: Transfer::default(),
+        });
+        if done.send(one).is_err() {
             return;
         }
     }

@@ -172,18 +172,24 @@ pub(super) fn open_plain(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Opens a file for reads past the page cache.
+/// Opens the file that `file` is, which was once found at `path`, for reads past the page cache.
 #[cfg(target_os = "linux")]
-pub(super) fn open_direct(path: &Path) -> io::Result<File> {
-    std::fs::OpenOptions::new()
+pub(super) fn open_direct(file: &File, path: &Path) -> io::Result<File> {
+    use std::os::fd::AsRawFd;
+    let mut options = std::fs::OpenOptions::new();
+    options
         .read(true)
-        .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC)
-        .open(path)
+        .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC);
+    // The same inode, wherever the path leads by now. Without /proc the path must do; the caller compares identities.
+    match options.open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => options.open(path),
+        opened => opened,
+    }
 }
 
-/// Opens a file for reads past the page cache: here by asking the system not to keep what is read.
+/// Only Linux has direct I/O by a flag of opening.
 #[cfg(not(target_os = "linux"))]
-pub(super) fn open_direct(_path: &Path) -> io::Result<File> {
+pub(super) fn open_direct(_file: &File, _path: &Path) -> io::Result<File> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 

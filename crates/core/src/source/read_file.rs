@@ -145,7 +145,7 @@ impl ReadFile {
             return Ok(opened);
         }
         let path = path_of(opened.source.location())?;
-        match open_direct(path) {
+        match open_direct(opened.source.file(), path) {
             Ok(file) => {
                 let metadata = file.metadata().map_err(|error| {
                     Error::from_io("cannot read the file's status", error)
@@ -229,23 +229,25 @@ impl ReadFile {
     ///
     /// The location is not a path.
     pub fn probe_direct(source: &FileSource) -> Result<DirectIo> {
-        Ok(match open_direct(path_of(source.location())?) {
-            Ok(file) => {
-                let (memory, offset) = stated_alignment(&file).unzip();
-                DirectIo {
-                    accepted: true,
-                    memory_alignment: memory,
-                    offset_alignment: offset,
-                    error: None,
+        Ok(
+            match open_direct(source.file(), path_of(source.location())?) {
+                Ok(file) => {
+                    let (memory, offset) = stated_alignment(&file).unzip();
+                    DirectIo {
+                        accepted: true,
+                        memory_alignment: memory,
+                        offset_alignment: offset,
+                        error: None,
+                    }
                 }
-            }
-            Err(error) => DirectIo {
-                accepted: false,
-                memory_alignment: None,
-                offset_alignment: None,
-                error: Some(error.to_string()),
+                Err(error) => DirectIo {
+                    accepted: false,
+                    memory_alignment: None,
+                    offset_alignment: None,
+                    error: Some(error.to_string()),
+                },
             },
-        })
+        )
     }
 }
 

@@ -219,3 +219,27 @@ fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     assert!(error.tensor().is_some_and(|name| name != "t0"), "{error}");
 }
+
+#[test]
+fn a_sparse_file_does_not_make_a_plan_of_gigabytes() {
+    let folder = folder();
+    let len = 64u64 << 30;
+    let header =
+        format!(r#"{{"t": {{"dtype": "U8", "shape": [{len}], "data_offsets": [0, {len}]}}}}"#);
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    let path = write(&folder.path().join("sparse.safetensors"), &bytes);
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .and_then(|file| file.set_len(bytes.len() as u64 + len))
+        .expect("holes cost nothing");
+    let loader = Loader::open(&location(&path)).expect("a valid header");
+    let loader = loader.options(options(|it| it.extent_bytes = Some(4096)));
+    let error = loader.stream().expect_err("sixteen million reads");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    assert_eq!(
+        error.message(),
+        "64.0 GiB in reads of 4.0 KiB are more than 4194304 reads"
+    );
+}

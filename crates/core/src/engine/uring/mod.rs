@@ -12,6 +12,7 @@ mod probe;
 mod ring;
 mod slots;
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub use probe::{RingProbe, probe_ring};
@@ -125,6 +126,11 @@ impl Engine for UringEngine {
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // The ring itself may be what failed. What the kernel has is leaked, never freed under it.
+            let _ = ManuallyDrop::new(std::mem::replace(&mut self.slots, Slots::new(0)));
+            return;
+        }
         let mut done = Vec::new();
         while !self.slots.is_empty() {
             // Never frees memory under the kernel: waits, however long that takes.
