@@ -9,6 +9,9 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 # PyTorch for CPUs only: a tenth of the download. Its other home, PyPI, adds CUDA's libraries on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
+# What this target type-checks builds on macOS; the code of other systems is too easily broken from Linux.
+MACOS := aarch64-apple-darwin
+
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.tload-tests
 
@@ -29,6 +32,8 @@ check:
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
+	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
+		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
 
 # The extension module is tested through Python.
