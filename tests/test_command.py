@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 
 import tload
 from files import Content
+from tload import _options
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -21,8 +23,11 @@ SCRIPT = [str(Path(sysconfig.get_path("scripts")) / "tload")]
 MODULE = [sys.executable, "-m", "tload"]
 
 
-def run(command: list[str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, timeout=60)
+def run(command: list[str], *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **variables}
+    return subprocess.run(
+        [*command, *arguments], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
 
 
 @pytest.mark.parametrize("command", [SCRIPT, MODULE])
@@ -41,6 +46,65 @@ def test_both_ways_to_call_it_do_the_same(command: list[str], floats: Floats) ->
 def test_ls_agrees_with_open(floats: Floats) -> None:
     listing = json.loads(run(SCRIPT, "ls", str(floats[0]), "--json").stdout)
     assert {tensor["name"] for tensor in listing["tensors"]} == set(tload.open(floats[0]))
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        *((variable, "") for variable in _options.VARIABLES.values()),
+        ("TLOAD_ENGINE", "pread"),
+        ("TLOAD_CACHE", "buffered"),
+        ("TLOAD_DEPTH", "3"),
+        ("TLOAD_LANES", "+2"),
+        ("TLOAD_IN_FLIGHT", "2 MiB"),
+        ("TLOAD_EXTENT", "65536"),
+        ("TLOAD_MEMORY_LIMIT", "1.5 MB"),
+        ("TLOAD_TIMEOUT", "1e1"),
+        ("TLOAD_TIMEOUT", "500ms"),
+    ],
+)
+def test_a_variable_means_the_same_to_the_command_and_to_python(
+    variable: str, text: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(SCRIPT, "load", str(floats[0]), "--json", **{variable: text})
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)["report"]
+    monkeypatch.setenv(variable, text)
+    stream = tload.stream(floats[0], framework="dlpack")
+    list(stream)
+    report = stream.report.to_dict()
+    assert told["engine"]["requested"] == report["engine"]["requested"]
+    settings = ("outcome", "depth", "lanes", "in_flight_bytes", "extent_bytes", "memory_limit", "direct_bytes")
+    assert {name: told[name] for name in settings} == {name: report[name] for name in settings}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TLOAD_ENGINE", "bogus"),
+        ("TLOAD_CACHE", "bogus"),
+        ("TLOAD_ORDER", "bogus"),
+        ("TLOAD_DEPTH", "x"),
+        ("TLOAD_DEPTH", "0"),
+        ("TLOAD_DEPTH", "1_0"),
+        ("TLOAD_LANES", "-1"),
+        ("TLOAD_MEMORY_LIMIT", "4 XB"),
+        ("TLOAD_EXTENT", "5"),
+        ("TLOAD_TIMEOUT", "soon"),
+        ("TLOAD_TIMEOUT", "0"),
+        ("TLOAD_TIMEOUT", "nan"),
+    ],
+)
+def test_nonsense_in_a_variable_is_refused_by_the_command_and_by_python(
+    variable: str, text: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(SCRIPT, "load", str(floats[0]), **{variable: text})
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(tload.InvalidRequestError, match=variable):
+        tload.stream(floats[0], framework="dlpack")
 
 
 def test_errors_go_to_standard_error_with_a_status() -> None:

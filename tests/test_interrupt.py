@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-# Promised: 0.2 s on a machine that has time for it. This one may be busy with other tests.
+# Seconds. The first is what is promised on a machine that has time for it, so the best of a few tries keeps it; this
+# machine may be busy with other tests, so each try may take the second.
+PROMISED = 0.2
 PATIENCE = 1.0
 
 
@@ -29,6 +31,11 @@ def megabytes(tmp_path: Path) -> Path:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)})
     return path
+
+
+def assert_prompt(tries: list[float]) -> None:
+    assert min(tries) <= PROMISED, tries
+    assert max(tries) < PATIENCE, tries
 
 
 @contextmanager
@@ -72,6 +79,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("way", ["load", "stream", "open", "callback"])
 def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
+    tries = []
     for _ in range(5):
         with running(CHILD, megabytes, way) as child:
             sent = time.monotonic()
@@ -79,7 +87,8 @@ def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
             stdout, stderr = child.communicate(timeout=30)
             assert "KeyboardInterrupt" in stderr
             assert child.returncode == -signal.SIGINT, stderr
-            assert float(stdout) - sent < PATIENCE
+            tries.append(float(stdout) - sent)
+    assert_prompt(tries)
 
 
 # A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process to a supervisor,
@@ -138,22 +147,28 @@ except (KeyboardInterrupt, tload.CancelledError):
 
 @pytest.mark.parametrize("way", ["next", "open"])
 def test_ctrl_c_stops_a_wait_for_a_disk_that_hangs(way: str, megabytes: Path) -> None:
-    with running(HANG, megabytes, way) as child:
-        sent = time.monotonic()
-        child.send_signal(signal.SIGINT)
-        stdout, stderr = child.communicate(timeout=30)
-        assert "KeyboardInterrupt" in stderr
-        assert float(stdout) - sent < PATIENCE
+    tries = []
+    for _ in range(3):
+        with running(HANG, megabytes, way) as child:
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=30)
+            assert "KeyboardInterrupt" in stderr
+            tries.append(float(stdout) - sent)
+    assert_prompt(tries)
 
 
 def test_other_threads_run_while_a_load_waits_and_can_cancel_it(megabytes: Path) -> None:
-    with running(HANG, megabytes, "cancel") as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "cancels\n"
-        sent = time.monotonic()
-        stdout, stderr = child.communicate(timeout=30)
-        assert "CancelledError" in stderr
-        assert float(stdout) - sent < PATIENCE
+    tries = []
+    for _ in range(3):
+        with running(HANG, megabytes, "cancel") as child:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "cancels\n"
+            sent = time.monotonic()
+            stdout, stderr = child.communicate(timeout=30)
+            assert "CancelledError" in stderr
+            tries.append(float(stdout) - sent)
+    assert_prompt(tries)
 
 
 FORK = """

@@ -113,10 +113,38 @@ def test_what_is_no_location_is_a_type_error() -> None:
     for source in (b"model", 3, None, {"a": 1}, 1.5):
         with pytest.raises(TypeError, match="source: wanted a str"):
             tload.open(source)  # type: ignore[arg-type]
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError) as caught:
         tload.open([1, 2])  # type: ignore[list-item]
+    assert str(caught.value) == "source[0]: wanted a str or os.PathLike, found int"
+    with pytest.raises(TypeError) as caught:
+        tload.load(["a.safetensors", None], framework="dlpack")  # type: ignore[call-overload]
+    assert str(caught.value) == "source[1]: wanted a str or os.PathLike, found NoneType"
     with pytest.raises(tload.InvalidRequestError):
         tload.open([])
+
+
+class BytesPath(os.PathLike[bytes]):
+    def __fspath__(self) -> bytes:
+        return b"model"
+
+
+def test_a_path_of_bytes_is_a_type_error() -> None:
+    for source in (BytesPath(), [BytesPath()]):
+        with pytest.raises(TypeError, match="found one of bytes"):
+            tload.open(source)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("source", ["a\0b", Path("a\0b"), ["a\0b"], [Path("a\0b")], "\udcff\0", "file:///a%00b"])
+def test_a_path_with_nul_is_refused(source: Any) -> None:
+    with pytest.raises(tload.InvalidRequestError) as caught:
+        tload.open(source)
+    assert "\0" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", ["s3://bucket/model", "https://host/model.safetensors", ["gs://bucket/model"]])
+def test_a_url_that_no_build_reads_is_unsupported(source: Any) -> None:
+    with pytest.raises(tload.UnsupportedError, match=r"locations that begin with \w+:// cannot be read"):
+        tload.open(source)
 
 
 def test_many_tensors_keep_their_order(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 import tload
 from files import Content
-from tload import _options
+from tload import _options, _stream
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -70,7 +71,8 @@ def test_keywords_win_over_options_which_win_over_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("500ms", 0.5), ("30s", 30.0), ("2m", 120.0), ("1 h", 3600.0), ("1.5", 1.5), ("2 min", 120.0)]
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30.0), ("2m", 120.0), ("1 h", 3600.0), ("1.5", 1.5), ("2 min", 120.0), ("1e1", 10.0)],
 )
 def test_a_timeout_in_the_environment_may_have_a_unit(
     text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
@@ -82,11 +84,22 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("TLOAD_ENGINE", "aio", "TLOAD_ENGINE='aio': engine \"aio\" is unknown; it can be auto, uring, pread"),
-        ("TLOAD_DEPTH", "many", "TLOAD_DEPTH='many'"),
-        ("TLOAD_MEMORY_LIMIT", "4 XB", "TLOAD_MEMORY_LIMIT='4 XB': memory_limit"),
-        ("TLOAD_TIMEOUT", "2 days", "TLOAD_TIMEOUT='2 days'"),
-        ("TLOAD_TIMEOUT", "soon", "TLOAD_TIMEOUT='soon'"),
+        ("TLOAD_ENGINE", "aio", 'engine "aio" is unknown; it can be auto, uring, pread'),
+        ("TLOAD_DEPTH", "x", "wanted a positive int"),
+        ("TLOAD_DEPTH", "-1", "wanted a positive int"),
+        ("TLOAD_DEPTH", "1_0", "wanted a positive int"),
+        ("TLOAD_LANES", "0", "wanted a positive int"),
+        ("TLOAD_DEPTH", "1000000", "it must lie between 1 and 4096"),
+        (
+            "TLOAD_MEMORY_LIMIT",
+            "4 XB",
+            'write a number of bytes or a number with a unit, for example "4 MiB"',
+        ),
+        ("TLOAD_MEMORY_LIMIT", "0", "it must lie between 1 and 18446744073709551615"),
+        *(
+            ("TLOAD_TIMEOUT", text, "wanted a positive duration such as 500ms, 30s, 2m or 1h")
+            for text in ("2 days", "soon", "m", "0", "-1", "nan", "inf", "1e400", "1.2.3")
+        ),
     ],
 )
 def test_nonsense_in_the_environment_is_blamed_on_its_variable(
@@ -95,7 +108,7 @@ def test_nonsense_in_the_environment_is_blamed_on_its_variable(
     monkeypatch.setenv(variable, text)
     with pytest.raises(tload.InvalidRequestError) as caught:
         tload.stream(floats[0], framework="dlpack")
-    assert message in str(caught.value)
+    assert str(caught.value) == f"environment variable {variable}={text!r}: {message}"
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,12 @@ def test_nonsense_in_the_environment_is_blamed_on_its_variable(
         ({"extent_bytes": "4 XB"}, 'extent_bytes: "4 XB" is not a size'),
         ({"timeout": -1}, "timeout is -1; wanted a positive number of seconds"),
         ({"timeout": float("nan")}, "timeout is nan; wanted a positive number of seconds"),
+        ({"depth": 0}, "depth is 0; it must lie between 1 and 4096"),
+        ({"lanes": 0}, "lanes is 0; it must lie between 1 and"),
+        ({"extent_bytes": 0}, "extent_bytes is 0; it must lie between 4096 and"),
+        ({"in_flight_bytes": 0}, "in_flight_bytes is 0; it must lie between 1 and"),
+        ({"memory_limit": 0}, "memory_limit is 0; it must lie between 1 and"),
+        ({"timeout": 0.0}, "timeout is zero"),
     ],
 )
 def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
@@ -123,20 +142,16 @@ def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
 
 
 @pytest.mark.parametrize(
-    "keywords", [{"depth": 0}, {"lanes": 0}, {"extent_bytes": 0}, {"memory_limit": 0}, {"timeout": 0.0}]
-)
-def test_zero_is_refused_by_calls(keywords: dict[str, Any], floats: Floats) -> None:
-    with pytest.raises(tload.InvalidRequestError, match=next(iter(keywords))):
-        tload.stream(floats[0], framework="dlpack", **keywords)
-
-
-@pytest.mark.parametrize(
     ("keywords", "message"),
     [
         ({"depth": "3"}, "depth: wanted a positive int, found str"),
         ({"engine": 3}, "engine: wanted a str, found int"),
         ({"memory_limit": 1.5}, "memory_limit: wanted a number of bytes"),
         ({"timeout": "3"}, r"timeout: wanted seconds \(float\), found str"),
+        ({"depth": True}, "depth: wanted a positive int, found bool"),
+        ({"lanes": False}, "lanes: wanted a positive int, found bool"),
+        ({"memory_limit": True}, "memory_limit: wanted a number of bytes .* found bool"),
+        ({"timeout": True}, r"timeout: wanted seconds \(float\), found bool"),
     ],
 )
 def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:
@@ -147,3 +162,20 @@ def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> 
 def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:
     with pytest.raises(TypeError, match=r"options: wanted tload\.Options, found dict"):
         tload.stream(floats[0], options={"depth": 3})  # type: ignore[call-overload]
+
+
+def test_an_unknown_keyword_is_blamed_on_the_function_that_was_called(floats: Floats) -> None:
+    for function, name in ((tload.load, "load"), (tload.stream, "stream")):
+        with pytest.raises(TypeError) as caught:
+            function(floats[0], framework="dlpack", deepth=3)  # type: ignore[call-overload]
+        assert str(caught.value) == f"{name}() got an unexpected keyword argument 'deepth'"
+
+
+def test_help_of_load_names_every_keyword() -> None:
+    text = inspect.getdoc(tload.load) or ""
+    parameters = dict(inspect.signature(tload.stream).parameters)
+    del parameters["source"], parameters["framework"]
+    assert set(parameters) == _stream.LoadKeywords.__optional_keys__
+    for name, parameter in parameters.items():
+        default = "None" if parameter.default is None else f'"{parameter.default}"'
+        assert f"`{name}={default}`" in text

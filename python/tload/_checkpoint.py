@@ -129,7 +129,11 @@ def open(source: Location | Sequence[Location]) -> Checkpoint:
         NotFoundError: A file is not there.
         PermissionDeniedError: A file may not be read.
         FormatError: A file is not a valid checkpoint.
-        InvalidRequestError: The list is empty, or the location is of a kind that this build cannot read.
+        InvalidRequestError: The list is empty, or a path cannot be one: empty text, a NUL character, a `file://` URL of
+            another host.
+        UnsupportedError: A URL of a kind that this build cannot read, such as `s3://`.
+        IoError: The operating system failed a read.
+        TypeError: The source is neither a str, an `os.PathLike` of one, nor a list of them.
     """
     return Checkpoint(open_raw(source))
 
@@ -142,8 +146,21 @@ def open_raw(source: Source) -> _tload.Checkpoint:
             raise advise(InvalidRequestError, f"{source.location}: the checkpoint is closed", hint)
         return source._raw  # noqa: SLF001
     if isinstance(source, (str, os.PathLike)):
+        _check_location("source", source)
         return _tload.Checkpoint.open(source)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
-    return _tload.Checkpoint.open_all(list(source))
+    locations = list(source)
+    for index, location in enumerate(locations):
+        _check_location(f"source[{index}]", location)
+    return _tload.Checkpoint.open_all(locations)
+
+
+def _check_location(name: str, location: object) -> None:
+    if not isinstance(location, (str, os.PathLike)):
+        message = f"{name}: wanted a str or os.PathLike, found {type(location).__qualname__}"
+        raise TypeError(message)
+    if not isinstance(os.fspath(location), str):
+        message = f"{name}: wanted a str or an os.PathLike of one, found one of bytes"
+        raise TypeError(message)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
@@ -85,6 +87,8 @@ VARIABLES = {
     "timeout": "TLOAD_TIMEOUT",
 }
 
+_COUNT = re.compile(r"\+?[0-9]+")
+_DURATION = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)", re.IGNORECASE)
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
@@ -108,20 +112,32 @@ def _with_environment(options: Options, environment: Mapping[str, str]) -> Optio
         try:
             value: Any = _read(name, text)
             options = dataclasses.replace(options, **{name: value})
-        except (InvalidRequestError, ValueError) as error:
-            message = f"environment variable {variable}={text!r}: {error}"
+        except ValueError as error:  # an InvalidRequestError is one
+            # The variable and its text have been named: `memory_limit: "4 XB" is not a size; ` says it again.
+            reason = re.sub(rf'^{name}(: ".*")? is [^;]*; ', "", str(error))
+            message = f"environment variable {variable}={text!r}: {reason}"
             raise InvalidRequestError(message) from error
     return options
 
 
 def _read(name: str, text: str) -> str | int | float:
     if name in {"depth", "lanes"}:
+        if not _COUNT.fullmatch(text) or not text.strip("+0"):
+            message = "wanted a positive int"
+            raise ValueError(message)
         return int(text)
     if name == "timeout":
-        digits = text.rstrip("mshinMSHIN ")
-        unit = text[len(digits) :].strip().lower()
-        if unit not in _SECONDS:
-            message = f"unknown unit {unit!r}: use ms, s, m or h"
-            raise ValueError(message)
-        return float(digits) * _SECONDS[unit]
+        return _read_seconds(text)
     return text
+
+
+def _read_seconds(text: str) -> float:
+    duration = _DURATION.fullmatch(text)
+    try:
+        seconds = float(duration[1]) * _SECONDS[duration[2].lower()] if duration else 0.0
+    except (KeyError, ValueError):
+        seconds = 0.0
+    if not 0.0 < seconds < math.inf:
+        message = "wanted a positive duration such as 500ms, 30s, 2m or 1h"
+        raise ValueError(message)
+    return seconds

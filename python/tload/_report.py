@@ -65,7 +65,8 @@ class Report:
     buffered_bytes: int
     """Bytes read through the page cache."""
     copied_bytes: int
-    """Bytes that had to be copied in memory."""
+    """Bytes copied in memory after they were read: only tensors at offsets that are no multiple of their dtype's
+    alignment; otherwise 0."""
     short_reads: int
     """Reads that had to be continued."""
     retries: int

@@ -287,7 +287,29 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
 
     Takes the same arguments as `tload.stream`, with the same defaults and errors. All that is selected must fit into
     memory.
+
+    Args:
+        source: A safetensors file, a directory, an index file, a list of files, or an open `Checkpoint`.
+        framework: What the tensors are: `"torch"` (the default), `"numpy"` or `"dlpack"`.
+        **keywords: As in `tload.stream`, which says more of each:
+
+            - `device="cpu"`: Where the tensors are.
+            - `names=None`: Load only the tensors of these names.
+            - `glob=None`: Load only tensors whose whole name matches one of these globs.
+            - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
+            - `progress=None`: Show or report how far the load is.
+            - `options=None`: `Options` to use for several loads; the keywords below win over it.
+            - `engine=None`, `cache=None`, `order=None`, `depth=None`, `in_flight_bytes=None`, `extent_bytes=None`,
+              `lanes=None`, `memory_limit=None`, `timeout=None`: See the fields of `Options`.
+
+    Raises:
+        Error: Any failure: see `tload.stream`.
     """
+    for name in keywords:
+        if name not in LoadKeywords.__optional_keys__:
+            # `stream` would say so of itself.
+            message = f"load() got an unexpected keyword argument {name!r}"
+            raise TypeError(message)
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
         return {info.name: arrived[info.name] for info in tensors.tensors}

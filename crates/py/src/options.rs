@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
+use pyo3::types::PyBool;
 use tload::{Options, Selection, parse_bytes};
 
 use crate::error::{exception, invalid_request};
@@ -108,6 +109,10 @@ fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) ->
 }
 
 fn integer(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
+    // To Python, True is the int 1.
+    if value.is_instance_of::<PyBool>() {
+        return Err(wrong_type(name, wanted, value));
+    }
     value.extract().map_err(|error: PyErr| {
         if error.is_instance_of::<PyOverflowError>(value.py()) {
             invalid_request(value.py(), format!("{name} is {value}; wanted {wanted}"))
@@ -137,9 +142,11 @@ fn size(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 fn seconds(value: &Bound<'_, PyAny>) -> PyResult<Duration> {
-    let number: f64 = value
-        .extract()
-        .map_err(|_| wrong_type("timeout", "seconds (float)", value))?;
+    let wrong = || wrong_type("timeout", "seconds (float)", value);
+    if value.is_instance_of::<PyBool>() {
+        return Err(wrong());
+    }
+    let number: f64 = value.extract().map_err(|_| wrong())?;
     Duration::try_from_secs_f64(number).map_err(|_| {
         invalid_request(
             value.py(),
