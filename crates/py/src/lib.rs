@@ -7,6 +7,7 @@
 mod checkpoint;
 mod dlpack;
 mod error;
+mod forked;
 mod interrupt;
 mod loader;
 mod options;

@@ -82,7 +82,8 @@ impl Stream {
     /// Stops reading. Whoever waits in `receive` gets a `CancelledError`.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process(py)?;
-        self.canceller.cancel();
+        // Frees what waits: other threads need not stand still meanwhile.
+        py.detach(|| self.canceller.cancel());
         Ok(())
     }
 
@@ -91,8 +92,8 @@ impl Stream {
         if self.is_forked() {
             return;
         }
-        self.canceller.cancel();
         py.detach(|| {
+            self.canceller.cancel();
             if let Some(mut stream) = self.lock().take() {
                 // The report says how the stream ended once the stream has said so.
                 let cut_short = matches!(stream.wait(Duration::ZERO), Poll::Ready(Some(_)));

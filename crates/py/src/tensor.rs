@@ -5,17 +5,20 @@ use pyo3::types::{PyCapsule, PyTuple};
 use tload::Dtype;
 
 use crate::dlpack::{self, Layout, Request};
+use crate::forked::Owned;
 
 /// A loaded tensor, in memory of its own that stays valid as long as this or anything made of it lives.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct Tensor {
-    inner: tload::Tensor,
+    inner: Owned<tload::Tensor>,
 }
 
 impl Tensor {
     pub(crate) fn new(inner: tload::Tensor) -> Self {
-        Self { inner }
+        Self {
+            inner: Owned::new(inner),
+        }
     }
 }
 
@@ -48,7 +51,7 @@ impl Tensor {
     /// The same memory as one row of bytes, for libraries whose DLPack lacks the dtype.
     fn flat(&self) -> FlatBytes {
         FlatBytes {
-            inner: self.inner.clone(),
+            inner: Owned::new(tload::Tensor::clone(&self.inner)),
         }
     }
 
@@ -91,7 +94,7 @@ impl Tensor {
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct FlatBytes {
-    inner: tload::Tensor,
+    inner: Owned<tload::Tensor>,
 }
 
 #[pymethods]
