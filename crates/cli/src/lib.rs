@@ -23,9 +23,7 @@ mod synth;
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 
-use clap::Parser;
-
-use crate::args::Args;
+use crate::args::Refusal;
 use crate::host::System;
 use crate::interrupt::Interrupt;
 
@@ -41,13 +39,17 @@ use crate::interrupt::Interrupt;
 /// ```
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
-    let args = match Args::try_parse_from(&arguments) {
+    let args = match args::parse(&arguments) {
         Ok(args) => args,
-        Err(error) => {
+        Err(Refusal::Usage(error)) => {
             // clap prints help and versions on standard output, usage errors on standard error. If even that cannot
             // be written, the status is all that is left to say.
             drop(error.print());
             return u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
+        }
+        Err(Refusal::Variable(error)) => {
+            output::error::print(&error);
+            return exit::status(&error);
         }
     };
 

@@ -1,12 +1,13 @@
 //! Arguments → what the core wants: locations, selections, options. The last place that knows clap's types.
 
 use std::ffi::OsStr;
-use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use tload::{Location, Options, Result, Selection};
+use tload::{Device, Location, Options, Result, Selection};
 
-use crate::args::{BenchArgs, CacheArg, ModeArg, PresetArg, SelectArgs, SweepArgs, TuningArgs};
+use crate::args::{
+    BenchArgs, CacheArg, LoadArgs, ModeArg, PresetArg, SelectArgs, SweepArgs, TuningArgs,
+};
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
 
@@ -37,16 +38,21 @@ pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
         .unwrap_or_default())
 }
 
+/// Where the tensors are to live. Not clap's to parse: a device that this build has not is no usage error.
+pub(crate) fn device(args: &LoadArgs) -> Result<Device> {
+    args.device.parse()
+}
+
 /// The options of one load.
 pub(crate) fn options(args: &TuningArgs) -> Options {
     let mut options = Options::default();
     options.engine = args.engine;
     options.cache = args.limits.cache;
     options.order = args.order;
-    options.depth = args.depth.map(NonZeroUsize::get);
+    options.depth = args.depth;
     options.in_flight_bytes = args.limits.in_flight;
     options.extent_bytes = args.extent;
-    options.lanes = args.lanes.map(NonZeroUsize::get);
+    options.lanes = args.lanes;
     options.memory_limit = args.limits.memory_limit;
     options.timeout = args.timeout;
     options
@@ -61,9 +67,9 @@ pub(crate) fn configurations(args: &SweepArgs) -> Vec<Configuration> {
                 for &extent_bytes in &or_default(&args.extent) {
                     configurations.push(Configuration {
                         engine,
-                        depth: depth.map(NonZeroUsize::get),
+                        depth,
                         extent_bytes,
-                        lanes: lanes.map(NonZeroUsize::get),
+                        lanes,
                         in_flight_bytes: args.limits.in_flight,
                         memory_limit: args.limits.memory_limit,
                         cache: args.limits.cache,

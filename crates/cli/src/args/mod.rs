@@ -1,6 +1,7 @@
 //! What the user may type. Definitions only: `options` turns them into what the core wants, and nothing else sees clap.
 
 mod bench;
+mod parse;
 mod sizes;
 mod synth;
 mod tuning;
@@ -10,6 +11,7 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
+pub(crate) use parse::{Refusal, parse};
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, SweepArgs, TuningArgs};
 
@@ -61,12 +63,13 @@ const DIGEST_HELP: &str = r#"Digest: SHA-256 over one line per tensor, sorted by
 with the shape as decimal sizes joined by commas (empty for a scalar), and the SHA-256 of the
 tensor's bytes in lower-case hexadecimal. It does not depend on the order of delivery, on shards or
 on offsets. In Python, of a dict of name to (dtype, shape, bytes):
-    lines = [f"{name}\0{dtype}\0{','.join(map(str, shape))}\0{sha256(data).hexdigest()}\n"
-             for name, (dtype, shape, data) in sorted(tensors.items())]
+    lines = [f"{name}\0{dtype}\0{','.join(map(str, shape))}\0{sha256(raw).hexdigest()}\n"
+             for name, (dtype, shape, raw) in sorted(tensors.items())]
     sha256("".join(lines).encode()).hexdigest()
 
 JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
-fields of tload::Report in the crate's documentation."#;
+fields of tload::Report in the crate's documentation. A load that began and failed prints its report
+too (without --json on standard error): `outcome` names the failure, and `digest` is null."#;
 
 /// Stream a checkpoint's tensors into CPU memory and report how it went.
 ///
@@ -90,12 +93,16 @@ pub(crate) struct LoadArgs {
     pub(crate) select: SelectArgs,
     #[command(flatten)]
     pub(crate) tuning: TuningArgs,
+    /// Where the tensors are to live: cpu
+    #[arg(long, value_name = "DEVICE", default_value = "cpu", help_heading = tuning::HEADING)]
+    pub(crate) device: String,
 }
 
 /// Say what this machine offers a load, what stands in the way, and what to do about it.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-Each finding is ok, note (worth knowing) or warn (costs speed; the advice says what to do).
+Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
+(LOCATION cannot be opened; what the machine shows is printed all the same).
 
 JSON: {worst, findings: [{id, level, title, value, advice}]}; `advice` may be null.")]
 pub(crate) struct DoctorArgs {

@@ -7,19 +7,38 @@ pub(crate) fn bytes(text: &str) -> tload::Result<u64> {
     tload::parse_bytes(text)
 }
 
+/// Reads in flight: what [`tload::Options::validate`] lets through, refused with the flag's name.
+pub(crate) fn depth(text: &str) -> Result<usize, String> {
+    within(text, 4096)
+}
+
+/// Threads that read; likewise.
+pub(crate) fn lanes(text: &str) -> Result<usize, String> {
+    within(text, 256)
+}
+
+fn within(text: &str, max: usize) -> Result<usize, String> {
+    text.trim()
+        .parse()
+        .ok()
+        .filter(|number| (1..=max).contains(number))
+        .ok_or_else(|| format!("must lie between 1 and {max}"))
+}
+
 /// A duration such as `500ms`, `30s`, `2m` or `1h`; a plain number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
-    let digits = text
-        .find(|c: char| !(c.is_ascii_digit() || c == '.'))
-        .unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let scale = match unit.trim() {
+    // From the end, for `1e1` is a number.
+    let number = text
+        .trim_end_matches(|c: char| c.is_alphabetic())
+        .trim_end();
+    let unit = text[number.len()..].trim_start();
+    let scale = match unit.to_ascii_lowercase().as_str() {
         "ms" => 1e-3,
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("unknown unit {:?}: use ms, s, m or h", unit.trim())),
+        _ => return Err(format!("unknown unit {unit:?}: use ms, s, m or h")),
     };
     number
         .parse::<f64>()
@@ -34,17 +53,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn counts_say_what_they_may_be() {
+        assert_eq!(depth("4096"), Ok(4096));
+        assert_eq!(lanes(" 1 "), Ok(1));
+        for text in ["0", "4097", "-1", "x", "", "99999999999999999999"] {
+            assert_eq!(depth(text), Err("must lie between 1 and 4096".to_owned()));
+        }
+        assert_eq!(lanes("257"), Err("must lie between 1 and 256".to_owned()));
+    }
+
+    #[test]
     fn durations_take_units() {
         for (text, millis) in [
             ("500ms", 500),
             ("30", 30_000),
+            ("1e1", 10_000),
+            ("1e1 MS", 10),
+            ("0.5", 500),
             ("1.5 s", 1500),
             ("2m", 120_000),
             ("1h", 3_600_000),
         ] {
             assert_eq!(duration(text), Ok(Duration::from_millis(millis)), "{text}");
         }
-        for text in ["", "s", "0", "-1", "1d", "1e400", "1.2.3"] {
+        for text in [
+            "", "s", "0", "-1", "1d", "1e400", "1.2.3", "inf", "nan", "1 s s",
+        ] {
             assert!(duration(text).is_err(), "{text}");
         }
     }

@@ -1,13 +1,12 @@
 //! Arguments that say which tensors, and how to read them. Each of the second kind has a `TLOAD_*` variable.
 
-use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use tload::{Cache, EngineChoice, Order};
 
 use super::sizes;
 
-const HEADING: &str = "How to read";
+pub(super) const HEADING: &str = "How to read";
 
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Which tensors (a tensor that any of them selects is in)")]
@@ -37,14 +36,14 @@ pub(crate) struct TuningArgs {
     )]
     pub(crate) engine: EngineChoice,
     /// Reads in flight, over all lanes [default: from the storage]
-    #[arg(long, value_name = "N", env = "TLOAD_DEPTH", hide_env_values = true)]
-    pub(crate) depth: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = sizes::depth, env = "TLOAD_DEPTH", hide_env_values = true)]
+    pub(crate) depth: Option<usize>,
     /// Bytes of one read at most [default: from the storage]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_EXTENT", hide_env_values = true)]
     pub(crate) extent: Option<u64>,
     /// Threads that read, each with its own engine [default: 1]
-    #[arg(long, value_name = "N", env = "TLOAD_LANES", hide_env_values = true)]
-    pub(crate) lanes: Option<NonZeroUsize>,
+    #[arg(long, value_name = "N", value_parser = sizes::lanes, env = "TLOAD_LANES", hide_env_values = true)]
+    pub(crate) lanes: Option<usize>,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
     /// Order of delivery: ready (as they complete) or file
@@ -56,7 +55,7 @@ pub(crate) struct TuningArgs {
         hide_env_values = true
     )]
     pub(crate) order: Order,
-    /// Give up after this long: 500ms, 30s, 2m
+    /// Give up after this long: 10 (seconds), 500ms, 30s, 2m [default: none]
     #[arg(long, value_name = "TIME", value_parser = sizes::duration, env = "TLOAD_TIMEOUT", hide_env_values = true)]
     pub(crate) timeout: Option<Duration>,
 }
@@ -80,10 +79,11 @@ pub(crate) struct SweepArgs {
         long,
         value_name = "N,…",
         value_delimiter = ',',
+        value_parser = sizes::depth,
         env = "TLOAD_DEPTH",
         hide_env_values = true
     )]
-    pub(crate) depth: Vec<NonZeroUsize>,
+    pub(crate) depth: Vec<usize>,
     /// Bytes of one read at most [default: from the storage]
     #[arg(
         long,
@@ -99,10 +99,11 @@ pub(crate) struct SweepArgs {
         long,
         value_name = "N,…",
         value_delimiter = ',',
+        value_parser = sizes::lanes,
         env = "TLOAD_LANES",
         hide_env_values = true
     )]
-    pub(crate) lanes: Vec<NonZeroUsize>,
+    pub(crate) lanes: Vec<usize>,
     #[command(flatten)]
     pub(crate) limits: LimitArgs,
 }
@@ -112,7 +113,8 @@ pub(crate) struct LimitArgs {
     /// Bytes in flight at most [default: from the storage]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_IN_FLIGHT", hide_env_values = true)]
     pub(crate) in_flight: Option<u64>,
-    /// Bytes that the load may hold and the caller has not received yet
+    /// Bytes that the load may hold and the caller has not received yet [default: 512 MiB, or the largest tensor and a
+    /// quarter if that is more]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_MEMORY_LIMIT", hide_env_values = true)]
     pub(crate) memory_limit: Option<u64>,
     /// Page cache: auto, direct (never through it) or buffered (always through it)

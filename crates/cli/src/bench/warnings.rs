@@ -5,13 +5,18 @@ use std::fmt;
 use tload::format_bytes;
 
 use super::results::{CellResults, Results, Sample};
+use super::stats::Spread;
 use super::{CacheState, Contender};
-use crate::output::quantity::{float, format_share};
+use crate::output::quantity::{float, format_seconds, format_share};
 
 /// Samples of one contender that lie further apart than this say more about the device than about us.
 const NOISE: f64 = 0.15;
 /// A first run this much slower than the others' median is a run of its own kind.
 const SLOW_START: f64 = 1.25;
+/// Runs shorter than this are mostly start, end and the clock of the scheduler.
+const SHORTEST_SECONDS: f64 = 0.05;
+/// The ceiling reads the same bytes and does less: a load that is faster by more than this was not measured well.
+const ABOVE_CEILING: f64 = 1.05;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Warning {
@@ -51,6 +56,12 @@ pub(crate) enum Warning {
         contender: Contender,
         width: f64,
     },
+    TooShort {
+        seconds: f64,
+    },
+    AboveCeiling {
+        ratio: f64,
+    },
 }
 
 impl fmt::Display for Warning {
@@ -80,15 +91,8 @@ impl fmt::Display for Warning {
             ),
             Self::FioFailed { reason } => write!(f, "{reason}. The other contenders went on without it"),
             Self::NotAsAsked { wanted, resident_bytes, total_bytes, all } => {
-                let share = format_share(float(*resident_bytes) / float((*total_bytes).max(1)));
-                let wanted = name(*wanted);
-                write!(f, "page cache in play: a run was to be {wanted}, but {share} of the files were in memory; ")?;
-                if *all {
-                    write!(f, "no run of this kind is called {wanted}. Close programs that use the files, or try \
-                               a local disk")
-                } else {
-                    f.write_str("it is left out. Close programs that use the files")
-                }
+                let share = float(*resident_bytes) / float((*total_bytes).max(1));
+                not_as_asked(f, *wanted, share, *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
@@ -116,7 +120,41 @@ impl fmt::Display for Warning {
                 },
                 format_share(*width),
             ),
+            Self::TooShort { seconds } => write!(
+                f,
+                "too small to time: a run takes {}, and no speed or ratio means much below {}. Use a larger checkpoint \
+                 (--size, or another LOCATION)",
+                format_seconds(*seconds),
+                format_seconds(SHORTEST_SECONDS),
+            ),
+            Self::AboveCeiling { ratio } => write!(
+                f,
+                "the load is {} faster than its ceiling, which does less: too small to time, or the device changed its \
+                 speed between runs. Use a larger checkpoint and more --rounds",
+                format_share(ratio - 1.0),
+            ),
         }
+    }
+}
+
+fn not_as_asked(
+    f: &mut fmt::Formatter<'_>,
+    wanted: CacheState,
+    share: f64,
+    all: bool,
+) -> fmt::Result {
+    let (wanted, share) = (name(wanted), format_share(share));
+    write!(
+        f,
+        "page cache in play: a run was to be {wanted}, but {share} of the files were in memory; ",
+    )?;
+    if all {
+        write!(
+            f,
+            "no run of this kind is called {wanted}. Close programs that use the files, or try a local disk",
+        )
+    } else {
+        f.write_str("it is left out. Close programs that use the files")
     }
 }
 
@@ -135,6 +173,7 @@ pub(crate) fn of(results: &Results) -> Vec<Warning> {
         warnings.extend(fallback(cell));
         warnings.extend(slow_start(cell));
         warnings.extend(noise(cell));
+        warnings.extend(too_small(cell));
     }
     let mut kinds = Vec::new();
     warnings.retain(|warning| {
@@ -181,7 +220,7 @@ fn slow_start(cell: &CellResults) -> Option<Warning> {
         .of(Contender::Tload)
         .map(|sample| sample.measurement.seconds);
     let first = seconds.next()?;
-    let others = super::stats::Spread::of(seconds)?;
+    let others = Spread::of(seconds)?;
     let times = first / others.median;
     (times > SLOW_START).then_some(Warning::FirstRunSlow { times })
 }
@@ -199,6 +238,21 @@ fn noise(cell: &CellResults) -> Option<Warning> {
     })
 }
 
+/// Of a cell that is too short its ratio says nothing more.
+fn too_small(cell: &CellResults) -> Option<Warning> {
+    let runs = cell.of(Contender::Tload);
+    let seconds = Spread::of(runs.map(|sample| sample.measurement.seconds))?.median;
+    if seconds < SHORTEST_SECONDS {
+        return Some(Warning::TooShort { seconds });
+    }
+    let ceiling = cell
+        .summaries
+        .iter()
+        .find(|summary| summary.contender == Contender::Ceiling)?;
+    let ratio = ceiling.tload_ratio?.median;
+    (ratio > ABOVE_CEILING).then_some(Warning::AboveCeiling { ratio })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -212,6 +266,32 @@ mod tests {
             results.add(0, sample(round, Contender::Tload, 1e9 + f64::from(round)));
         }
         assert_eq!(of(&results), []);
+    }
+
+    #[test]
+    fn short_runs_and_loads_above_their_ceiling_are_doubted() {
+        let texts = |ours: f64, ceiling: f64| -> Vec<String> {
+            let mut results = results(&plan(1, 1));
+            results.add(0, sample(1, Contender::Tload, ours));
+            results.add(0, sample(1, Contender::Ceiling, ceiling));
+            of(&results).iter().map(ToString::to_string).collect()
+        };
+        let above = texts(1.08e9, 1e9);
+        assert_eq!(above.len(), 1, "{above:#?}");
+        assert!(
+            above[0].starts_with("the load is 8 % faster"),
+            "{}",
+            above[0]
+        );
+        assert_eq!(texts(1.04e9, 1e9), Vec::<String>::new());
+        // 4 GiB at this speed take 43 ms.
+        let short = texts(1e11, 5e10);
+        assert_eq!(short.len(), 1, "{short:#?}");
+        assert!(
+            short[0].starts_with("too small to time: a run takes 42.9 ms"),
+            "{}",
+            short[0]
+        );
     }
 
     #[test]

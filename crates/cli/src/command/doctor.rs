@@ -12,17 +12,20 @@ use crate::options;
 use crate::output::error::standard_output;
 
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = match &args.location {
-        Some(location) => Some(Checkpoint::open(&options::location(location)?)?),
-        None => None,
-    };
-    let findings = examine(&System::real(), checkpoint.as_ref());
+    let checkpoint = args.location.as_ref().map(|location| {
+        options::location(location).and_then(|location| Checkpoint::open(&location))
+    });
+    let opened = checkpoint.as_ref().map(Result::as_ref);
+    let findings = examine(&System::real(), opened);
     let written = if args.json {
         write_json(out, &findings)
     } else {
         write_text(out, &findings)
     };
-    written.map_err(standard_output)
+    written
+        .and_then(|()| out.flush())
+        .map_err(standard_output)?;
+    checkpoint.map_or(Ok(()), |checkpoint| checkpoint.map(drop))
 }
 
 /// What `--json` prints.
@@ -62,10 +65,15 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
             .filter(|finding| finding.level == level)
             .count()
     };
-    let (warnings, notes) = (count(Level::Warn), count(Level::Note));
+    let (failures, warnings, notes) = (count(Level::Fail), count(Level::Warn), count(Level::Note));
+    let failed = if failures > 0 {
+        format!("{failures} failed (fail), ")
+    } else {
+        String::new()
+    };
     writeln!(
         out,
-        "\n{warnings} to fix (warn), {notes} worth knowing (note), {} ok",
+        "\n{failed}{warnings} to fix (warn), {notes} worth knowing (note), {} ok",
         count(Level::Ok)
     )
 }

@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Checkpoint, Loader, Report, Result};
+use tload::{Checkpoint, Loader, Report, Result, TensorStream};
 
 use crate::args::LoadArgs;
 use crate::digest::Digest;
@@ -18,12 +18,19 @@ use crate::output::progress::Progress;
 const REDRAW: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
+    let device = options::device(args)?;
     let checkpoint = Checkpoint::open(&options::location(&args.location)?)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
+        .device(device)
         .options(options::options(&args.tuning));
     let mut digest = args.digest.then(Digest::default);
-    let report = stream(&loader, args, interrupt, digest.as_mut())?;
+    let (report, outcome) = stream(&loader, args, interrupt, digest.as_mut())?;
+    if let Err(error) = outcome {
+        // Whatever becomes of the report, the load's own error is the one to tell.
+        drop(show_failed(args, &report, out));
+        return Err(error);
+    }
     let digest = digest.map(Digest::finish);
     if args.json {
         for note in &report.notes {
@@ -36,22 +43,41 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     .map_err(standard_output)
 }
 
-/// Receives every tensor. What the caller sees of a failure is its error; the report of a failed load is not printed.
+/// Of a load that began and failed: where its time went, and how far it came.
+fn show_failed(args: &LoadArgs, report: &Report, out: &mut dyn Write) -> io::Result<()> {
+    if args.json {
+        write_json(out, report, None)?;
+        return out.flush();
+    }
+    warn(report.to_string().trim_end());
+    Ok(())
+}
+
+/// Receives every tensor. A load that cannot begin is an error; one that began has a report, whatever came of it.
 fn stream(
     loader: &Loader,
     args: &LoadArgs,
     interrupt: &Interrupt,
-    mut digest: Option<&mut Digest>,
-) -> Result<Report> {
+    digest: Option<&mut Digest>,
+) -> Result<(Report, Result<()>)> {
     let mut stream = loader.stream()?;
     interrupt.watch(stream.canceller());
+    let outcome = receive(&mut stream, args, digest).and_then(|()| interrupt.check());
+    Ok((stream.report(), outcome))
+}
+
+fn receive(
+    stream: &mut TensorStream,
+    args: &LoadArgs,
+    mut digest: Option<&mut Digest>,
+) -> Result<()> {
     let progress = Progress::of_bytes(stream.progress().bytes_total, "loading");
     let mut kept = Vec::new();
     let mut received_bytes = 0;
     loop {
         match stream.wait(REDRAW) {
             Poll::Pending => {}
-            Poll::Ready(None) => break,
+            Poll::Ready(None) => return Ok(()),
             Poll::Ready(Some(tensor)) => {
                 let tensor = tensor?;
                 received_bytes += tensor.byte_len();
@@ -65,8 +91,6 @@ fn stream(
         }
         progress.set(received_bytes);
     }
-    interrupt.check()?;
-    Ok(stream.report())
 }
 
 /// What `--json` prints.

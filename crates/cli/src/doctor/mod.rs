@@ -12,7 +12,7 @@ mod ring;
 use std::fmt;
 
 use serde::Serialize;
-use tload::Checkpoint;
+use tload::{Checkpoint, Error};
 
 use crate::host::{System, Unreadable};
 
@@ -23,6 +23,7 @@ pub(crate) enum Level {
     Ok,
     Note,
     Warn,
+    Fail,
 }
 
 impl fmt::Display for Level {
@@ -31,6 +32,7 @@ impl fmt::Display for Level {
             Self::Ok => "ok",
             Self::Note => "note",
             Self::Warn => "warn",
+            Self::Fail => "fail",
         })
     }
 }
@@ -82,14 +84,19 @@ impl Finding {
     }
 }
 
-/// Looks at the machine, and at the files of `checkpoint` if there is one.
-pub(crate) fn examine(system: &System, checkpoint: Option<&Checkpoint>) -> Vec<Finding> {
+/// Looks at the machine, and at the files of `checkpoint` if there is one; one that cannot be opened is a finding too.
+pub(crate) fn examine(
+    system: &System,
+    checkpoint: Option<Result<&Checkpoint, &Error>>,
+) -> Vec<Finding> {
     let mut findings = kernel::findings(system);
     findings.extend(ring::findings(system));
     findings.extend(memory::findings(system));
     findings.extend(gpu::findings(system));
-    if let Some(checkpoint) = checkpoint {
-        findings.extend(place::findings(system, checkpoint));
+    match checkpoint {
+        Some(Ok(checkpoint)) => findings.extend(place::findings(system, checkpoint)),
+        Some(Err(error)) => findings.push(place::unreadable(error)),
+        None => {}
     }
     findings
 }

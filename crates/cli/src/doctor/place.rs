@@ -1,12 +1,14 @@
 //! Where a checkpoint lies: file system, mount, direct I/O, disk, and what the page cache holds of it.
 
+use std::error::Error as _;
 use std::path::Path;
 
-use tload::{Checkpoint, format_bytes, probe};
+use tload::{Checkpoint, Error, format_bytes, probe};
 
 use super::{Finding, Level, disk};
 use crate::host::System;
 use crate::host::mount::Mount;
+use crate::output::flags::with_flags;
 use crate::output::quantity::{float, format_count, format_share};
 
 /// NFS moves this much per request at most unless told otherwise by the server; less costs round trips.
@@ -34,6 +36,21 @@ pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding>
     }
     findings.push(residency(paths()));
     findings
+}
+
+/// The location that the user gave holds nothing that can be loaded.
+pub(super) fn unreadable(error: &Error) -> Finding {
+    let mut value = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        value.push_str(": ");
+        value.push_str(&error.to_string());
+        cause = error.source();
+    }
+    let advice = error
+        .hint()
+        .unwrap_or("give the path of a checkpoint that can be read: see tload ls LOCATION");
+    Finding::ok("checkpoint", "checkpoint", value).advise(Level::Fail, with_flags(advice))
 }
 
 fn file_system(system: &System, path: &Path) -> Vec<Finding> {

@@ -26,6 +26,21 @@ fn a_machine_that_shows_nothing_still_gets_findings() {
 }
 
 #[test]
+fn a_location_that_cannot_be_opened_is_one_finding_more() {
+    let (_folder, system) = system(&[]);
+    let error = Error::new(tload::ErrorKind::Io, "cannot open")
+        .with_location("a")
+        .with_source("broken disk")
+        .with_hint("use cache=buffered");
+    let findings = examine(&system, Some(Err(&error)));
+    assert_eq!(findings.len(), examine(&system, None).len() + 1);
+    let finding = find(&findings, "checkpoint");
+    assert_eq!(finding.level, Level::Fail);
+    assert_eq!(finding.value, "a: cannot open: broken disk");
+    assert_eq!(finding.advice.as_deref(), Some("use --cache buffered"));
+}
+
+#[test]
 fn ids_are_unique() {
     let findings = examine(&System::real(), None);
     let mut ids: Vec<_> = findings.iter().map(|finding| finding.id).collect();

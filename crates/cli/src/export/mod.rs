@@ -6,9 +6,10 @@ mod json;
 mod markdown;
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use tload::Result;
+use tload::{Error, Result};
 
 use crate::bench::results::Results;
 use crate::output::error::file as file_error;
@@ -48,10 +49,19 @@ impl Exports {
 
     fn write_each(&self, text: impl Fn(&dyn Format) -> String) -> Result<()> {
         for (path, format) in &self.files {
-            fs::write(path, text(format.as_ref()))
-                .map_err(|error| file_error("cannot write the export", path, error))?;
+            fs::write(path, text(format.as_ref())).map_err(|error| export_error(path, error))?;
         }
         Ok(())
+    }
+}
+
+fn export_error(path: &Path, error: io::Error) -> Error {
+    let is_missing = error.kind() == io::ErrorKind::NotFound;
+    let error = file_error("cannot write the export", path, error);
+    if is_missing {
+        error.with_hint("create the folder first")
+    } else {
+        error
     }
 }
 

@@ -5,12 +5,29 @@ use std::path::Path;
 
 use tload::Error;
 
+use super::flags::with_flags;
+
 /// `EPIPE`: nobody reads standard output any more.
 const BROKEN_PIPE: i32 = 32;
 
 /// Prints `error` with its chain.
 pub(crate) fn print(error: &Error) {
-    warn(&format!("error: {}", error.chain()));
+    warn(&format!("error: {}", chain(error)));
+}
+
+/// [`Error::chain`] with flags for fields, but not in locations, names and causes: those are not the core's words.
+fn chain(error: &Error) -> String {
+    let chain = error.chain();
+    let message_end = error.to_string().len();
+    let message_start = message_end - error.message().len();
+    let hint_start = chain.len() - error.hint().unwrap_or_default().len();
+    format!(
+        "{}{}{}{}",
+        &chain[..message_start],
+        with_flags(&chain[message_start..message_end]),
+        &chain[message_end..hint_start],
+        with_flags(&chain[hint_start..]),
+    )
 }
 
 /// Prints one line of warning or progress on standard error.
@@ -42,7 +59,22 @@ pub(crate) fn is_closed_pipe(error: &Error) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tload::ErrorKind;
+
     use super::*;
+
+    #[test]
+    fn messages_and_hints_name_flags_and_places_stay() {
+        let error = Error::new(ErrorKind::InvalidRequest, "extent_bytes is 1")
+            .with_location("my engine=pread model")
+            .with_source("cache=auto failed")
+            .with_hint("use cache=auto");
+        assert_eq!(
+            chain(&error),
+            "my engine=pread model: --extent is 1\n  caused by: cache=auto failed\n  hint: use --cache auto"
+        );
+        assert_eq!(chain(&Error::new(ErrorKind::Io, "failed")), "failed");
+    }
 
     #[test]
     fn only_a_closed_standard_output_is_forgiven() {

@@ -1,6 +1,7 @@
 //! What people read: quantities with units, tables, progress and errors.
 
 pub(crate) mod error;
+pub(crate) mod flags;
 pub(crate) mod progress;
 pub(crate) mod quantity;
 pub(crate) mod table;

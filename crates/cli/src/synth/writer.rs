@@ -197,6 +197,11 @@ fn temporary_name(path: &Path) -> PathBuf {
 
 /// Makes sure that `directory` exists and holds no other checkpoint. Whether it was made.
 fn prepare(directory: &Path, force: bool) -> Result<bool> {
+    if directory.is_file() {
+        return Err(Error::new(ErrorKind::InvalidRequest, "is a file")
+            .with_location(directory.display())
+            .with_hint("name a directory; it is made if it does not exist"));
+    }
     let exists = directory.exists();
     if exists {
         let failed = |error| file_error("cannot list", directory, error);

@@ -1,6 +1,6 @@
 //! `doctor` looks at this machine, whatever it is.
 
-use crate::{json, succeed};
+use crate::{json, run, stderr, succeed};
 
 #[test]
 fn every_finding_has_an_id_a_level_and_a_value() {
@@ -52,4 +52,32 @@ fn a_checkpoint_adds_its_place() {
     let text = succeed(["doctor", location]);
     assert!(text.contains(" in memory ("), "{text}");
     assert!(text.trim_end().ends_with(" ok"), "{text}");
+}
+
+#[test]
+fn a_bad_location_hides_nothing_of_the_machine() {
+    let output = run(["doctor", "/nonexistent/model", "--json"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["worst"], "fail");
+    let findings = report["findings"].as_array().unwrap();
+    let machine = json(["doctor", "--json"])["findings"]
+        .as_array()
+        .unwrap()
+        .len();
+    assert_eq!(findings.len(), machine + 1);
+    let failed = findings.last().unwrap();
+    assert_eq!(failed["level"], "fail");
+    assert!(
+        failed["value"]
+            .as_str()
+            .unwrap()
+            .contains("/nonexistent/model")
+    );
+
+    let output = run(["doctor", "/nonexistent/model"]);
+    assert_eq!(output.status.code(), Some(3));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("\n1 failed (fail), "), "{text}");
+    assert!(stderr(&output).starts_with("error: /nonexistent/model"));
 }

@@ -1,7 +1,9 @@
 //! Failures: the status that the help promises, and one message with its causes and a hint.
 
+use std::ffi::OsStr;
 use std::fs;
-use std::process::Stdio;
+use std::os::unix::ffi::OsStrExt;
+use std::process::{Output, Stdio};
 
 use crate::{command, run, stderr, succeed};
 
@@ -27,7 +29,7 @@ fn fails(arguments: &[&str], status: i32, wanted: &[&str]) {
 #[test]
 fn a_missing_path_is_named_once_with_its_cause() {
     let wanted = ["error: /nonexistent/model", "No such file or directory"];
-    for subcommand in ["ls", "load", "bench", "doctor"] {
+    for subcommand in ["ls", "load", "bench"] {
         fails(&[subcommand, "/nonexistent/model"], 3, &wanted);
     }
 }
@@ -44,7 +46,19 @@ fn usage_errors_are_status_2() {
         2,
         &["auto, uring, pread"],
     );
-    fails(&["load", "x", "--depth", "0"], 2, &["--depth"]);
+    for (flag, wanted) in [
+        ("--depth", "must lie between 1 and 4096"),
+        ("--lanes", "must lie between 1 and 256"),
+    ] {
+        fails(&["load", "x", flag, "0"], 2, &[flag, wanted]);
+        fails(&["bench", "x", flag, "1,0"], 2, &[flag, wanted]);
+    }
+    fails(&["load", "x", "--device", "toaster"], 2, &["toaster"]);
+    fails(
+        &["load", "x", "--device", "cuda"],
+        7,
+        &["CPU memory only", "hint: "],
+    );
     fails(
         &["load", "x", "--timeout", "1 fortnight"],
         2,
@@ -58,6 +72,103 @@ fn usage_errors_are_status_2() {
     fails(&["synth", "x", "--size", "1KiB"], 2, &["wants at least"]);
     fails(&["fly"], 2, &["unrecognized subcommand"]);
     fails(&["ls", "s3://bucket/model"], 7, &["s3://"]);
+}
+
+/// Runs `load` of a good checkpoint with variables.
+fn with_variables(variables: &[(&str, &str)], more: &[&str]) -> Output {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--preset", "tiny"]);
+    command([&["load", location], more].concat())
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
+    for (variable, value, wanted) in [
+        ("TLOAD_ENGINE", "bogus", "auto, uring, pread"),
+        ("TLOAD_DEPTH", "0", "must lie between 1 and 4096"),
+        ("TLOAD_EXTENT", "4 parsecs", "is not a size"),
+        ("TLOAD_TIMEOUT", "1 fortnight", "unknown unit"),
+    ] {
+        let output = with_variables(&[(variable, value)], &[]);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        let start = format!("error: {variable}={value}: ");
+        assert!(text.starts_with(&start) && text.contains(wanted), "{text}");
+        assert!(!text.contains("--"), "{text}");
+    }
+    let output = command(["load", "x"])
+        .env("TLOAD_CACHE", OsStr::from_bytes(b"\xff"))
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = stderr(&output);
+    assert!(
+        text.starts_with("error: TLOAD_CACHE=") && text.contains("is not UTF-8"),
+        "{text}"
+    );
+    let output = with_variables(&[("TLOAD_ENGINE", "bogus")], &["--engine", "pread"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    // The command line's own mistake comes first.
+    let output = with_variables(&[("TLOAD_ENGINE", "bogus")], &["--depth", "0"]);
+    assert!(stderr(&output).contains("--depth"), "{}", stderr(&output));
+}
+
+#[test]
+fn an_empty_variable_is_none_and_seconds_need_no_unit() {
+    let names = [
+        "ENGINE",
+        "DEPTH",
+        "EXTENT",
+        "LANES",
+        "IN_FLIGHT",
+        "MEMORY_LIMIT",
+        "CACHE",
+        "ORDER",
+        "TIMEOUT",
+    ]
+    .map(|name| format!("TLOAD_{name}"));
+    for value in ["", " "] {
+        let variables: Vec<_> = names.iter().map(|name| (name.as_str(), value)).collect();
+        let output = with_variables(&variables, &[]);
+        assert!(output.status.success(), "{}", stderr(&output));
+    }
+    for value in ["10", "1e1", "20.5", "50000ms", "30s", "2m"] {
+        let output = with_variables(&[("TLOAD_TIMEOUT", value)], &[]);
+        assert!(output.status.success(), "{value}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_load_that_began_and_failed_shows_its_report() {
+    // The deadline has passed before a checkpoint of this size can be read.
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "64MiB"]);
+    let limit = ["load", location, "--digest", "--timeout", "0.000001"];
+    let output = run(limit);
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(8), "{text}");
+    assert!(output.stdout.is_empty());
+    for wanted in ["(timed_out)", "\ntime ", "\nerror: ", "raise --timeout"] {
+        assert_eq!(text.matches(wanted).count(), 1, "{wanted}:\n{text}");
+    }
+
+    let output = run([&limit[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(8));
+    let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(loaded["report"]["outcome"], "timed_out");
+    assert_eq!(loaded["digest"], serde_json::Value::Null);
+    assert!(
+        stderr(&output).starts_with("error: "),
+        "{}",
+        stderr(&output)
+    );
 }
 
 #[test]
@@ -88,6 +199,31 @@ fn a_wrong_name_is_status_3_and_a_small_limit_is_status_6() {
         6,
         &["hint: "],
     );
+}
+
+#[test]
+fn hints_name_flags() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "4MiB"]);
+    fails(
+        &["load", location, "--memory-limit", "4KiB"],
+        6,
+        &["set --memory-limit"],
+    );
+    fails(
+        &["load", location, "--extent", "1"],
+        2,
+        &["error: --extent is 1"],
+    );
+}
+
+#[test]
+fn synth_does_not_write_into_a_file() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_str().unwrap();
+    fails(&["synth", path, "--size", "1MiB"], 2, &["is a file"]);
 }
 
 #[test]

@@ -8,6 +8,7 @@ mod doctor;
 mod errors;
 mod help;
 mod interrupt;
+mod requirement;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};

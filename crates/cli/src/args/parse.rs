@@ -1,0 +1,92 @@
+//! The command line, then the `TLOAD_*` variables: which of the two a mistake is in, and that an empty variable is none.
+
+use std::ffi::{OsStr, OsString};
+
+use clap::builder::Resettable;
+use clap::error::{ContextKind, ContextValue};
+use clap::{Arg, CommandFactory, FromArgMatches};
+use tload::{Error, ErrorKind};
+
+use super::Args;
+
+/// Why there are no [`Args`].
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Help, a version, or a mistake on the command line: clap's to print.
+    Usage(clap::Error),
+    /// A variable holds what its option does not take.
+    Variable(Error),
+}
+
+/// Reads the command line twice: without variables, so that what is wrong then is wrong on the command line; and with them.
+pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
+    let bare = every_arg(Args::command(), |arg| arg.env(Resettable::Reset));
+    match bare.try_get_matches_from(arguments) {
+        Err(error) if error.use_stderr() => return Err(Refusal::Usage(error)),
+        // Help shows the variables, so it is left to the second reading.
+        Ok(_) | Err(_) => {}
+    }
+    let full = every_arg(Args::command(), without_empty_variable);
+    let matches = match full.clone().try_get_matches_from(arguments) {
+        Ok(matches) => matches,
+        Err(error) if error.use_stderr() => return Err(refusal(error, &full)),
+        Err(error) => return Err(Refusal::Usage(error)),
+    };
+    Args::from_arg_matches(&matches).map_err(Refusal::Usage)
+}
+
+fn every_arg(command: clap::Command, change: fn(Arg) -> Arg) -> clap::Command {
+    command.mut_subcommands(|subcommand| subcommand.mut_args(change))
+}
+
+/// A variable that is set to nothing is not set, as in Python.
+fn without_empty_variable(arg: Arg) -> Arg {
+    let is_empty = |name: &OsStr| {
+        std::env::var_os(name).is_some_and(|value| value.to_string_lossy().trim().is_empty())
+    };
+    if arg.get_env().is_some_and(is_empty) {
+        arg.env(Resettable::Reset)
+    } else {
+        arg
+    }
+}
+
+/// `error` came with the variables only: names the one it is about.
+fn refusal(error: clap::Error, command: &clap::Command) -> Refusal {
+    let Some(variable) = variable_of(&error, command) else {
+        return Refusal::Usage(error);
+    };
+    let value = std::env::var_os(&variable).unwrap_or_default();
+    let reason = match std::error::Error::source(&error) {
+        Some(cause) => cause.to_string(),
+        None if value.to_str().is_none() => "is not UTF-8".to_owned(),
+        None => error.kind().to_string(),
+    };
+    Refusal::Variable(Error::new(
+        ErrorKind::InvalidRequest,
+        format!(
+            "{}={}: {reason}",
+            variable.to_string_lossy(),
+            value.to_string_lossy()
+        ),
+    ))
+}
+
+fn variable_of(error: &clap::Error, command: &clap::Command) -> Option<OsString> {
+    // One flag has the same variable in every subcommand.
+    let mut options = command
+        .get_subcommands()
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(|arg| Some((arg.get_long()?, arg.get_env()?)));
+    let found = if let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) {
+        // clap names the argument as its usage does: `--engine <ENGINE>`.
+        let long = shown.split([' ', '=']).next()?.strip_prefix("--")?;
+        options.find(|(name, _)| *name == long)
+    } else {
+        // Of text that is none it does not say whose it is.
+        let is_text =
+            |name: &OsStr| std::env::var_os(name).is_none_or(|value| value.to_str().is_some());
+        options.find(|(_, variable)| !is_text(variable))
+    };
+    found.map(|(_, variable)| variable.to_owned())
+}
