@@ -48,11 +48,6 @@ impl Slab {
         }))
     }
 
-    /// The whole memory.
-    pub fn mapping(&self) -> &Mapping {
-        &self.mapping
-    }
-
     /// Every slot's address and length, to register with the kernel in this order; none when there are too many.
     pub fn registrations(&self) -> Vec<(*mut u8, usize)> {
         if self.slots > REGISTRATIONS_MAX {

@@ -13,8 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::request::EngineChoice;
 use crate::source::{Access, ReadFile};
 
-/// Reading threads of one `pread` engine: direct reads of a disk reached the ring's throughput with 8
-/// (`benches/results/`); more only add context switches.
+/// Reading threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's throughput at twice its CPU time
+/// (`engines.md` in `benches/results/2core-virtio-2026-11-20`). More were not measured.
 const PREAD_THREADS_MAX: usize = 8;
 
 /// What an engine needs to be opened on a lane's thread.

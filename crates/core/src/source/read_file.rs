@@ -19,11 +19,12 @@ use crate::error::{Error, ErrorKind, Result};
 /// Assumed when the file system does not say: covers disks with 4 KiB sectors.
 const ALIGNMENT_UNKNOWN: u64 = 4096;
 
-/// Largest read of a file, bytes. On the 2-core virtual machine where this was measured (2026-11, `benches/results/`)
-/// 1 to 4 MiB gave the same throughput within noise, and 4 MiB took 0.7 of the CPU time of 1 MiB.
+/// Largest read of a file, bytes. On the 2-core virtual machine of `benches/results/2core-virtio-2026-11-20` extents of 1 to
+/// 16 MiB were within 4 % of each other in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Bytes in flight to begin with. More than 32 MiB lost 15 to 30 % there, fewer than 4 MiB lost as much.
+/// Bytes in flight to begin with. There 8 to 49 MiB made no difference beyond that; real arrays will want more, which is for
+/// a controller to find (`schedule/depth.rs`).
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
 
 /// Reads in flight to begin with: reaches `IN_FLIGHT_BYTES` with extents down to 512 KiB.
