@@ -1,7 +1,8 @@
 # Three commands: `make` builds the command, `make test` runs every test, `make bench` measures. CI runs the same recipes.
 #
 # `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer ones, and no rights: tests that need more say SKIPPED and
-# why. TLOAD_REQUIRE (a list of what they need, or `all`) turns such a skip into a failure.
+# why. TLOAD_REQUIRE (a list of what they need, or `all`) turns such a skip into a failure. `make servers` installs the object
+# stores that some of them talk to, into .tools/; it needs Go, npm, a C compiler and a few minutes.
 
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -19,7 +20,7 @@ INSTALLED := $(VENV)/.tload-tests
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust wheel test-python bench lint ruff deny doc clean
+.PHONY: build test check test-rust wheel test-python servers bench lint ruff deny doc clean
 
 build:
 	cargo build --release
@@ -32,13 +33,16 @@ check:
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
+	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
+		echo 'make: without the feature `object` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
 
 # The extension module is tested through Python.
 test-rust:
-	cargo test --workspace --exclude tload-py
+	cargo test --workspace --exclude tload-py --features tload/aws-config,tload/testing
 
 # The wheel that users get: built by pip from this folder. Needs no network once the virtual environment is there.
 wheel: $(INSTALLED)
@@ -61,6 +65,10 @@ $(INSTALLED): pyproject.toml
 		> $(VENV)/requirements.txt
 	$(PY) -m pip install --requirement $(VENV)/requirements.txt
 	touch $@
+
+# Real object stores to test against, pinned. What is there already is left alone.
+servers:
+	tools/servers
 
 # With ARGS, for example: make bench ARGS='--preset moe --markdown results.md'
 bench:

@@ -1,0 +1,258 @@
+//! What can go wrong, and for which requests.
+//!
+//! Owns the rules and their counting. What a fault does is in `answer` (which changes what is said) and in `delivery`
+//! (which changes how it is sent). Called by `state` once for each request.
+
+use std::ops::Range;
+use std::time::Duration;
+
+/// One thing that goes wrong with an answer.
+///
+/// A count of bytes is of the body. Unless it says otherwise, a fault leaves the connection open and the answer well
+/// formed. A fault of delivery acts on whatever the answer is, an error too.
+#[derive(Clone, Debug)]
+pub enum Fault {
+    /// An S3 error with this status and code, such as 503 `SlowDown`.
+    Status(u16, String),
+    /// An S3 error with headers of its own, which replace those of the same name.
+    StatusWithHeaders {
+        /// Status to answer.
+        status: u16,
+        /// S3 error code, such as `PermanentRedirect`.
+        code: String,
+        /// Headers to add.
+        headers: Vec<(String, String)>,
+    },
+    /// Closes without an answer, in good order.
+    CutBeforeHeaders,
+    /// Resets the connection without an answer.
+    ResetBeforeHeaders,
+    /// Closes in good order after this many bytes.
+    CutBody(usize),
+    /// Resets the connection after this many bytes. What the client has not yet taken from the network may be lost with
+    /// it, so a slow reader can see fewer; up to 64 KiB fit the kernel's buffers and arrive.
+    ResetBody(usize),
+    /// Is silent for this long before it answers. Cut short by `clear_faults`.
+    Delay(Duration),
+    /// Takes the request and is silent until `clear_faults`, then answers.
+    StallHeaders,
+    /// Is silent after this many bytes until `clear_faults`, then sends the rest.
+    StallBody(usize),
+    /// Sends a few bytes at a time. `clear_faults` lets the rest through at once.
+    Drip {
+        /// Bytes in one go; at least one.
+        bytes: usize,
+        /// Silence after each.
+        pause: Duration,
+    },
+    /// Leaves off the last bytes, says so in `Content-Length`, and claims the whole range in `Content-Range`.
+    ShortBody(usize),
+    /// Sends this many bytes more than the range has, and counts them in `Content-Length`.
+    LongBody(usize),
+    /// Moves the range in `Content-Range` by this many bytes, and sends the right body.
+    WrongContentRange(i64),
+    /// Leaves `Content-Range` off a 206.
+    NoContentRange,
+    /// Answers 200 with the whole object.
+    IgnoreRange,
+    /// Gives this size of the object in `Content-Range`.
+    WrongTotal(u64),
+    /// Replaces the object right before answering.
+    ChangeBefore(Vec<u8>),
+    /// Removes the object right before answering.
+    RemoveBefore,
+    /// Serves in spite of an `If-Match` that names another object.
+    IgnoreIfMatch,
+    /// Leaves `ETag` off.
+    NoEtag,
+    /// Sends the `ETag` as a weak one.
+    WeakEtag,
+    /// Sends a `Last-Modified` with the wrong day of the week.
+    BadLastModified,
+    /// Flips the bits of the byte at this offset in the object. Applies only to reads that have that byte in them.
+    Corrupt(u64),
+}
+
+impl Fault {
+    /// S3's plea for fewer requests: 503 `SlowDown`, with `Retry-After` in seconds.
+    pub fn slow_down(retry_after_secs: u32) -> Self {
+        Self::StatusWithHeaders {
+            status: 503,
+            code: "SlowDown".to_owned(),
+            headers: vec![("Retry-After".to_owned(), retry_after_secs.to_string())],
+        }
+    }
+
+    /// S3's answer for a bucket that lives elsewhere: 301 with the region and without a `Location`.
+    pub fn wrong_region(region: &str) -> Self {
+        Self::StatusWithHeaders {
+            status: 301,
+            code: "PermanentRedirect".to_owned(),
+            headers: vec![("x-amz-bucket-region".to_owned(), region.to_owned())],
+        }
+    }
+
+    /// S3's answer to a wrong clock: 403 `RequestTimeTooSkewed`, with a `Date` far in the past.
+    pub fn clock_skew() -> Self {
+        Self::StatusWithHeaders {
+            status: 403,
+            code: "RequestTimeTooSkewed".to_owned(),
+            headers: vec![(
+                "Date".to_owned(),
+                "Thu, 01 Jan 2015 00:00:00 GMT".to_owned(),
+            )],
+        }
+    }
+
+    /// An S3 error with this status and code.
+    pub fn status(status: u16, code: &str) -> Self {
+        Self::Status(status, code.to_owned())
+    }
+}
+
+/// What a request asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// `GET` of an object.
+    Get,
+    /// `HEAD` of an object.
+    Head,
+    /// `GET` of a bucket with `list-type=2`.
+    List,
+    /// `GET` of the credentials endpoint.
+    Credentials,
+    /// Anything else, which is answered with 501.
+    Other,
+}
+
+/// A fault, and the requests it is for: any, unless narrowed.
+///
+/// A rule without [`Rule::on`] never applies to the credentials endpoint.
+#[derive(Clone, Debug)]
+#[must_use = "a rule does nothing until it is given to a server"]
+pub struct Rule {
+    fault: Fault,
+    left: Option<usize>,
+    to_skip: usize,
+    path: Option<String>,
+    operation: Option<Operation>,
+    from_byte: u64,
+}
+
+impl Rule {
+    /// For one request.
+    pub fn once(fault: Fault) -> Self {
+        Self::times(1, fault)
+    }
+
+    /// For this many requests.
+    pub fn times(times: usize, fault: Fault) -> Self {
+        let left = Some(times);
+        Self {
+            fault,
+            left,
+            to_skip: 0,
+            path: None,
+            operation: None,
+            from_byte: 0,
+        }
+    }
+
+    /// For all requests until `clear_faults`.
+    pub fn always(fault: Fault) -> Self {
+        Self {
+            left: None,
+            ..Self::times(0, fault)
+        }
+    }
+
+    /// Only paths that have this in them. A path is `bucket/key`, decoded.
+    pub fn path(mut self, contains: &str) -> Self {
+        self.path = Some(contains.to_owned());
+        self
+    }
+
+    /// Only this operation.
+    pub fn on(mut self, operation: Operation) -> Self {
+        self.operation = Some(operation);
+        self
+    }
+
+    /// Only reads of objects that begin at this byte or later, so that reads of headers pass.
+    pub fn from_byte(mut self, offset: u64) -> Self {
+        self.from_byte = offset;
+        self
+    }
+
+    /// Lets this many matching requests pass first.
+    pub fn after(mut self, requests: usize) -> Self {
+        self.to_skip = requests;
+        self
+    }
+
+    fn matches(&self, asked: &Asked<'_>) -> bool {
+        let operation = match self.operation {
+            Some(operation) => asked.operation == operation,
+            None => asked.operation != Operation::Credentials,
+        };
+        let path = self
+            .path
+            .as_ref()
+            .is_none_or(|path| asked.path.contains(path.as_str()));
+        let begin = match asked.operation {
+            Operation::Get => asked.begin >= self.from_byte,
+            Operation::Head | Operation::List | Operation::Credentials | Operation::Other => {
+                self.from_byte == 0
+            }
+        };
+        let has_byte = if let Fault::Corrupt(offset) = &self.fault {
+            asked
+                .span
+                .as_ref()
+                .is_some_and(|span| span.contains(offset))
+        } else {
+            true
+        };
+        operation && path && begin && has_byte
+    }
+}
+
+/// A request, as far as rules look at it.
+pub(super) struct Asked<'a> {
+    pub(super) operation: Operation,
+    pub(super) path: &'a str,
+    /// First byte asked for; 0 without a range.
+    pub(super) begin: u64,
+    /// Bytes of the object that a sound answer would hold.
+    pub(super) span: Option<Range<u64>>,
+}
+
+/// The rules in force, in order.
+#[derive(Default)]
+pub(super) struct Rules(Vec<Rule>);
+
+impl Rules {
+    pub(super) fn add(&mut self, rule: Rule) {
+        self.0.push(rule);
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// The fault for this request, counted as used.
+    pub(super) fn take(&mut self, asked: &Asked<'_>) -> Option<Fault> {
+        for rule in &mut self.0 {
+            if rule.left == Some(0) || !rule.matches(asked) {
+                continue;
+            }
+            if rule.to_skip > 0 {
+                rule.to_skip -= 1;
+                continue;
+            }
+            rule.left = rule.left.map(|left| left - 1);
+            return Some(rule.fault.clone());
+        }
+        None
+    }
+}

@@ -1,0 +1,152 @@
+//! nginx: a folder over HTTP, with some addresses that misbehave.
+//!
+//! Its own configuration in its own folder: the machine's, if it has one, is neither read nor touched.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::address::local;
+use super::certificate::Certificate;
+use super::process::{Process, Ready, command};
+use super::tool::tool;
+
+const USER: &str = "test";
+const PASSWORD: &str = "testtest";
+
+/// A running nginx. Each file of its folder has these addresses, below [`Nginx::url`] and below [`Nginx::tls_url`]:
+///
+/// | path | answer |
+/// |---|---|
+/// | `/FILE` | the file, with ranges and conditions |
+/// | `/forbidden/FILE` | 403 |
+/// | `/unavailable/FILE` | 503 |
+/// | `/noranges/FILE` | the whole file with 200, whatever the range |
+/// | `/redirect/FILE` | 302 to `/FILE` |
+/// | `/basic/FILE` | 401 unless [`Nginx::user`] and [`Nginx::password`] are given |
+/// | `/slow/FILE` | the file at 1 MiB/s per connection |
+///
+/// Its entity tags are made of a file's length and the second of its last change.
+#[derive(Debug)]
+pub struct Nginx {
+    process: Process,
+    port: u16,
+    tls_port: u16,
+    ca_file: PathBuf,
+}
+
+impl Nginx {
+    /// Starts one that speaks HTTP and, on another port, HTTPS.
+    pub fn start() -> Result<Self, String> {
+        let program = tool("nginx")?;
+        let (process, [port, tls_port]) = Process::start(Ready::Answers("/"), |folder, ports| {
+            let settings = folder.join("nginx.conf");
+            let users = format!("{USER}:{{PLAIN}}{PASSWORD}\n");
+            let certificate = Certificate::make(folder)?;
+            fs::create_dir(folder.join("files"))
+                .and_then(|()| fs::write(folder.join("users"), users))
+                .and_then(|()| fs::write(&settings, configuration(folder, ports, &certificate)))
+                .map_err(|error| format!("cannot set nginx up: {error}"))?;
+            let mut command = command(&program, folder);
+            command.arg("-p").arg(folder).arg("-c").arg(settings);
+            Ok(command)
+        })?;
+        let ca_file = Certificate::of(process.folder()).authority;
+        Ok(Self {
+            process,
+            port,
+            tls_port,
+            ca_file,
+        })
+    }
+
+    /// `http://127.0.0.1:PORT`
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address())
+    }
+
+    /// Host and port without TLS, for a proxy in front.
+    pub fn address(&self) -> String {
+        local(self.port)
+    }
+
+    /// `https://127.0.0.1:PORT`, for clients that trust [`Nginx::ca_file`].
+    pub fn tls_url(&self) -> String {
+        format!("https://{}", local(self.tls_port))
+    }
+
+    /// The certificate of the authority to trust, as a PEM file.
+    pub fn ca_file(&self) -> &Path {
+        &self.ca_file
+    }
+
+    /// What is served: put files there, or link to them.
+    pub fn folder(&self) -> PathBuf {
+        self.process.folder().join("files")
+    }
+
+    /// Puts a file with these contents, or replaces it; `name` may have folders, which are made if missing.
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
+        let path = self.folder().join(name);
+        let folder = path.parent().expect("it is below a folder");
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, bytes))
+            .map_err(|error| format!("cannot write {}: {error}", path.display()))
+    }
+
+    /// Who may read `/basic/`.
+    pub fn user(&self) -> &'static str {
+        USER
+    }
+
+    /// The password of [`Nginx::user`].
+    pub fn password(&self) -> &'static str {
+        PASSWORD
+    }
+}
+
+/// One process, for a killed master would leave its workers behind, and because workers may not read the folder when root
+/// starts them. All paths are stated, or nginx uses those of the machine's service.
+fn configuration(folder: &Path, [port, tls_port]: [u16; 2], certificate: &Certificate) -> String {
+    let folder = folder.display();
+    let key = certificate.key.display();
+    let certificate = certificate.server.display();
+    format!(
+        "\
+daemon off;
+master_process off;
+pid {folder}/nginx.pid;
+error_log stderr warn;
+events {{ worker_connections 512; }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    default_type application/octet-stream;
+    sendfile on;
+    tcp_nopush on;
+    server {{
+        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{tls_port} ssl;
+        ssl_certificate {certificate};
+        ssl_certificate_key {key};
+        root {folder}/files;
+        # Right behind a proxy, too.
+        absolute_redirect off;
+        location /forbidden/ {{ return 403; }}
+        location /unavailable/ {{ return 503; }}
+        location /noranges/ {{ alias {folder}/files/; max_ranges 0; }}
+        location /redirect/ {{ rewrite ^/redirect(/.*)$ $1 redirect; }}
+        location /basic/ {{
+            alias {folder}/files/;
+            auth_basic tload;
+            auth_basic_user_file {folder}/users;
+        }}
+        location /slow/ {{ alias {folder}/files/; limit_rate 1m; }}
+    }}
+}}
+"
+    )
+}

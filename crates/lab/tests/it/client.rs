@@ -1,0 +1,79 @@
+//! What tests ask of a store, and how they wait for it.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use object_store::http::{HttpBuilder, HttpStore};
+use object_store::path::Path;
+use object_store::{Certificate, ClientOptions, Error, GetOptions, ObjectStore, ObjectStoreExt};
+
+/// 300 000 bytes of which no two stretches are alike.
+pub(crate) fn content() -> Vec<u8> {
+    (0..75_000_u32).flat_map(u32::to_le_bytes).collect()
+}
+
+/// Some bytes from the middle of an object.
+pub(crate) fn range(store: &impl ObjectStore, key: &str) -> Result<Vec<u8>, Error> {
+    wait(store.get_range(&path(key), 100_001..200_002)).map(|bytes| bytes.to_vec())
+}
+
+/// Asserts that the store has [`content`] at `key` and gives a range of it.
+pub(crate) fn assert_served(store: &impl ObjectStore, key: &str) {
+    let found = range(store, key).expect("a range");
+    assert!(found == content()[100_001..200_002], "other bytes");
+    let found = wait(store.head(&path(key))).expect("a head");
+    assert_eq!(found.size, 300_000);
+    assert!(found.e_tag.is_some(), "no entity tag");
+}
+
+/// Asserts that the store does not give what `key` was before it changed.
+pub(crate) fn assert_checks_condition(store: &impl ObjectStore, key: &str) {
+    let options = GetOptions {
+        if_match: Some("\"another\"".to_owned()),
+        ..GetOptions::default()
+    };
+    let error = wait(store.get_opts(&path(key), options)).expect_err("another tag");
+    assert!(matches!(error, Error::Precondition { .. }), "{error}");
+}
+
+/// A client for plain HTTP or HTTPS.
+pub(crate) fn web(url: String, options: ClientOptions) -> HttpStore {
+    HttpBuilder::new()
+        .with_url(url)
+        .with_client_options(options.with_allow_http(true))
+        .with_retry(object_store::RetryConfig {
+            max_retries: 0,
+            ..object_store::RetryConfig::default()
+        })
+        .build()
+        .expect("a client")
+}
+
+/// For clients of servers with certificates of their own.
+pub(crate) fn trusting(file: &std::path::Path) -> ClientOptions {
+    let pem = std::fs::read_to_string(file).expect("the file is there");
+    let certificate = Certificate::from_pem(pem.as_bytes()).expect("it is a certificate");
+    ClientOptions::new().with_root_certificate(certificate)
+}
+
+/// Asserts that nobody listens at `address`, now or soon.
+pub(crate) fn assert_gone(address: &str) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while TcpStream::connect(address).is_ok() {
+        assert!(Instant::now() < deadline, "{address} still answers");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn path(key: &str) -> Path {
+    Path::parse(key).expect("a key")
+}
+
+pub(crate) fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .expect("a runtime")
+        .block_on(future)
+}

@@ -1,0 +1,5 @@
+//! The lab's own tests: what other tests rely on.
+
+mod client;
+mod processes;
+mod servers;
