@@ -9,11 +9,14 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{self, Header, Index};
-use crate::source::{FileSource, Location, Source};
+use crate::source::{Location, Source, StoreOptions};
 use crate::tensor::TensorInfo;
 
+mod place;
 mod shards;
 
+use place::Places;
+pub(crate) use place::ShardSource;
 use shards::ShardSet;
 
 /// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has about 10 KiB of it, one of a
@@ -23,6 +26,9 @@ const FIRST_READ_BYTES: usize = 256 << 10;
 /// Headers read at a time. Each costs one round trip on a network file system; more threads than this gain nothing there and cost
 /// start-up on a local disk.
 const HEADER_THREADS_MAX: usize = 16;
+
+/// The same for object stores, where a round trip costs tens of milliseconds.
+const REMOTE_HEADERS_MAX: usize = 64;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 #[derive(Clone, Debug)]
@@ -42,7 +48,7 @@ struct Opened {
 /// One file of a checkpoint.
 #[derive(Debug)]
 pub struct Shard {
-    source: Arc<FileSource>,
+    source: ShardSource,
     header_bytes: u64,
     tensor_count: usize,
     metadata: BTreeMap<String, String>,
@@ -74,32 +80,54 @@ impl Shard {
         &self.metadata
     }
 
-    pub(crate) fn source(&self) -> &Arc<FileSource> {
+    pub(crate) fn source(&self) -> &ShardSource {
         &self.source
     }
 }
 
 impl Checkpoint {
-    /// Opens a file, a folder, or an index file.
+    /// Opens a file, a folder or an index file, on a file system or in an object store.
     ///
-    /// A folder is read by its `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as all its
-    /// `*.safetensors` in natural order. An index decides which shards are opened and which of their tensors exist.
+    /// A folder (or the prefix of objects that stands for one) is read by its `model.safetensors.index.json`, or else by its only
+    /// `*.safetensors.index.json`, or else as all its `*.safetensors` in natural order. An index decides which shards are opened
+    /// and which of their tensors exist. Over HTTP, which has no lists, a folder is read by its `model.safetensors.index.json` or
+    /// else its `model.safetensors`.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for paths, [`ErrorKind::InvalidFormat`] for headers, indexes and
-    /// shards that do not fit together.
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations, [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for stores that do not answer.
     pub fn open(location: &Location) -> Result<Self> {
-        let started = Instant::now();
-        Self::of(location.clone(), &ShardSet::find(location)?, started)
+        Self::open_with(location, &StoreOptions::default())
     }
 
-    /// Opens a list of files as one checkpoint, in this order.
+    /// The same, with options for the object store that it is in.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
+        let started = Instant::now();
+        let places = Places::new(store);
+        let set = ShardSet::find(location, &places)?;
+        Self::of(location.clone(), &set, &places, started)
+    }
+
+    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some in object stores.
     ///
     /// # Errors
     ///
     /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
     pub fn open_all(locations: &[Location]) -> Result<Self> {
+        Self::open_all_with(locations, &StoreOptions::default())
+    }
+
+    /// The same, with options for the object stores that they are in.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open_all`].
+    pub fn open_all_with(locations: &[Location], store: &StoreOptions) -> Result<Self> {
         let started = Instant::now();
         let [first, rest @ ..] = locations else {
             return Err(Error::new(
@@ -111,13 +139,41 @@ impl Checkpoint {
         let shown = if rest.is_empty() {
             first.clone()
         } else {
-            Location::from_path(format!("{first} and {} more", rest.len()))
+            Location::shown_as(format!("{first} and {} more", rest.len()))
         };
-        Self::of(shown, &set, started)
+        Self::of(shown, &set, &Places::new(store), started)
     }
 
-    fn of(location: Location, set: &ShardSet, started: Instant) -> Result<Self> {
-        let opened = open_shards(&set.files)?;
+    /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed
+    /// requests are tried again; nothing else of it counts.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tload::{Checkpoint, StoreOptions};
+    ///
+    /// let store = Arc::new(object_store::memory::InMemory::new());
+    /// let error = Checkpoint::open_in(store, "models/none", &StoreOptions::default()).unwrap_err();
+    /// assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or `..`.
+    #[cfg(feature = "object")]
+    pub fn open_in(
+        objects: Arc<dyn object_store::ObjectStore>,
+        path: &str,
+        store: &StoreOptions,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let location = Location::custom(&objects.to_string(), path);
+        let places = Places::custom(objects, &location, store);
+        let set = ShardSet::find(&location, &places)?;
+        Self::of(location, &set, &places, started)
+    }
+
+    fn of(location: Location, set: &ShardSet, places: &Places, started: Instant) -> Result<Self> {
+        let opened = open_shards(set, places)?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
@@ -133,7 +189,7 @@ impl Checkpoint {
             });
             tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
             shards.push(Shard {
-                source: Arc::new(source),
+                source,
                 header_bytes: header.bytes,
                 tensor_count: tensors.len() - first,
                 metadata: header.metadata,
@@ -198,7 +254,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     for (index, tensor) in tensors.iter().enumerate() {
         if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
             let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
-            if first.source.identity() == second.source.identity() {
+            if first.source.is(&second.source) {
                 return Err(
                     Error::new(ErrorKind::InvalidRequest, "the file is listed twice")
                         .with_location(second.location())
@@ -221,13 +277,20 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
 }
 
 /// Opens all files and reads their headers, several at a time. The first error in the order of the files is the one returned.
-fn open_shards(files: &[Location]) -> Result<Vec<(FileSource, Header)>> {
-    let threads = files.len().min(HEADER_THREADS_MAX);
+fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header)>> {
+    let files = &set.files;
+    let remote = files.iter().any(|file| file.as_path().is_none());
+    let threads = files.len().min(if remote {
+        REMOTE_HEADERS_MAX
+    } else {
+        HEADER_THREADS_MAX
+    });
+    let open = |file| open_shard(file, places).map_err(|error| set.missing(file, error));
     if threads <= 1 {
-        return files.iter().map(open_shard).collect();
+        return files.iter().map(open).collect();
     }
     let next = std::sync::atomic::AtomicUsize::new(0);
-    let mut opened: Vec<(usize, Result<(FileSource, Header)>)> = std::thread::scope(|scope| {
+    let mut opened: Vec<(usize, Result<(ShardSource, Header)>)> = std::thread::scope(|scope| {
         let work = || {
             let mut mine = Vec::new();
             loop {
@@ -235,7 +298,7 @@ fn open_shards(files: &[Location]) -> Result<Vec<(FileSource, Header)>> {
                 let Some(file) = files.get(index) else {
                     return mine;
                 };
-                mine.push((index, open_shard(file)));
+                mine.push((index, open(file)));
             }
         };
         // The calling thread works too, so that a system that starts no thread still opens everything.
@@ -252,17 +315,16 @@ fn open_shards(files: &[Location]) -> Result<Vec<(FileSource, Header)>> {
     opened.into_iter().map(|(_, result)| result).collect()
 }
 
-fn open_shard(location: &Location) -> Result<(FileSource, Header)> {
-    let source = FileSource::open(location)?;
-    let header = read_header(&source)?;
+fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Header)> {
+    let (source, first) = places.open(location, FIRST_READ_BYTES)?;
+    let header = read_header(&source, first)?;
     Ok((source, header))
 }
 
-/// Reads and checks the header: one read when it fits into the first, two otherwise.
-fn read_header(source: &impl Source) -> Result<Header> {
+/// Reads and checks the header, of which `first` are the file's first bytes: no further read when it fits into them, else one.
+fn read_header(source: &impl Source, first: Vec<u8>) -> Result<Header> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
-    let first = source.fetch(0, FIRST_READ_BYTES)?;
     let prefix = &first[..first.len().min(LENGTH)];
     let len = format::header_len(prefix, source.len()).map_err(invalid)?;
     let len = usize::try_from(len).expect("at most 100 MB");
@@ -361,7 +423,8 @@ mod tests {
             source: MemorySource::new("memory", bytes),
             fetches: 0.into(),
         };
-        read_header(&source).expect("an empty header with spaces is valid");
+        let first = source.fetch(0, FIRST_READ_BYTES).expect("in memory");
+        read_header(&source, first).expect("an empty header with spaces is valid");
         source.fetches.into_inner()
     }
 

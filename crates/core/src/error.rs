@@ -31,9 +31,11 @@ pub enum ErrorKind {
     OutOfMemory,
     /// The operating system failed a read: retry, or look at the disk.
     Io,
-    /// A file changed or shrank while it was read: load again when nobody writes to it.
+    /// An object store cannot be reached, or failed again and again: retry later, or look at network and server.
+    Remote,
+    /// A file or object changed or shrank while it was read: load again when nobody writes to it.
     Changed,
-    /// The load's own deadline passed.
+    /// The load's own deadline passed, or an object store did not answer in time.
     TimedOut,
     /// The caller cancelled the load.
     Cancelled,
@@ -41,7 +43,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, so that bindings can prove that they map each of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::NotFound,
         Self::PermissionDenied,
         Self::InvalidFormat,
@@ -50,6 +52,7 @@ impl ErrorKind {
         Self::Unsupported,
         Self::OutOfMemory,
         Self::Io,
+        Self::Remote,
         Self::Changed,
         Self::TimedOut,
         Self::Cancelled,
@@ -66,6 +69,7 @@ impl ErrorKind {
             Self::Unsupported => "unsupported",
             Self::OutOfMemory => "out_of_memory",
             Self::Io => "io",
+            Self::Remote => "remote",
             Self::Changed => "changed",
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",
@@ -102,7 +106,46 @@ struct Inner {
     tensor: Option<String>,
     range: Option<Range<u64>>,
     hint: Option<String>,
+    request: Option<FailedRequest>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What is known of a request to an object store that failed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FailedRequest {
+    /// What was asked for: `"GET"`, `"LIST"`, …
+    pub operation: String,
+    /// The HTTP status, if an answer came.
+    pub status: Option<u16>,
+    /// The store's own name for the failure, for example `"SlowDown"`.
+    pub code: Option<String>,
+    /// What the store calls the request: its operators find it by that.
+    pub request_id: Option<String>,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Where the credentials came from; never what they are.
+    pub credentials: Option<String>,
+}
+
+impl fmt::Display for FailedRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.operation)?;
+        if let Some(status) = self.status {
+            write!(f, ", status {status}")?;
+        }
+        if let Some(code) = &self.code {
+            write!(f, ", code {}", printable(code))?;
+        }
+        if let Some(id) = &self.request_id {
+            write!(f, ", request id {}", printable(id))?;
+        }
+        write!(f, ", {}", counted(u64::from(self.attempts), "attempt"))?;
+        if let Some(credentials) = &self.credentials {
+            write!(f, ", credentials: {}", printable(credentials))?;
+        }
+        Ok(())
+    }
 }
 
 impl Error {
@@ -115,6 +158,7 @@ impl Error {
             tensor: None,
             range: None,
             hint: None,
+            request: None,
             source: None,
         }))
     }
@@ -139,6 +183,16 @@ impl Error {
         self
     }
 
+    /// Names the object that the error is about, unless it is about something else: a file of certificates, for example.
+    #[cfg(feature = "object")]
+    pub(crate) fn or_location(self, location: impl fmt::Display) -> Self {
+        if self.0.location.is_some() {
+            self
+        } else {
+            self.with_location(location)
+        }
+    }
+
     /// Names the tensor that the error is about.
     #[must_use]
     pub fn with_tensor(mut self, tensor: impl Into<String>) -> Self {
@@ -160,11 +214,37 @@ impl Error {
         self
     }
 
+    /// Says which request to an object store failed.
+    #[must_use]
+    pub fn with_request(mut self, request: FailedRequest) -> Self {
+        self.0.request = Some(request);
+        self
+    }
+
     /// Keeps the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
+    }
+
+    /// The same error for another job that met it. Of its cause only the text is kept.
+    #[cfg(feature = "object")]
+    pub(crate) fn again(&self) -> Self {
+        let inner = &*self.0;
+        Self(Box::new(Inner {
+            kind: inner.kind,
+            message: inner.message.clone(),
+            location: inner.location.clone(),
+            tensor: inner.tensor.clone(),
+            range: inner.range.clone(),
+            hint: inner.hint.clone(),
+            request: inner.request.clone(),
+            source: inner
+                .source
+                .as_ref()
+                .map(|source| source.to_string().into()),
+        }))
     }
 
     /// What the caller can do about it.
@@ -197,6 +277,11 @@ impl Error {
         self.0.hint.as_deref()
     }
 
+    /// The request that failed, if the error is an object store's.
+    pub fn request(&self) -> Option<&FailedRequest> {
+        self.0.request.as_ref()
+    }
+
     /// The operating system's error number, if one is in the chain.
     pub fn errno(&self) -> Option<i32> {
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
@@ -212,7 +297,7 @@ impl Error {
         None
     }
 
-    /// The error and its causes on one line each, then the hint: what a program prints.
+    /// The error, its causes, and the request if one failed, on one line each, then the hint: what a program prints.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
@@ -224,6 +309,10 @@ impl Error {
                 text.push_str(&line);
             }
             cause = error.source();
+        }
+        if let Some(request) = self.request() {
+            text.push_str("\n  request: ");
+            text.push_str(&request.to_string());
         }
         if let Some(hint) = self.hint() {
             text.push_str("\n  hint: ");

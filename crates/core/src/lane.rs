@@ -1,33 +1,54 @@
 //! The thread of one lane: opens its engine there, runs the pipeline, and says how it ended.
 
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use crate::engine::{self, EngineKind, EngineSetup, Refusal};
+#[cfg(feature = "object")]
+use crate::engine::ObjectSetup;
+use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal};
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::{self, Feed, LaneWork};
 use crate::report::{Counters, EngineReport};
 use crate::request::EngineChoice;
 use crate::sink::Sink;
 
-/// What every lane of a load is made of.
+/// What a lane of a load is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneSetup {
     pub(crate) feed: Arc<Feed>,
-    pub(crate) engine: Arc<EngineSetup>,
-    pub(crate) kind: EngineKind,
-    pub(crate) choice: EngineChoice,
-    pub(crate) reason: String,
+    /// Whose sources it reads.
+    pub(crate) group: usize,
+    pub(crate) engine: LaneEngine,
     pub(crate) counters: Arc<Counters>,
 }
 
-/// The engine that a lane has opened.
+/// Which engine a lane opens.
+#[derive(Clone, Debug)]
+pub(crate) enum LaneEngine {
+    Files {
+        setup: Arc<EngineSetup>,
+        kind: EngineKind,
+        choice: EngineChoice,
+        /// Why this kind.
+        reason: String,
+    },
+    #[cfg(feature = "object")]
+    Objects {
+        setup: Arc<ObjectSetup>,
+        /// Of an engine for files.
+        choice: EngineChoice,
+    },
+}
+
+/// The engine that a lane has opened; of several, what is worth saying of all.
 #[derive(Clone, Debug)]
 pub(crate) struct Opened {
+    group: usize,
     pub(crate) report: EngineReport,
     pub(crate) refusal: Option<Refusal>,
 }
@@ -43,14 +64,13 @@ pub(crate) struct LaneEvents<T> {
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// Starts `lanes` lanes and waits until each has opened its engine.
+/// Starts all lanes and waits until each has opened its engine.
 ///
 /// # Errors
 ///
 /// The first lane's refusal, after all lanes have ended. `ended` is then still called for each that had started.
 pub(crate) fn start<S>(
-    lanes: usize,
-    setup: &LaneSetup,
+    lanes: Vec<LaneSetup>,
     sink: impl Fn() -> S,
     events: impl Fn() -> LaneEvents<S::Tensor>,
 ) -> Result<(Vec<JoinHandle<()>>, Opened)>
@@ -58,11 +78,12 @@ where
     S: Sink + Send + 'static,
     S::Tensor: 'static,
 {
-    let (opened, openings) = bounded(lanes);
+    let (opened, openings) = bounded(lanes.len());
+    let feeds: Vec<_> = lanes.iter().map(|lane| Arc::clone(&lane.feed)).collect();
     let mut threads = Vec::new();
     let mut failure = None;
-    for index in 0..lanes {
-        match spawn(index, setup.clone(), sink(), events(), opened.clone()) {
+    for (index, lane) in lanes.into_iter().enumerate() {
+        match spawn(index, lane, sink(), events(), opened.clone()) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 failure = Some(error);
@@ -75,7 +96,9 @@ where
     match (failure, first) {
         (None, Some(first)) => Ok((threads, first)),
         (failure, _) => {
-            setup.feed.stop();
+            for feed in &feeds {
+                feed.stop();
+            }
             for thread in threads {
                 // Panics have been caught inside.
                 let _ = thread.join();
@@ -90,16 +113,33 @@ fn openings_of(
     lanes: usize,
     failure: &mut Option<Error>,
 ) -> Option<Opened> {
-    let mut first: Option<Opened> = None;
+    let mut by_group = BTreeMap::<usize, Opened>::new();
     for opening in openings.iter().take(lanes) {
         match opening {
-            // One lane's fallback is worth more than the others' success.
-            Ok(opened) if first.is_none() || opened.refusal.is_some() => first = Some(opened),
-            Ok(_) => {}
+            Ok(opened) => match by_group.get(&opened.group) {
+                // One lane's fallback is worth more than the others' success.
+                Some(_) if opened.refusal.is_none() => {}
+                _ => drop(by_group.insert(opened.group, opened)),
+            },
             Err(error) => *failure = failure.take().or(Some(error)),
         }
     }
-    first
+    by_group.into_values().reduce(Opened::and)
+}
+
+impl Opened {
+    /// Of two groups, each with its engine.
+    fn and(self, other: Self) -> Self {
+        let mut report = self.report;
+        report.name = format!("{} + {}", report.name, other.report.name);
+        report.reason = format!("{}; {}", report.reason, other.report.reason);
+        report.features.extend(other.report.features);
+        Self {
+            group: self.group,
+            report,
+            refusal: self.refusal.or(other.refusal),
+        }
+    }
 }
 
 fn spawn<S>(
@@ -140,7 +180,7 @@ fn run<S: Sink>(
     deliver: &dyn Fn(&mut Vec<S::Tensor>),
     opened: Sender<Result<Opened>>,
 ) -> Result<()> {
-    let mut engine = match engine::open(setup.kind, setup.choice, &setup.engine) {
+    let (mut engine, report) = match setup.engine.open(setup.group) {
         Ok(engine) => engine,
         Err(error) => {
             // Whoever started the lanes returns it.
@@ -148,27 +188,57 @@ fn run<S: Sink>(
             return Ok(());
         }
     };
-    let reason = match &engine.refusal {
-        Some(refusal) => format!("a ring could not be set up: {}", refusal.reason),
-        None => setup.reason.clone(),
-    };
-    let report = EngineReport {
-        name: engine.name.to_owned(),
-        requested: setup.choice.name().to_owned(),
-        reason,
-        features: engine.features,
-    };
     // Whoever started the lanes may have given up on another one's refusal.
-    let _ = opened.send(Ok(Opened {
-        report,
-        refusal: engine.refusal,
-    }));
+    let _ = opened.send(Ok(report));
     drop(opened);
     let work = LaneWork {
         deliver,
         counters: &setup.counters,
     };
-    pipeline::run(&setup.feed, &mut engine.engine, sink, &work)
+    pipeline::run(&setup.feed, setup.group, &mut engine, sink, &work)
+}
+
+impl LaneEngine {
+    /// Opens the engine on the calling thread, which must be the one that uses it.
+    fn open(&self, group: usize) -> Result<(Box<dyn Engine>, Opened)> {
+        let (opened, requested, reason) = match self {
+            Self::Files {
+                setup,
+                kind,
+                choice,
+                reason,
+            } => (
+                engine::open(*kind, *choice, setup)?,
+                choice.name(),
+                reason.clone(),
+            ),
+            #[cfg(feature = "object")]
+            Self::Objects { setup, choice } => (
+                engine::open_objects(setup),
+                choice.name(),
+                "for object stores".to_owned(),
+            ),
+        };
+        let reason = match &opened.refusal {
+            Some(refusal) => format!("a ring could not be set up: {}", refusal.reason),
+            None => reason,
+        };
+        let report = EngineReport {
+            name: opened.name.to_owned(),
+            requested: requested.to_owned(),
+            reason,
+            features: opened.features,
+        };
+        let refusal = opened.refusal;
+        Ok((
+            opened.engine,
+            Opened {
+                group,
+                report,
+                refusal,
+            },
+        ))
+    }
 }
 
 /// A panic of ours, as an error: a load must end, whatever happens.

@@ -28,6 +28,7 @@
 //! `pipeline` are public for those who extend tload and for its tests, and may change in any release.
 
 pub mod buffer;
+pub mod copy;
 pub mod engine;
 pub mod pipeline;
 pub mod plan;
@@ -43,18 +44,23 @@ mod error;
 mod format;
 mod lane;
 mod load;
+mod over;
+mod prepare;
 mod report;
 mod request;
+#[cfg(feature = "object")]
+mod retry;
 mod stream;
 mod tensor;
 
 pub use checkpoint::{Checkpoint, Shard};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, FailedRequest, Result};
 pub use format::{Dtype, HeaderError};
 pub use load::{Ceiling, Loader};
+pub use over::Over;
 pub use plan::Selection;
 pub use report::{EngineReport, Report, StageTimes};
 pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
-pub use source::{Cache, Location};
+pub use source::{Cache, Location, Protocol, StoreOptions};
 pub use stream::{Canceller, Progress, TensorStream};
 pub use tensor::{Tensor, TensorInfo};

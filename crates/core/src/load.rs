@@ -7,25 +7,29 @@ use crossbeam_channel::unbounded;
 
 use crate::buffer::{Mapping, Pool, Shelf, Slab};
 use crate::checkpoint::Checkpoint;
-use crate::engine::{self, EngineSetup};
+use crate::engine;
 use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{self, LaneEvents, LaneSetup};
+use crate::lane::{self, LaneEvents};
 use crate::pipeline::{Feed, Memory};
-use crate::plan::{self, Layout, Plan, Selection, Wanted};
+use crate::plan::{Plan, Selection};
+use crate::prepare::Prepared;
 use crate::report::{Counters, Report};
 use crate::request::{Device, Options, Order, format_bytes};
-use crate::schedule::{Depth, Schedule};
+use crate::schedule::Schedule;
 use crate::sink::{DiscardSink, HostSink};
-use crate::source::{Location, ReadFile, ReadHints, RefusedDirect};
+use crate::source::{Location, ReadFile, StoreOptions};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
 
 /// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
-/// tensors near that size or above gets its largest one and a quarter, so that others go on beside it.
+/// tensors near that size or above gets room for its largest one beside others: a quarter of it, or all that may be in flight. (A
+/// load over 16 connections of 20 MB/s each lost a tenth of its time with less: connections idled at the end of each large
+/// tensor, 2026-11.)
 const MEMORY_LIMIT: u64 = 512 << 20;
 
-/// Most reads of one load: their plan takes about 100 bytes each, and 16 TiB in default extents are as many (2026-11).
-const EXTENTS_MAX: u64 = 1 << 22;
+/// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
+/// has a slot for the largest. Only what is used is touched.
+const SLAB_BYTES_MAX: usize = 2 << 30;
 
 /// Which tensors of a checkpoint to load, to where, within what limits.
 ///
@@ -70,6 +74,15 @@ impl Loader {
     /// As [`Checkpoint::open`].
     pub fn open(location: &Location) -> Result<Self> {
         Checkpoint::open(location).map(Self::new)
+    }
+
+    /// The same, with options for the object store that it is in.
+    ///
+    /// # Errors
+    ///
+    /// As [`Checkpoint::open_with`].
+    pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
+        Checkpoint::open_with(location, store).map(Self::new)
     }
 
     /// Loads from an open checkpoint: all tensors, into host memory, with default options.
@@ -136,12 +149,11 @@ impl Loader {
     /// engine or a cache mode that was demanded and is not to be had, [`ErrorKind::Changed`] for a file that was replaced.
     pub fn stream(&self) -> Result<TensorStream> {
         let started = Instant::now();
-        let prepared = Prepared::new(self)?;
+        let prepared = self.prepare()?;
         let plan = &prepared.plan;
         let pool = self.shelf.pool(self.memory_limit(&prepared)?);
         let bell = Arc::clone(pool.bell());
-        let depth = prepared.depth(&self.options);
-        let schedule = Schedule::new(plan, self.options.order, depth);
+        let schedule = Schedule::new(plan, self.options.order, prepared.groups());
         let feed = Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
@@ -149,17 +161,10 @@ impl Loader {
             bell,
         ));
         let sink = HostSink::new(Arc::clone(plan), Arc::clone(&prepared.tensors));
-        // A plan without reads needs no engine.
-        let lanes = if plan.extents.is_empty() {
-            0
-        } else {
-            self.options.lanes.unwrap_or(1)
-        };
         let counters = Arc::<Counters>::default();
-        let setup = self.lane_setup(&prepared, &feed, &counters, depth, None);
-
-        let mut report = self.report(&prepared, depth);
-        report.lanes = lanes;
+        let setups = prepared.lanes(&self.options, &feed, &counters, None);
+        let lanes = setups.len();
+        let report = self.report(&prepared, lanes);
         let shared = Shared::new(
             StreamSetup {
                 feed: Arc::clone(&feed),
@@ -168,8 +173,8 @@ impl Loader {
                 order: self.options.order,
                 lanes,
                 report,
-                complete: completion(&feed, &sink, &setup.engine.files),
-                verify: verification(&setup.engine.files),
+                complete: completion(&feed, &sink, &prepared.files),
+                verify: verification(&prepared.files),
             },
             started,
         );
@@ -183,7 +188,7 @@ impl Loader {
                 ended: Box::new(move |result| owner.lane_ended(result)),
             }
         };
-        let (threads, opened) = lane::start(lanes, &setup, || sink.clone(), events)?;
+        let (threads, opened) = lane::start(setups, || sink.clone(), events)?;
         say_once(opened.refusal.as_ref());
         let mut stream = TensorStream::new(shared, threads);
         stream.set_engine(opened);
@@ -200,15 +205,14 @@ impl Loader {
     ///
     /// As [`Self::stream`] and its items.
     pub fn ceiling(&self, ceiling: Ceiling) -> Result<Report> {
-        let prepared = Prepared::new(self)?;
+        let prepared = self.prepare()?;
         let plan = &prepared.plan;
-        let depth = prepared.depth(&self.options);
-        let (memory, registered) = raw_memory(plan, depth, ceiling)?;
+        let (memory, registered, jobs) = raw_memory(plan, &prepared, ceiling)?;
         let sink = || match ceiling {
             Ceiling::Recycled => DiscardSink::recycling(),
             Ceiling::Fresh => DiscardSink::keeping(),
         };
-        let schedule = Schedule::new(plan, Order::Ready, depth);
+        let schedule = Schedule::new(plan, Order::Ready, prepared.groups().at_most(jobs));
         let feed = Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
@@ -216,10 +220,8 @@ impl Loader {
             Arc::default(),
         ));
         let counters = Arc::<Counters>::default();
-        let setup = self.lane_setup(&prepared, &feed, &counters, depth, registered);
-
-        let mut report = self.report(&prepared, depth);
-        report.lanes = self.options.lanes.unwrap_or(1);
+        let setups = prepared.lanes(&self.options, &feed, &counters, registered.as_ref());
+        let mut report = self.report(&prepared, setups.len());
         let (ended, endings) = unbounded();
         let events = || {
             let ended = ended.clone();
@@ -229,7 +231,7 @@ impl Loader {
                 ended: Box::new(move |result| drop(ended.send(result))),
             }
         };
-        let (threads, opened) = lane::start(report.lanes, &setup, sink, events)?;
+        let (threads, opened) = lane::start(setups, sink, events)?;
         let endings: Vec<_> = endings.iter().take(threads.len()).collect();
         let since = counters.reading_since.get().copied();
         report.seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());
@@ -246,37 +248,20 @@ impl Loader {
         Ok(report)
     }
 
-    fn lane_setup(
-        &self,
-        prepared: &Prepared,
-        feed: &Arc<Feed>,
-        counters: &Arc<Counters>,
-        depth: Depth,
-        slab: Option<Arc<Slab>>,
-    ) -> LaneSetup {
-        let (kind, reason) = engine::choose(self.options.engine, &prepared.files);
-        let depth = depth.jobs().min(prepared.plan.extents.len()).max(1);
-        LaneSetup {
-            feed: Arc::clone(feed),
-            engine: Arc::new(EngineSetup {
-                files: Arc::clone(&prepared.files),
-                depth,
-                slab,
-            }),
-            kind,
-            choice: self.options.engine,
-            reason,
-            counters: Arc::clone(counters),
-        }
+    fn prepare(&self) -> Result<Prepared> {
+        let Device::Cpu = self.device;
+        self.options.validate()?;
+        Prepared::new(&self.checkpoint, self.selected()?, &self.options)
     }
 
     /// The budget, which must hold the largest region.
     fn memory_limit(&self, prepared: &Prepared) -> Result<u64> {
         let largest = Mapping::charge(prepared.plan.region_bytes_max()) as u64;
+        let in_flight = prepared.in_flight_bytes();
         let limit = self
             .options
             .memory_limit
-            .unwrap_or(MEMORY_LIMIT.max(largest + largest / 4));
+            .unwrap_or(MEMORY_LIMIT.max(largest + in_flight.max(largest / 4)));
         if largest <= limit || prepared.plan.regions.is_empty() {
             return Ok(limit);
         }
@@ -294,7 +279,7 @@ impl Loader {
         Err(too_large(tensor, largest, limit))
     }
 
-    fn report(&self, prepared: &Prepared, depth: Depth) -> Report {
+    fn report(&self, prepared: &Prepared, lanes: usize) -> Report {
         Report {
             location: self.checkpoint.location().to_string(),
             outcome: "running".to_owned(),
@@ -305,108 +290,13 @@ impl Loader {
                 reason: "nothing to read".to_owned(),
                 features: Vec::new(),
             },
-            depth: depth.reads_of(prepared.plan.window_bytes_max()),
-            in_flight_bytes: depth.bytes(),
-            extent_bytes: prepared.plan.window_bytes_max() as u64,
+            lanes,
+            depth: prepared.reads_in_flight(),
+            in_flight_bytes: prepared.in_flight_bytes(),
+            extent_bytes: prepared.read_bytes_max(),
             ..Report::default()
         }
     }
-}
-
-/// What is known before the first read.
-struct Prepared {
-    files: Arc<[ReadFile]>,
-    tensors: Arc<[TensorInfo]>,
-    plan: Arc<Plan>,
-    hints: ReadHints,
-}
-
-impl Prepared {
-    fn new(loader: &Loader) -> Result<Self> {
-        loader.options.validate()?;
-        let Device::Cpu = loader.device;
-        let checkpoint = &loader.checkpoint;
-        let tensors: Arc<[TensorInfo]> = loader.selected()?.into();
-
-        // Only shards that something is wanted of; `source_of` numbers them.
-        let mut refused = RefusedDirect::default();
-        let mut source_of = vec![None; checkpoint.shards().len()];
-        let mut files = Vec::new();
-        for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
-            if source_of[tensor.shard()].is_none() {
-                source_of[tensor.shard()] = Some(files.len());
-                let source = Arc::clone(checkpoint.shards()[tensor.shard()].source());
-                files.push(ReadFile::open(source, loader.options.cache, &mut refused)?);
-            }
-        }
-        let wanted: Vec<Wanted> = tensors
-            .iter()
-            .map(|tensor| Wanted {
-                source: source_of[tensor.shard()].unwrap_or(0),
-                range: tensor.file_range(),
-                alignment: tensor.dtype().alignment(),
-            })
-            .collect();
-        let layouts: Vec<Layout> = files
-            .iter()
-            .map(|file| layout(file, &loader.options))
-            .collect();
-        refuse_too_many_reads(&tensors, &layouts)?;
-        let plan = Arc::new(plan::build(&wanted, &layouts));
-        let hints = files
-            .iter()
-            .map(ReadFile::hints)
-            .fold(NO_HINTS, |a, b| ReadHints {
-                extent_bytes: a.extent_bytes.max(b.extent_bytes),
-                alignment: a.alignment.max(b.alignment),
-                gap_bytes: a.gap_bytes.max(b.gap_bytes),
-                depth: a.depth.max(b.depth),
-                in_flight_bytes: a.in_flight_bytes.max(b.in_flight_bytes),
-            });
-        Ok(Self {
-            files: files.into(),
-            tensors,
-            plan,
-            hints,
-        })
-    }
-
-    /// What the caller asked for, else what the sources like.
-    fn depth(&self, options: &Options) -> Depth {
-        let window = self.plan.window_bytes_max() as u64;
-        let jobs = options.depth.unwrap_or(self.hints.depth);
-        let bytes = options
-            .in_flight_bytes
-            .unwrap_or_else(|| match options.depth {
-                Some(jobs) => window * jobs as u64,
-                // Windows are a little longer than extents: alignment at both edges must not cost a whole read in flight.
-                None => self.hints.in_flight_bytes + 2 * self.hints.alignment * jobs as u64,
-            });
-        Depth::fixed(jobs, bytes)
-    }
-}
-
-/// A sparse file may claim a tensor of petabytes: planning its reads would take more memory than any budget.
-fn refuse_too_many_reads(tensors: &[TensorInfo], layouts: &[Layout]) -> Result<()> {
-    let lengths = tensors.iter().map(TensorInfo::byte_len);
-    let bytes = lengths.fold(0, u64::saturating_add);
-    let smallest = layouts
-        .iter()
-        .map(|layout| layout.extent_bytes)
-        .min()
-        .unwrap_or(1);
-    if bytes / smallest > EXTENTS_MAX {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            format!(
-                "{} in reads of {} are more than {EXTENTS_MAX} reads",
-                format_bytes(bytes),
-                format_bytes(smallest)
-            ),
-        )
-        .with_hint("raise extent_bytes, or select fewer tensors"));
-    }
-    Ok(())
 }
 
 fn too_large(tensor: &TensorInfo, needed: u64, limit: u64) -> Error {
@@ -423,38 +313,30 @@ fn too_large(tensor: &TensorInfo, needed: u64, limit: u64) -> Error {
     .with_hint(format!("set memory_limit to at least {needed} bytes"))
 }
 
-const NO_HINTS: ReadHints = ReadHints {
-    extent_bytes: 1,
-    alignment: 1,
-    gap_bytes: 0,
-    depth: 1,
-    in_flight_bytes: 1,
-};
-
-fn layout(file: &ReadFile, options: &Options) -> Layout {
-    let hints = file.hints();
-    let extent_bytes = options.extent_bytes.unwrap_or(hints.extent_bytes);
-    Layout {
-        extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
-        alignment: hints.alignment,
-        gap_bytes: hints.gap_bytes,
-    }
-}
-
-/// Memory to read into without making tensors, and what of it lanes should register. Fresh memory is not registered: that would
-/// touch it all, serially, before the first read.
-fn raw_memory(plan: &Plan, depth: Depth, ceiling: Ceiling) -> Result<(Memory, Option<Arc<Slab>>)> {
+/// Memory to read into without making tensors, what of it lanes should register, and how many jobs it is enough for. Fresh memory
+/// is not registered: that would touch it all, serially, before the first read.
+fn raw_memory(
+    plan: &Plan,
+    prepared: &Prepared,
+    ceiling: Ceiling,
+) -> Result<(Memory, Option<Arc<Slab>>, usize)> {
     match ceiling {
         Ceiling::Recycled => {
-            let slots = plan.extents.len().min(depth.jobs()).max(1);
+            let window = plan.window_bytes_max().max(1);
+            let slots = plan
+                .extents
+                .len()
+                .min(prepared.jobs())
+                .min(prepared.reads_in_flight().max(SLAB_BYTES_MAX / window))
+                .max(1);
             let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;
-            Ok((Memory::Slab(Arc::clone(&slab)), Some(slab)))
+            Ok((Memory::Slab(Arc::clone(&slab)), Some(slab), slots))
         }
         Ceiling::Fresh => {
             let bytes = plan.extents.iter().map(|extent| extent.window).sum();
             let pool = Pool::new(u64::MAX, Arc::default());
             let whole = pool.try_region(bytes, 1)?.expect("the budget has no limit");
-            Ok((Memory::Whole(Mutex::new(whole)), None))
+            Ok((Memory::Whole(Mutex::new(whole)), None, prepared.jobs()))
         }
     }
 }

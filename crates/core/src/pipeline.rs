@@ -16,7 +16,8 @@ use std::time::Instant;
 
 use crate::buffer::{Bell, Pool, RegionWriter, Slab};
 use crate::engine::{Done, Engine, Job, Wait};
-use crate::error::Result;
+use crate::error::{ErrorKind, Result};
+use crate::over::Over;
 use crate::plan::{Extent, Plan};
 use crate::report::{Counters, Stage};
 use crate::schedule::{InFlight, Next, Schedule};
@@ -40,6 +41,7 @@ pub struct Feed {
     memory: Memory,
     state: Mutex<FeedState>,
     bell: Arc<Bell>,
+    over: Arc<Over>,
 }
 
 #[derive(Debug)]
@@ -68,7 +70,13 @@ impl Feed {
             memory,
             state: Mutex::new(FeedState { schedule, writers }),
             bell,
+            over: Arc::default(),
         }
+    }
+
+    /// Raised when nothing more is to be started: for engines that can let go of what they have in flight.
+    pub fn over(&self) -> &Arc<Over> {
+        &self.over
     }
 
     /// The memory that leases come from.
@@ -80,6 +88,7 @@ impl Feed {
     pub fn stop(&self) {
         self.lock().schedule.stop();
         self.bell.ring();
+        self.over.raise();
     }
 
     /// The load is over: starts nothing more and gives back what was kept for later reads. Windows in flight and tensors keep
@@ -104,11 +113,12 @@ impl Feed {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn take(&self) -> Result<Take> {
+    fn take(&self, group: usize) -> Result<Take> {
         let plan = &*self.plan;
         let mut state = self.lock();
         let FeedState { schedule, writers } = &mut *state;
-        let next = schedule.next(plan, |region| match &self.memory {
+        let turn = schedule.turn();
+        let next = schedule.next(group, plan, |region| match &self.memory {
             Memory::Regions(pool) => {
                 let region_plan = &plan.regions[region];
                 writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
@@ -117,6 +127,9 @@ impl Feed {
             // Windows are taken extent by extent.
             Memory::Slab(_) | Memory::Whole(_) => Ok(true),
         })?;
+        if schedule.turn() != turn {
+            self.bell.ring();
+        }
         let extent_index = match next {
             Next::Extent(index) => index,
             Next::Deep | Next::Starved => return Ok(Take::Wait),
@@ -144,7 +157,7 @@ impl Feed {
         };
         Ok(Take::Job(Job {
             extent: extent_index,
-            source: extent.source,
+            source: schedule.member(extent.source).index,
             offset: extent.offset,
             needed: extent.needed,
             lease,
@@ -157,7 +170,7 @@ impl Feed {
     }
 }
 
-/// Runs one lane until nothing is left, or to the first failure.
+/// Runs one lane of `group` until nothing is left, or to the first failure.
 ///
 /// `deliver` gets every finished tensor. `counters` is added to.
 ///
@@ -166,6 +179,7 @@ impl Feed {
 /// The first failure of engine or sink, after all that was in flight has come back.
 pub fn run<E: Engine, S: Sink>(
     feed: &Feed,
+    group: usize,
     engine: &mut E,
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
@@ -184,7 +198,7 @@ pub fn run<E: Engine, S: Sink>(
         let rung = feed.bell.count();
         let mut exhausted = false;
         while failure.is_none() && engine.in_flight() < engine.depth() {
-            match feed.take() {
+            match feed.take(group) {
                 Ok(Take::Job(job)) => {
                     out.insert(job.extent, job.lease.start());
                     engine.submit(job);
@@ -220,32 +234,44 @@ pub fn run<E: Engine, S: Sink>(
             watch.lap(Stage::MemoryWait);
         }
 
-        for Done {
-            extent,
-            result,
-            transfer,
-        } in done.drain(..)
-        {
-            let start = out.remove(&extent);
-            if let Ok(filled) = &result {
-                // What sinks rely on: a wrong pairing would make a tensor of another one's bytes.
-                assert!(
-                    start == Some(filled.start()),
-                    "the engine mixed up extent {extent}"
-                );
-            }
-            let extent = &feed.plan.extents[extent];
-            lane.count(transfer);
-            if let Err(error) = result.and_then(|filled| sink.submit(extent, filled)) {
+        for done in done.drain(..) {
+            let start = out.remove(&done.extent);
+            if let Err(error) = complete(feed, sink, lane, done, start) {
                 failure.get_or_insert(error);
             }
-            feed.ended(extent);
         }
         failure = failure.or(sink.reap(Wait::No, &mut ready).err());
         if failure.is_some() {
             feed.stop();
         }
         watch.lap(Stage::Deliver);
+    }
+}
+
+/// Takes what the engine gives back for the window that began at `start` to the sink.
+fn complete<S: Sink>(
+    feed: &Feed,
+    sink: &mut S,
+    lane: &LaneWork<'_, S::Tensor>,
+    done: Done,
+    start: Option<usize>,
+) -> Result<()> {
+    if let Ok(filled) = &done.result {
+        // What sinks rely on: a wrong pairing would make a tensor of another one's bytes.
+        assert!(
+            start == Some(filled.start()),
+            "the engine mixed up extent {}",
+            done.extent
+        );
+    }
+    let extent = &feed.plan.extents[done.extent];
+    lane.count(done.transfer);
+    let result = done.result.and_then(|filled| sink.submit(extent, filled));
+    feed.ended(extent);
+    match result {
+        // An engine that let go because the load is over: why it is, somebody else knows.
+        Err(error) if error.kind() == ErrorKind::Cancelled && feed.over.is_raised() => Ok(()),
+        result => result,
     }
 }
 
@@ -261,6 +287,8 @@ impl<T> LaneWork<'_, T> {
         Counters::add(&self.counters.extents, 1);
         Counters::add(&self.counters.direct_bytes, transfer.direct_bytes);
         Counters::add(&self.counters.buffered_bytes, transfer.buffered_bytes);
+        Counters::add(&self.counters.remote_bytes, transfer.remote_bytes);
+        Counters::add(&self.counters.requests, u64::from(transfer.requests));
         Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
         Counters::add(&self.counters.retries, u64::from(transfer.retries));
     }

@@ -41,12 +41,16 @@ pub struct Report {
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
+    /// Bytes received from object stores.
+    pub remote_bytes: u64,
+    /// Requests to object stores for the bytes of tensors.
+    pub requests: u64,
     /// Bytes copied in memory after they were read: of tensors whose offset in the file is no multiple of their dtype's
     /// alignment, which no direct read can put at an address that is one. Otherwise 0.
     pub copied_bytes: u64,
     /// Reads that came back short and were continued.
     pub short_reads: u64,
-    /// Reads that were repeated.
+    /// Reads and requests that were repeated.
     pub retries: u64,
     /// The budget, bytes.
     pub memory_limit: u64,
@@ -64,7 +68,7 @@ pub struct Report {
     pub depth: usize,
     /// Most bytes in flight.
     pub in_flight_bytes: u64,
-    /// Largest planned read, bytes.
+    /// Largest planned read or request, bytes.
     pub extent_bytes: u64,
     /// What the user should know: fallbacks and what to do about them.
     pub notes: Vec<String>,
@@ -74,7 +78,8 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EngineReport {
-    /// `"uring"` or `"pread"`; `"none"` when there was nothing to read.
+    /// `"uring"`, `"pread"` or `"object"`; two of them with a `+` when some shards are files and some are objects; `"none"` when
+    /// there was nothing to read.
     pub name: String,
     /// What the caller asked for.
     pub requested: String,
@@ -143,7 +148,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, at most {} and {} in flight, {}; {} direct, {} buffered, {} copied; \
+            "reads    {} of up to {}, at most {} and {} in flight, {}; {} direct, {} buffered{}, {} copied; \
              {} short, {} repeated",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
@@ -152,6 +157,12 @@ impl fmt::Display for Report {
             counted(self.lanes as u64, "lane"),
             format_bytes(self.direct_bytes),
             format_bytes(self.buffered_bytes),
+            if self.requests > 0 {
+                let requests = counted(self.requests, "request");
+                format!(", {} by {requests}", format_bytes(self.remote_bytes))
+            } else {
+                String::new()
+            },
             format_bytes(self.copied_bytes),
             self.short_reads,
             self.retries
@@ -193,6 +204,8 @@ pub(crate) struct Counters {
     pub(crate) extents: AtomicU64,
     pub(crate) direct_bytes: AtomicU64,
     pub(crate) buffered_bytes: AtomicU64,
+    pub(crate) remote_bytes: AtomicU64,
+    pub(crate) requests: AtomicU64,
     pub(crate) short_reads: AtomicU64,
     pub(crate) retries: AtomicU64,
     submit_nanos: AtomicU64,
@@ -228,7 +241,10 @@ impl Counters {
 
     /// Bytes that came from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
-        self.direct_bytes.load(Ordering::Relaxed) + self.buffered_bytes.load(Ordering::Relaxed)
+        [&self.direct_bytes, &self.buffered_bytes, &self.remote_bytes]
+            .map(|counter| counter.load(Ordering::Relaxed))
+            .into_iter()
+            .sum()
     }
 
     pub(crate) fn fill(&self, report: &mut Report) {
@@ -237,6 +253,8 @@ impl Counters {
         report.extents = load(&self.extents);
         report.direct_bytes = load(&self.direct_bytes);
         report.buffered_bytes = load(&self.buffered_bytes);
+        report.remote_bytes = load(&self.remote_bytes);
+        report.requests = load(&self.requests);
         report.read_bytes = self.read_bytes();
         report.short_reads = load(&self.short_reads);
         report.retries = load(&self.retries);

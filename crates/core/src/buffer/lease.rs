@@ -104,12 +104,62 @@ impl Lease {
     }
 
     /// Fills the window's first bytes from memory: for engines that have the bytes already.
-    pub fn fill_from(mut self, bytes: &[u8]) -> Filled {
-        for (target, byte) in self.as_uninit()[..bytes.len()].iter_mut().zip(bytes) {
-            target.write(*byte);
+    pub fn fill_from(self, bytes: &[u8]) -> Filled {
+        let mut filling = self.filling();
+        filling.push(bytes);
+        filling.finish()
+    }
+
+    /// Fills the window from memory, front to back: for engines that get the bytes bit by bit.
+    pub fn filling(self) -> Filling {
+        Filling {
+            lease: self,
+            len: 0,
         }
-        // SAFETY: just written, through the only access there is.
-        unsafe { self.assume_filled(bytes.len()) }
+    }
+}
+
+/// A lease of which the first bytes are written.
+#[derive(Debug)]
+pub struct Filling {
+    lease: Lease,
+    len: usize,
+}
+
+impl Filling {
+    /// Bytes written so far.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes the next bytes.
+    ///
+    /// # Panics
+    ///
+    /// When the window has no room for them.
+    pub fn push(&mut self, bytes: &[u8]) {
+        let room = self.lease.len - self.len;
+        assert!(
+            bytes.len() <= room,
+            "{} bytes for {room} of a window",
+            bytes.len()
+        );
+        // SAFETY: `len` is inside the window.
+        let end = unsafe { self.lease.start.add(self.len) };
+        // SAFETY: the window has room for so many bytes, only this lease reaches them, and so `bytes` lies elsewhere.
+        unsafe { end.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        self.len += bytes.len();
+    }
+
+    /// The lease with what was written.
+    pub fn finish(self) -> Filled {
+        // SAFETY: `push` wrote the first `len` bytes, and nobody can call it any more.
+        unsafe { self.lease.assume_filled(self.len) }
     }
 }
 

@@ -12,7 +12,7 @@ mod region;
 mod slab;
 
 pub use bell::Bell;
-pub use lease::{Filled, Lease};
+pub use lease::{Filled, Filling, Lease};
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, Shelf};
 pub use region::{Region, RegionBytes, RegionWriter};

@@ -1,16 +1,21 @@
-//! Which files make up a checkpoint: a file, a folder, an index file, or a list.
-
-use std::path::Path;
+//! Which files make up a checkpoint: a file, a folder, an index file, or a list. The same rules on file systems and in object
+//! stores.
 
 use super::Placement;
+use super::place::{Found, Places};
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{INDEX_BYTES_MAX, natural_cmp, parse_index};
-use crate::source::{FileSource, Location, Source, cannot_open, path_of};
+use crate::source::{Location, Source};
 
 const SUFFIX: &str = ".safetensors";
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// What `transformers` writes; it wins over other indexes in the same folder.
 const INDEX_NAME: &str = "model.safetensors.index.json";
+/// What `transformers` writes when one file is enough.
+#[cfg(feature = "object")]
+const SINGLE_NAME: &str = "model.safetensors";
+/// First read of an index, bytes: holds it all for 10,000 tensors.
+const INDEX_FIRST_BYTES: usize = 1 << 20;
 
 /// The files of a checkpoint, and what of them counts.
 #[derive(Debug)]
@@ -25,36 +30,63 @@ impl ShardSet {
         Self { files, index: None }
     }
 
-    pub(super) fn find(location: &Location) -> Result<Self> {
-        let path = path_of(location)?;
-        let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, location))?;
-        if metadata.is_dir() {
-            return Self::in_folder(location, path);
+    pub(super) fn find(location: &Location, places: &Places) -> Result<Self> {
+        match places.find(location)? {
+            Found::Folder { names, below } => {
+                Self::in_folder(location, &names, places).map_err(|error| name_below(error, &below))
+            }
+            #[cfg(feature = "object")]
+            Found::Unlisted => Self::in_unlisted(location, places),
+            Found::File if location.has_extension("json") => Self::of_index(location, places),
+            Found::File => Ok(Self::of_files(vec![location.clone()])),
         }
-        if path.to_string_lossy().ends_with(".json") {
-            return Self::of_index(location, path.parent().unwrap_or(Path::new("")));
-        }
-        Ok(Self::of_files(vec![location.clone()]))
     }
 
-    fn in_folder(location: &Location, folder: &Path) -> Result<Self> {
-        let names = names_in(location, folder)?;
+    fn in_folder(location: &Location, names: &[String], places: &Places) -> Result<Self> {
         let indexes: Vec<_> = names
             .iter()
             .filter(|name| name.ends_with(INDEX_SUFFIX))
             .collect();
         match indexes[..] {
             _ if indexes.iter().any(|name| *name == INDEX_NAME) => {
-                Self::of_index(&location.join(INDEX_NAME), folder)
+                Self::of_index(&location.join(INDEX_NAME), places)
             }
-            [only] => Self::of_index(&location.join(only), folder),
+            [only] => Self::of_index(&location.join(only), places),
             [first, second, ..] => Err(Error::new(
                 ErrorKind::InvalidRequest,
                 format!("holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"),
             )
             .with_location(location)
             .with_hint("give the path of the index file to load")),
-            [] => Self::without_index(location, &names),
+            [] => Self::without_index(location, names),
+        }
+    }
+
+    /// A folder on a web server: what model hubs have in it is tried.
+    #[cfg(feature = "object")]
+    fn in_unlisted(location: &Location, places: &Places) -> Result<Self> {
+        match Self::of_index(&location.join(INDEX_NAME), places) {
+            // Servers that must not be listed say 403 of what is not there.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    ErrorKind::NotFound | ErrorKind::PermissionDenied
+                ) => {}
+            found => return found,
+        }
+        let single = location.join(SINGLE_NAME);
+        match places.open(&single, 1) {
+            Ok(_) => Ok(Self::of_files(vec![single])),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
+                ErrorKind::NotFound,
+                format!(
+                    "holds neither {INDEX_NAME} nor {SINGLE_NAME}, and web servers list no folders"
+                ),
+            )
+            .with_location(location)
+            .with_hint("give the URL of an index or of a *.safetensors file")
+            .with_source(error)),
+            Err(error) => Err(error),
         }
     }
 
@@ -79,8 +111,8 @@ impl ShardSet {
     }
 
     /// The shards that an index names, in natural order.
-    fn of_index(location: &Location, folder: &Path) -> Result<Self> {
-        let source = FileSource::open(location)?;
+    fn of_index(location: &Location, places: &Places) -> Result<Self> {
+        let (source, mut bytes) = places.open(location, INDEX_FIRST_BYTES)?;
         if source.len() > INDEX_BYTES_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidFormat,
@@ -92,45 +124,67 @@ impl ShardSet {
             .with_location(location));
         }
         let len = usize::try_from(source.len()).expect("checked above");
-        let index =
-            parse_index(&source.fetch(0, len)?).map_err(|error| error.with_location(location))?;
-        let folder = Location::from_path(folder);
+        if bytes.len() < len {
+            bytes.extend(source.fetch(bytes.len() as u64, len - bytes.len())?);
+        }
+        let index = parse_index(&bytes).map_err(|error| error.with_location(location))?;
+        let folder = location.parent();
         let files: Vec<_> = index
             .shards
             .iter()
             .map(|shard| folder.join(shard))
             .collect();
-        for (file, shard) in files.iter().zip(&index.shards) {
-            // Better than a bare "cannot open": says who wants the file.
-            if !path_of(file)?.exists() {
-                return Err(Error::new(
-                    ErrorKind::NotFound,
-                    format!("the index names shard {shard:?}, which is not there"),
-                )
-                .with_location(location)
-                .with_hint("the download may be incomplete; fetch the missing shard"));
-            }
-        }
-        Ok(Self {
+        let set = Self {
             files,
             index: Some(Placement::new(location.clone(), index)),
-        })
+        };
+        for file in &set.files {
+            // Before any is opened. In an object store, opening all of them is the way to know.
+            if file.as_path().is_some_and(|path| !path.exists()) {
+                return Err(set.missing(file, Error::new(ErrorKind::NotFound, "")));
+            }
+        }
+        Ok(set)
+    }
+
+    /// Better than a bare "cannot open": says who wants the file, if an index does.
+    pub(super) fn missing(&self, file: &Location, error: Error) -> Error {
+        let Some(placement) = self
+            .index
+            .as_ref()
+            .filter(|_| error.kind() == ErrorKind::NotFound)
+        else {
+            return error;
+        };
+        let at = self.files.iter().position(|other| other == file);
+        let shard = at.map_or("", |at| placement.shards[at].as_str());
+        let missing = Error::new(
+            ErrorKind::NotFound,
+            format!("the index names shard {shard:?}, which is not there"),
+        )
+        .with_location(&placement.location)
+        .with_hint("the download may be incomplete; fetch the missing shard");
+        match error.request().cloned() {
+            Some(request) => missing.with_request(request),
+            None => missing,
+        }
     }
 }
 
-fn names_in(location: &Location, folder: &Path) -> Result<Vec<String>> {
-    let unreadable =
-        |error| Error::from_io("cannot list the folder", error).with_location(location);
-    let mut names = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
-        let name = entry.map_err(unreadable)?.file_name();
-        // A name that is not UTF-8 ends in neither suffix that counts here, or is not ours to guess.
-        if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
-            names.push(name.to_owned());
-        }
+/// A bucket holds many models: whoever gave a prefix too short is told how it goes on.
+fn name_below(error: Error, below: &[String]) -> Error {
+    const SHOWN: usize = 8;
+    if error.kind() != ErrorKind::NotFound || below.is_empty() {
+        return error;
     }
-    names.sort();
-    Ok(names)
+    let shown = below[..below.len().min(SHOWN)].join("/, ");
+    let more = below.len().saturating_sub(SHOWN);
+    let more = if more > 0 {
+        format!(" and {more} more")
+    } else {
+        String::new()
+    };
+    error.with_hint(format!("below it are {shown}/{more}: give one of them"))
 }
 
 /// Files named `…-00002-of-00004.safetensors` say themselves how many there are: a missing one must not go unnoticed just

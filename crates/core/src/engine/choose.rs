@@ -6,11 +6,15 @@
 use std::fmt;
 use std::sync::Arc;
 
+#[cfg(feature = "object")]
+use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::{Engine, uring};
 use crate::buffer::Slab;
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::EngineChoice;
+#[cfg(feature = "object")]
+use crate::source::ObjectSource;
 use crate::source::{Access, ReadFile};
 
 /// Reading threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's throughput at twice its CPU time
@@ -128,6 +132,30 @@ pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Resu
         features,
         refusal,
     })
+}
+
+/// Opens the engine for object stores.
+#[cfg(feature = "object")]
+pub fn open_objects(setup: &Arc<ObjectSetup>) -> OpenedEngine {
+    let mut features = vec![format!("{} connections", setup.connections)];
+    let mut credentials: Vec<_> = setup
+        .objects
+        .iter()
+        .map(ObjectSource::credentials)
+        .collect();
+    credentials.sort();
+    credentials.dedup();
+    features.extend(
+        credentials
+            .iter()
+            .map(|source| format!("credentials: {source}")),
+    );
+    OpenedEngine {
+        engine: Box::new(ObjectEngine::open(Arc::clone(setup))),
+        name: "object",
+        features,
+        refusal: None,
+    }
 }
 
 /// Copies from memory are limited by cores, reads from a device by its queue.

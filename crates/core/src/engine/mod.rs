@@ -5,6 +5,8 @@
 
 mod choose;
 mod fill;
+#[cfg(feature = "object")]
+mod object;
 mod pread;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 mod uring;
@@ -12,7 +14,11 @@ mod uring;
 #[path = "no_uring.rs"]
 mod uring;
 
+#[cfg(feature = "object")]
+pub use choose::open_objects;
 pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, choose, open};
+#[cfg(feature = "object")]
+pub use object::ObjectSetup;
 pub use uring::{RingProbe, probe_ring};
 
 use crate::buffer::{Filled, Lease};
@@ -44,6 +50,17 @@ pub struct Done {
     pub transfer: Transfer,
 }
 
+impl Done {
+    /// Of a job that failed before anything was read.
+    pub fn failed(extent: usize, error: Error) -> Self {
+        Self {
+            extent,
+            result: Err(error),
+            transfer: Transfer::default(),
+        }
+    }
+}
+
 /// What reading one extent took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
@@ -51,9 +68,14 @@ pub struct Transfer {
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
+    /// Bytes received from object stores.
+    pub remote_bytes: u64,
+    /// Requests to object stores.
+    pub requests: u32,
     /// Reads that returned less than they were asked for, before the end of what was needed.
     pub short_reads: u32,
-    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`) or refused direct I/O.
+    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`) or refused direct I/O; requests repeated because they
+    /// failed.
     pub retries: u32,
 }
 

@@ -50,9 +50,9 @@ pub enum EngineChoice {
     /// `uring` where a ring can be set up and files are not in memory already, else `pread`.
     #[default]
     Auto,
-    /// `io_uring`, or fail.
+    /// `io_uring` for files, or fail. Objects have an engine of their own, whatever is chosen.
     Uring,
-    /// Threads that call `pread`.
+    /// Threads that call `pread` for files.
     Pread,
 }
 
@@ -138,18 +138,22 @@ pub struct Options {
     pub cache: Cache,
     /// In which order tensors are handed out. Default: [`Order::Ready`].
     pub order: Order,
-    /// Reads in flight, over all lanes. Default: the source's hint.
+    /// Reads of files in flight, over all lanes, and requests to object stores in flight. Default: the source's hint.
     pub depth: Option<usize>,
     /// Bytes in flight, over all lanes; one read is always allowed. Default: the source's hint, or `depth` times
     /// `extent_bytes` when `depth` is given.
     pub in_flight_bytes: Option<u64>,
-    /// Largest read, bytes; rounded up to the alignment of direct I/O. Default: the source's hint.
+    /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to an object store. Default: the
+    /// source's hint.
     pub extent_bytes: Option<u64>,
-    /// Threads that each run an engine of their own. Default: 1.
+    /// Threads that each run an engine of their own, for files. Default: 1.
     pub lanes: Option<usize>,
-    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB, or the
-    /// largest tensor and a quarter if that is more.
+    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB; or the largest tensor and
+    /// beside it a quarter of it or what may be in flight, if that is more.
     pub memory_limit: Option<u64>,
+    /// How often a failed request to an object store is tried again before the load fails; only what is missing is asked for.
+    /// Default: what the options of the store say, 8 without any.
+    pub retries: Option<u32>,
     /// The load fails with [`ErrorKind::TimedOut`] when it takes longer. Default: no limit.
     pub timeout: Option<Duration>,
 }

@@ -24,11 +24,23 @@ impl InFlight {
     }
 }
 
+impl std::ops::Add for InFlight {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            jobs: self.jobs + other.jobs,
+            bytes: self.bytes + other.bytes,
+        }
+    }
+}
+
 /// Limits on what is in flight, in jobs and in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
     jobs: usize,
     bytes: u64,
+    stride: u64,
 }
 
 impl Depth {
@@ -37,7 +49,27 @@ impl Depth {
         Self {
             jobs: jobs.max(1),
             bytes,
+            stride: 0,
         }
+    }
+
+    /// The same, but so many bytes are read of a source before it is the next one's turn: for engines that bring neighbours by
+    /// one request.
+    #[must_use]
+    pub fn with_stride(self, stride: u64) -> Self {
+        Self { stride, ..self }
+    }
+
+    /// The same with at most `jobs` jobs.
+    pub(super) fn at_most(self, jobs: usize) -> Self {
+        Self {
+            jobs: self.jobs.min(jobs).max(1),
+            ..self
+        }
+    }
+
+    pub(super) fn stride(&self) -> u64 {
+        self.stride
     }
 
     /// Most jobs.

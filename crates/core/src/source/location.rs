@@ -1,98 +1,350 @@
 //! Where bytes live, as the user wrote it.
 //!
-//! Parses and shows locations; opens nothing. What is shown is safe to print.
+//! Parses and shows locations; opens nothing. What is shown is safe to print: without user names, passwords and query strings,
+//! which is where URLs carry secrets.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use percent_encoding::percent_decode_str;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::error::{Error, ErrorKind, Result, printable};
 
-/// A path or a `file://` URL.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A path, a `file://` URL, or the URL of an object or of a prefix of objects.
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
-    path: PathBuf,
-    text: String,
+    place: Place,
+    shown: String,
 }
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Place {
+    Path(PathBuf),
+    Remote(RemoteUrl),
+}
+
+/// Which protocol an object store speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// `s3://bucket/key`; also `s3a://`.
+    S3,
+    /// `gs://bucket/key`; also `gcs://`.
+    Gcs,
+    /// `az://container/key`, also `azure://` and `adl://`; `abfss://container@account.dfs.core.windows.net/key`, also `abfs://`.
+    Azure,
+    /// `http://host/path` and `https://host/path`.
+    Http,
+    /// A store that the caller opened.
+    Custom,
+}
+
+/// A URL of an object store, cut into what a store and what an object is.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct RemoteUrl {
+    pub(crate) protocol: Protocol,
+    /// As written, in lower case, without `://`.
+    pub(crate) scheme: String,
+    /// Bucket or container; for HTTP host and port. With whatever stood before an `@`.
+    pub(crate) authority: String,
+    /// Key or path without its leading slash. As written: keys of S3, GCS and Azure are not percent-encoded, paths of HTTP are.
+    pub(crate) path: String,
+    /// What followed `?` in an HTTP URL: may be a signature.
+    pub(crate) query: Option<String>,
+}
+
+const SCHEMES: [(&str, Protocol); 11] = [
+    ("s3", Protocol::S3),
+    ("s3a", Protocol::S3),
+    ("gs", Protocol::Gcs),
+    ("gcs", Protocol::Gcs),
+    ("az", Protocol::Azure),
+    ("azure", Protocol::Azure),
+    ("adl", Protocol::Azure),
+    ("abfs", Protocol::Azure),
+    ("abfss", Protocol::Azure),
+    ("http", Protocol::Http),
+    ("https", Protocol::Http),
+];
+
+/// What stands for something else in the path of a URL, or may not stand there: all but what RFC 3986 calls unreserved.
+const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
 
 impl Location {
     /// Reads a path or a URL.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for an empty text or a `file://` URL of another host, [`ErrorKind::Unsupported`] for any
-    /// other scheme.
+    /// [`ErrorKind::InvalidRequest`] for an empty text, a `file://` URL of another host or a URL without a bucket or host,
+    /// [`ErrorKind::Unsupported`] for any other scheme.
     pub fn parse(text: &str) -> Result<Self> {
+        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
         if text.is_empty() {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "the location is empty",
-            ));
+            return Err(invalid("the location is empty".to_owned()));
         }
         if text.contains('\0') {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("the location {text:?} holds a zero byte, which no path can"),
+            return Err(invalid(
+                "the location holds a zero byte, which no path and no URL can".to_owned(),
             ));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
-            return Ok(Self {
-                path: PathBuf::from(text),
-                text: text.to_owned(),
-            });
+            return match text.split_once(":/") {
+                Some((scheme, _)) if SCHEMES.iter().any(|(name, _)| *name == scheme) => {
+                    Err(invalid(format!("{scheme}:/ is neither a path nor a URL"))
+                        .with_hint(format!("write {scheme}://, with two slashes")))
+                }
+                _ => Ok(Self::from_path(text)),
+            };
         };
-        if !scheme.eq_ignore_ascii_case("file") {
+        let scheme = scheme.to_ascii_lowercase();
+        if scheme == "file" {
+            return Self::from_file_url(text, rest);
+        }
+        let protocol = SCHEMES.iter().find(|(name, _)| *name == scheme);
+        let Some((_, protocol)) = protocol else {
             // Not the whole text: a URL may carry credentials.
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("locations that begin with {scheme}:// cannot be read by this build"),
+                format!("locations that begin with {scheme}:// cannot be read"),
             )
-            .with_hint("give a path or a file:// URL"));
-        }
+            .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https or file"));
+        };
+        let url = RemoteUrl::parse(*protocol, scheme, rest)?;
+        Ok(Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        })
+    }
+
+    fn from_file_url(text: &str, rest: &str) -> Result<Self> {
+        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
         let path = rest.strip_prefix("localhost").unwrap_or(rest);
         if !path.starts_with('/') {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("file URL {text:?} names a host or a relative path"),
-            )
-            .with_hint("write file:///absolute/path"));
+            return Err(
+                invalid(format!("file URL {text:?} names a host or a relative path"))
+                    .with_hint("write file:///absolute/path"),
+            );
         }
         let path = percent_decode_str(path).decode_utf8().map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidRequest,
-                format!("file URL {text:?} is not UTF-8"),
-            )
-            .with_source(error)
+            invalid(format!("file URL {text:?} is not UTF-8")).with_source(error)
         })?;
         Ok(Self {
-            path: PathBuf::from(path.as_ref()),
-            text: text.to_owned(),
+            place: Place::Path(PathBuf::from(path.as_ref())),
+            shown: text.to_owned(),
         })
     }
 
     /// The location of a path, taken as it is.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
-        let text = path.display().to_string();
-        Self { path, text }
+        let shown = path.display().to_string();
+        Self {
+            place: Place::Path(path),
+            shown,
+        }
     }
 
     /// The path, if the location is on a file system.
     pub fn as_path(&self) -> Option<&Path> {
-        Some(&self.path)
+        match &self.place {
+            Place::Path(path) => Some(path),
+            Place::Remote(_) => None,
+        }
     }
 
-    /// The location of `name` inside this folder, or beside this file.
+    /// The protocol, if the location is in an object store.
+    pub fn protocol(&self) -> Option<Protocol> {
+        self.remote().map(|url| url.protocol)
+    }
+
+    pub(crate) fn remote(&self) -> Option<&RemoteUrl> {
+        match &self.place {
+            Place::Path(_) => None,
+            Place::Remote(url) => Some(url),
+        }
+    }
+
+    /// The location of `name` inside this folder or below this prefix.
     pub(crate) fn join(&self, name: &str) -> Self {
-        Self::from_path(self.path.join(name))
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.join(name)),
+            Place::Remote(url) => Self::from_remote(url.join(name)),
+        }
+    }
+
+    /// The folder or prefix that this file or object is in.
+    pub(crate) fn parent(&self) -> Self {
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
+            Place::Remote(url) => Self::from_remote(url.parent()),
+        }
+    }
+
+    /// A location that is shown as `text`: of something that nobody can write down as one.
+    pub(crate) fn shown_as(text: impl Into<String>) -> Self {
+        Self {
+            place: Place::Path(PathBuf::new()),
+            shown: text.into(),
+        }
+    }
+
+    /// The location of `path` in a store that the caller opened and that calls itself `name`.
+    #[cfg(feature = "object")]
+    pub(crate) fn custom(name: &str, path: &str) -> Self {
+        Self::from_remote(RemoteUrl {
+            protocol: Protocol::Custom,
+            scheme: "store".to_owned(),
+            authority: name.to_owned(),
+            path: path.to_owned(),
+            query: None,
+        })
+    }
+
+    /// The last component, without what follows `?`.
+    pub(crate) fn file_name(&self) -> &str {
+        match &self.place {
+            Place::Path(path) => path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or(""),
+            Place::Remote(url) => url.path.rsplit('/').next().unwrap_or(""),
+        }
+    }
+
+    /// Whether its name ends in a dot and `extension`.
+    pub(crate) fn has_extension(&self, extension: &str) -> bool {
+        Path::new(self.file_name())
+            .extension()
+            .is_some_and(|found| found == extension)
+    }
+
+    fn from_remote(url: RemoteUrl) -> Self {
+        Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        }
+    }
+}
+
+impl RemoteUrl {
+    fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
+        // Keys may hold anything; in HTTP URLs `?` and `#` end the path.
+        let (rest, query) = match protocol {
+            Protocol::Http => {
+                let rest = rest.split('#').next().unwrap_or_default();
+                match rest.split_once('?') {
+                    Some((rest, query)) => (rest, Some(query.to_owned())),
+                    None => (rest, None),
+                }
+            }
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Custom => (rest, None),
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let url = Self {
+            protocol,
+            scheme,
+            authority: authority.to_owned(),
+            path: path.to_owned(),
+            query,
+        };
+        if url.host().is_empty() {
+            let wanted = match protocol {
+                Protocol::S3 | Protocol::Gcs | Protocol::Custom => "bucket",
+                Protocol::Azure => "container",
+                Protocol::Http => "host",
+            };
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the URL {} names no {wanted}", url.shown()),
+            )
+            .with_hint(format!("write {}://{wanted}/path", url.scheme)));
+        }
+        if protocol != Protocol::Http && !url.names_account() && authority.contains('@') {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the URL {} has credentials in it", url.shown()),
+            )
+            .with_hint("give credentials as options of the store, or in the environment"));
+        }
+        Ok(url)
+    }
+
+    /// Whether `container@account.host` says which account a container is of, rather than a user and a password.
+    fn names_account(&self) -> bool {
+        self.scheme.starts_with("abfs")
+    }
+
+    /// The authority without user and password.
+    pub(crate) fn host(&self) -> &str {
+        if self.names_account() || self.protocol == Protocol::Custom {
+            return &self.authority;
+        }
+        self.authority
+            .rsplit_once('@')
+            .map_or(self.authority.as_str(), |(_, host)| host)
+    }
+
+    /// Without user, password and query.
+    pub(crate) fn shown(&self) -> String {
+        let query = if self.query.is_some() { "?…" } else { "" };
+        let slash = if self.path.is_empty() { "" } else { "/" };
+        // A key may hold a question mark; a signature behind one is put there by mistake.
+        let (path, query) = match self.path.split_once('?') {
+            Some((path, query)) if query.contains('=') => (path, "?…"),
+            _ => (self.path.as_str(), query),
+        };
+        format!("{}://{}{slash}{path}{query}", self.scheme, self.host())
+    }
+
+    /// The URL of `name` below this one. A query goes along: it may be what grants access to the whole folder.
+    fn join(&self, name: &str) -> Self {
+        let path = self.path.trim_end_matches('/');
+        let slash = if path.is_empty() { "" } else { "/" };
+        let name = match self.protocol {
+            Protocol::Http => {
+                let components = name.split('/');
+                let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
+                encoded.collect::<Vec<_>>().join("/")
+            }
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Custom => name.to_owned(),
+        };
+        Self {
+            path: format!("{path}{slash}{name}"),
+            ..self.clone()
+        }
+    }
+
+    fn parent(&self) -> Self {
+        let path = self.path.trim_end_matches('/');
+        Self {
+            path: path
+                .rsplit_once('/')
+                .map_or("", |(parent, _)| parent)
+                .to_owned(),
+            ..self.clone()
+        }
     }
 }
 
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(&self.text))
+        f.write_str(&printable(&self.shown))
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Location({:?})", self.shown)
+    }
+}
+
+impl fmt::Debug for RemoteUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteUrl({:?})", self.shown())
     }
 }
 
@@ -135,15 +387,76 @@ mod tests {
     }
 
     #[test]
+    fn urls_of_object_stores() {
+        for (text, protocol, authority, path) in [
+            ("s3://bucket/a/b c", Protocol::S3, "bucket", "a/b c"),
+            ("S3A://bucket", Protocol::S3, "bucket", ""),
+            ("gs://bucket/a?b#c", Protocol::Gcs, "bucket", "a?b#c"),
+            ("az://container/a/", Protocol::Azure, "container", "a/"),
+            (
+                "abfss://container@account.dfs.core.windows.net/a",
+                Protocol::Azure,
+                "container@account.dfs.core.windows.net",
+                "a",
+            ),
+            ("https://host:80/a%20b", Protocol::Http, "host:80", "a%20b"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.protocol(), Some(protocol), "{text}");
+            assert_eq!(location.as_path(), None);
+            let url = location.remote().expect("a URL");
+            assert_eq!((&*url.authority, &*url.path), (authority, path), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_shown_has_no_secret() {
+        let text = "https://user:secret@host/a?X-Amz-Signature=secret#secret";
+        let location = Location::parse(text).expect("a URL");
+        assert_eq!(location.to_string(), "https://host/a?…");
+        assert!(!format!("{location:?} {:?}", location.remote()).contains("secret"));
+        let odd = Location::parse("az://c/a?sv=1&sig=secret").expect("a URL");
+        assert_eq!(odd.to_string(), "az://c/a?…");
+        let url = location.remote().expect("a URL");
+        assert_eq!(url.authority, "user:secret@host");
+        assert_eq!(url.query.as_deref(), Some("X-Amz-Signature=secret"));
+    }
+
+    #[test]
+    fn names_below_and_folders_above() {
+        let odd = Location::parse("http://h/m").expect("a URL").join("a b%?é");
+        assert_eq!(odd.to_string(), "http://h/m/a%20b%25%3F%C3%A9");
+        let nested = Location::parse("http://h/m").expect("a URL").join("a/b");
+        assert_eq!(nested.to_string(), "http://h/m/a/b");
+        for (text, below, above) in [
+            ("s3://b", "s3://b/x", "s3://b"),
+            ("s3://b/", "s3://b/x", "s3://b"),
+            ("s3://b/m", "s3://b/m/x", "s3://b"),
+            ("s3://b/m/n/", "s3://b/m/n/x", "s3://b/m"),
+            ("http://h/m?q", "http://h/m/x?…", "http://h?…"),
+            ("m/n", "m/n/x", "m"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.join("x").to_string(), below);
+            assert_eq!(location.parent().to_string(), above);
+        }
+    }
+
+    #[test]
     fn refused_ones_say_why_and_show_no_secret() {
-        let error = Location::parse("s3://key:secret@bucket/x").expect_err("no object stores");
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert!(!error.chain().contains("secret"));
-        let error = Location::parse("file://host/x").expect_err("another host");
-        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-        assert_eq!(
-            Location::parse("").expect_err("empty").kind(),
-            ErrorKind::InvalidRequest
-        );
+        for (text, kind) in [
+            ("", ErrorKind::InvalidRequest),
+            ("file://host/x", ErrorKind::InvalidRequest),
+            ("s3://key:secret@bucket/x", ErrorKind::InvalidRequest),
+            ("s3:///x", ErrorKind::InvalidRequest),
+            ("az://user:secret@container/x", ErrorKind::InvalidRequest),
+            ("https://user:secret@/x", ErrorKind::InvalidRequest),
+            ("ftp://user:secret@host/x", ErrorKind::Unsupported),
+            ("https:/user:secret@host/x", ErrorKind::InvalidRequest),
+        ] {
+            let error = Location::parse(text).expect_err(text);
+            assert_eq!(error.kind(), kind, "{text}");
+            assert!(!error.chain().contains("secret"), "{}", error.chain());
+        }
     }
 }

@@ -6,18 +6,40 @@
 
 mod file;
 mod file_system;
+#[cfg(feature = "object")]
+mod folder;
 mod location;
 mod memory;
+#[cfg(feature = "object")]
+mod object;
+#[cfg(feature = "object")]
+mod object_hints;
 mod read_file;
+#[cfg(feature = "object")]
+mod remote;
 mod residency;
+#[cfg(feature = "object")]
+mod store;
+mod store_options;
 
+#[cfg(feature = "object")]
+pub use crate::retry::Retries;
 pub use file::{FileSource, Identity};
 pub(crate) use file::{cannot_open, path_of};
 pub use file_system::{FileSystem, file_system};
-pub use location::Location;
+#[cfg(feature = "object")]
+pub(crate) use folder::Folder;
+pub use location::{Location, Protocol};
 pub use memory::MemorySource;
+#[cfg(feature = "object")]
+pub use object::{ObjectIdentity, ObjectSource};
+#[cfg(feature = "object")]
+pub(crate) use object::{Receive, with_retries};
 pub use read_file::{Access, Cache, DirectIo, ReadFile, RefusedDirect};
+#[cfg(feature = "object")]
+pub(crate) use remote::Remote;
 pub use residency::{Residency, evict, residency};
+pub use store_options::{StoreKey, StoreOptions};
 
 use crate::error::Result;
 
@@ -26,6 +48,8 @@ use crate::error::Result;
 pub struct ReadHints {
     /// Largest useful read, bytes; a multiple of `alignment`.
     pub extent_bytes: u64,
+    /// Longest request, bytes, where one may bring several extents that follow one another; else `extent_bytes`.
+    pub request_bytes: u64,
     /// Reads begin and end on multiples of this, bytes.
     pub alignment: u64,
     /// A gap between two wanted ranges that costs less to read than to skip, bytes.

@@ -216,6 +216,7 @@ impl ReadFile {
     pub fn hints(&self) -> ReadHints {
         ReadHints {
             extent_bytes: EXTENT_BYTES,
+            request_bytes: EXTENT_BYTES,
             alignment: self.alignment,
             // Skipping less than this saves no read: neighbours share a page or two.
             gap_bytes: 64 << 10,

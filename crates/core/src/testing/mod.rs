@@ -31,7 +31,7 @@ pub fn run_lane<E: Engine, S: Sink>(
         deliver: &|ready| ready.drain(..).for_each(deliver),
         counters: &counters,
     };
-    let result = pipeline::run(feed, engine, sink, &work);
+    let result = pipeline::run(feed, 0, engine, sink, &work);
     if result.is_err() {
         feed.stop();
     }

@@ -11,7 +11,7 @@ use crate::pipeline::{Feed, LaneWork, Memory, run};
 use crate::plan::{Layout, Plan, Wanted, build};
 use crate::report::{Counters, Report};
 use crate::request::Order;
-use crate::schedule::{Depth, InFlight, Schedule};
+use crate::schedule::{Depth, Groups, InFlight, Schedule};
 use crate::sink::HostSink;
 use crate::source::MemorySource;
 use crate::stream::{Shared, StreamSetup, TensorStream};
@@ -86,7 +86,7 @@ impl Simulation {
     fn feed(&self, plan: &Arc<Plan>) -> Arc<Feed> {
         let bell = Arc::new(Bell::default());
         let pool = Pool::new(self.memory_limit, Arc::clone(&bell));
-        let schedule = Schedule::new(plan, self.order, self.depth);
+        let schedule = Schedule::new(plan, self.order, Groups::one(self.depth));
         Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
@@ -164,7 +164,7 @@ impl Simulation {
                     deliver: &|ready| shared.push(ready),
                     counters: &counters,
                 };
-                let result = run(&feed, &mut engine, &mut sink, &work);
+                let result = run(&feed, 0, &mut engine, &mut sink, &work);
                 if result.is_err() {
                     feed.stop();
                 }

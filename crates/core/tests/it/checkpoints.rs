@@ -360,8 +360,8 @@ fn what_is_not_there_or_not_a_file_is_named() {
 fn locations_that_cannot_be_read_say_why() {
     for (text, kind) in [
         ("", ErrorKind::InvalidRequest),
-        ("s3://bucket/model", ErrorKind::Unsupported),
-        ("https://host/model", ErrorKind::Unsupported),
+        ("s3:///model", ErrorKind::InvalidRequest),
+        ("ftp://host/model", ErrorKind::Unsupported),
         ("file://host/model", ErrorKind::InvalidRequest),
         ("file:///%ff", ErrorKind::InvalidRequest),
     ] {

@@ -73,6 +73,7 @@ fn on_files(
     EngineUnderTest {
         engine: opened.engine,
         alignment: usize::try_from(alignment).expect("small"),
+        remote: false,
         keep: Box::new(folder),
     }
 }
@@ -116,6 +117,7 @@ fn the_simulation_keeps_the_contract() {
             EngineUnderTest {
                 engine: Box::new(SimEngine::new(sources, SimConfig::new(seed, request.depth))),
                 alignment: [1, 512, 4096][usize::try_from(seed).expect("small") % 3],
+                remote: false,
                 keep: Box::new(()),
             }
         });

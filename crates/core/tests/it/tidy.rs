@@ -22,9 +22,10 @@ const NAMES_OF_OTHERS: [(&str, &str); 1] =
 
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
 /// other. `testing` stands above all; nothing but tests may use it.
-const RANKS: [&[&str]; 10] = [
-    &["error"],
-    &["buffer", "format", "plan", "source"],
+const RANKS: [&[&str]; 13] = [
+    &["error", "over", "retry"],
+    &["buffer", "format", "plan"],
+    &["source"],
     // What a caller asks for names how a source is read (`Cache`).
     &["request", "tensor"],
     // The report shows sizes as `request` does.
@@ -33,7 +34,9 @@ const RANKS: [&[&str]; 10] = [
     &["probe", "sink"],
     &["pipeline"],
     &["lane"],
+    &["prepare"],
     &["stream"],
+    &["copy"],
     &["load"],
     &["testing"],
 ];

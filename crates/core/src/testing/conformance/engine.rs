@@ -48,6 +48,9 @@ pub struct EngineUnderTest {
     pub engine: Box<dyn Engine>,
     /// Offsets and windows must be multiples of this, bytes.
     pub alignment: usize,
+    /// It reads an object store: neighbours share a request, and of a source that shrank nothing is read, not even what is still
+    /// there, because it is another version.
+    pub remote: bool,
     /// Lives as long as the engine: folders to remove, for example.
     pub keep: Box<dyn Any>,
 }
@@ -198,7 +201,10 @@ impl Bench {
         let wrong = wanted.iter().zip(filled).position(|(a, b)| a != b);
         assert_eq!(wrong, None, "first wrong byte of {needed} at {offset}");
         let moved = done.transfer.direct_bytes + done.transfer.buffered_bytes;
-        assert!(moved >= needed as u64, "{moved} bytes counted for {needed}");
+        // Jobs that share a request are counted with the first of them.
+        if !self.under_test.remote {
+            assert!(moved >= needed as u64, "{moved} bytes counted for {needed}");
+        }
     }
 
     fn assert_all_slots_free(&self) {
@@ -458,7 +464,7 @@ fn shrunk_source(open: Open<'_>) {
         for done in bench.reap_all() {
             if done.extent == 6 {
                 bench.compare(&done, 0, 0, step);
-            } else if (done.extent + 1) * step <= len {
+            } else if (done.extent + 1) * step <= len && !bench.under_test.remote {
                 bench.compare(&done, 1, done.extent * step, step);
             } else {
                 expect_changed(&done, done.extent * step..(done.extent + 1) * step);

@@ -1,12 +1,14 @@
-//! The contracts of the two seams, as suites: what every engine and every sink must do, whoever wrote it.
+//! The contracts as suites: what every source, every engine and every sink must do, whoever wrote it.
 //!
-//! Call [`engine_suite`] and [`sink_suite`] from a test. A check that fails does not stop the others; all failures are shown.
+//! Call [`source_suite`], [`engine_suite`] and [`sink_suite`] from a test. A check that fails does not stop the others; all failures are shown.
 
 mod engine;
 mod sink;
+mod source;
 
 pub use engine::{EngineRequest, EngineUnderTest, Shrink, engine_suite};
 pub use sink::{SinkRequest, sink_suite};
+pub use source::{SourceUnderTest, source_suite};
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,0 +1,194 @@
+//! File systems and object stores behind one face: listing a folder, opening a shard.
+//!
+//! What a checkpoint is does not depend on where it is; only this file asks.
+
+use std::sync::Arc;
+#[cfg(feature = "object")]
+use std::sync::OnceLock;
+
+use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "object")]
+use crate::source::{self, ObjectSource, Remote};
+use crate::source::{FileSource, Location, Source, StoreOptions, cannot_open, path_of};
+
+/// One opened shard.
+#[derive(Clone, Debug)]
+pub(crate) enum ShardSource {
+    File(Arc<FileSource>),
+    #[cfg(feature = "object")]
+    Object(ObjectSource),
+}
+
+/// What a location turned out to be.
+pub(super) enum Found {
+    /// One file.
+    File,
+    /// A folder: the names of the files in it, and of folders in an object store below it.
+    Folder {
+        names: Vec<String>,
+        below: Vec<String>,
+    },
+    /// A folder that cannot be listed: only asking for a name tells whether it is there.
+    #[cfg(feature = "object")]
+    Unlisted,
+}
+
+/// Where the locations of one checkpoint are.
+#[derive(Debug)]
+pub(super) struct Places {
+    store: StoreOptions,
+    /// Started when the first location in an object store is met.
+    #[cfg(feature = "object")]
+    remote: OnceLock<Result<Arc<Remote>, String>>,
+}
+
+impl ShardSource {
+    /// Whether both are the same file or object.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => one.identity() == other.identity(),
+            #[cfg(feature = "object")]
+            (Self::Object(one), Self::Object(other)) => one.location() == other.location(),
+            #[cfg(feature = "object")]
+            _ => false,
+        }
+    }
+
+    fn inner(&self) -> &dyn Source {
+        match self {
+            Self::File(file) => &**file,
+            #[cfg(feature = "object")]
+            Self::Object(object) => object,
+        }
+    }
+}
+
+impl Source for ShardSource {
+    fn location(&self) -> &Location {
+        self.inner().location()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner().len()
+    }
+
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        self.inner().fetch(offset, len)
+    }
+}
+
+impl Places {
+    pub(super) fn new(store: &StoreOptions) -> Self {
+        Self {
+            store: store.clone(),
+            #[cfg(feature = "object")]
+            remote: OnceLock::new(),
+        }
+    }
+
+    /// Opens a file or object, and returns its first bytes with it: up to `first` of them.
+    pub(super) fn open(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        if location.as_path().is_some() {
+            let file = FileSource::open(location)?;
+            let bytes = file.fetch(0, first)?;
+            return Ok((ShardSource::File(Arc::new(file)), bytes));
+        }
+        self.open_object(location, first)
+    }
+
+    /// Whether `location` is a file or a folder, and what is in it.
+    pub(super) fn find(&self, location: &Location) -> Result<Found> {
+        if location.as_path().is_none() {
+            return self.find_remote(location);
+        }
+        let path = path_of(location)?;
+        let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, location))?;
+        if metadata.is_dir() {
+            let names = names_in(location, path)?;
+            let below = Vec::new();
+            Ok(Found::Folder { names, below })
+        } else {
+            Ok(Found::File)
+        }
+    }
+}
+
+#[cfg(feature = "object")]
+impl Places {
+    /// All locations are in `objects`.
+    pub(super) fn custom(
+        objects: Arc<dyn object_store::ObjectStore>,
+        location: &Location,
+        store: &StoreOptions,
+    ) -> Self {
+        let url = location.remote().expect("a location in a store");
+        let remote = Remote::with_store(store, objects, url).map_err(|error| error.chain());
+        Self {
+            store: store.clone(),
+            remote: OnceLock::from(remote),
+        }
+    }
+
+    fn remote(&self) -> Result<&Arc<Remote>> {
+        let started = self
+            .remote
+            .get_or_init(|| Remote::start(&self.store).map_err(|error| error.chain()));
+        started
+            .as_ref()
+            .map_err(|reason| Error::new(ErrorKind::OutOfMemory, reason))
+    }
+
+    fn open_object(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        let (object, bytes) = ObjectSource::open(self.remote()?, location, first as u64)?;
+        Ok((ShardSource::Object(object), bytes))
+    }
+
+    fn find_remote(&self, location: &Location) -> Result<Found> {
+        if location.has_extension("safetensors") || location.has_extension("json") {
+            return Ok(Found::File);
+        }
+        if location.protocol() == Some(source::Protocol::Http) {
+            return Ok(Found::Unlisted);
+        }
+        let folder = source::Folder::list(self.remote()?, location)?;
+        if folder.names.is_empty() && folder.below.is_empty() && !location.file_name().is_empty() {
+            // A file may have any name; opening it says whether it is there.
+            return Ok(Found::File);
+        }
+        let source::Folder { names, below } = folder;
+        Ok(Found::Folder { names, below })
+    }
+}
+
+#[cfg(not(feature = "object"))]
+impl Places {
+    fn unsupported(&self, location: &Location) -> Error {
+        let _ = &self.store;
+        Error::new(ErrorKind::Unsupported, "this build reads no object stores")
+            .with_location(location)
+            .with_hint("build with the feature `object`")
+    }
+
+    fn open_object(&self, location: &Location, _first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        Err(self.unsupported(location))
+    }
+
+    fn find_remote(&self, location: &Location) -> Result<Found> {
+        Err(self.unsupported(location))
+    }
+}
+
+fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>> {
+    let unreadable =
+        |error| Error::from_io("cannot list the folder", error).with_location(location);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        // A name that is not UTF-8 ends in neither suffix that counts here, or is not ours to guess.
+        if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}

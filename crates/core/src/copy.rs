@@ -1,0 +1,310 @@
+//! Copies a checkpoint with everything beside it, from wherever it is, into a local folder.
+//!
+//! Owns the order of events: list, leave out, skip what is there, read the rest. What is to be copied is found in `list`, named in
+//! `names` and read in `fetch`; `target` writes, `journal` remembers, `work` keeps many requests going, and `stop` ends them. No tensor
+//! is looked at.
+
+mod fetch;
+mod journal;
+mod list;
+mod names;
+mod stop;
+mod target;
+mod work;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::request::format_bytes;
+use crate::source::{Location, StoreOptions};
+use fetch::Sources;
+use list::Entry;
+use names::Filter;
+use stop::Stop;
+use target::Root;
+
+/// Longest request, bytes. Shorter than a load's longest: a file of few requests would not keep all connections busy.
+const RANGE_BYTES: u64 = 16 << 20;
+
+/// Requests at a time, as in a load from an object store.
+const DEPTH: usize = 16;
+const DEPTH_MAX: usize = 4096;
+
+/// What to copy, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyOptions {
+    /// Globs, of which one must match a file's path below the source, or its last component. Default: empty, which takes all.
+    pub include: Vec<String>,
+    /// Globs of files to leave out. Default: none.
+    pub exclude: Vec<String>,
+    /// Whether to take files and folders whose names begin with a dot. Default: no.
+    pub hidden: bool,
+    /// Whether to copy what is there already, and to begin anew what is there in pieces. Default: no.
+    pub force: bool,
+    /// Requests (of files: reads) at a time, over all files; 1 to 4096. Default: 16.
+    pub depth: usize,
+    /// Longest request, bytes; at least 4096. Default: 16 MiB.
+    pub range_bytes: u64,
+}
+
+impl Default for CopyOptions {
+    fn default() -> Self {
+        Self {
+            include: Vec::new(),
+            exclude: Vec::new(),
+            hidden: false,
+            force: false,
+            depth: DEPTH,
+            range_bytes: RANGE_BYTES,
+        }
+    }
+}
+
+/// One copy: a checkpoint's folder with all files below it, or a single file, into a local folder.
+///
+/// A file appears under its name when it is complete and on disk, never before. One that is not complete stays as
+/// `.NAME.tload-partial`, with a journal beside it; the next copy goes on from there if the source is the same still. A file that
+/// is there with the source's length and modification time is skipped.
+///
+/// ```no_run
+/// # fn main() -> tload::Result<()> {
+/// let source = tload::Location::parse("s3://bucket/model")?;
+/// let report = tload::copy::Copy::new(&source, "/models/model").run()?;
+/// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Copy {
+    source: Location,
+    target: PathBuf,
+    options: CopyOptions,
+    store: StoreOptions,
+    shared: Arc<Shared>,
+}
+
+/// Watches a copy, and ends it, from another thread.
+#[derive(Clone, Debug)]
+pub struct CopyControl(Arc<Shared>);
+
+/// How far a copy is. Grows only, but for the totals, which are known bit by bit where sources cannot be listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyProgress {
+    /// Bytes of the files that are being copied, without skipped ones.
+    pub bytes_total: u64,
+    /// Bytes of these that have arrived, in earlier copies too.
+    pub bytes_done: u64,
+    /// After a copy that failed or was cancelled: bytes that the next one need not ask for again.
+    pub bytes_kept: u64,
+}
+
+/// What a copy did.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct CopyReport {
+    /// The source, without secrets.
+    pub location: String,
+    /// The folder that was copied to.
+    pub target: String,
+    /// Files that were copied, the last bytes of them by this copy.
+    pub copied_files: u64,
+    /// Bytes that this copy read.
+    pub copied_bytes: u64,
+    /// Bytes that earlier copies had brought already.
+    pub resumed_bytes: u64,
+    /// Files that were there already.
+    pub skipped_files: u64,
+    /// Bytes of these.
+    pub skipped_bytes: u64,
+    /// Requests to object stores, without those for lists.
+    pub requests: u64,
+    /// Requests that were repeated.
+    pub retries: u64,
+    /// Seconds from the call to the last byte on disk.
+    pub seconds: f64,
+}
+
+/// Whether to go on, and what has been counted.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: Stop,
+    cancelled: AtomicBool,
+    bytes_total: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_resumed: AtomicU64,
+    bytes_kept: AtomicU64,
+    copied_files: AtomicU64,
+    skipped_files: AtomicU64,
+    skipped_bytes: AtomicU64,
+    requests: AtomicU64,
+    retries: AtomicU64,
+}
+
+impl Shared {
+    fn add(counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn skip(&self, len: u64) {
+        Self::add(&self.skipped_files, 1);
+        Self::add(&self.skipped_bytes, len);
+    }
+}
+
+impl CopyControl {
+    /// Ends the copy soon. What has arrived is kept for the next one.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        self.0.stop.raise();
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> CopyProgress {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CopyProgress {
+            bytes_total: load(&self.0.bytes_total),
+            bytes_done: load(&self.0.bytes_read) + load(&self.0.bytes_resumed),
+            bytes_kept: load(&self.0.bytes_kept),
+        }
+    }
+}
+
+impl Copy {
+    /// A copy of `source` into the folder `target`, which is made if it is not there.
+    pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
+        Self {
+            source: source.clone(),
+            target: target.into(),
+            options: CopyOptions::default(),
+            store: StoreOptions::default(),
+            shared: Arc::default(),
+        }
+    }
+
+    /// What to copy, and how.
+    #[must_use]
+    pub fn options(mut self, options: CopyOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// How the object store of the source is reached.
+    #[must_use]
+    pub fn store(mut self, store: StoreOptions) -> Self {
+        self.store = store;
+        self
+    }
+
+    /// Watches the copy, and ends it.
+    pub fn control(&self) -> CopyControl {
+        CopyControl(Arc::clone(&self.shared))
+    }
+
+    /// Copies.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for names that lead out of the target; [`ErrorKind::OutOfMemory`] for a full disk;
+    /// [`ErrorKind::Changed`] for a source that was replaced meanwhile; [`ErrorKind::Cancelled`]; and what opening and reading
+    /// sources gives. After an error, what has arrived is kept for the next copy.
+    pub fn run(self) -> Result<CopyReport> {
+        let started = Instant::now();
+        self.validate()?;
+        let filter = Filter::new(&self.options)?;
+        let sources = Sources::new(&self.store);
+        let entries = list::entries(&self.source, &filter, &sources, &self.shared)?;
+        if entries.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
+                .with_location(&self.source)
+                .with_hint(
+                    "check the path and the patterns; hidden files are left out unless asked for",
+                ));
+        }
+        for entry in &entries {
+            names::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
+        }
+        let root = Root::open(&self.target)?;
+        let entries = self.absent(entries, &root)?;
+        work::run(entries, &root, &sources, &self.options, &self.shared)?;
+        Ok(self.report(started))
+    }
+
+    fn validate(&self) -> Result<()> {
+        let invalid = |message| Err(Error::new(ErrorKind::InvalidRequest, message));
+        if !(1..=DEPTH_MAX).contains(&self.options.depth) {
+            return invalid(format!(
+                "depth is {}; it must lie between 1 and {DEPTH_MAX}",
+                self.options.depth
+            ));
+        }
+        if self.options.range_bytes < 4096 {
+            return invalid(format!(
+                "range_bytes is {}; it must be at least 4096",
+                self.options.range_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// The files that are not there yet, and that there is room for.
+    fn absent(&self, entries: Vec<Entry>, root: &Root) -> Result<Vec<Entry>> {
+        let mut absent = Vec::new();
+        let mut needed = 0u64;
+        for entry in entries {
+            let Some(stamp) = entry.stamp else {
+                absent.push(entry);
+                continue;
+            };
+            if !self.options.force && root.holds(&entry.name, stamp)? {
+                self.shared.skip(stamp.len);
+                continue;
+            }
+            Shared::add(&self.shared.bytes_total, stamp.len);
+            let begun = root.begun_bytes(&entry.name)?;
+            needed = needed.saturating_add(stamp.len.saturating_sub(begun));
+            absent.push(entry);
+        }
+        let free = root.free_bytes()?;
+        if needed > free {
+            return Err(Error::new(
+                ErrorKind::OutOfMemory,
+                format!(
+                    "the copy needs {} ({needed} bytes) of disk space, {} are free",
+                    format_bytes(needed),
+                    format_bytes(free)
+                ),
+            )
+            .with_location(self.target.display())
+            .with_hint("free some space, or copy to another disk"));
+        }
+        Ok(absent)
+    }
+
+    fn report(&self, started: Instant) -> CopyReport {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let shared = &self.shared;
+        CopyReport {
+            location: self.source.to_string(),
+            target: self.target.display().to_string(),
+            copied_files: load(&shared.copied_files),
+            copied_bytes: load(&shared.bytes_read),
+            resumed_bytes: load(&shared.bytes_resumed),
+            skipped_files: load(&shared.skipped_files),
+            skipped_bytes: load(&shared.skipped_bytes),
+            requests: load(&shared.requests),
+            retries: load(&shared.retries),
+            seconds: started.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the copy was cancelled")
+}

@@ -1,0 +1,272 @@
+//! Opens what is to be copied, and brings ranges of it into a file. Never holds more of a range than one read or one answer brings.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+#[cfg(feature = "object")]
+use std::sync::OnceLock;
+
+use super::journal::{Origin, Stamp};
+#[cfg(feature = "object")]
+use super::stop::{ask_unless_stopped, unless_stopped};
+use super::target::cannot_write;
+use super::{Shared, cancelled};
+use crate::error::Result;
+#[cfg(not(feature = "object"))]
+use crate::error::{Error, ErrorKind};
+use crate::source::{FileSource, Location, Source, StoreOptions};
+#[cfg(feature = "object")]
+use crate::source::{ObjectSource, Receive, Remote};
+
+/// One read of a local file, bytes.
+const READ_BYTES: usize = 1 << 20;
+
+/// What opening an object brings with it, bytes: all of most configuration files.
+#[cfg(feature = "object")]
+const FIRST_BYTES: u64 = 64 << 10;
+
+/// Where sources are.
+#[derive(Debug)]
+pub(super) struct Sources {
+    store: StoreOptions,
+    /// Started when the first object is met.
+    #[cfg(feature = "object")]
+    remote: OnceLock<Arc<Remote>>,
+}
+
+/// A source that is open.
+#[derive(Debug)]
+pub(super) enum Opened {
+    File(FileSource),
+    /// With its first bytes.
+    #[cfg(feature = "object")]
+    Object(ObjectSource, Vec<u8>),
+}
+
+impl Sources {
+    pub(super) fn new(store: &StoreOptions) -> Self {
+        Self {
+            store: store.clone(),
+            #[cfg(feature = "object")]
+            remote: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn open(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
+        if location.as_path().is_some() {
+            return FileSource::open(location).map(Opened::File);
+        }
+        self.open_object(location, shared)
+    }
+
+    #[cfg(feature = "object")]
+    pub(super) fn remote(&self) -> Result<&Arc<Remote>> {
+        if self.remote.get().is_none() {
+            // Another thread may have been faster: then ours ends unused.
+            drop(self.remote.set(Remote::start(&self.store)?));
+        }
+        Ok(self.remote.get().expect("set above"))
+    }
+
+    #[cfg(feature = "object")]
+    fn open_object(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
+        Shared::add(&shared.requests, 1);
+        let remote = self.remote()?;
+        let (on, at) = (Arc::clone(remote), location.clone());
+        let (object, first) = ask_unless_stopped(remote, shared, move || {
+            ObjectSource::open(&on, &at, FIRST_BYTES)
+        })?;
+        Ok(Opened::Object(object, first))
+    }
+
+    #[cfg(not(feature = "object"))]
+    fn open_object(&self, location: &Location, _shared: &Arc<Shared>) -> Result<Opened> {
+        let _ = &self.store;
+        Err(unsupported(location))
+    }
+}
+
+#[cfg(not(feature = "object"))]
+pub(super) fn unsupported(location: &Location) -> Error {
+    Error::new(ErrorKind::Unsupported, "this build reads no object stores")
+        .with_location(location)
+        .with_hint("build with the feature `object`")
+}
+
+impl Opened {
+    /// The state it is in.
+    pub(super) fn origin(&self) -> Origin {
+        match self {
+            Self::File(file) => Origin {
+                source: file.location().to_string(),
+                len: file.len(),
+                e_tag: None,
+                version: None,
+                modified: file.identity().modified,
+            },
+            #[cfg(feature = "object")]
+            Self::Object(object, _) => {
+                let identity = object.identity();
+                Origin {
+                    source: object.location().to_string(),
+                    len: identity.len,
+                    e_tag: identity.e_tag.clone(),
+                    version: identity.version.clone(),
+                    modified: (identity.modified, 0),
+                }
+            }
+        }
+    }
+
+    pub(super) fn stamp(&self) -> Stamp {
+        let origin = self.origin();
+        Stamp {
+            len: origin.len,
+            modified: origin.modified,
+        }
+    }
+
+    /// Bytes that opening brought.
+    pub(super) fn first(&self) -> &[u8] {
+        match self {
+            Self::File(_) => &[],
+            #[cfg(feature = "object")]
+            Self::Object(_, first) => first,
+        }
+    }
+
+    /// All bytes, of a small object.
+    #[cfg(feature = "object")]
+    pub(super) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
+        let (object, mut bytes) = match self {
+            Self::File(file) => {
+                return file.fetch(0, usize::try_from(file.len()).unwrap_or(usize::MAX));
+            }
+            Self::Object(object, first) => (object, first.clone()),
+        };
+        let missing = usize::try_from(object.len()).unwrap_or(usize::MAX) - bytes.len();
+        if missing > 0 {
+            let (of, start) = (object.clone(), bytes.len() as u64);
+            let ask = move || of.fetch(start, missing);
+            bytes.extend(ask_unless_stopped(object.remote(), shared, ask)?);
+        }
+        Ok(bytes)
+    }
+
+    /// Requires that it is still in the state in which it was opened. Objects are asked with every request.
+    pub(super) fn verify(&self) -> Result<()> {
+        match self {
+            Self::File(file) => file.verify_unchanged(),
+            #[cfg(feature = "object")]
+            Self::Object(..) => Ok(()),
+        }
+    }
+
+    /// Writes `range` to its place in `file`, which will be called `path`. Says how far it came, whatever became of it.
+    pub(super) fn bring(
+        &self,
+        range: Range<u64>,
+        file: &Arc<File>,
+        path: &Path,
+        shared: &Arc<Shared>,
+    ) -> (u64, Result<()>) {
+        match self {
+            Self::File(source) => {
+                let mut at = range.start;
+                let outcome = bring_file(source, &mut at, range.end, file, path, shared);
+                (at, outcome)
+            }
+            #[cfg(feature = "object")]
+            Self::Object(object, _) => bring_object(object, range, file, path, shared),
+        }
+    }
+}
+
+fn bring_file(
+    source: &FileSource,
+    at: &mut u64,
+    end: u64,
+    file: &File,
+    path: &Path,
+    shared: &Shared,
+) -> Result<()> {
+    while *at < end {
+        if shared.stop.is_raised() {
+            return Err(cancelled());
+        }
+        let wanted = usize::try_from(end - *at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
+        let bytes = source.fetch(*at, wanted)?;
+        file.write_all_at(&bytes, *at)
+            .map_err(|error| cannot_write(path, source.len() - *at, error))?;
+        *at += bytes.len() as u64;
+        Shared::add(&shared.bytes_read, bytes.len() as u64);
+    }
+    Ok(())
+}
+
+/// Takes the bytes of one range, and writes each where it belongs.
+#[cfg(feature = "object")]
+struct Writer {
+    file: Arc<File>,
+    at: u64,
+    failed: Option<std::io::Error>,
+    shared: Arc<Shared>,
+}
+
+#[cfg(feature = "object")]
+impl Receive for Writer {
+    fn requested(&mut self, again: bool) {
+        Shared::add(&self.shared.requests, 1);
+        Shared::add(&self.shared.retries, u64::from(again));
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        if self.failed.is_some() {
+            return;
+        }
+        match self.file.write_all_at(bytes, self.at) {
+            Ok(()) => {
+                self.at += bytes.len() as u64;
+                Shared::add(&self.shared.bytes_read, bytes.len() as u64);
+            }
+            Err(error) => {
+                self.failed = Some(error);
+                // Nothing else can be written either, and this request need not go on.
+                self.shared.stop.raise();
+            }
+        }
+    }
+}
+
+#[cfg(feature = "object")]
+fn bring_object(
+    object: &ObjectSource,
+    range: Range<u64>,
+    file: &Arc<File>,
+    path: &Path,
+    shared: &Arc<Shared>,
+) -> (u64, Result<()>) {
+    let start = range.start;
+    let mut writer = Writer {
+        file: Arc::clone(file),
+        at: start,
+        failed: None,
+        shared: Arc::clone(shared),
+    };
+    let (source, shared) = (object.clone(), Arc::clone(shared));
+    let done = object.remote().run(async move {
+        let retries = source.retries();
+        let outcome = unless_stopped(&shared, source.read(range, retries, &mut writer)).await;
+        Ok((writer.at, writer.failed, outcome))
+    });
+    match done {
+        Ok((at, Some(error), _)) => {
+            let missing = object.identity().len - at;
+            (at, Err(cannot_write(path, missing, error)))
+        }
+        Ok((at, None, outcome)) => (at, outcome),
+        Err(error) => (start, Err(error)),
+    }
+}

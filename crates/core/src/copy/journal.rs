@@ -1,0 +1,171 @@
+//! What of a file in progress is on disk, and of which source. Pure: `target` reads and writes it.
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+/// Raised when the journal changes its meaning: older ones are then begun anew.
+const FORMAT: u32 = 1;
+
+/// Length and modification time: what tells whether a file is there already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Stamp {
+    pub(super) len: u64,
+    /// Seconds and nanoseconds since 1970.
+    pub(super) modified: (i64, i64),
+}
+
+/// Which state of which source bytes came from. Bytes of two that are equal may stand in one file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Origin {
+    /// As shown: without user, password and query.
+    pub(super) source: String,
+    pub(super) len: u64,
+    pub(super) e_tag: Option<String>,
+    pub(super) version: Option<String>,
+    pub(super) modified: (i64, i64),
+}
+
+impl Origin {
+    /// Whether it tells one state of the source from another at all.
+    fn tells(&self) -> bool {
+        self.e_tag.is_some() || self.version.is_some() || self.modified != (0, 0)
+    }
+}
+
+/// The journal of a file in progress.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Journal {
+    format: u32,
+    origin: Origin,
+    done: Vec<Range<u64>>,
+}
+
+impl Journal {
+    pub(super) fn new(origin: Origin, done: &Ranges) -> Self {
+        Self {
+            format: FORMAT,
+            origin,
+            done: done.0.clone(),
+        }
+    }
+
+    /// The ranges that are on disk, if the journal is one of `origin`, and of a file of `file_bytes`.
+    pub(super) fn resume(self, origin: &Origin, file_bytes: u64) -> Option<Ranges> {
+        let mut done = Ranges::default();
+        for range in &self.done {
+            if range.start >= range.end || range.end > origin.len.min(file_bytes) {
+                return None;
+            }
+            done.add(range.clone());
+        }
+        (self.format == FORMAT && self.origin == *origin && origin.tells()).then_some(done)
+    }
+}
+
+/// Ranges of a file: ascending, apart from each other, none empty.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Ranges(Vec<Range<u64>>);
+
+impl Ranges {
+    pub(super) fn add(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
+        self.0.push(range);
+        self.0.sort_by_key(|range| range.start);
+        let mut merged: Vec<Range<u64>> = Vec::with_capacity(self.0.len());
+        for range in self.0.drain(..) {
+            match merged.last_mut() {
+                Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+                _ => merged.push(range),
+            }
+        }
+        self.0 = merged;
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.iter().map(|range| range.end - range.start).sum()
+    }
+
+    pub(super) fn is_whole(&self, len: u64) -> bool {
+        self.bytes() == len
+    }
+
+    /// What is missing of `len` bytes, cut where multiples of `step` lie.
+    pub(super) fn missing(&self, len: u64, step: u64) -> Vec<Range<u64>> {
+        let mut missing = Vec::new();
+        let mut at = 0;
+        let ends = self.0.iter().cloned().chain(std::iter::once(len..len));
+        for done in ends {
+            while at < done.start {
+                let end = (at / step + 1).saturating_mul(step).min(done.start);
+                missing.push(at..end);
+                at = end;
+            }
+            at = at.max(done.end);
+        }
+        missing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn origin() -> Origin {
+        Origin {
+            source: "s3://b/k".to_owned(),
+            len: 100,
+            e_tag: Some("\"x\"".to_owned()),
+            version: None,
+            modified: (1, 0),
+        }
+    }
+
+    fn ranges(list: &[Range<u64>]) -> Ranges {
+        let mut ranges = Ranges::default();
+        for range in list {
+            ranges.add(range.clone());
+        }
+        ranges
+    }
+
+    #[test]
+    fn ranges_merge_and_tell_what_is_missing() {
+        let done = ranges(&[50..60, 0..10, 10..20, 55..70, 5..5]);
+        assert_eq!(done, ranges(&[0..20, 50..70]));
+        assert_eq!((done.bytes(), done.is_whole(40)), (40, true));
+        assert_eq!(done.missing(100, 32), [20..32, 32..50, 70..96, 96..100]);
+        assert_eq!(Ranges::default().missing(0, 32), []);
+        assert_eq!(ranges(&[0..50, 50..100]).missing(100, 32), []);
+    }
+
+    #[test]
+    fn only_a_journal_of_the_same_source_counts() {
+        let done = ranges(&[0..10, 20..30]);
+        let journal = Journal::new(origin(), &done);
+        let text = serde_json::to_string(&journal).expect("JSON");
+        let read: Journal = serde_json::from_str(&text).expect("read back");
+        assert_eq!(read.clone().resume(&origin(), 100), Some(done.clone()));
+        let replaced = Origin {
+            e_tag: Some("\"y\"".to_owned()),
+            ..origin()
+        };
+        assert_eq!(read.clone().resume(&replaced, 100), None);
+        // The file is shorter than what the journal vouches for.
+        assert_eq!(read.resume(&origin(), 25), None);
+        let vague = Origin {
+            e_tag: None,
+            modified: (0, 0),
+            ..origin()
+        };
+        assert_eq!(Journal::new(vague.clone(), &done).resume(&vague, 100), None);
+        let damaged = Journal {
+            format: FORMAT,
+            origin: origin(),
+            done: vec![0..3, 9..9],
+        };
+        assert_eq!(damaged.resume(&origin(), 100), None);
+    }
+}

@@ -1,0 +1,452 @@
+//! Finds what there is to copy below a source: local folders and prefixes of object stores at all depths, and of web servers, which
+//! list nothing, what an index names and what usually lies beside it.
+
+use std::fs::{DirEntry, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+#[cfg(feature = "object")]
+use object_store::{ObjectMeta, path::Path as Key};
+
+#[cfg(not(feature = "object"))]
+use super::fetch::unsupported;
+use super::fetch::{Opened, Sources};
+use super::journal::Stamp;
+use super::names::Filter;
+#[cfg(feature = "object")]
+use super::stop::unless_stopped;
+use super::{Shared, cancelled};
+use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "object")]
+use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::source::{Location, cannot_open};
+#[cfg(feature = "object")]
+use crate::source::{Protocol, Remote, with_retries};
+
+/// Most files and folders below a source.
+const NAMES_MAX: usize = 1_000_000;
+
+/// Deepest that folders may be nested, the files in them included.
+const DEPTH_MAX: usize = 64;
+
+#[cfg(feature = "object")]
+const INDEX: &str = "model.safetensors.index.json";
+/// No folder is called so, which saves asking.
+#[cfg(feature = "object")]
+const FILES: [&str; 2] = [".safetensors", ".json"];
+#[cfg(feature = "object")]
+const SINGLE: &str = "model.safetensors";
+
+/// What a checkpoint has beside its weights, as far as its names are the same everywhere.
+#[cfg(feature = "object")]
+const BESIDE: [&str; 10] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+];
+
+/// One file to copy.
+#[derive(Debug)]
+pub(super) struct Entry {
+    /// Path below the source and below the target, with `/`. Not checked yet.
+    pub(super) name: String,
+    pub(super) location: Location,
+    /// `None` where only opening tells.
+    pub(super) stamp: Option<Stamp>,
+    /// If finding it meant opening it.
+    pub(super) opened: Option<Opened>,
+}
+
+/// How much there may be below a source: more is a mistake, a store that makes lists up, or links that lead round and round.
+#[derive(Debug, Default)]
+struct Found {
+    entries: Vec<Entry>,
+    /// Files and folders, wanted or not.
+    names: usize,
+}
+
+impl Found {
+    /// Counts what is called `name` below `source`.
+    fn count(&mut self, source: &Location, name: &str) -> Result<()> {
+        self.names += 1;
+        let message = if self.names > NAMES_MAX {
+            format!("there are more than {NAMES_MAX} files and folders below it")
+        } else if name.split('/').count() > DEPTH_MAX {
+            format!("folders are nested more than {DEPTH_MAX} deep")
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorKind::InvalidRequest, message)
+            .with_location(source)
+            .with_hint("copy one of the folders below it"))
+    }
+}
+
+/// All files that are wanted, by name. A source that is a file is wanted whatever its name.
+pub(super) fn entries(
+    source: &Location,
+    filter: &Filter,
+    sources: &Sources,
+    shared: &Arc<Shared>,
+) -> Result<Vec<Entry>> {
+    let mut entries = match source.as_path() {
+        Some(path) => local(source, path, filter, shared)?,
+        None => remote(source, filter, sources, shared)?,
+    };
+    if !matches!(&entries[..], [only] if only.location == *source) {
+        entries.retain(|entry| filter.takes(&entry.name));
+    }
+    entries.sort_by(|one, other| one.name.cmp(&other.name));
+    Ok(entries)
+}
+
+fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Result<Vec<Entry>> {
+    let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, source))?;
+    if !metadata.is_dir() {
+        return Ok(vec![Entry {
+            name: source.file_name().to_owned(),
+            location: source.clone(),
+            stamp: Some(stamp_of(&metadata)),
+            opened: None,
+        }]);
+    }
+    let mut walk = Walk {
+        source,
+        filter,
+        shared,
+        above: Vec::new(),
+        found: Found::default(),
+    };
+    walk.folder(source, "", &metadata)?;
+    Ok(walk.found.entries)
+}
+
+/// Follows symbolic links, as caches of model hubs are made of them; but to no folder that it is in.
+struct Walk<'a> {
+    source: &'a Location,
+    filter: &'a Filter,
+    shared: &'a Shared,
+    /// Device and inode of the folder that is being listed, and of all above it.
+    above: Vec<(u64, u64)>,
+    found: Found,
+}
+
+impl Walk<'_> {
+    fn folder(&mut self, folder: &Location, name: &str, metadata: &Metadata) -> Result<()> {
+        let identity = (metadata.dev(), metadata.ino());
+        if self.above.contains(&identity) {
+            return Ok(());
+        }
+        self.above.push(identity);
+        let unreadable =
+            |error| Error::from_io("cannot list the folder", error).with_location(folder);
+        let path = folder.as_path().expect("a local folder");
+        for entry in std::fs::read_dir(path).map_err(unreadable)? {
+            if self.shared.stop.is_raised() {
+                return Err(cancelled());
+            }
+            self.entry(&entry.map_err(unreadable)?, name)?;
+        }
+        self.above.pop();
+        Ok(())
+    }
+
+    /// Looks at nothing that is not wanted: it may be what nobody can look at.
+    fn entry(&mut self, entry: &DirEntry, folder: &str) -> Result<()> {
+        let last = entry.file_name();
+        if !self.filter.sees(last.as_bytes()) {
+            return Ok(());
+        }
+        let Ok(last) = last.into_string() else {
+            return Err(
+                Error::new(ErrorKind::InvalidRequest, "the name is not UTF-8")
+                    .with_location(entry.path().display())
+                    .with_hint("rename it"),
+            );
+        };
+        let (location, name) = (Location::from_path(entry.path()), below(folder, &last));
+        self.found.count(self.source, &name)?;
+        let unreadable = |error| cannot_open(error, &location);
+        let kind = entry.file_type().map_err(unreadable)?;
+        let wanted = self.filter.takes(&name);
+        if !wanted && !kind.is_dir() && !kind.is_symlink() {
+            return Ok(());
+        }
+        let metadata = match std::fs::metadata(entry.path()) {
+            Ok(metadata) => metadata,
+            // A link that leads nowhere. Only where it leads would tell whether it is a folder.
+            Err(_) if !wanted => return Ok(()),
+            Err(error) => return Err(unreadable(error)),
+        };
+        if metadata.is_dir() {
+            return self.folder(&location, &name, &metadata);
+        }
+        if wanted && metadata.is_file() {
+            self.found.entries.push(Entry {
+                name,
+                location,
+                stamp: Some(stamp_of(&metadata)),
+                opened: None,
+            });
+        }
+        Ok(())
+    }
+}
+
+fn below(folder: &str, last: &str) -> String {
+    if folder.is_empty() {
+        last.to_owned()
+    } else {
+        format!("{folder}/{last}")
+    }
+}
+
+fn stamp_of(metadata: &Metadata) -> Stamp {
+    Stamp {
+        len: metadata.len(),
+        modified: (metadata.mtime(), metadata.mtime_nsec()),
+    }
+}
+
+#[cfg(not(feature = "object"))]
+fn remote(
+    source: &Location,
+    _filter: &Filter,
+    _sources: &Sources,
+    _shared: &Arc<Shared>,
+) -> Result<Vec<Entry>> {
+    Err(unsupported(source))
+}
+
+#[cfg(feature = "object")]
+fn remote(
+    source: &Location,
+    filter: &Filter,
+    sources: &Sources,
+    shared: &Arc<Shared>,
+) -> Result<Vec<Entry>> {
+    let name = source.file_name();
+    if FILES.iter().any(|end| name.ends_with(end)) {
+        return Ok(vec![unopened(source, name)]);
+    }
+    if source.protocol() == Some(Protocol::Http) {
+        return web_folder(source, filter, sources, shared);
+    }
+    let mut entries = list(sources.remote()?, source, filter, shared)?;
+    if entries.is_empty() && !name.is_empty() {
+        // A file may have any name; opening it says whether it is there.
+        entries.push(unopened(source, name));
+    }
+    Ok(entries)
+}
+
+#[cfg(feature = "object")]
+fn unopened(location: &Location, name: &str) -> Entry {
+    Entry {
+        name: name.to_owned(),
+        location: location.clone(),
+        stamp: None,
+        opened: None,
+    }
+}
+
+/// All levels of an object store below `source`.
+#[cfg(feature = "object")]
+fn list(
+    remote: &Arc<Remote>,
+    source: &Location,
+    filter: &Filter,
+    shared: &Arc<Shared>,
+) -> Result<Vec<Entry>> {
+    let mut found = Found::default();
+    let mut folders = vec![(source.clone(), String::new())];
+    while let Some((folder, name)) = folders.pop() {
+        let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
+        // What has the folder's own key marks that there is one.
+        for object in objects.iter().filter(|object| object.location != prefix) {
+            let last = last_of(&object.location, &prefix, &folder)?;
+            if !filter.sees(last.as_bytes()) {
+                continue;
+            }
+            let name = below(&name, last);
+            found.count(source, &name)?;
+            found.entries.push(Entry {
+                name,
+                location: folder.join(last),
+                stamp: Some(Stamp {
+                    len: object.size,
+                    modified: (object.last_modified.timestamp(), 0),
+                }),
+                opened: None,
+            });
+        }
+        for child in &prefixes {
+            let last = last_of(child, &prefix, &folder)?;
+            if filter.sees(last.as_bytes()) {
+                let name = below(&name, last);
+                found.count(source, &name)?;
+                folders.push((folder.join(last), name));
+            }
+        }
+    }
+    Ok(found.entries)
+}
+
+/// The prefix that `folder` is in the store, and the objects and prefixes directly below it.
+#[cfg(feature = "object")]
+fn level(
+    remote: &Arc<Remote>,
+    folder: &Location,
+    shared: &Arc<Shared>,
+) -> Result<(Key, Vec<ObjectMeta>, Vec<Key>)> {
+    let url = folder.remote().expect("a location in an object store");
+    let failed = |error: Error| error.or_location(folder);
+    let (store, prefix) = remote.store(url).map_err(failed)?;
+    let retries = remote.options().retries();
+    let (asked, shared) = (prefix.clone(), Arc::clone(shared));
+    let listing = async move {
+        let prefix = Some(&asked).filter(|prefix| !prefix.as_ref().is_empty());
+        unless_stopped(&shared, with_retries(retries, || store.list(prefix))).await
+    };
+    let level = remote.run(listing).map_err(failed)?;
+    Ok((prefix, level.objects, level.prefixes))
+}
+
+/// The last component of a key, which must be directly below the prefix that was listed: others would be listed for ever.
+#[cfg(feature = "object")]
+fn last_of<'a>(key: &'a Key, prefix: &Key, folder: &Location) -> Result<&'a str> {
+    let components = key.prefix_match(prefix).map_or(0, Iterator::count);
+    key.filename().filter(|_| components == 1).ok_or_else(|| {
+        let message = format!("the store lists {key:?}, which is not directly below it");
+        Error::new(ErrorKind::Remote, message)
+            .with_location(folder)
+            .with_hint("the store does not list as it has to: copy single files")
+    })
+}
+
+/// A folder of a web server; or, if it has neither an index nor the one file of a small model, a file.
+#[cfg(feature = "object")]
+fn web_folder(
+    folder: &Location,
+    filter: &Filter,
+    sources: &Sources,
+    shared: &Arc<Shared>,
+) -> Result<Vec<Entry>> {
+    let open = |name: &str| -> Result<Entry> {
+        let location = folder.join(name);
+        let opened = sources.open(&location, shared)?;
+        Ok(Entry {
+            stamp: Some(opened.stamp()),
+            opened: Some(opened),
+            ..unopened(&location, name)
+        })
+    };
+    let mut entries = match open(INDEX) {
+        Ok(index) => {
+            let shards = shards_of(&index, shared)?;
+            let shards = shards.iter().map(|name| unopened(&folder.join(name), name));
+            let mut entries: Vec<_> = shards.collect();
+            entries.push(index);
+            entries
+        }
+        Err(error) if is_absent(&error) => match open(SINGLE) {
+            Ok(single) => vec![single],
+            Err(error) if is_absent(&error) && !folder.file_name().is_empty() => {
+                return Ok(vec![unopened(folder, folder.file_name())]);
+            }
+            Err(error) => return Err(error),
+        },
+        Err(error) => return Err(error),
+    };
+    for name in BESIDE.into_iter().filter(|name| filter.takes(name)) {
+        match open(name) {
+            Ok(entry) => entries.push(entry),
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(error.with_hint(format!(
+                    "give what grants access; or, if the server denies what is not there, leave {name} out with an exclude pattern"
+                )));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(entries)
+}
+
+/// Servers that must not be listed answer 403 for what is not there. Of what lies beside the weights only a 404 is believed: the
+/// copy would be one without its tokenizer, and look whole.
+#[cfg(feature = "object")]
+fn is_absent(error: &Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound | ErrorKind::PermissionDenied
+    )
+}
+
+#[cfg(feature = "object")]
+fn shards_of(index: &Entry, shared: &Arc<Shared>) -> Result<Vec<String>> {
+    let opened = index.opened.as_ref().expect("an index that was opened");
+    let located = |error: Error| error.with_location(&index.location);
+    if opened.stamp().len > INDEX_BYTES_MAX {
+        return Err(located(Error::new(
+            ErrorKind::InvalidFormat,
+            format!("an index has at most {INDEX_BYTES_MAX} bytes"),
+        )));
+    }
+    parse_index(&opened.bytes(shared)?)
+        .map(|index| index.shards)
+        .map_err(located)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_bounds() {
+        let source = Location::from_path("model");
+        let mut found = Found::default();
+        let deep = ["a"; DEPTH_MAX].join("/");
+        found.count(&source, &deep).expect("as deep as it may be");
+        let error = found
+            .count(&source, &below(&deep, "a"))
+            .expect_err("deeper");
+        assert!(error.message().contains("64 deep"), "{error}");
+        found.names = NAMES_MAX - 1;
+        found.count(&source, "a").expect("as many as there may be");
+        let error = found.count(&source, "a").expect_err("more");
+        assert!(error.message().contains("1000000"), "{error}");
+        assert!(error.hint().is_some() && error.location().is_some());
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn listed_keys_are_directly_below() {
+        let folder = Location::parse("s3://b/m").expect("a location");
+        for (key, prefix, wanted) in [
+            ("m/a", "m", Some("a")),
+            ("a", "", Some("a")),
+            ("m", "m", None),
+            ("", "", None),
+            ("m/a/b", "m", None),
+            ("ma", "m", None),
+            ("n/a", "m", None),
+        ] {
+            let (key, prefix) = (Key::from(key), Key::from(prefix));
+            match (last_of(&key, &prefix, &folder), wanted) {
+                (Ok(last), Some(wanted)) => assert_eq!(last, wanted),
+                (Err(error), None) => assert_eq!(error.kind(), ErrorKind::Remote),
+                (found, _) => panic!("{key}: {found:?}"),
+            }
+        }
+    }
+}

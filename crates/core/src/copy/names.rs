@@ -1,0 +1,143 @@
+//! Names of files below a source: which are wanted, which may be written, and what files in progress are called. Pure.
+
+use globset::{GlobBuilder, GlobMatcher};
+
+use super::CopyOptions;
+use crate::error::{Error, ErrorKind, Result};
+
+/// What the name of a file in progress ends with.
+const PARTIAL: &str = ".tload-partial";
+
+/// Which names are wanted.
+#[derive(Debug)]
+pub(super) struct Filter {
+    include: Vec<GlobMatcher>,
+    exclude: Vec<GlobMatcher>,
+    hidden: bool,
+}
+
+impl Filter {
+    pub(super) fn new(options: &CopyOptions) -> Result<Self> {
+        let globs = |patterns: &[String]| -> Result<Vec<GlobMatcher>> {
+            patterns.iter().map(|pattern| glob(pattern)).collect()
+        };
+        Ok(Self {
+            include: globs(&options.include)?,
+            exclude: globs(&options.exclude)?,
+            hidden: options.hidden,
+        })
+    }
+
+    /// Whether files and folders with this last component are looked at.
+    pub(super) fn sees(&self, last: &[u8]) -> bool {
+        self.hidden || !last.starts_with(b".")
+    }
+
+    /// Whether the file at this path below the source is wanted.
+    pub(super) fn takes(&self, name: &str) -> bool {
+        let last = name.rsplit('/').next().unwrap_or(name);
+        let any = |globs: &[GlobMatcher]| {
+            globs
+                .iter()
+                .any(|glob| glob.is_match(name) || glob.is_match(last))
+        };
+        let seen = name
+            .split('/')
+            .all(|component| self.sees(component.as_bytes()));
+        let ours = last.starts_with('.') && last.contains(PARTIAL);
+        seen && !ours && (self.include.is_empty() || any(&self.include)) && !any(&self.exclude)
+    }
+}
+
+fn glob(pattern: &str) -> Result<GlobMatcher> {
+    let glob = GlobBuilder::new(pattern)
+        .literal_separator(true)
+        .build()
+        .map_err(|error| {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("glob {pattern:?} is malformed: {}", error.kind()),
+            )
+        })?;
+    Ok(glob.compile_matcher())
+}
+
+/// The components of a path below the target. Sources are not trusted: a key of an object store may be any text.
+pub(super) fn components(name: &str) -> Result<Vec<&str>> {
+    let components: Vec<&str> = name.split('/').collect();
+    let wrong = if name.contains('\0') {
+        "holds a zero byte"
+    } else if name.starts_with('/') {
+        "is absolute"
+    } else if components.contains(&"..") {
+        "holds `..`"
+    } else if components
+        .iter()
+        .any(|component| component.is_empty() || *component == ".")
+    {
+        "holds an empty component or `.`"
+    } else {
+        return Ok(components);
+    };
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        // `{:?}` escapes control characters.
+        format!("the name {name:?} {wrong}: it would be written outside of the folder, or nowhere"),
+    )
+    .with_hint("leave it out with an exclude pattern, or rename it at the source"))
+}
+
+/// What the file is called while it is being copied.
+pub(super) fn partial(file_name: &str) -> String {
+    format!(".{file_name}{PARTIAL}")
+}
+
+/// What its journal is called.
+pub(super) fn journal(file_name: &str) -> String {
+    format!(".{file_name}{PARTIAL}.json")
+}
+
+/// What its next journal is called until it is whole.
+pub(super) fn next_journal(file_name: &str) -> String {
+    format!("{}.new", journal(file_name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(include: &[&str], exclude: &[&str], hidden: bool) -> Filter {
+        let owned = |patterns: &[&str]| patterns.iter().map(|&text| text.to_owned()).collect();
+        Filter::new(&CopyOptions {
+            include: owned(include),
+            exclude: owned(exclude),
+            hidden,
+            ..CopyOptions::default()
+        })
+        .expect("valid globs")
+    }
+
+    #[test]
+    fn names_that_lead_elsewhere_are_refused() {
+        for name in ["", "/a", "..", "a/../b", "a//b", "./a", "a/", "a\0b", "a/."] {
+            let error = components(name).expect_err(name);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            assert!(error.message().contains(&format!("{name:?}")), "{error}");
+        }
+        assert_eq!(components("a/..b/c..").expect("good"), ["a", "..b", "c.."]);
+    }
+
+    #[test]
+    fn globs_match_paths_or_last_components() {
+        let all = filter(&[], &[], false);
+        assert!(all.takes("a/config.json"));
+        assert!(!all.takes(".gitattributes") && !all.takes(".cache/a.json"));
+        let hidden = filter(&[], &[], true);
+        assert!(hidden.takes(".gitattributes"));
+        assert!(!hidden.takes("a/.x.tload-partial") && !hidden.takes(".x.tload-partial.json"));
+        let some = filter(&["*.json", "deep/**"], &["tok*"], false);
+        assert!(some.takes("config.json") && some.takes("a/config.json"));
+        assert!(some.takes("deep/a/b.bin") && !some.takes("b.bin"));
+        assert!(!some.takes("tokenizer.json") && !some.takes("deep/tokenizer.model"));
+    }
+}

@@ -1,0 +1,490 @@
+//! The folder that is copied to: finds what is there, and writes what is not, without ever leaving it.
+//!
+//! Every component below the folder is opened on its own, from the one above, and never through a symbolic link: whoever may
+//! write there cannot lead a copy elsewhere, not even while it runs.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{
+    AtFlags, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, flock, fstat,
+    fstatvfs, futimens, mkdirat, open, openat, renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
+
+use super::journal::{Journal, Origin, Ranges, Stamp};
+use super::names;
+use crate::error::{Error, ErrorKind, Result};
+use crate::request::format_bytes;
+
+const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
+const FOLDER: Mode = Mode::from_raw_mode(0o777);
+
+/// Unit of `st_blocks`, bytes, whatever the file system (stat(2)).
+const STAT_UNIT: u64 = 512;
+
+/// Longest journal that is read, bytes: thousands of ranges of a file of terabytes.
+const JOURNAL_BYTES_MAX: u64 = 16 << 20;
+
+/// The folder that is copied to.
+#[derive(Debug)]
+pub(super) struct Root {
+    path: PathBuf,
+    folder: OwnedFd,
+}
+
+/// A file in progress, which nobody else writes meanwhile.
+#[derive(Debug)]
+pub(super) struct Partial {
+    folder: OwnedFd,
+    /// The last component.
+    name: String,
+    /// For errors.
+    path: PathBuf,
+    file: Arc<File>,
+    /// One journal is written at a time.
+    recording: Mutex<()>,
+}
+
+impl Root {
+    /// Opens the folder, and makes it if it is not there.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let failed = |error: io::Error| {
+            Error::from_io("cannot make or open the folder", error).with_location(path.display())
+        };
+        if path.exists() && !path.is_dir() {
+            return Err(Error::new(ErrorKind::InvalidRequest, "is not a folder")
+                .with_location(path.display())
+                .with_hint("name the folder to copy into"));
+        }
+        std::fs::create_dir_all(path).map_err(failed)?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+        Ok(Self {
+            path: path.to_owned(),
+            folder,
+        })
+    }
+
+    /// Bytes that may still be written.
+    pub(super) fn free_bytes(&self) -> Result<u64> {
+        let found = fstatvfs(&self.folder).map_err(|errno| {
+            Error::from_io("cannot ask for free space", errno.into())
+                .with_location(self.path.display())
+        })?;
+        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    /// Whether a file of this length and modification time is there. A symbolic link is not one.
+    pub(super) fn holds(&self, name: &str, stamp: Stamp) -> Result<bool> {
+        let found = self.stat(name, str::to_owned)?;
+        Ok(found.is_some_and(|stat| is_regular(&stat) && stamp_of(&stat) == stamp))
+    }
+
+    /// Bytes on disk of an earlier copy that was not completed.
+    pub(super) fn begun_bytes(&self, name: &str) -> Result<u64> {
+        let found = self.stat(name, names::partial)?;
+        let units = found.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0));
+        Ok(units.saturating_mul(STAT_UNIT))
+    }
+
+    fn stat(&self, name: &str, called: fn(&str) -> String) -> Result<Option<Stat>> {
+        let Some((folder, last)) = self.folder_of(name, false)? else {
+            return Ok(None);
+        };
+        match statat(&folder, called(last), AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::NOENT) => Ok(None),
+            Err(errno) => Err(self.failed("cannot look at", name, errno)),
+        }
+    }
+
+    /// The folder that the file is in, and the file's own name. `None` if the folder is not there and not to be made.
+    fn folder_of<'a>(&self, name: &'a str, make: bool) -> Result<Option<(OwnedFd, &'a str)>> {
+        let mut components = names::components(name)?;
+        let last = components.pop().expect("split gives one at least");
+        let mut folder = self
+            .folder
+            .try_clone()
+            .map_err(|error| Error::from_io("cannot open the folder", error))?;
+        for component in components {
+            if make {
+                match mkdirat(&folder, component, FOLDER) {
+                    Ok(()) => sync_folder(&folder)
+                        .map_err(|error| cannot_write(&self.path.join(name), 0, error))?,
+                    Err(Errno::EXIST) => {}
+                    Err(errno) => {
+                        return Err(self.failed("cannot make the folder of", name, errno));
+                    }
+                }
+            }
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            folder = match openat(&folder, component, flags, Mode::empty()) {
+                Ok(below) => below,
+                Err(Errno::NOENT) if !make => return Ok(None),
+                Err(Errno::LOOP | Errno::NOTDIR) => {
+                    return Err(self.in_the_way(&folder, component, name));
+                }
+                Err(errno) => return Err(self.failed("cannot open the folder of", name, errno)),
+            };
+        }
+        Ok(Some((folder, last)))
+    }
+
+    fn in_the_way(&self, folder: &OwnedFd, component: &str, name: &str) -> Error {
+        let stat = statat(folder, component, AtFlags::SYMLINK_NOFOLLOW);
+        let is_link = stat.is_ok_and(|stat| {
+            rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::Symlink
+        });
+        let what = if is_link {
+            "a symbolic link, which may lead out of the folder,"
+        } else {
+            "a file"
+        };
+        Error::new(
+            ErrorKind::InvalidRequest,
+            format!(
+                "cannot write {name:?}: {what} stands where its folder {component:?} has to be"
+            ),
+        )
+        .with_location(self.path.display())
+        .with_hint("remove it, or copy into an empty folder")
+    }
+
+    fn failed(&self, what: &str, name: &str, errno: Errno) -> Error {
+        Error::from_io(what, errno.into()).with_location(self.path.join(name).display())
+    }
+
+    /// Opens or makes the file in progress for `name`, and says what of `origin` it holds already.
+    pub(super) fn begin(
+        &self,
+        name: &str,
+        origin: &Origin,
+        anew: bool,
+    ) -> Result<(Partial, Ranges)> {
+        let (folder, last) = self
+            .folder_of(name, true)?
+            .expect("a folder that is made is there");
+        let called = names::partial(last);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&folder, &called, flags, READ_WRITE)
+            .map_err(|errno| self.failed("cannot make the file in progress for", name, errno))?;
+        let path = self.path.join(name);
+        own(&folder, &called, &file, &path)?;
+        let partial = Partial {
+            folder,
+            name: last.to_owned(),
+            path,
+            file: Arc::new(File::from(file)),
+            recording: Mutex::new(()),
+        };
+        let found = if anew { None } else { partial.journal() };
+        let len = partial.len()?;
+        let done = found.and_then(|journal| journal.resume(origin, len));
+        if let Some(done) = done {
+            return Ok((partial, done));
+        }
+        partial.clear()?;
+        Ok((partial, Ranges::default()))
+    }
+}
+
+/// Requires that `file` is this process's alone: locked, and still what the name means.
+fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()> {
+    let busy = || {
+        Error::new(
+            ErrorKind::InvalidRequest,
+            "is being copied by another process",
+        )
+        .with_location(path.display())
+        .with_hint("wait until it is done")
+    };
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        // Lustre and others have no locks unless mounted with them: then nobody else must copy to the same place.
+        Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {}
+        Err(Errno::WOULDBLOCK) => return Err(busy()),
+        Err(errno) => {
+            return Err(
+                Error::from_io("cannot lock the file in progress for", errno.into())
+                    .with_location(path.display()),
+            );
+        }
+    }
+    let stat = |found: Result<Stat, Errno>| found.map_err(|_| busy());
+    let opened = stat(fstat(file))?;
+    let named = stat(statat(folder, called, AtFlags::SYMLINK_NOFOLLOW))?;
+    if (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino) {
+        // Completed by its owner, and renamed, between our opening it and locking it.
+        return Err(busy());
+    }
+    if !is_regular(&opened) || opened.st_nlink > 1 {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("{called:?}, its file in progress, is a file under other names too, or none"),
+        )
+        .with_location(path.display())
+        .with_hint("remove it"));
+    }
+    Ok(())
+}
+
+impl Partial {
+    /// To write to.
+    pub(super) fn file(&self) -> &Arc<File> {
+        &self.file
+    }
+
+    /// What it will be called.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn len(&self) -> Result<u64> {
+        let metadata = self.file.metadata();
+        metadata
+            .map(|metadata| metadata.len())
+            .map_err(|error| cannot_write(&self.path, 0, error))
+    }
+
+    /// `None` if there is none, or none that can be read: then the copy begins anew.
+    fn journal(&self) -> Option<Journal> {
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let name = names::journal(&self.name);
+        let file = openat(&self.folder, name, flags, Mode::empty()).ok()?;
+        let mut text = Vec::new();
+        File::from(file)
+            .take(JOURNAL_BYTES_MAX)
+            .read_to_end(&mut text)
+            .ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Empties it. The journal goes first, for good: it must never vouch for bytes of another source.
+    fn clear(&self) -> Result<()> {
+        if self.unlink(&names::journal(&self.name))? {
+            self.sync_folder()?;
+        }
+        self.file
+            .set_len(0)
+            .map_err(|error| cannot_write(&self.path, 0, error))
+    }
+
+    /// Writes down that `done` is on disk, once it is.
+    pub(super) fn record(&self, origin: &Origin, done: &Ranges) -> Result<()> {
+        let failed = |error| cannot_write(&self.path, origin.len - done.bytes(), error);
+        let _one = self
+            .recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        self.file.sync_data().map_err(failed)?;
+        let name = names::journal(&self.name);
+        let fresh = names::next_journal(&self.name);
+        // A file of our own: what has the name may be a file that is elsewhere too, or a pipe.
+        self.unlink(&fresh)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let text = serde_json::to_vec(&Journal::new(origin.clone(), done))
+            .expect("numbers and strings are JSON");
+        let file = openat(&self.folder, &fresh, flags, READ_WRITE)
+            .map_err(|errno| failed(errno.into()))?;
+        let mut file = File::from(file);
+        file.write_all(&text)
+            .and_then(|()| file.sync_data())
+            .map_err(failed)?;
+        renameat(&self.folder, &fresh, &self.folder, &name).map_err(|errno| failed(errno.into()))
+    }
+
+    /// Gives the complete file its name, in place of what had it before.
+    pub(super) fn finish(&self, stamp: Stamp) -> Result<()> {
+        let failed = |error| cannot_write(&self.path, 0, error);
+        let len = self.len()?;
+        if len != stamp.len {
+            return Err(Error::new(
+                ErrorKind::Io,
+                format!("the copy has {len} bytes, the source {}", stamp.len),
+            )
+            .with_location(self.path.display())
+            .with_hint("copy again"));
+        }
+        let times = Timestamps {
+            last_access: Timespec {
+                tv_sec: 0,
+                tv_nsec: UTIME_OMIT,
+            },
+            last_modification: Timespec {
+                tv_sec: stamp.modified.0,
+                tv_nsec: stamp.modified.1,
+            },
+        };
+        futimens(&self.file, &times).map_err(|errno| failed(errno.into()))?;
+        self.file.sync_all().map_err(failed)?;
+        let partial = names::partial(&self.name);
+        renameat(&self.folder, partial, &self.folder, &self.name)
+            .map_err(|errno| failed(errno.into()))?;
+        self.unlink_journals()?;
+        self.sync_folder()
+    }
+
+    /// Removes it: nothing has arrived.
+    pub(super) fn discard(&self) -> Result<()> {
+        self.unlink_journals()?;
+        self.unlink(&names::partial(&self.name)).map(drop)
+    }
+
+    /// Removes the journal, and one that a crash left unfinished.
+    fn unlink_journals(&self) -> Result<()> {
+        self.unlink(&names::next_journal(&self.name))?;
+        self.unlink(&names::journal(&self.name)).map(drop)
+    }
+
+    /// Whether it was there.
+    fn unlink(&self, name: &str) -> Result<bool> {
+        match unlinkat(&self.folder, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(errno) => Err(cannot_write(&self.path, 0, errno.into())),
+        }
+    }
+
+    fn sync_folder(&self) -> Result<()> {
+        sync_folder(&self.folder).map_err(|error| cannot_write(&self.path, 0, error))
+    }
+}
+
+/// Has the names in a folder written to disk, on file systems that can be asked to.
+fn sync_folder(folder: &OwnedFd) -> io::Result<()> {
+    match File::from(folder.try_clone()?).sync_all() {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced,
+    }
+}
+
+/// The error for a failed write; `missing` bytes of the file have not arrived yet.
+pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error {
+    let full = [
+        io::ErrorKind::StorageFull,
+        io::ErrorKind::QuotaExceeded,
+        io::ErrorKind::FileTooLarge,
+    ];
+    if !full.contains(&error.kind()) {
+        return Error::from_io("cannot write", error).with_location(path.display());
+    }
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!(
+            "the disk is full, or the file too large for it: {} ({missing} bytes) more are needed",
+            format_bytes(missing)
+        ),
+    )
+    .with_source(error)
+    .with_location(path.display())
+    .with_hint("free some space and copy again: it goes on from where it stopped")
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
+}
+
+fn stamp_of(stat: &Stat) -> Stamp {
+    Stamp {
+        len: u64::try_from(stat.st_size).unwrap_or(0),
+        modified: (
+            stat.st_mtime,
+            i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_told_from_a_broken_one() {
+        let error =
+            |errno| cannot_write(Path::new("a"), 3 << 20, io::Error::from_raw_os_error(errno));
+        let full = error(libc::ENOSPC);
+        assert_eq!(full.kind(), ErrorKind::OutOfMemory);
+        assert!(
+            full.message().contains("3.0 MiB (3145728 bytes) more"),
+            "{full}"
+        );
+        assert!(full.hint().is_some());
+        assert_eq!(error(libc::EIO).kind(), ErrorKind::Io);
+    }
+
+    fn origin() -> Origin {
+        Origin {
+            source: "x".to_owned(),
+            len: 4,
+            e_tag: None,
+            version: None,
+            modified: (5, 6),
+        }
+    }
+
+    #[test]
+    fn journals_are_files_of_their_own_and_none_is_left() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = |name: &str| folder.path().join(name);
+        let fresh = path("a/.x.tload-partial.json.new");
+        let left = || {
+            let files = std::fs::read_dir(path("a")).expect("a folder");
+            let names = files.map(|file| file.expect("a file").file_name());
+            let mut names: Vec<_> = names
+                .map(|name| name.to_string_lossy().into_owned())
+                .collect();
+            names.sort();
+            names
+        };
+        std::fs::write(path("elsewhere"), "mine").expect("writes");
+        let root = Root::open(folder.path()).expect("opens");
+        let (partial, _) = root.begin("a/x", &origin(), false).expect("begins");
+        std::fs::hard_link(path("elsewhere"), &fresh).expect("links");
+        let mut done = Ranges::default();
+        done.add(0..2);
+        partial.record(&origin(), &done).expect("records");
+        let elsewhere = std::fs::read_to_string(path("elsewhere")).expect("is there");
+        assert_eq!(elsewhere, "mine");
+        assert_eq!(left(), [".x.tload-partial", ".x.tload-partial.json"]);
+
+        std::fs::write(&fresh, "left by a crash").expect("writes");
+        partial.discard().expect("discards");
+        assert!(left().is_empty(), "{:?}", left());
+        let (partial, _) = root.begin("a/x", &origin(), false).expect("begins");
+        std::fs::write(&fresh, "left by a crash").expect("writes");
+        partial.file().set_len(4).expect("grows");
+        let stamp = Stamp {
+            len: 4,
+            modified: (5, 6),
+        };
+        partial.finish(stamp).expect("finishes");
+        assert_eq!(left(), ["x"]);
+    }
+
+    #[test]
+    fn one_copy_at_a_time_writes_a_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = Root::open(folder.path()).expect("opens");
+        let origin = origin();
+        let (first, _) = root.begin("deep/a", &origin, false).expect("begins");
+        let error = root.begin("deep/a", &origin, false).expect_err("is locked");
+        assert!(error.message().contains("another process"), "{error}");
+        first.file().set_len(4).expect("grows");
+        let stamp = Stamp {
+            len: 4,
+            modified: (5, 6),
+        };
+        assert!(!root.holds("deep/a", stamp).expect("looks"));
+        first.finish(stamp).expect("finishes");
+        assert!(root.holds("deep/a", stamp).expect("looks"));
+        let later = Stamp {
+            len: 4,
+            modified: (5, 7),
+        };
+        assert!(!root.holds("deep/a", later).expect("looks"));
+        assert!(!root.holds("none/a", stamp).expect("looks"));
+    }
+}

@@ -1,0 +1,491 @@
+//! The engine for object stores: ranged requests, streamed into leases.
+//!
+//! A job is not a request. Jobs that follow one another in an object are brought by one request, as far as an extent of the store
+//! is long, and come back one by one as their bytes arrive; so many small tensors share a request. What the sockets hold is copied
+//! once, into the jobs' windows. Requests run on the threads of the checkpoint; this side only starts them and takes results.
+//!
+//! ```text
+//!  submit ─▶ [job][job][job] ─ neighbours ─▶ Request ─ a connection is free ─▶ Running ─ bytes ─▶ Filled ─▶ reap
+//!                                                                                 └─ failure that stays ─▶ all that is left
+//! ```
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use tokio::sync::watch;
+
+use super::{Done, Engine, Job, Transfer, Wait};
+use crate::buffer::Filling;
+use crate::error::{Error, ErrorKind, Result};
+use crate::over::Over;
+use crate::source::{ObjectSource, Receive, Retries, Source};
+
+/// Requests are not cut shorter than this, bytes, to give work to idle connections: with 30 ms to an answer and 90 MB/s after it,
+/// as S3 has, a request of this length still spends more time receiving than waiting.
+const SHARE_BYTES_MIN: u64 = 4 << 20;
+
+/// What the engine needs.
+#[derive(Debug)]
+pub struct ObjectSetup {
+    /// The objects, in the order of [`Job::source`].
+    pub objects: Arc<[ObjectSource]>,
+    /// Requests that receive at a time. A request that only waits for its answer comes on top: the next one is sent as long before
+    /// the end of another as its answer will take, so that no connection's worth of bandwidth is idle meanwhile.
+    pub connections: usize,
+    /// Longest request, bytes; a longer job is one all the same.
+    pub request_bytes: u64,
+    /// Bytes that all jobs of the load need together: towards the end requests become shorter, so that all connections end
+    /// together. 0 if unknown.
+    pub total_bytes: u64,
+    /// How failed requests are tried again; what the store's options say if none.
+    pub retries: Option<Retries>,
+    /// Jobs that it must take at a time.
+    pub depth: usize,
+    /// Ends what is in flight when raised.
+    pub over: Arc<Over>,
+}
+
+/// Reads objects.
+#[derive(Debug)]
+pub(super) struct ObjectEngine {
+    setup: Arc<ObjectSetup>,
+    /// Not started: the last one may still grow.
+    waiting: VecDeque<Request>,
+    /// Bytes of the requests in `waiting`.
+    waiting_bytes: u64,
+    /// Bytes of the load that are not submitted yet.
+    unseen_bytes: u64,
+    /// Requests that receive, or soon will in the place of another.
+    running: usize,
+    /// Requests that have not ended.
+    open: usize,
+    /// Jobs that ended before they were asked for.
+    ended: Vec<Done>,
+    /// Jobs in `waiting`, in requests that run and in `ended`.
+    in_flight: usize,
+    /// None only while being dropped.
+    news: Option<Sender<News>>,
+    reports: Receiver<News>,
+    /// True: let go of everything.
+    stop: Arc<watch::Sender<bool>>,
+}
+
+/// What a request tells the engine.
+#[derive(Debug)]
+struct News {
+    done: Vec<Done>,
+    /// Another request may begin in its place: told once, at the end or shortly before.
+    makes_room: bool,
+    ended: bool,
+}
+
+/// Jobs that one request brings, in the order of their offsets.
+#[derive(Debug)]
+struct Request {
+    source: usize,
+    start: u64,
+    end: u64,
+    jobs: VecDeque<Job>,
+}
+
+impl ObjectEngine {
+    pub(super) fn open(setup: Arc<ObjectSetup>) -> Self {
+        let (news, reports) = unbounded();
+        let stop = Arc::new(watch::Sender::new(false));
+        let stopper = Arc::clone(&stop);
+        setup.over.listen(move || {
+            stopper.send_replace(true);
+        });
+        Self {
+            unseen_bytes: setup.total_bytes,
+            setup,
+            waiting: VecDeque::new(),
+            waiting_bytes: 0,
+            running: 0,
+            open: 0,
+            ended: Vec::new(),
+            in_flight: 0,
+            news: Some(news),
+            reports,
+            stop,
+        }
+    }
+
+    fn start_requests(&mut self) {
+        let open_max = self.setup.connections + self.setup.connections / 4;
+        while self.running < self.setup.connections && self.open < open_max {
+            let Some(request) = self.next_request() else {
+                return;
+            };
+            self.running += 1;
+            self.open += 1;
+            let object = self.setup.objects[request.source].clone();
+            let retries = self
+                .setup
+                .retries
+                .unwrap_or_else(|| object.retries().in_mid_load());
+            let news = self.news.clone().expect("taken only in drop");
+            let mut stopped = self.stop.subscribe();
+            let range = request.start..request.end;
+            let mut running = Running::new(request, news, stopped.clone());
+            if range.is_empty() {
+                running.end(Ok(()));
+                continue;
+            }
+            let remote = Arc::clone(object.remote());
+            remote.spawn(async move {
+                let reading = object.read(range, retries, &mut running);
+                let result = tokio::select! {
+                    biased;
+                    // An error would mean that the engine is gone.
+                    _ = stopped.wait_for(|stopped| *stopped) => Err(cancelled()),
+                    result = reading => result,
+                };
+                running.end(result);
+            });
+        }
+    }
+
+    /// What a free connection should bring. Not so much that others have nothing to do: each gets an even share of what waits, and
+    /// of what is left of the load at most half of an even share, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE
+    /// Transactions on Computers 1987).
+    fn next_request(&mut self) -> Option<Request> {
+        let mut first = self.waiting.pop_front()?;
+        let connections = self.setup.connections as u64;
+        let idle = connections - self.running as u64;
+        let left = self.waiting_bytes + self.unseen_bytes;
+        let share = (self.waiting_bytes / idle).min(left / (2 * connections));
+        let share = share.max(SHARE_BYTES_MIN);
+        if let Some(rest) = first.split_off(share) {
+            self.waiting.push_front(rest);
+        }
+        // Gaps and overlaps make this inexact, until nothing waits.
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(first.len());
+        if self.waiting.is_empty() {
+            self.waiting_bytes = 0;
+        }
+        Some(first)
+    }
+
+    fn take(&mut self, news: News, done: &mut Vec<Done>) {
+        self.in_flight -= news.done.len();
+        self.running -= usize::from(news.makes_room);
+        self.open -= usize::from(news.ended);
+        done.extend(news.done);
+    }
+}
+
+impl Engine for ObjectEngine {
+    fn depth(&self) -> usize {
+        self.setup.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn submit(&mut self, job: Job) {
+        self.in_flight += 1;
+        let object = &self.setup.objects[job.source];
+        if job.offset + job.needed as u64 > object.len() {
+            let error = ends_before(object, &job);
+            self.ended.push(Done::failed(job.extent, error));
+            return;
+        }
+        let gap = object.hints().gap_bytes;
+        self.waiting_bytes += job.needed as u64;
+        self.unseen_bytes = self.unseen_bytes.saturating_sub(job.needed as u64);
+        match self.waiting.back_mut() {
+            Some(last) if last.takes(&job, gap, self.setup.request_bytes) => last.add(job),
+            _ => self.waiting.push_back(Request::of(job)),
+        }
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        let before = done.len();
+        self.in_flight -= self.ended.len();
+        done.append(&mut self.ended);
+        loop {
+            while let Ok(news) = self.reports.try_recv() {
+                self.take(news, done);
+            }
+            if done[before..].iter().any(|done| done.result.is_err()) {
+                // The caller may want nothing more: it should say so first.
+                return;
+            }
+            self.start_requests();
+            if wait == Wait::No || self.in_flight == 0 || done.len() > before {
+                return;
+            }
+            let news = self.reports.recv().expect("holds a sender itself");
+            self.take(news, done);
+        }
+    }
+}
+
+impl Drop for ObjectEngine {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+        self.waiting.clear();
+        // Until the last request has let go of its memory.
+        self.news = None;
+        while self.reports.recv().is_ok() {}
+    }
+}
+
+impl Request {
+    fn of(job: Job) -> Self {
+        Self {
+            source: job.source,
+            start: job.offset,
+            end: job.offset + job.needed as u64,
+            jobs: VecDeque::from([job]),
+        }
+    }
+
+    /// Whether `job` comes next in the same object, near enough and without making the request too long. Windows begin on a
+    /// multiple of 64 bytes, so it may begin a little before the end of the one before it.
+    fn takes(&self, job: &Job, gap: u64, request_bytes: u64) -> bool {
+        let last = self.jobs.back().expect("has a job from the start");
+        let end = job.offset + job.needed as u64;
+        job.source == self.source
+            && job.offset >= last.offset
+            && end >= self.end
+            && job.offset <= self.end.saturating_add(gap)
+            && end - self.start <= request_bytes
+    }
+
+    fn add(&mut self, job: Job) {
+        self.end = job.offset + job.needed as u64;
+        self.jobs.push_back(job);
+    }
+
+    fn len(&self) -> u64 {
+        self.end - self.start
+    }
+
+    /// Keeps the first jobs, as many as `bytes` bytes hold but one at least, and returns the others.
+    fn split_off(&mut self, bytes: u64) -> Option<Self> {
+        let end = self.start + bytes;
+        let fits = |job: &Job| job.offset + job.needed as u64 <= end;
+        let kept = self.jobs.iter().take_while(|job| fits(job)).count().max(1);
+        if kept == self.jobs.len() {
+            return None;
+        }
+        let mut rest = self.jobs.split_off(kept).into_iter();
+        let mut split = Self::of(rest.next().expect("fewer are kept"));
+        rest.for_each(|job| split.add(job));
+        let last = self.jobs.back().expect("one is kept");
+        self.end = last.offset + last.needed as u64;
+        Some(split)
+    }
+}
+
+/// How long an answer took to begin, and how fast it comes.
+#[derive(Debug)]
+struct Pace {
+    asked: Instant,
+    latency: Option<Duration>,
+    /// When a quarter had come: before that, full buffers on the way pretend a speed that does not last.
+    quarter: Option<(Instant, u64)>,
+}
+
+impl Pace {
+    fn new() -> Self {
+        Self {
+            asked: Instant::now(),
+            latency: None,
+            quarter: None,
+        }
+    }
+
+    /// Whether the rest will be here before another request could be answered, when `came` of `wanted` bytes have come.
+    fn ends_soon(&mut self, came: u64, wanted: u64) -> bool {
+        let now = Instant::now();
+        let latency = *self.latency.get_or_insert(now - self.asked);
+        if came < wanted / 4 {
+            return false;
+        }
+        let (since, at) = *self.quarter.get_or_insert((now, came));
+        let time = now - since;
+        // time left = bytes left / (bytes / time), compared without dividing.
+        let left = u128::from(wanted - came) * time.as_nanos();
+        time >= latency && left <= u128::from(came - at) * latency.as_nanos()
+    }
+}
+
+/// A request on its way: gives the bytes to the jobs that want them. Whatever becomes of it, every job comes back.
+#[derive(Debug)]
+struct Running {
+    /// Those that want more bytes, in the order of their offsets.
+    jobs: VecDeque<FillingJob>,
+    /// Where in the object the next byte is.
+    at: u64,
+    news: Sender<News>,
+    stop: watch::Receiver<bool>,
+    /// What is asked for now.
+    start: u64,
+    end: u64,
+    pace: Pace,
+    made_room: bool,
+    /// Not yet told to anyone.
+    transfer: Transfer,
+    /// What is told with the end.
+    last: Vec<Done>,
+    error: Option<Error>,
+}
+
+#[derive(Debug)]
+struct FillingJob {
+    extent: usize,
+    offset: u64,
+    needed: usize,
+    filling: Filling,
+}
+
+impl FillingJob {
+    fn is_finished(&self) -> bool {
+        self.filling.len() == self.needed
+    }
+}
+
+impl Running {
+    fn new(request: Request, news: Sender<News>, stop: watch::Receiver<bool>) -> Self {
+        let filling = |job: Job| FillingJob {
+            extent: job.extent,
+            offset: job.offset,
+            needed: job.needed,
+            filling: job.lease.filling(),
+        };
+        Self {
+            jobs: request.jobs.into_iter().map(filling).collect(),
+            at: request.start,
+            start: request.start,
+            end: request.end,
+            pace: Pace::new(),
+            made_room: false,
+            news,
+            stop,
+            transfer: Transfer::default(),
+            last: Vec::new(),
+            error: None,
+        }
+    }
+
+    /// Nothing more comes: what is unfinished failed with the error of `result`.
+    fn end(mut self, result: Result<()>) {
+        match result {
+            Ok(()) => self.last = self.finished(0),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    /// Sends the jobs at the front that have all their bytes. The last one waits for the end of the answer, which may yet turn out
+    /// to be longer than it should be.
+    fn send_finished(&mut self) {
+        let done = self.finished(1);
+        let (came, wanted) = (self.at - self.start, self.end - self.start);
+        let makes_room = !self.made_room && self.pace.ends_soon(came, wanted);
+        self.made_room |= makes_room;
+        if !done.is_empty() || makes_room {
+            // The engine outlives its requests.
+            let _ = self.news.send(News {
+                done,
+                makes_room,
+                ended: false,
+            });
+        }
+    }
+
+    /// Takes out the jobs at the front that have all their bytes, but not the last `held` ones.
+    fn finished(&mut self, held: usize) -> Vec<Done> {
+        let mut done = Vec::new();
+        while self.jobs.len() > held && self.jobs[0].is_finished() {
+            let job = self.jobs.pop_front().expect("looked at");
+            done.push(Done {
+                extent: job.extent,
+                result: Ok(job.filling.finish()),
+                transfer: std::mem::take(&mut self.transfer),
+            });
+        }
+        done
+    }
+}
+
+impl Receive for Running {
+    fn requested(&mut self, again: bool) {
+        self.start = self.at;
+        self.pace = Pace::new();
+        self.transfer.requests += 1;
+        self.transfer.retries += u32::from(again);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        let end = self.at + bytes.len() as u64;
+        for job in &mut self.jobs {
+            if job.offset >= end {
+                break;
+            }
+            let next = job.offset + job.filling.len() as u64;
+            // What lies before it is a gap, or belongs to the jobs before.
+            let skipped = usize::try_from(next.saturating_sub(self.at)).unwrap_or(usize::MAX);
+            let Some(wanted) = bytes.get(skipped..) else {
+                continue;
+            };
+            let missing = job.needed - job.filling.len();
+            job.filling.push(&wanted[..wanted.len().min(missing)]);
+        }
+        self.at = end;
+        self.transfer.remote_bytes += bytes.len() as u64;
+        self.send_finished();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let stopped = *self.stop.borrow();
+        let error = self
+            .error
+            .take()
+            .unwrap_or_else(|| if stopped { cancelled() } else { panicked() });
+        let failed = self.jobs.drain(..).map(|job| {
+            let range = job.offset..job.offset + job.needed as u64;
+            Done {
+                transfer: std::mem::take(&mut self.transfer),
+                ..Done::failed(job.extent, error.again().with_range(range))
+            }
+        });
+        let mut done = std::mem::take(&mut self.last);
+        // The windows are free again before anybody hears of it.
+        done.extend(failed);
+        let _ = self.news.send(News {
+            done,
+            makes_room: !self.made_room,
+            ended: true,
+        });
+    }
+}
+
+fn ends_before(object: &ObjectSource, job: &Job) -> Error {
+    Error::new(
+        ErrorKind::Changed,
+        format!(
+            "the object ends at byte {}, before what is wanted of it",
+            object.len()
+        ),
+    )
+    .with_location(object.location())
+    .with_range(job.offset..job.offset + job.needed as u64)
+}
+
+/// Nobody said how the request ended.
+fn panicked() -> Error {
+    Error::new(ErrorKind::Remote, "a request panicked")
+        .with_hint("this is a bug in tload, or in the store that you brought; please report it")
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cancelled")
+}

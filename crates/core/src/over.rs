@@ -1,0 +1,85 @@
+//! The word that a load is over, for those who wait for something else meanwhile.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+type Listener = Box<dyn Fn() + Send>;
+
+/// Raised once, when nothing more is to be started.
+#[derive(Default)]
+pub struct Over {
+    raised: AtomicBool,
+    listeners: Mutex<Vec<Listener>>,
+}
+
+impl Over {
+    /// Tells every listener. Further calls do nothing.
+    pub(crate) fn raise(&self) {
+        let listeners = {
+            let mut listeners = self
+                .listeners
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            self.raised.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *listeners)
+        };
+        for listener in listeners {
+            listener();
+        }
+    }
+
+    /// Whether it has been raised.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::SeqCst)
+    }
+
+    /// Calls `listener` when it is raised; at once if it has been. Listeners must not block.
+    pub fn listen(&self, listener: impl Fn() + Send + 'static) {
+        let mut listeners = self
+            .listeners
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.is_raised() {
+            drop(listeners);
+            listener();
+        } else {
+            listeners.push(Box::new(listener));
+        }
+    }
+}
+
+impl fmt::Debug for Over {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Over")
+            .field("raised", &self.is_raised())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn listeners_hear_of_it_once_whenever_they_come() {
+        let over = Over::default();
+        let heard = Arc::<AtomicU32>::default();
+        let listen = || {
+            let heard = Arc::clone(&heard);
+            over.listen(move || {
+                heard.fetch_add(1, Ordering::SeqCst);
+            });
+        };
+        listen();
+        assert_eq!(heard.load(Ordering::SeqCst), 0);
+        over.raise();
+        over.raise();
+        assert_eq!(heard.load(Ordering::SeqCst), 1);
+        listen();
+        assert_eq!(heard.load(Ordering::SeqCst), 2);
+    }
+}

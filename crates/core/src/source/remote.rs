@@ -1,0 +1,172 @@
+//! The network side of a checkpoint: the threads that requests run on, and the stores that its locations are in.
+//!
+//! One per opened checkpoint, so that nothing outlives it. A forked process, which has none of its parent's threads, is told so. Callers are
+//! ordinary threads: they hand over a future and wait for its result.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use tokio::runtime::{Builder, Runtime};
+
+use super::location::RemoteUrl;
+use super::store::{Store, object_path};
+use super::store_options::StoreOptions;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Most threads for requests. A thread receives and copies about 2 GiB a second over plain HTTP, 1.3 over TLS (2-core virtual
+/// machine, 2026-11): eight are more than a 100 Gbit/s link asks for.
+const THREADS_MAX: usize = 8;
+
+/// What of a URL decides which store it is: scheme, authority and query.
+type StoreId = (String, String, Option<String>);
+
+/// Threads for requests, and opened stores.
+pub(crate) struct Remote {
+    /// None only while being dropped.
+    runtime: Option<Runtime>,
+    /// When results that callers wait for come too late.
+    deadline: Option<Instant>,
+    /// The process that the threads are in.
+    process: u32,
+    options: StoreOptions,
+    stores: Mutex<HashMap<StoreId, Arc<Store>>>,
+}
+
+impl Remote {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] when the system starts none.
+    pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(cores.min(THREADS_MAX))
+            .thread_name("tload-net")
+            .enable_all()
+            .build()
+            .map_err(|error| {
+                Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                    .with_hint("raise the limit of processes (ulimit -u)")
+                    .with_source(error)
+            })?;
+        Ok(Arc::new(Self {
+            runtime: Some(runtime),
+            deadline: options
+                .seconds("open_timeout")
+                .and_then(|timeout| Instant::now().checked_add(timeout)),
+            process: std::process::id(),
+            options: options.clone(),
+            stores: Mutex::default(),
+        }))
+    }
+
+    /// The same, with one store that the caller opened; `url` is of something in it.
+    pub(crate) fn with_store(
+        options: &StoreOptions,
+        objects: Arc<dyn ObjectStore>,
+        url: &RemoteUrl,
+    ) -> Result<Arc<Self>> {
+        let remote = Self::start(options)?;
+        let store = Store::custom(objects, &url.authority);
+        remote
+            .stores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key(url), store);
+        Ok(remote)
+    }
+
+    /// How its stores are reached.
+    pub(crate) fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    /// The store of `url`, opened at most once, and the object's path in it.
+    ///
+    /// # Errors
+    ///
+    /// What the options of the store or the environment get wrong.
+    pub(crate) fn store(&self, url: &RemoteUrl) -> Result<(Arc<Store>, Path)> {
+        let key = key(url);
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = stores.get(&key) {
+            return Ok((Arc::clone(store), object_path(url)?));
+        }
+        let (store, path) = Store::open(url, &self.options)?;
+        stores.insert(key, Arc::clone(&store));
+        Ok((store, path))
+    }
+
+    /// Starts `task` on the threads.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime
+            .as_ref()
+            .expect("taken only in drop")
+            .spawn(task);
+    }
+
+    /// Runs `task` and waits for its result. For ordinary threads, also those that a runtime of the caller's own blocks on.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        task: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        if self.process != std::process::id() {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "the checkpoint was opened before the process forked: its network threads are not here",
+            )
+            .with_hint("open it in the process that uses it"));
+        }
+        let (sender, receiver) = bounded(1);
+        self.spawn(async move {
+            // The receiver waits below.
+            let _ = sender.send(task.await);
+        });
+        let panicked = || {
+            Err(Error::new(ErrorKind::Remote, "a request panicked")
+                .with_hint("this is a bug in tload; please report it"))
+        };
+        let Some(deadline) = self.deadline else {
+            return receiver.recv().unwrap_or_else(|_| panicked());
+        };
+        match receiver.recv_deadline(deadline) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => panicked(),
+            Err(RecvTimeoutError::Timeout) => Err(Error::new(
+                ErrorKind::TimedOut,
+                "opening took longer than it may (open_timeout)",
+            )
+            .with_hint("raise the timeout, or look at endpoint and network")),
+        }
+    }
+}
+
+fn key(url: &RemoteUrl) -> StoreId {
+    (url.scheme.clone(), url.authority.clone(), url.query.clone())
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not the keys of the stores: URLs carry secrets.
+        f.debug_struct("Remote")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Requests that somebody still waits for keep this alive; what is left are idle connections. Never waits: the last owner
+        // may be one of the threads.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}

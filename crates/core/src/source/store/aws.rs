@@ -1,0 +1,240 @@
+//! Credentials and region as the AWS command line finds them: environment, profiles, web identity, containers, instances.
+//!
+//! The one place that names types of the AWS SDK. The SDK reads its own variables and files, each time credentials are wanted: after
+//! an `aws sso login` the next try works. Used by `s3.rs`.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use aws_config::Region;
+use aws_config::ecs::EcsCredentialsProvider;
+use aws_config::environment::EnvironmentVariableCredentialsProvider;
+use aws_config::imds::credentials::ImdsCredentialsProvider;
+use aws_config::meta::region::ProvideRegion;
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+use aws_config::provider_config::ProviderConfig;
+use aws_config::web_identity_token::WebIdentityTokenCredentialsProvider;
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::ProvideCredentials;
+use aws_credential_types::provider::error::CredentialsError;
+use object_store::aws::AwsCredential;
+
+use super::credentials::CredentialFailure;
+use super::fault::texts;
+use super::refreshing::{Load, Loaded};
+use super::reply::scrub;
+use crate::error::ErrorKind;
+
+/// The last source.
+const INSTANCE: &str = "instance metadata";
+
+/// The sources in their order. With a profile asked for by name, only that.
+pub(super) struct Chain {
+    /// The profile, and whether it was asked for by name.
+    profile: Option<String>,
+    /// What `AWS_PROFILE` says, to show it.
+    ambient_profile: Option<String>,
+    /// For requests to STS.
+    region: String,
+}
+
+impl Chain {
+    pub(super) fn new(
+        profile: Option<String>,
+        ambient_profile: Option<String>,
+        region: String,
+    ) -> Self {
+        Self {
+            profile,
+            ambient_profile,
+            region,
+        }
+    }
+
+    /// The sources, with the names that people know them by. Made for each look-up: they keep what they once read.
+    fn sources(&self) -> Vec<(String, Box<dyn ProvideCredentials>)> {
+        let region = Region::new(self.region.clone());
+        let config = ProviderConfig::without_region().with_region(Some(region));
+        let profiles = ProfileFileCredentialsProvider::builder().configure(&config);
+        if let Some(profile) = &self.profile {
+            let profiles = profiles.profile_name(profile);
+            return vec![(format!("profile {profile}"), Box::new(profiles.build()))];
+        }
+        let profile = self.ambient_profile.as_deref().unwrap_or("default");
+        let environment = EnvironmentVariableCredentialsProvider::new();
+        let identity = WebIdentityTokenCredentialsProvider::builder().configure(&config);
+        let container = EcsCredentialsProvider::builder().configure(&config);
+        let instance = ImdsCredentialsProvider::builder().configure(&config);
+        vec![
+            ("environment".to_owned(), Box::new(environment)),
+            (format!("profile {profile}"), Box::new(profiles.build())),
+            ("web identity".to_owned(), Box::new(identity.build())),
+            ("container".to_owned(), Box::new(container.build())),
+            (INSTANCE.to_owned(), Box::new(instance.build())),
+        ]
+    }
+}
+
+impl fmt::Debug for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chain")
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Load for Chain {
+    async fn load(&self) -> Result<Loaded, CredentialFailure> {
+        let mut looked_at = Vec::new();
+        for (source, provider) in self.sources() {
+            match provider.provide_credentials().await {
+                Ok(credentials) => return Ok(loaded(&credentials, source)),
+                // The next one may have some; every other error ends the search, as in the SDK's own chain.
+                Err(CredentialsError::CredentialsNotLoaded(_)) => looked_at.push(source),
+                Err(error) if source == INSTANCE => {
+                    // Elsewhere than at AWS, something else may answer there.
+                    looked_at.push(source);
+                    return Err(nothing(&looked_at, Some(&error)));
+                }
+                Err(error) => return Err(failure(&error, &source)),
+            }
+        }
+        Err(match &self.profile {
+            Some(_) => no_profile(&looked_at.concat(), None),
+            None => nothing(&looked_at, None),
+        })
+    }
+}
+
+/// A profile that was asked for by name. Where no file has any profile at all, the SDK says nothing of it.
+fn no_profile(source: &str, cause: Option<String>) -> CredentialFailure {
+    CredentialFailure {
+        kind: ErrorKind::InvalidRequest,
+        message: format!("there is no {source} in the AWS configuration files"),
+        hint: Some("see `aws configure list-profiles` for those that there are".to_owned()),
+        cause,
+    }
+}
+
+fn loaded(credentials: &Credentials, source: String) -> Loaded {
+    Loaded {
+        credential: AwsCredential {
+            key_id: credentials.access_key_id().to_owned(),
+            secret_key: credentials.secret_access_key().to_owned(),
+            token: credentials.session_token().map(str::to_owned),
+        },
+        expires: credentials.expiry(),
+        source,
+    }
+}
+
+fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> CredentialFailure {
+    CredentialFailure {
+        kind: ErrorKind::PermissionDenied,
+        message: format!(
+            "no credentials were found: looked at {}",
+            looked_at.join(", ")
+        ),
+        hint: Some("give credentials, or for a public bucket set anonymous=true".to_owned()),
+        cause: error.and_then(innermost),
+    }
+}
+
+fn innermost(error: &CredentialsError) -> Option<String> {
+    let texts = texts(error);
+    // What a process wrote may be anything, secrets too.
+    let text = texts.last()?.split("Stderr").next()?;
+    Some(scrub(text.trim_end_matches([' ', '.', ',', ':'])))
+}
+
+fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
+    let texts = texts(error);
+    let says = |words: &str| {
+        texts
+            .iter()
+            .any(|text| text.to_ascii_lowercase().contains(words))
+    };
+    let cause = innermost(error);
+    if says("was not defined") {
+        let own = source.strip_prefix("profile ").unwrap_or(source);
+        let named = |cause: &String| cause.contains(&format!("`{own}`"));
+        if cause.as_ref().is_none_or(named) {
+            return no_profile(source, cause);
+        }
+        return CredentialFailure {
+            kind: ErrorKind::InvalidRequest,
+            message: format!("{source} is made of another profile, which is not there"),
+            hint: Some("see source_profile in the AWS configuration files".to_owned()),
+            cause,
+        };
+    }
+    let hint = match source.strip_prefix("profile ") {
+        Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
+        None if says("sso") => "run `aws sso login`".to_owned(),
+        _ => format!("check {source}: it is the first place that has credentials to give"),
+    };
+    CredentialFailure {
+        kind: ErrorKind::PermissionDenied,
+        message: format!("the credentials of {source} cannot be had"),
+        hint: Some(hint),
+        cause,
+    }
+}
+
+/// The region of a profile, or of the one that `AWS_PROFILE` names.
+pub(super) fn region_of_profile(profile: Option<&str>) -> Option<String> {
+    let mut builder = ProfileFileRegionProvider::builder();
+    if let Some(profile) = profile {
+        builder = builder.profile_name(profile);
+    }
+    let provider = builder.build();
+    // The SDK has no other interface than async, and the caller may be inside of a runtime: hence a thread. It reads two files.
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
+            runtime.block_on(provider.region())
+        });
+        let region = read.join().ok().flatten()?;
+        Some(region.as_ref().to_owned())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_that_is_not_there() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let name = "tload-no-such-profile".to_owned();
+        let chain = Chain::new(Some(name), None, "us-east-1".to_owned());
+        let loaded = runtime.expect("a runtime").block_on(chain.load());
+        let failure = loaded.err().expect("no such profile");
+        assert!(
+            failure.message.contains("tload-no-such-profile"),
+            "{failure:?}"
+        );
+        assert_eq!(region_of_profile(Some("tload-no-such-profile")), None);
+    }
+
+    #[test]
+    fn failures_name_the_source() {
+        let error = CredentialsError::provider_error("the SSO session has expired");
+        let failure = failure(&error, "profile dev");
+        assert_eq!(
+            failure.hint.as_deref(),
+            Some("run `aws sso login --profile dev`")
+        );
+        assert!(failure.message.contains("profile dev"));
+        let looked_at = ["environment".to_owned(), INSTANCE.to_owned()];
+        let failure = nothing(&looked_at, Some(&error));
+        assert!(failure.message.ends_with("environment, instance metadata"));
+        assert_eq!(
+            failure.cause.as_deref(),
+            Some("the SSO session has expired")
+        );
+    }
+}

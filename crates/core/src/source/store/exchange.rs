@@ -1,0 +1,284 @@
+//! What the last answer of a store said, beside its body: status, request id, code of the failure.
+//!
+//! `object_store` keeps none of it in its errors, or in types that nobody else can name. So its HTTP client is wrapped: each
+//! request of [`capture`] leaves its facts in a task-local place. Bodies of good answers pass untouched; those of failures, which
+//! are short texts, are read here and handed on.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures_util::StreamExt;
+use http::HeaderMap;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+    ReqwestConnector,
+};
+
+use super::reply::{Reply, scrub};
+
+/// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
+const WORDS_MAX: usize = 64 << 10;
+const WORDS_WAIT: Duration = Duration::from_secs(10);
+
+/// Facts of one request and the answer to it, if one came.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchange {
+    /// The HTTP status.
+    pub(crate) status: Option<u16>,
+    /// What the store calls the request.
+    pub(crate) request_id: Option<String>,
+    /// The store's clock less ours, seconds. Measured for failures only.
+    pub(crate) skew_seconds: Option<i64>,
+    /// How long the store wants to be left alone.
+    pub(crate) retry_after: Option<Duration>,
+    /// The region that the store says the bucket is in.
+    pub(crate) region: Option<String>,
+    /// Host and port that were asked.
+    pub(crate) host: Option<String>,
+    /// The store's own name for the failure.
+    pub(crate) code: Option<String>,
+    /// The store's own words for the failure, without secrets.
+    pub(crate) message: Option<String>,
+    /// When the request began.
+    pub(super) began: Option<Instant>,
+    /// Which of a builder's HTTP clients sent it: the last one is the store's own, those before fetch credentials.
+    pub(super) client: usize,
+}
+
+tokio::task_local! {
+    static LAST: RefCell<Exchange>;
+}
+
+/// Runs requests and returns what the last of them brought, beside their own result.
+pub(super) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchange) {
+    LAST.scope(RefCell::default(), async {
+        let result = requests.await;
+        (result, LAST.with(RefCell::take))
+    })
+    .await
+}
+
+/// Makes `object_store`'s HTTP clients, each inside a [`Capturing`], and counts them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Connector {
+    made: Arc<AtomicUsize>,
+}
+
+impl Connector {
+    /// How many clients were made.
+    pub(super) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let inner = ReqwestConnector::default().connect(options)?;
+        let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(HttpClient::new(Capturing { inner, number }))
+    }
+}
+
+#[derive(Debug)]
+struct Capturing {
+    inner: HttpClient,
+    number: usize,
+}
+
+#[async_trait]
+impl HttpService for Capturing {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        record(|| Exchange {
+            host: request.uri().authority().map(|authority| {
+                let host = authority.as_str();
+                host.rsplit_once('@')
+                    .map_or(host, |(_, host)| host)
+                    .to_owned()
+            }),
+            began: Some(Instant::now()),
+            client: self.number,
+            ..Exchange::default()
+        });
+        let response = self.inner.execute(request).await?;
+        let status = response.status();
+        if status.is_success() {
+            update(|exchange| exchange.take_headers(status.as_u16(), response.headers()));
+            return Ok(response);
+        }
+        let (head, body) = response.into_parts();
+        let body = words(body).await;
+        update(|exchange| {
+            exchange.take_headers(status.as_u16(), &head.headers);
+            exchange.take_failure(&head.headers, &body, SystemTime::now());
+        });
+        Ok(HttpResponse::from_parts(head, body.into()))
+    }
+}
+
+/// What a failed request's answer says: its beginning. The status says enough if the words do not arrive, or never end.
+async fn words(body: HttpResponseBody) -> Vec<u8> {
+    let mut words = Vec::new();
+    let mut frames = body.bytes_stream();
+    let reading = async {
+        while let Some(Ok(bytes)) = frames.next().await {
+            words.extend_from_slice(&bytes[..bytes.len().min(WORDS_MAX - words.len())]);
+            if words.len() == WORDS_MAX {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(WORDS_WAIT, reading).await;
+    words
+}
+
+/// Requests outside of [`capture`] leave no trace.
+fn record(exchange: impl FnOnce() -> Exchange) {
+    let _ = LAST.try_with(|last| last.replace(exchange()));
+}
+
+fn update(change: impl FnOnce(&mut Exchange)) {
+    let _ = LAST.try_with(|last| change(&mut last.borrow_mut()));
+}
+
+/// S3 and its kin, Azure, Google, Cloudflare, anything else; the first that is there counts.
+const REQUEST_IDS: [&str; 7] = [
+    "x-amz-request-id",
+    "x-ms-request-id",
+    "x-guploader-uploadid",
+    "x-goog-request-id",
+    "x-request-id",
+    "cf-ray",
+    "x-amz-id-2",
+];
+
+impl Exchange {
+    fn take_headers(&mut self, status: u16, headers: &HeaderMap) {
+        self.status = Some(status);
+        self.request_id = REQUEST_IDS
+            .iter()
+            .find_map(|name| text(headers, name))
+            .map(str::to_owned);
+    }
+
+    /// The rest, which only matters if the answer is no.
+    fn take_failure(&mut self, headers: &HeaderMap, body: &[u8], now: SystemTime) {
+        let date = text(headers, "date").and_then(seconds_of);
+        let ours = now
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .and_then(|since| i64::try_from(since.as_secs()).ok());
+        self.skew_seconds = date.zip(ours).map(|(theirs, ours)| theirs - ours);
+        self.retry_after =
+            text(headers, "retry-after").and_then(|asked| retry_after(asked, date.or(ours)));
+        let reply = Reply::of(body);
+        self.region = text(headers, "x-amz-bucket-region")
+            .map(str::to_owned)
+            .or(reply.region)
+            .filter(|region| is_code(region));
+        self.code = text(headers, "x-ms-error-code")
+            .map(str::to_owned)
+            .or(reply.code)
+            .filter(|code| is_code(code));
+        self.message = reply.message.map(|message| scrub(&message));
+    }
+}
+
+/// Whether it is a name, as those of the stores are, and not something that may not be shown.
+fn is_code(code: &str) -> bool {
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=64).contains(&code.len()) && code.bytes().all(named)
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Seconds since 1970 of an HTTP date.
+fn seconds_of(date: &str) -> Option<i64> {
+    Some(DateTime::parse_from_rfc2822(date).ok()?.timestamp())
+}
+
+/// `Retry-After` is a number of seconds or a date; a date counts from the server's own clock.
+fn retry_after(asked: &str, now: Option<i64>) -> Option<Duration> {
+    if let Ok(seconds) = asked.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let seconds = seconds_of(asked)?.checked_sub(now?)?;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| {
+                let value = value.parse().expect("a header value");
+                (http::HeaderName::from_static(name), value)
+            })
+            .collect()
+    }
+
+    fn failure(pairs: &[(&'static str, &str)], body: &str, now: u64) -> Exchange {
+        let mut exchange = Exchange::default();
+        let headers = headers(pairs);
+        exchange.take_headers(403, &headers);
+        let now = UNIX_EPOCH + Duration::from_secs(now);
+        exchange.take_failure(&headers, body.as_bytes(), now);
+        exchange
+    }
+
+    /// Thu, 01 Jan 2026 00:00:00 GMT.
+    const NEW_YEAR: u64 = 1_767_225_600;
+
+    #[test]
+    fn facts_of_a_failure() {
+        let exchange = failure(
+            &[
+                ("x-amz-id-2", "second"),
+                ("x-amz-request-id", "first"),
+                ("x-amz-bucket-region", "eu-west-1"),
+                ("date", "Thu, 01 Jan 2026 00:00:00 GMT"),
+                ("retry-after", "7"),
+            ],
+            "<Error><Code>SlowDown</Code><Message>Slow down</Message></Error>",
+            NEW_YEAR + 600,
+        );
+        assert_eq!(exchange.status, Some(403));
+        assert_eq!(exchange.request_id.as_deref(), Some("first"));
+        assert_eq!(exchange.skew_seconds, Some(-600));
+        assert_eq!(exchange.retry_after, Some(Duration::from_secs(7)));
+        assert_eq!(exchange.region.as_deref(), Some("eu-west-1"));
+        assert_eq!(exchange.code.as_deref(), Some("SlowDown"));
+        assert_eq!(exchange.message.as_deref(), Some("Slow down"));
+    }
+
+    #[test]
+    fn retry_after_as_a_date_counts_from_the_clock_of_the_server() {
+        let asked = |date: Option<&str>, asked: &str| {
+            let mut pairs = vec![("retry-after", asked)];
+            pairs.extend(date.map(|date| ("date", date)));
+            failure(&pairs, "", NEW_YEAR).retry_after
+        };
+        let later = "Thu, 01 Jan 2026 00:01:00 GMT";
+        assert_eq!(asked(None, later), Some(Duration::from_secs(60)));
+        let date = Some("Thu, 01 Jan 2026 00:00:50 GMT");
+        assert_eq!(asked(date, later), Some(Duration::from_secs(10)));
+        let past = "Wed, 01 Jan 2025 00:00:00 GMT";
+        assert_eq!(asked(None, past), Some(Duration::ZERO));
+        assert_eq!(asked(None, "soon"), None);
+    }
+
+    #[test]
+    fn the_code_of_azure_is_in_a_header() {
+        let exchange = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
+        assert_eq!(exchange.code.as_deref(), Some("BlobNotFound"));
+    }
+}

@@ -1,0 +1,419 @@
+//! What a failed request means: the error to report, and whether trying again can help.
+//!
+//! The kinds of failure are told apart by type where the types can be named, by what `exchange.rs` saw of the answer, and by the text
+//! of `object_store`'s errors only where it keeps the type to itself. Its errors are never kept: their texts carry URLs with
+//! signatures. Refusals are read in `refusal.rs`, failures below HTTP in `transport.rs`.
+
+use std::error::Error as StdError;
+use std::io;
+use std::time::Duration;
+
+use object_store::client::HttpError;
+
+use super::credentials::CredentialFailure;
+use super::exchange::Exchange;
+use super::reply::scrub;
+use super::{refusal, transport};
+use crate::error::{Error, ErrorKind, FailedRequest};
+use crate::retry::Transient;
+use crate::source::Protocol;
+
+/// A request that failed, once.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// What to report, without location and range. Says that there was one attempt.
+    pub(crate) error: Error,
+    /// Whether trying again can help.
+    pub(crate) transient: Option<Transient>,
+    /// How long the store asked to wait (`Retry-After`).
+    pub(crate) asked: Option<Duration>,
+}
+
+impl Fault {
+    /// The error, after so many attempts.
+    pub(crate) fn into_error(self, attempts: u32) -> Error {
+        match self.error.request().cloned() {
+            Some(request) => self.error.with_request(FailedRequest {
+                attempts,
+                ..request
+            }),
+            None => self.error,
+        }
+    }
+}
+
+/// What was asked, of whom and by whom.
+#[derive(Debug)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "four facts that have nothing to do with each other"
+)]
+pub(super) struct Asked<'a> {
+    pub(super) operation: &'a str,
+    /// `None` for a store that the caller brought.
+    pub(super) protocol: Option<Protocol>,
+    /// Where the credentials come from.
+    pub(super) credentials: &'a str,
+    pub(super) anonymous: bool,
+    /// The region that requests are signed for.
+    pub(super) region: Option<&'a str>,
+    /// The URL carries its own signature.
+    pub(super) signed_url: bool,
+    /// The request went to the store itself and not to one that hands out credentials.
+    pub(super) own: bool,
+    /// The credentials were refused as too old, and there are or will be newer ones.
+    pub(super) refreshed: bool,
+}
+
+/// What a failure comes to.
+#[derive(Debug)]
+pub(super) struct Verdict {
+    pub(super) kind: ErrorKind,
+    pub(super) message: String,
+    pub(super) hint: Option<String>,
+    pub(super) transient: Option<Transient>,
+    pub(super) cause: Option<Cause>,
+}
+
+/// The cause to keep: of the operating system with its number, or words without secrets.
+#[derive(Debug)]
+pub(super) enum Cause {
+    System(i32),
+    Words(String),
+}
+
+impl Verdict {
+    pub(super) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            transient: None,
+            cause: None,
+        }
+    }
+
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(super) fn transient(mut self, transient: Transient) -> Self {
+        self.transient = Some(transient);
+        self
+    }
+
+    pub(super) fn cause(mut self, cause: Option<Cause>) -> Self {
+        self.cause = cause;
+        self
+    }
+}
+
+/// Reads a failure of `object_store`.
+pub(super) fn translate(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Fault {
+    let verdict = judge(error, exchange, asked);
+    let mut request = failed_request(exchange, asked.operation, asked.credentials);
+    if find::<CredentialFailure>(error).is_some() {
+        // There are none; the message says where they were looked for.
+        request.credentials = None;
+    }
+    let mut error = Error::new(verdict.kind, verdict.message).with_request(request);
+    if let Some(hint) = verdict.hint {
+        error = error.with_hint(hint);
+    }
+    error = match verdict.cause {
+        Some(Cause::System(errno)) => error.with_source(io::Error::from_raw_os_error(errno)),
+        Some(Cause::Words(words)) => error.with_source(words),
+        None => error,
+    };
+    Fault {
+        error,
+        transient: verdict.transient,
+        asked: exchange.retry_after,
+    }
+}
+
+/// What is known of a request: one attempt.
+pub(super) fn failed_request(
+    exchange: &Exchange,
+    operation: &str,
+    credentials: &str,
+) -> FailedRequest {
+    FailedRequest {
+        operation: operation.to_owned(),
+        status: exchange.status,
+        code: exchange.code.clone(),
+        request_id: exchange.request_id.clone(),
+        attempts: 1,
+        credentials: (!credentials.is_empty()).then(|| credentials.to_owned()),
+    }
+}
+
+fn judge(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Verdict {
+    let host = exchange.host.as_deref().unwrap_or("the store");
+    if let Some(failure) = find::<CredentialFailure>(error) {
+        return failure.verdict();
+    }
+    if let Some(failure) = find::<HttpError>(error) {
+        let verdict = transport::verdict(failure, host);
+        return if asked.own {
+            verdict
+        } else {
+            without_credentials(verdict, host)
+        };
+    }
+    match exchange.status {
+        Some(status) if !(200..300).contains(&status) => {
+            let verdict = refusal::verdict(status, exchange, asked);
+            if asked.own {
+                verdict
+            } else {
+                without_credentials(verdict, host)
+            }
+        }
+        Some(_) => strange_answer(error, asked),
+        None => of_variant(error, asked),
+    }
+}
+
+/// Hosts that hand out credentials to the machine they are asked from. Silence there means that there are none.
+const METADATA_HOSTS: [&str; 5] = [
+    "169.254.169.254",
+    "169.254.170.2",
+    "169.254.170.23",
+    "metadata.google.internal",
+    "metadata",
+];
+
+/// The failure of a request that was to bring credentials.
+fn without_credentials(verdict: Verdict, host: &str) -> Verdict {
+    let name = host.split(':').next().unwrap_or(host);
+    if METADATA_HOSTS.contains(&name) && verdict.transient != Some(Transient::Busy) {
+        return no_credentials(
+            "options, environment variables, configuration files and the machine's metadata service",
+        )
+        .cause(verdict.cause);
+    }
+    let refused = [
+        ErrorKind::NotFound,
+        ErrorKind::InvalidRequest,
+        ErrorKind::Unsupported,
+    ];
+    let kind = if refused.contains(&verdict.kind) {
+        ErrorKind::PermissionDenied
+    } else {
+        verdict.kind
+    };
+    let message = format!("cannot get credentials from {host}: {}", verdict.message);
+    Verdict {
+        kind,
+        message,
+        ..verdict
+    }
+}
+
+/// Nobody has credentials to give.
+pub(super) fn no_credentials(looked_at: &str) -> Verdict {
+    Verdict::new(
+        ErrorKind::PermissionDenied,
+        format!("no credentials were found: looked at {looked_at}"),
+    )
+    .hint("give credentials, or set anonymous=true for what everybody may read")
+}
+
+/// The server said yes, and then something else than what was asked for. The types are private to `object_store`.
+fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
+    let texts = texts(error);
+    let says = |words: &str| texts.iter().any(|text| text.contains(words));
+    let not_partial = says("non-partial response when range requested");
+    if matches!(error, object_store::Error::NotSupported { .. }) || not_partial {
+        return Verdict::new(
+            ErrorKind::Unsupported,
+            "the server sends whole files only, not the ranges of bytes that were asked for",
+        )
+        .hint("use a server that honours Range requests, or download the file first");
+    }
+    let cause = texts.last().map(|text| Cause::Words(scrub(text)));
+    if let object_store::Error::InvalidPath { .. } = error {
+        return Verdict::new(
+            ErrorKind::Unsupported,
+            "the store holds a name that cannot be addressed: with an empty component or a control character",
+        )
+        .hint("give the URL of a file or of an index, which needs no list");
+    }
+    let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
+        "the server sent other bytes than those that were asked for"
+    } else if says("last modified") || says("Last-Modified") {
+        "the server sent a Last-Modified header that is no date"
+    } else if says("Content-Length") || says("content length") {
+        "the server did not say how long the object is"
+    } else if says("ETag") {
+        "the server sent no ETag, which says whether an object changed"
+    } else if asked.operation == "LIST" && asked.protocol == Some(Protocol::Http) {
+        return no_listing();
+    } else {
+        "the server sent an answer that makes no sense"
+    };
+    Verdict::new(ErrorKind::Remote, what)
+        .hint("look at the server, and at proxies and caches in front of it")
+        .cause(cause)
+}
+
+/// Plain HTTP servers know files, not folders.
+pub(super) fn no_listing() -> Verdict {
+    Verdict::new(
+        ErrorKind::Unsupported,
+        "the server cannot list what is in a folder",
+    )
+    .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+}
+
+/// No answer was seen: the failure came before a request, or the store is the caller's own.
+fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
+    let texts = texts(error);
+    let cause = || texts.last().map(|text| Cause::Words(scrub(text)));
+    // Nothing of ours to compare with: the variants are all there is, and new ones come.
+    if let object_store::Error::NotFound { .. } = error {
+        Verdict::new(ErrorKind::NotFound, "there is no such object")
+    } else if let object_store::Error::PermissionDenied { .. }
+    | object_store::Error::Unauthenticated { .. } = error
+    {
+        Verdict::new(ErrorKind::PermissionDenied, "the store denies access").cause(cause())
+    } else if let object_store::Error::Precondition { .. }
+    | object_store::Error::NotModified { .. } = error
+    {
+        refusal::changed()
+    } else if let object_store::Error::NotSupported { .. }
+    | object_store::Error::NotImplemented { .. } = error
+    {
+        if asked.operation == "LIST" {
+            return no_listing().cause(cause());
+        }
+        Verdict::new(ErrorKind::Unsupported, "the store cannot do what was asked").cause(cause())
+    } else if let object_store::Error::InvalidPath { .. } = error {
+        Verdict::new(
+            ErrorKind::InvalidRequest,
+            "the name cannot be addressed in the store",
+        )
+        .cause(cause())
+    } else if let Some(failure) = find::<io::Error>(error) {
+        transport::of_io(failure)
+    } else {
+        Verdict::new(ErrorKind::Remote, "the store failed").cause(cause())
+    }
+}
+
+/// The first cause of a type.
+pub(super) fn find<'a, T: StdError + 'static>(
+    error: &'a (dyn StdError + 'static),
+) -> Option<&'a T> {
+    causes(error).find_map(<dyn StdError>::downcast_ref)
+}
+
+/// The error and its causes, outermost first.
+pub(super) fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| {
+        let error: &'a (dyn StdError + 'static) = *error;
+        error.source()
+    })
+}
+
+/// What the error and its causes say, outermost first.
+pub(super) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
+    causes(error).map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::client::HttpErrorKind;
+
+    use super::*;
+
+    fn unreachable(host: &str, own: bool) -> Fault {
+        let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(HttpError::new(HttpErrorKind::Connect, refused)),
+        };
+        let exchange = Exchange {
+            host: Some(host.to_owned()),
+            ..Exchange::default()
+        };
+        let asked = Asked {
+            operation: "GET",
+            protocol: Some(Protocol::S3),
+            credentials: "instance metadata",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own,
+            refreshed: false,
+        };
+        translate(&error, &exchange, &asked)
+    }
+
+    #[test]
+    fn machines_without_metadata_have_no_credentials() {
+        let fault = unreachable("169.254.169.254", false);
+        assert_eq!(fault.error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(fault.transient, None);
+        assert!(
+            fault
+                .error
+                .message()
+                .starts_with("no credentials were found")
+        );
+        assert!(
+            fault
+                .error
+                .hint()
+                .expect("a hint")
+                .contains("anonymous=true")
+        );
+    }
+
+    #[test]
+    fn other_sources_of_credentials_may_come_back() {
+        for (own, start) in [
+            (false, "cannot get credentials from sts: "),
+            (true, "sts refuses"),
+        ] {
+            let fault = unreachable("sts", own);
+            assert_eq!(fault.transient, Some(Transient::Unreachable));
+            assert!(fault.error.message().starts_with(start), "{}", fault.error);
+        }
+    }
+
+    #[test]
+    fn failed_credentials_cross_object_store() {
+        let failure = CredentialFailure {
+            kind: ErrorKind::InvalidRequest,
+            message: "there is no profile dev".to_owned(),
+            hint: None,
+            cause: Some("why".to_owned()),
+        };
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(failure),
+        };
+        let asked = Asked {
+            operation: "GET",
+            protocol: Some(Protocol::S3),
+            credentials: "",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own: true,
+            refreshed: false,
+        };
+        let fault = translate(&error, &Exchange::default(), &asked);
+        assert_eq!(fault.error.kind(), ErrorKind::InvalidRequest);
+        let chain = fault.error.chain();
+        assert!(
+            chain.starts_with("there is no profile dev\n  caused by: why"),
+            "{chain}"
+        );
+    }
+}

@@ -1,0 +1,237 @@
+//! An object store as tload uses it: opened from a URL and options, asked one request at a time, with failures that say what to do.
+//!
+//! Each call here is one attempt. Who calls decides whether to try again ([`Fault::transient`], [`crate::retry`]), adds location and
+//! range to errors, and reads bodies. Types of `object_store` end here and at the source of objects.
+
+#[cfg(feature = "aws-config")]
+mod aws;
+mod azure;
+mod client;
+mod credentials;
+mod environment;
+mod exchange;
+mod fault;
+mod gcs;
+mod opening;
+mod path;
+#[cfg(feature = "aws-config")]
+mod refreshing;
+mod refusal;
+mod reply;
+mod s3;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod web;
+
+use std::fmt;
+use std::sync::Arc;
+
+use object_store::path::Path;
+use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt};
+
+pub(crate) use self::exchange::Exchange;
+pub(crate) use self::fault::Fault;
+pub(crate) use self::path::object_path;
+
+use self::credentials::Credentials;
+use self::environment::Environment;
+use self::exchange::{Connector, capture};
+use self::fault::{Asked, failed_request, translate};
+use self::opening::Opening;
+use super::location::{Protocol, RemoteUrl};
+use super::store_options::StoreOptions;
+use crate::error::{Error, ErrorKind, FailedRequest, Result};
+
+/// A bucket, a container or a web server.
+pub(crate) struct Store {
+    inner: Arc<dyn ObjectStore>,
+    /// Without secrets.
+    label: String,
+    /// `None` if the caller brought it.
+    protocol: Option<Protocol>,
+    credentials: Credentials,
+    anonymous: bool,
+    region: Option<String>,
+    signed_url: bool,
+    /// The HTTP clients from this one on speak to the store, those before it fetch credentials.
+    own_client: usize,
+}
+
+/// What is directly below a prefix.
+#[derive(Debug)]
+pub(crate) struct Level {
+    pub(crate) objects: Vec<ObjectMeta>,
+    pub(crate) prefixes: Vec<Path>,
+}
+
+impl Store {
+    /// Opens the store of a URL and says where in it the URL points. Asks nothing of the store yet.
+    ///
+    /// Blocks, to read configuration files, and wants no runtime. Requests want one of tokio with I/O and time.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::InvalidRequest`] for options and paths that make no sense, [`crate::ErrorKind::PermissionDenied`] if
+    /// nothing is to be looked at and no credentials are given, [`crate::ErrorKind::Unsupported`] for profiles in a build
+    /// without them; I/O for files that cannot be read.
+    pub(crate) fn open(url: &RemoteUrl, options: &StoreOptions) -> Result<(Arc<Self>, Path)> {
+        let environment = if options.flag("environment").unwrap_or(true) {
+            Environment::of_process()
+        } else {
+            Environment::default()
+        };
+        Self::open_in(url, options, &environment)
+    }
+
+    fn open_in(
+        url: &RemoteUrl,
+        options: &StoreOptions,
+        environment: &Environment,
+    ) -> Result<(Arc<Self>, Path)> {
+        let path = object_path(url)?;
+        let opening = Opening {
+            url,
+            options,
+            environment,
+            connector: Connector::default(),
+        };
+        let opened = match url.protocol {
+            Protocol::S3 => s3::open(&opening)?,
+            Protocol::Gcs => gcs::open(&opening)?,
+            Protocol::Azure => azure::open(&opening)?,
+            Protocol::Http => web::open(&opening)?,
+            Protocol::Custom => {
+                return Err(Error::new(
+                    ErrorKind::InvalidRequest,
+                    "is in a store that only its owner can open",
+                ));
+            }
+        };
+        let store = Self {
+            inner: opened.store,
+            label: format!("{}://{}", url.scheme, url.host()),
+            protocol: Some(url.protocol),
+            credentials: opened.credentials,
+            anonymous: opened.anonymous,
+            region: opened.region,
+            signed_url: url.protocol == Protocol::Http && url.query.is_some(),
+            own_client: opening.connector.made().saturating_sub(opened.sessions),
+        };
+        Ok((Arc::new(store), path))
+    }
+
+    /// A store that the caller brought.
+    pub(crate) fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
+        Arc::new(Self {
+            inner: store,
+            label: label.to_owned(),
+            protocol: None,
+            credentials: Credentials::known("the caller's store"),
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own_client: 0,
+        })
+    }
+
+    /// Asks for an object or a range of it, once.
+    pub(crate) async fn get(
+        &self,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, Exchange), Fault> {
+        let operation = if options.head { "HEAD" } else { "GET" };
+        self.request(operation, self.inner.get_opts(path, options))
+            .await
+    }
+
+    /// Asks for length and identity of an object, once.
+    pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, Exchange), Fault> {
+        self.request("HEAD", self.inner.head(path)).await
+    }
+
+    /// Asks for all that is directly below a prefix, once for each page.
+    pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
+        let listing = self.inner.list_with_delimiter(prefix);
+        let (listing, _) = self.request("LIST", listing).await?;
+        // Consoles mark a folder by an empty object that is called like it.
+        let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
+        Ok(Level {
+            objects: listing
+                .objects
+                .into_iter()
+                .filter(|object| !is_marker(object))
+                .collect(),
+            prefixes: listing.common_prefixes,
+        })
+    }
+
+    async fn request<T>(
+        &self,
+        operation: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<(T, Exchange), Fault> {
+        let (result, exchange) = capture(request).await;
+        match result {
+            Ok(result) => Ok((result, exchange)),
+            Err(error) => Err(self.fault(&error, &exchange, operation)),
+        }
+    }
+
+    /// What a failure means, of a request or of the body of its answer.
+    pub(crate) fn fault(
+        &self,
+        error: &object_store::Error,
+        exchange: &Exchange,
+        operation: &str,
+    ) -> Fault {
+        let expired = matches!(
+            exchange.code.as_deref(),
+            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
+        );
+        let asked = Asked {
+            operation,
+            protocol: self.protocol,
+            credentials: &self.credentials(),
+            anonymous: self.anonymous,
+            region: self.region.as_deref(),
+            signed_url: self.signed_url,
+            own: exchange.client == 0 || exchange.client >= self.own_client,
+            refreshed: expired && self.credentials.rejected(exchange.began),
+        };
+        translate(error, exchange, &asked)
+    }
+
+    /// The server does not do what HTTP says: `message` says what it did.
+    pub(crate) fn misbehaved(&self, exchange: &Exchange, message: String) -> Fault {
+        Fault {
+            error: Error::new(ErrorKind::Remote, message)
+                .with_request(self.failed_request(exchange, "GET"))
+                .with_hint(
+                    "the server, or a proxy in front of it, answers ranged requests wrongly",
+                ),
+            transient: None,
+            asked: None,
+        }
+    }
+
+    /// What is known of a request whose answer was of no use.
+    pub(crate) fn failed_request(&self, exchange: &Exchange, operation: &str) -> FailedRequest {
+        failed_request(exchange, operation, &self.credentials())
+    }
+
+    /// Where the credentials come from, for people.
+    pub(crate) fn credentials(&self) -> String {
+        self.credentials.shown()
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("label", &self.label)
+            .field("credentials", &self.credentials.shown())
+            .finish_non_exhaustive()
+    }
+}

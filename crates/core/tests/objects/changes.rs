@@ -1,0 +1,238 @@
+//! Objects that change while they are read: the old bytes or `Changed`, never a mixture.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tload::{Checkpoint, Error, ErrorKind, Loader, Options, Result, Tensor};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+use crate::fixtures::{assert_all, even, load, options};
+use crate::sites::{Site, faulty_at, faulty_web_at, on_sites};
+
+const KEY: &str = "m.safetensors";
+
+struct Bench {
+    server: Arc<FaultyServer>,
+    site: Site,
+    old: Vec<u8>,
+    new: Vec<u8>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::of(faulty_at)
+    }
+
+    /// Two states of one file, of the same length and with the same header.
+    fn of(site: impl Fn(&Arc<FaultyServer>) -> Site) -> Self {
+        let server = Arc::new(FaultyServer::start());
+        let site = site(&server);
+        let (old, new) = (even("t", 1, 4, 1 << 20), even("t", 2, 4, 1 << 20));
+        assert_eq!(old.len(), new.len());
+        site.put(KEY, &old);
+        Self {
+            server,
+            site,
+            old,
+            new,
+        }
+    }
+
+    fn open(&self) -> Checkpoint {
+        self.site.checkpoint(KEY).expect("opens")
+    }
+}
+
+fn expect_changed(checkpoint: &Checkpoint, says: &str) -> Error {
+    let error = load_serially(checkpoint).expect_err("the object is another one");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    assert!(error.chain().contains(says), "{}", error.chain());
+    let location = error.location().expect("of an object");
+    assert!(location.ends_with("/models/m.safetensors"), "{location}");
+    assert!(
+        error.range().is_some() && error.hint().is_some(),
+        "{}",
+        error.chain()
+    );
+    error
+}
+
+/// One request after the other, of 256 KiB each.
+fn load_serially(checkpoint: &Checkpoint) -> Result<Vec<Tensor>> {
+    let serial = options(|it| (it.depth, it.extent_bytes) = (Some(1), Some(256 << 10)));
+    load(checkpoint, serial).map(|(tensors, _)| tensors)
+}
+
+/// Right before the third read: what came before stays good, and nothing of the new state comes.
+#[test]
+fn replaced_in_the_middle() {
+    for (fault, status) in [
+        (Fault::ChangeBefore(even("t", 2, 4, 1 << 20)), 412),
+        (Fault::ChangeBefore(even("t", 2, 1, 1000)), 412),
+        (Fault::RemoveBefore, 404),
+    ] {
+        let bench = Bench::new();
+        let checkpoint = bench.open();
+        bench.server.fault(Rule::once(fault).from_byte(1).after(6));
+        let serial = options(|it| (it.depth, it.extent_bytes) = (Some(1), Some(256 << 10)));
+        let mut stream = Loader::new(checkpoint)
+            .options(serial)
+            .stream()
+            .expect("starts");
+        let loaded: Vec<_> = stream.by_ref().collect();
+        let error = loaded
+            .last()
+            .expect("an error")
+            .as_ref()
+            .expect_err("changed");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        assert_eq!(error.request().expect("a request").status, Some(status));
+        let old = safetensors::SafeTensors::deserialize(&bench.old).expect("a valid file");
+        let good = loaded.iter().filter_map(|tensor| tensor.as_ref().ok());
+        for tensor in good {
+            let wanted = old.tensor(tensor.name()).expect("in the file");
+            assert!(tensor.bytes() == wanted.data(), "{}", tensor.name());
+        }
+        assert_eq!(stream.report().outcome, "changed");
+        // Never tried again.
+        let refused = bench.server.requests();
+        assert!(
+            refused
+                .iter()
+                .filter(|request| request.status == Some(status))
+                .count()
+                == 1
+        );
+    }
+}
+
+/// Servers that do not look at If-Match: the answer is compared.
+#[test]
+fn a_server_that_ignores_the_condition() {
+    let bench = Bench::new();
+    let checkpoint = bench.open();
+    bench.site.put(KEY, &bench.new);
+    bench.server.fault(Rule::always(Fault::IgnoreIfMatch));
+    expect_changed(&checkpoint, "its ETag went from");
+    bench.site.put(KEY, &even("t", 2, 4, 1 << 10));
+    expect_changed(&checkpoint, "");
+    bench.site.put(KEY, &even("t", 2, 5, 1 << 20));
+    expect_changed(&checkpoint, "its length went from");
+}
+
+/// A weak tag is no condition (RFC 9110), but it is compared.
+#[test]
+fn weak_tags() {
+    for site in [faulty_at, faulty_web_at] {
+        let bench = Bench::of(site);
+        bench.server.fault(Rule::always(Fault::WeakEtag));
+        let checkpoint = bench.open();
+        assert_all(&load_serially(&checkpoint).expect("loads"), &[&bench.old]);
+        let requests = bench.server.requests();
+        let conditional = requests
+            .iter()
+            .any(|request| request.headers.contains_key("if-match"));
+        assert!(!conditional, "a weak tag never matches");
+        bench.site.put(KEY, &bench.new);
+        expect_changed(&checkpoint, "changed while it was read");
+    }
+}
+
+/// Without a tag the time of the last change has to do.
+#[test]
+fn no_tags_but_times() {
+    let bench = Bench::of(faulty_web_at);
+    bench.server.fault(Rule::always(Fault::NoEtag));
+    let checkpoint = bench.open();
+    assert_all(&load_serially(&checkpoint).expect("loads"), &[&bench.old]);
+    bench.site.put(KEY, &bench.new);
+    expect_changed(&checkpoint, "changed while it was read");
+}
+
+/// A tag that is gone cannot be told from another object.
+#[test]
+fn a_tag_that_disappears() {
+    let bench = Bench::of(faulty_web_at);
+    let checkpoint = bench.open();
+    bench.server.fault(Rule::always(Fault::NoEtag));
+    expect_changed(&checkpoint, "its ETag went from");
+}
+
+/// With versions the old state is still there.
+#[test]
+fn versions_are_asked_for() {
+    let bench = Bench::new();
+    bench.server.keep_versions();
+    bench.site.put(KEY, &bench.old);
+    let checkpoint = bench.open();
+    bench.site.put(KEY, &bench.new);
+    bench.server.forget_requests();
+    assert_all(&load_serially(&checkpoint).expect("loads"), &[&bench.old]);
+    for request in bench.server.requests() {
+        let version = request.query.iter().any(|(name, _)| name == "versionId");
+        assert!(version, "{request:?}");
+    }
+    assert_all(&load_serially(&bench.open()).expect("loads"), &[&bench.new]);
+}
+
+/// Reading versions is a right of its own: without it the tag has to do.
+#[test]
+fn versions_that_may_not_be_read() {
+    let bench = Bench::new();
+    bench.server.keep_versions();
+    bench.site.put(KEY, &bench.old);
+    let checkpoint = bench.open();
+    bench.server.forget_requests();
+    bench
+        .server
+        .fault(Rule::once(Fault::status(403, "AccessDenied")));
+    assert_all(&load_serially(&checkpoint).expect("loads"), &[&bench.old]);
+    let requests = bench.server.requests();
+    let versions: Vec<_> = requests
+        .iter()
+        .map(|request| request.query.iter().any(|(name, _)| name == "versionId"))
+        .collect();
+    assert!(
+        versions[0] && !versions[1..].contains(&true),
+        "{versions:?}"
+    );
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.headers.contains_key("if-match"))
+    );
+    bench.site.put(KEY, &bench.new);
+    expect_changed(&checkpoint, "changed");
+}
+
+/// On real servers: overwritten after it was opened, by more, by less and by as much.
+fn overwritten(site: &Rc<Site>) {
+    let (old, new) = (even("t", 1, 3, 200_000), even("t", 2, 3, 200_000));
+    let mut replacements = vec![even("t", 2, 3, 300_000), even("t", 2, 2, 1000)];
+    // Tags of web servers are made of length and second, which may be the same.
+    if site.lists() {
+        replacements.push(new);
+    }
+    for (at, replacement) in replacements.iter().enumerate() {
+        let key = format!("{at}.safetensors");
+        site.put(&key, &old);
+        let checkpoint = site.checkpoint(&key).expect("opens");
+        assert_all(
+            &load(&checkpoint, Options::default()).expect("loads").0,
+            &[&old],
+        );
+        site.put(&key, replacement);
+        let error = load(&checkpoint, Options::default()).expect_err("another object");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        assert!(error.hint().is_some(), "{}", error.chain());
+        let again = site.checkpoint(&key).expect("opens");
+        assert_all(
+            &load(&again, Options::default()).expect("loads").0,
+            &[replacement],
+        );
+    }
+}
+
+on_sites!(
+    overwritten: in_memory, faulty, versitygw, s3s_fs, moto, fake_gcs, azurite, nginx, nginx_redirect,
+);

@@ -1,0 +1,103 @@
+//! Every object store keeps the contracts of a source and of an engine; so do the other sources.
+
+use std::cell::Cell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tload::engine::{self, ObjectSetup};
+use tload::source::{FileSource, MemorySource, ObjectSource};
+use tload::testing::conformance::{
+    EngineRequest, EngineUnderTest, SourceUnderTest, engine_suite, source_suite,
+};
+use tload::{Location, Over};
+
+use crate::fixtures::folder;
+use crate::sites::{Site, on_sites};
+
+fn sources(site: &Rc<Site>) {
+    let opened = Cell::new(0);
+    source_suite("objects", &|bytes| {
+        let key = format!("sources/{}", opened.replace(opened.get() + 1));
+        site.put(&key, bytes);
+        let source = site.object(&key);
+        let site = Rc::clone(site);
+        SourceUnderTest {
+            source: Box::new(source),
+            replace: Box::new(move |bytes| site.put(&key, bytes)),
+        }
+    });
+}
+
+on_sites!(
+    sources: in_memory, throttled, limited, faulty, faulty_web, versitygw, versitygw_tls, s3s_fs, moto, fake_gcs, azurite,
+    nginx, nginx_tls, nginx_basic, nginx_redirect, sliced,
+);
+
+fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> EngineUnderTest {
+    let open = |(index, bytes): (usize, &Vec<u8>)| -> ObjectSource {
+        let key = format!("engines/{folder}/{index}");
+        site.put(&key, bytes);
+        let source = site.object(&key);
+        if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
+            site.put(&key, &bytes[..shrink.len]);
+        }
+        source
+    };
+    let setup = ObjectSetup {
+        objects: request.contents.iter().enumerate().map(open).collect(),
+        connections: 6,
+        request_bytes: 4 << 20,
+        total_bytes: 0,
+        retries: None,
+        depth: request.depth,
+        over: Arc::<Over>::default(),
+    };
+    let opened = engine::open_objects(&Arc::new(setup));
+    assert_eq!((opened.name, opened.refusal), ("object", None));
+    EngineUnderTest {
+        engine: opened.engine,
+        alignment: 1,
+        remote: true,
+        keep: Box::new(()),
+    }
+}
+
+fn engines(site: &Rc<Site>) {
+    let opened = Cell::new(0);
+    engine_suite("objects", &|request| {
+        open_engine(site, opened.replace(opened.get() + 1), request)
+    });
+}
+
+on_sites!(engines: in_memory, faulty, faulty_web, versitygw, fake_gcs, azurite, nginx, sliced);
+
+#[test]
+fn files_are_sources_too() {
+    let folder = folder();
+    let opened = Cell::new(0);
+    source_suite("files", &|bytes| {
+        let path = folder
+            .path()
+            .join(opened.replace(opened.get() + 1).to_string());
+        std::fs::write(&path, bytes).expect("a temporary folder");
+        let source = FileSource::open(&Location::from_path(&path)).expect("just written");
+        let replace = move |bytes: &[u8]| {
+            // As downloaders do it: written beside and renamed over.
+            let beside = path.with_extension("new");
+            std::fs::write(&beside, bytes).expect("a temporary folder");
+            std::fs::rename(&beside, &path).expect("same folder");
+        };
+        SourceUnderTest {
+            source: Box::new(source),
+            replace: Box::new(replace),
+        }
+    });
+}
+
+#[test]
+fn memory_is_a_source_too() {
+    source_suite("memory", &|bytes| SourceUnderTest {
+        source: Box::new(MemorySource::new("m", bytes)),
+        replace: Box::new(|_| {}),
+    });
+}

@@ -1,0 +1,319 @@
+//! Who asks: credentials from the environment, from profiles and from endpoints, and new ones in the middle of a load.
+//!
+//! The AWS SDK reads the environment of its process, so each case is a process of its own: `loads_somewhere` loads what its
+//! environment says and prints how that went.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::{Checkpoint, Location, Options, Report, Result, StoreOptions};
+use tload_lab::{Fault, FaultyServer, Issue, Rule};
+
+use crate::alone::{command, variable};
+use crate::fixtures::{even, folder, load, options};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const CHILD: &str = "credentials::loads_somewhere";
+
+/// What the process of a case does. Without a case it is no test.
+#[test]
+fn loads_somewhere() {
+    let Some(location) = variable("CASE_LOCATION") else {
+        return;
+    };
+    let outcome = match try_load(&location) {
+        Ok(report) => format!(
+            "loaded {} bytes, {} retries",
+            report.tensor_bytes, report.retries
+        ),
+        Err(error) => format!("{:?} {:?} {}", error.kind(), error.request(), error.chain()),
+    };
+    writeln!(std::io::stdout(), "OUTCOME {outcome}").expect("somebody reads it");
+}
+
+fn try_load(location: &str) -> Result<Report> {
+    let pairs = variable("CASE_OPTIONS").unwrap_or_default();
+    let pairs: Result<Vec<_>> = pairs.split_whitespace().map(StoreOptions::parse).collect();
+    let store = StoreOptions::from_pairs(pairs?)?;
+    let checkpoint = Checkpoint::open_with(&Location::parse(location)?, &store)?;
+    let serial = options(|it: &mut Options| (it.depth, it.extent_bytes) = (Some(2), Some(1 << 18)));
+    load(&checkpoint, serial).map(|(_, report)| report)
+}
+
+/// A server with a file, and a home without configuration.
+struct Case {
+    server: FaultyServer,
+    home: TempDir,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Case {
+    fn new() -> Self {
+        let server = FaultyServer::start();
+        server.put("models/m.safetensors", even("t", 1, 4, 1_000_000));
+        let home = folder();
+        let path = |name: &str| home.path().join(name).to_str().expect("UTF-8").to_owned();
+        let variables = vec![
+            ("HOME", path("")),
+            ("AWS_CONFIG_FILE", path("config")),
+            ("AWS_SHARED_CREDENTIALS_FILE", path("credentials")),
+            ("AWS_EC2_METADATA_DISABLED", "true".to_owned()),
+            ("AWS_ENDPOINT_URL_S3", server.url()),
+            ("CASE_LOCATION", "s3://models/m.safetensors".to_owned()),
+        ];
+        Self {
+            server,
+            home,
+            variables,
+        }
+    }
+
+    fn with(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.variables.push((name, value.into()));
+        self
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.home.path().join(name);
+        std::fs::write(&path, text).expect("a temporary folder");
+        path
+    }
+
+    /// What came of it, while `meanwhile` happens.
+    fn run_while(&self, meanwhile: impl FnOnce()) -> String {
+        let variables: Vec<_> = self
+            .variables
+            .iter()
+            .map(|(name, value)| (*name, value.as_str()))
+            .collect();
+        let child = command(CHILD, &variables)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the test binary runs");
+        meanwhile();
+        outcome(&child.wait_with_output().expect("it ends"))
+    }
+
+    fn run(&self) -> String {
+        self.run_while(|| {})
+    }
+
+    /// The access keys of all requests for objects, each once, in their order.
+    fn keys(&self) -> Vec<String> {
+        let mut keys = Vec::new();
+        for request in self.server.requests() {
+            let signed = request.headers.get("authorization");
+            let key = signed.and_then(|value| value.split_once("Credential=")?.1.split_once('/'));
+            if let Some((key, _)) = key
+                && keys.last().is_none_or(|last| last != key)
+            {
+                keys.push(key.to_owned());
+            }
+        }
+        keys
+    }
+
+    /// Once reading has begun, only `key` is let in.
+    fn replace_key(&self, key: &str) {
+        assert!(
+            self.server.wait_for_in_flight(2, PATIENCE),
+            "{:?}",
+            self.server.counts()
+        );
+        self.server
+            .require_access_key_or(Some(key), 400, "ExpiredToken");
+        self.server.clear_faults();
+    }
+}
+
+fn outcome(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let outcome = text
+        .split_once("OUTCOME ")
+        .map(|(_, outcome)| outcome.trim().to_owned());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(outcome.is_some(), "{text}\n{errors}");
+    outcome.expect("just seen")
+}
+
+const LOADED: &str = "loaded 4000000 bytes, 0 retries";
+
+fn hour(key: &str) -> Issue {
+    Issue::keys(key, Duration::from_secs(3600))
+}
+
+#[test]
+fn keys_of_the_environment() {
+    let case = Case::new()
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "secret");
+    case.server.require_access_key(Some("AKIAENV/"));
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+    // And options win over them.
+    let case = case.with(
+        "CASE_OPTIONS",
+        "access_key_id=AKIAOPT secret_access_key=other",
+    );
+    case.server.require_access_key(Some("AKIAOPT/"));
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+}
+
+#[test]
+fn keys_of_profiles() {
+    let case = Case::new().with("CASE_OPTIONS", "profile=dev");
+    case.write(
+        "credentials",
+        "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n",
+    );
+    case.write("config", "[profile dev]\nregion = eu-west-3\n");
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+    assert_eq!(case.keys(), ["AKIADEV"]);
+    let signed = case.server.requests().last().expect("some").headers["authorization"].clone();
+    assert!(
+        signed.contains("/eu-west-3/s3/"),
+        "the region of the profile"
+    );
+}
+
+#[test]
+fn keys_of_a_process() {
+    let case = Case::new().with("AWS_PROFILE", "tool");
+    let answer = r#"{"Version": 1, "AccessKeyId": "AKIATOOL", "SecretAccessKey": "s"}"#;
+    let answer = case.write("answer.json", answer);
+    let config = format!(
+        "[profile tool]\ncredential_process = cat {}\n",
+        answer.display()
+    );
+    case.write("config", &config);
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+    assert_eq!(case.keys(), ["AKIATOOL"]);
+}
+
+/// Whether there are other profiles or no configuration at all.
+#[test]
+fn a_profile_that_does_not_exist() {
+    for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
+        let case = Case::new().with("CASE_OPTIONS", "profile=nobody");
+        if !config.is_empty() {
+            case.write("config", config);
+        }
+        let outcome = case.run();
+        assert!(
+            outcome.starts_with("InvalidRequest"),
+            "{config:?}: {outcome}"
+        );
+        assert!(
+            outcome.contains("profile nobody") && outcome.contains("hint:"),
+            "{outcome}"
+        );
+        assert!(case.server.requests().is_empty());
+    }
+}
+
+#[test]
+fn no_credentials_at_all() {
+    let case = Case::new();
+    let outcome = case.run();
+    assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+    assert!(
+        outcome.contains("no credentials were found") && outcome.contains("anonymous=true"),
+        "{outcome}"
+    );
+    assert!(outcome.contains("s3://models/m.safetensors"), "{outcome}");
+    assert!(case.server.requests().is_empty());
+    let case = case.with(
+        "CASE_OPTIONS",
+        "environment=false endpoint=http://127.0.0.1:1",
+    );
+    let outcome = case.run();
+    assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+    assert!(
+        outcome.contains("environment=false") && outcome.contains("hint:"),
+        "{outcome}"
+    );
+}
+
+#[test]
+fn anonymous_requests_carry_nothing() {
+    let case = Case::new()
+        .with("CASE_OPTIONS", "anonymous=true")
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "secret");
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+    for request in case.server.requests() {
+        assert!(
+            !request.headers.contains_key("authorization"),
+            "{request:?}"
+        );
+    }
+}
+
+/// The credentials expire while requests are in flight: all go on with new ones, fetched once.
+#[test]
+fn new_credentials_in_the_middle() {
+    let case = Case::new();
+    let url = case.server.credentials_url();
+    let case = case.with("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
+    case.server
+        .issue_credentials([hour("AKIAONE"), hour("AKIATWO")]);
+    case.server.require_access_key(Some("AKIAONE"));
+    // Two requests in flight stall; those that follow them are refused.
+    case.server
+        .fault(Rule::times(2, Fault::StallHeaders).from_byte(1));
+    let outcome = case.run_while(|| case.replace_key("AKIATWO"));
+    assert!(outcome.starts_with("loaded 4000000 bytes"), "{outcome}");
+    assert!(!outcome.ends_with(" 0 retries"), "{outcome}");
+    let asked = case.server.requests();
+    let fetched = asked
+        .iter()
+        .filter(|request| request.path == "credentials")
+        .count();
+    assert_eq!(fetched, 2, "{asked:?}");
+    assert_eq!(case.keys().last().map(String::as_str), Some("AKIATWO"));
+}
+
+/// New ones are refused as well, or are not to be had.
+#[test]
+fn no_new_credentials_in_the_middle() {
+    for (issue, says) in [
+        (hour("AKIATHREE"), "ExpiredToken"),
+        (Issue::Failure(500), "container"),
+    ] {
+        let case = Case::new();
+        let url = case.server.credentials_url();
+        let case = case.with("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
+        case.server.issue_credentials([hour("AKIAONE"), issue]);
+        case.server.require_access_key(Some("AKIAONE"));
+        case.server
+            .fault(Rule::times(2, Fault::StallHeaders).from_byte(1));
+        let outcome = case.run_while(|| case.replace_key("AKIATWO"));
+        assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+        assert!(
+            outcome.contains(says) && outcome.contains("hint:"),
+            "{outcome}"
+        );
+        assert!(outcome.contains("container"), "{outcome}");
+        for secret in ["secret-of-", "token-of-"] {
+            assert!(!outcome.contains(secret), "{outcome}");
+        }
+    }
+}
+
+/// Keys that the store does not take are refused once, with their origin.
+#[test]
+fn keys_that_are_refused_name_their_origin() {
+    let case = Case::new()
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "secret");
+    case.server
+        .require_access_key_or(Some("AKIAOTHER"), 403, "InvalidAccessKeyId");
+    let outcome = case.run();
+    assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
+    assert!(outcome.contains("code InvalidAccessKeyId"), "{outcome}");
+    assert!(outcome.contains("credentials: environment"), "{outcome}");
+    assert_eq!(case.server.requests().len(), 1);
+}

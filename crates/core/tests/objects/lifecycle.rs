@@ -1,0 +1,271 @@
+//! However a load ends: at once, and nothing of it is left.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tload::testing::fixtures::Rng;
+use tload::{Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, TensorStream};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+use crate::alone::is_alone;
+use crate::fixtures::{assert_all, even, load, options};
+use crate::sites::{Site, faulty_at};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const KEY: &str = "m.safetensors";
+
+struct Bench {
+    server: Arc<FaultyServer>,
+    site: Site,
+    file: Vec<u8>,
+}
+
+impl Bench {
+    /// Nothing but the caller ends a request that gets no answer.
+    fn new() -> Self {
+        let server = Arc::new(FaultyServer::start());
+        let mut site = faulty_at(&server);
+        site.options.set("read_timeout", "3600").expect("an option");
+        let file = even("t", 1, 80, 1 << 18);
+        site.put(KEY, &file);
+        Self { server, site, file }
+    }
+
+    fn open(&self) -> Checkpoint {
+        self.site.checkpoint(KEY).expect("opens")
+    }
+
+    /// A load with 64 requests in flight that stall.
+    fn stalled(&self, loader: &Loader, fault: Fault) -> TensorStream {
+        self.server.fault(Rule::always(fault).from_byte(1));
+        let stream = loader.clone().options(wide()).stream().expect("starts");
+        let in_flight = self.server.wait_for_in_flight(64, PATIENCE);
+        assert!(in_flight, "{:?}", self.server.counts());
+        stream
+    }
+
+    fn assert_no_connections(&self) {
+        let closed = self
+            .server
+            .wait_until(PATIENCE, |counts| counts.open_connections == 0);
+        assert!(closed, "{:?}", self.server.counts());
+    }
+}
+
+fn wide() -> Options {
+    options(|it| (it.depth, it.extent_bytes) = (Some(64), Some(1 << 18)))
+}
+
+/// Waits until `holds`.
+fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Threads of this process whose name begins so.
+fn threads(name: &str) -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
+    let names = tasks.filter_map(|task| {
+        let path = task.ok()?.path().join("comm");
+        std::fs::read_to_string(path).ok()
+    });
+    names.filter(|found| found.starts_with(name)).count()
+}
+
+fn open_files() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
+}
+
+#[test]
+fn dropped_with_requests_in_flight() {
+    if !is_alone("lifecycle::dropped_with_requests_in_flight") {
+        return;
+    }
+    let bench = Bench::new();
+    for fault in [
+        Fault::StallHeaders,
+        Fault::StallBody(1000),
+        Fault::StallBody(0),
+    ] {
+        let loader = Loader::new(bench.open());
+        assert!(threads("tload-net") > 0, "requests have threads");
+        let stream = bench.stalled(&loader, fault);
+        drop(stream);
+        // While the checkpoint lives, its threads may.
+        bench.server.clear_faults();
+        let (tensors, report) = load(loader.checkpoint(), wide()).expect("loads");
+        assert_all(&tensors, &[&bench.file]);
+        assert_eq!(report.outcome, "complete");
+        drop(loader);
+        bench.assert_no_connections();
+        eventually("threads are left", || threads("tload-") == 0);
+    }
+}
+
+#[test]
+fn cancelled_with_requests_in_flight() {
+    let bench = Bench::new();
+    for fault in [Fault::StallHeaders, Fault::StallBody(1000)] {
+        let loader = Loader::new(bench.open());
+        let mut stream = bench.stalled(&loader, fault.clone());
+        let canceller = stream.canceller();
+        std::thread::scope(|scope| {
+            scope.spawn(move || canceller.cancel());
+            let error = stream.find_map(Result::err).expect("cancelled");
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+        });
+        assert_eq!(stream.report().outcome, "cancelled");
+        bench.server.clear_faults();
+        // The same loader again, with the memory of before.
+        let again = loader.clone().options(wide()).stream().expect("starts");
+        let tensors: Result<Vec<_>> = again.collect();
+        assert_all(&tensors.expect("loads"), &[&bench.file]);
+        drop((stream, loader));
+        bench.assert_no_connections();
+    }
+}
+
+/// Nobody waits for the end of a wait.
+#[test]
+fn cancelled_between_two_tries() {
+    let bench = Bench::new();
+    let loader = Loader::new(bench.open()).options(options(|it| it.depth = Some(1)));
+    bench.server.forget_requests();
+    bench.server.fault(Rule::always(Fault::slow_down(30)));
+    let mut stream = loader.stream().expect("starts");
+    eventually("no request", || bench.server.requests().len() == 1);
+    assert!(bench.server.wait_for_idle(PATIENCE));
+    stream.cancel();
+    let error = stream.find_map(Result::err).expect("cancelled");
+    assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+    drop((stream, loader));
+    bench.assert_no_connections();
+    assert_eq!(
+        bench.server.requests().len(),
+        1,
+        "the wait was not waited for"
+    );
+}
+
+#[test]
+fn a_time_limit_during_silence_and_between_two_tries() {
+    let bench = Bench::new();
+    let checkpoint = bench.open();
+    for fault in [
+        Fault::StallHeaders,
+        Fault::StallBody(1000),
+        Fault::slow_down(30),
+    ] {
+        bench.server.fault(Rule::always(fault));
+        let limited = options(|it| it.timeout = Some(Duration::from_millis(200)));
+        let error = load(&checkpoint, limited).expect_err("takes too long");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        bench.server.clear_faults();
+    }
+    assert_all(&load(&checkpoint, wide()).expect("loads").0, &[&bench.file]);
+}
+
+#[test]
+fn a_load_after_a_failed_one() {
+    let bench = Bench::new();
+    let loader = Loader::new(bench.open()).options(options(|it| it.retries = Some(0)));
+    for fault in [
+        Fault::status(500, "InternalError"),
+        Fault::status(403, "AccessDenied"),
+        Fault::CutBody(5),
+    ] {
+        bench.server.fault(Rule::always(fault));
+        let mut stream = loader.stream().expect("starts");
+        assert!(stream.find_map(Result::err).is_some());
+        assert!(stream.next().is_none(), "nothing after an error");
+        bench.server.clear_faults();
+        let tensors: Result<Vec<_>> = loader.stream().expect("starts").collect();
+        assert_all(&tensors.expect("loads"), &[&bench.file]);
+    }
+}
+
+#[test]
+fn two_loads_at_a_time() {
+    let bench = Bench::new();
+    let checkpoint = bench.open();
+    std::thread::scope(|scope| {
+        for depth in [1, 3, 16, 64] {
+            let (checkpoint, file) = (&checkpoint, &bench.file);
+            scope.spawn(move || {
+                let options =
+                    options(|it| (it.depth, it.extent_bytes) = (Some(depth), Some(1 << 17)));
+                assert_all(&load(checkpoint, options).expect("loads").0, &[file]);
+            });
+        }
+    });
+    // And one stalled does not hold the other up.
+    let loader = Loader::new(checkpoint);
+    let stalled = bench.stalled(&loader, Fault::StallHeaders);
+    bench.server.fault(Rule::always(Fault::StallHeaders));
+    bench.server.clear_faults();
+    assert_eq!(stalled.map(Result::unwrap).count(), 80);
+}
+
+/// Fifty loads that end in every way leave neither files nor threads.
+#[test]
+fn nothing_leaks() {
+    if !is_alone("lifecycle::nothing_leaks") {
+        return;
+    }
+    let bench = Bench::new();
+    let mut rng = Rng::new(1);
+    let mut wanted = None;
+    for round in 0..50 {
+        let loader = Loader::new(bench.open()).options(wide());
+        match round % 5 {
+            0 => drop(loader.stream().expect("starts")),
+            1 => {
+                let mut stream = bench.stalled(&loader, Fault::StallBody(9));
+                stream.cancel();
+                assert!(stream.find_map(Result::err).is_some());
+            }
+            2 => drop(bench.stalled(&loader, Fault::StallHeaders)),
+            3 => {
+                bench.server.fault(Rule::times(3, Fault::ResetBody(1000)));
+                assert_eq!(
+                    loader.stream().expect("starts").map(Result::unwrap).count(),
+                    80
+                );
+            }
+            _ => {
+                let few = rng.index(80);
+                assert_eq!(loader.stream().expect("starts").take(few).count(), few);
+            }
+        }
+        bench.server.clear_faults();
+        drop(loader);
+        bench.assert_no_connections();
+        eventually("threads are left", || threads("tload-") == 0);
+        // The first round may open what stays open.
+        let wanted = *wanted.get_or_insert_with(open_files);
+        eventually("files are left", || open_files() <= wanted);
+    }
+}
+
+/// A server that says nothing does not hold whoever opens a checkpoint longer than they said.
+#[test]
+fn opening_ends_at_its_own_timeout() {
+    let server = FaultyServer::start();
+    server.put("models/m.safetensors", vec![0; 64]);
+    server.fault(Rule::always(Fault::StallHeaders));
+    let options = StoreOptions::from_pairs([
+        ("endpoint", server.url()),
+        ("anonymous", "true".to_owned()),
+        ("open_timeout", "0.3".to_owned()),
+    ])
+    .expect("good options");
+    for location in ["s3://models/m.safetensors", "s3://models/m"] {
+        let location = Location::parse(location).expect("a URL");
+        let error = Checkpoint::open_with(&location, &options).expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        assert_eq!(error.location(), Some(&*location.to_string()));
+    }
+}

@@ -1,0 +1,19 @@
+//! Object stores: the contracts, whole loads, failures and secrets, against real servers and one that fails on command.
+//!
+//! Servers come from `tload-lab`; a test whose server is not installed is skipped loudly (`TLOAD_REQUIRE=servers` forbids that).
+
+mod alone;
+mod changes;
+mod contract;
+mod credentials;
+mod denials;
+mod fixtures;
+mod layouts;
+mod lifecycle;
+mod loads;
+mod network;
+mod recoveries;
+mod refusals;
+mod requests;
+mod secrets;
+mod sites;

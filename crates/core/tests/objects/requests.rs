@@ -1,0 +1,193 @@
+//! Which requests a load makes: as few as can be, for no byte that is not wanted, and many at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tload::{Loader, Options, Result, Selection};
+use tload_lab::{Fault, FaultyServer, Operation, Request, Rule};
+
+use crate::fixtures::{assert_all, even, load, options};
+use crate::sites::{Site, faulty_at};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Of a load, a tensor's first byte may lie this far behind the start of the read that brings it.
+const ALIGNMENT: u64 = 64;
+
+fn server() -> (Arc<FaultyServer>, Site) {
+    let server = Arc::new(FaultyServer::start());
+    let site = faulty_at(&server);
+    (server, site)
+}
+
+fn gets(requests: &[Request]) -> Vec<std::ops::Range<u64>> {
+    let ranges = requests.iter().map(|request| {
+        assert_eq!(request.operation, Operation::Get, "{request:?}");
+        assert!(!request.faulted, "{request:?}");
+        request.range.clone().expect("always a range")
+    });
+    ranges.collect()
+}
+
+#[test]
+fn neighbours_share_requests() {
+    let (server, site) = server();
+    let file = even("t", 1, 2000, 10_000);
+    site.put("m.safetensors", &file);
+    let checkpoint = site.checkpoint("m.safetensors").expect("opens");
+    assert_eq!(gets(&server.requests()), vec![0..(256 << 10)]);
+    server.forget_requests();
+    let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
+    assert_all(&tensors, &[&file]);
+    let requests = gets(&server.requests());
+    // Not one: idle connections get a share. Not one each: none is shorter than 3 MB, but for what is left.
+    assert!(requests.len() <= 7, "{requests:?}");
+    assert_eq!(report.requests, requests.len() as u64);
+    let bytes: u64 = requests.iter().map(|range| range.end - range.start).sum();
+    assert_eq!(report.remote_bytes, bytes);
+    assert!(bytes < file.len() as u64 + 1000, "{bytes}");
+}
+
+#[test]
+fn a_large_tensor_is_many_requests() {
+    let (server, site) = server();
+    let file = even("t", 2, 1, 20_000_000);
+    site.put("m.safetensors", &file);
+    let checkpoint = site.checkpoint("m.safetensors").expect("opens");
+    server.forget_requests();
+    let mebibyte = options(|it| it.extent_bytes = Some(1 << 20));
+    let (tensors, report) = load(&checkpoint, mebibyte).expect("loads");
+    assert_all(&tensors, &[&file]);
+    let mut requests = gets(&server.requests());
+    requests.sort_by_key(|range| range.start);
+    assert!((20..=22).contains(&requests.len()), "{requests:?}");
+    assert!(
+        requests
+            .iter()
+            .all(|range| range.end - range.start <= (1 << 20) + ALIGNMENT)
+    );
+    let wanted = checkpoint.tensors()[0].file_range();
+    assert!(requests[0].start + ALIGNMENT > wanted.start && requests[0].start <= wanted.start);
+    assert!(
+        requests.windows(2).all(|pair| pair[0].end == pair[1].start),
+        "{requests:?}"
+    );
+    assert_eq!(requests.last().expect("some").end, wanted.end);
+    assert_eq!(report.retries, 0);
+}
+
+/// One request for each shard: it brings header, length and identity. And not one after the other.
+#[test]
+fn shards_are_opened_at_the_same_time_with_one_request_each() {
+    let (server, site) = server();
+    let shards: Vec<_> = (0..200)
+        .map(|at| even(&format!("{at}."), at, 2, 3000))
+        .collect();
+    for (at, shard) in shards.iter().enumerate() {
+        site.put(&format!("m/{at}.safetensors"), shard);
+    }
+    server.list_page_entries(70);
+    server.fault(Rule::always(Fault::StallHeaders).on(Operation::Get));
+    let checkpoint = std::thread::scope(|scope| {
+        let opening = scope.spawn(|| faulty_at(&server).checkpoint("m"));
+        let many = server.wait_for_in_flight(9, PATIENCE);
+        server.clear_faults();
+        let checkpoint = opening.join().expect("no panic").expect("opens");
+        assert!(many, "{:?}", server.counts());
+        checkpoint
+    });
+    let requests = server.requests();
+    let count = |operation| {
+        requests
+            .iter()
+            .filter(|request| request.operation == operation)
+            .count()
+    };
+    assert_eq!(count(Operation::List), 3);
+    assert_eq!((count(Operation::Get), count(Operation::Head)), (200, 0));
+    let mut by_path = BTreeMap::new();
+    for request in requests
+        .iter()
+        .filter(|request| request.operation == Operation::Get)
+    {
+        *by_path.entry(&request.path).or_insert(0) += 1;
+    }
+    assert!(by_path.len() == 200 && by_path.values().all(|count| *count == 1));
+
+    server.forget_requests();
+    let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+    let shards: Vec<_> = shards.iter().map(Vec::as_slice).collect();
+    assert_all(&tensors, &shards);
+    let requests = server.requests();
+    assert_eq!(gets(&requests).len(), 200);
+    // Every one says which state of the object it wants.
+    assert!(
+        requests
+            .iter()
+            .all(|request| request.headers.contains_key("if-match"))
+    );
+}
+
+/// As many as were asked for, and never more.
+#[test]
+fn a_load_has_many_requests_in_flight() {
+    let (server, site) = server();
+    site.put("m.safetensors", &even("t", 3, 1, 40 << 20));
+    let checkpoint = site.checkpoint("m.safetensors").expect("opens");
+    // Answers take long enough for one request too many to meet the others.
+    server.fault(Rule::always(Fault::Delay(Duration::from_millis(50))));
+    for depth in [3, 16, 32] {
+        let wanted = options(|it| {
+            it.extent_bytes = Some(1 << 20);
+            it.depth = Some(depth);
+        });
+        let loader = Loader::new(checkpoint.clone()).options(wanted);
+        let mut stream = loader.stream().expect("starts");
+        let reached = server.wait_for_in_flight(depth, PATIENCE);
+        assert!(reached, "{:?}", server.counts());
+        stream.by_ref().collect::<Result<Vec<_>>>().expect("loads");
+        assert_eq!(stream.report().depth, depth);
+        assert_eq!(server.counts().in_flight_max, depth);
+    }
+}
+
+#[test]
+fn a_selection_reads_what_it_selects() {
+    let (server, site) = server();
+    for shard in 0..4 {
+        let file = even(&format!("{shard}."), shard, 4, 3_000_000);
+        site.put(&format!("m/{shard}.safetensors"), &file);
+    }
+    let checkpoint = site.checkpoint("m").expect("opens");
+    server.forget_requests();
+    let names = ["1.0", "1.3", "2.1"];
+    let loader = Loader::new(checkpoint.clone()).tensors(Selection::names(names));
+    let tensors: Result<Vec<_>> = loader.stream().expect("starts").collect();
+    assert_eq!(tensors.expect("loads").len(), 3);
+    let requests = server.requests();
+    assert_eq!(requests.len(), 3, "{requests:?}");
+    let wanted = names.map(|name| checkpoint.get(name).expect(name).file_range());
+    for range in gets(&requests) {
+        let is_wanted = |wanted: &std::ops::Range<u64>| {
+            range.end == wanted.end
+                && (range.start..range.start + ALIGNMENT).contains(&wanted.start)
+        };
+        assert!(wanted.iter().any(is_wanted), "{range:?}");
+    }
+}
+
+/// What a first request brought is not asked for again, and a longer header costs one more.
+#[test]
+fn headers_cost_one_request_or_two() {
+    let (server, site) = server();
+    site.put("small.safetensors", &even("t", 1, 100, 10));
+    site.checkpoint("small.safetensors").expect("opens");
+    assert_eq!(server.requests().len(), 1);
+    server.forget_requests();
+    site.put("large.safetensors", &even(&"n".repeat(300), 1, 3000, 1));
+    site.checkpoint("large.safetensors").expect("opens");
+    let requests = gets(&server.requests());
+    assert_eq!(requests.len(), 2);
+    assert_eq!(requests[1].start, requests[0].end);
+}
