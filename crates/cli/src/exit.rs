@@ -11,6 +11,7 @@ const PERMISSION_DENIED: u8 = 5;
 const OUT_OF_MEMORY: u8 = 6;
 const UNSUPPORTED: u8 = 7;
 const TIMED_OUT: u8 = 8;
+const REMOTE: u8 = 9;
 /// 128 + SIGINT, as shells report an interrupted program.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -25,7 +26,8 @@ Exit status:
   5    permission denied
   6    out of memory, of a memory limit, or of disk space
   7    this kernel, file system or build cannot do it
-  8    a deadline passed
+  8    a deadline passed, or an object store did not answer in time
+  9    an object store cannot be reached, or failed again and again
   130  interrupted by Ctrl-C or SIGTERM
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
@@ -41,6 +43,7 @@ pub(crate) fn status(error: &Error) -> u8 {
         ErrorKind::OutOfMemory => OUT_OF_MEMORY,
         ErrorKind::Unsupported => UNSUPPORTED,
         ErrorKind::TimedOut => TIMED_OUT,
+        ErrorKind::Remote => REMOTE,
         ErrorKind::Cancelled => INTERRUPTED,
         // `ErrorKind` may grow; the test below fails when a new kind has no line here.
         ErrorKind::Io | ErrorKind::Changed | _ => FAILED,

@@ -1,4 +1,4 @@
-//! The command `tload`: list, load, synthesise, benchmark and diagnose checkpoints of LLM weights.
+//! The command `tload`: list, load, copy, synthesise, benchmark and diagnose checkpoints of LLM weights.
 //!
 //! A thin face of the crate `tload`, using its public API only. It is a library so that the binary and the Python
 //! wheel's console script are the same command. The way of a call: `args` (what clap parsed) → `options` (what the
@@ -18,6 +18,7 @@ mod host;
 mod interrupt;
 mod options;
 mod output;
+mod redact;
 mod synth;
 
 use std::ffi::OsString;

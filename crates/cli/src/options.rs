@@ -1,12 +1,15 @@
 //! Arguments → what the core wants: locations, selections, options. The last place that knows clap's types.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
+use std::time::Duration;
 
-use tload::{Device, Location, Options, Result, Selection};
+use tload::copy::CopyOptions;
+use tload::{Device, Error, ErrorKind, Location, Options, Result, Selection, StoreOptions};
 
 use crate::args::{
-    BenchArgs, CacheArg, LoadArgs, ModeArg, PresetArg, SelectArgs, SweepArgs, TuningArgs,
+    BenchArgs, CacheArg, CopyArgs, LoadArgs, ModeArg, PresetArg, SelectArgs, StoreArgs, SweepArgs,
+    TuningArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
@@ -17,6 +20,77 @@ pub(crate) fn location(text: &OsStr) -> Result<Location> {
         Some(text) => Location::parse(text),
         None => Ok(Location::from_path(PathBuf::from(text))),
     }
+}
+
+/// How object stores are reached. Blank ones, which a variable may end with, are none.
+pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
+    let mut options = StoreOptions::new();
+    let variable = |error: Error| {
+        let message = format!("environment variable TLOAD_STORE: {}", error.message());
+        let named = Error::new(error.kind(), message);
+        match error.hint() {
+            Some(hint) => named.with_hint(hint),
+            None => named,
+        }
+    };
+    for option in args.environment.iter().filter(|option| !is_blank(option)) {
+        let (key, value) = pair(option).map_err(variable)?;
+        options.set(key, value).map_err(variable)?;
+    }
+    for option in args.store.iter().filter(|option| !is_blank(option)) {
+        let (key, value) = pair(option)?;
+        options.set(key, value)?;
+    }
+    Ok(options)
+}
+
+/// The same, for opening that may not take longer than `timeout`.
+pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Result<StoreOptions> {
+    let mut options = store(args)?;
+    if let (Some(timeout), None) = (timeout, store_value(args, "open_timeout")) {
+        options.set("open_timeout", timeout.as_secs_f64().to_string())?;
+    }
+    Ok(options)
+}
+
+/// What the user set `key` to.
+pub(crate) fn store_value(args: &StoreArgs, key: &str) -> Option<String> {
+    let pairs = args
+        .environment
+        .iter()
+        .chain(&args.store)
+        .rev()
+        .filter_map(|option| pair(option).ok());
+    pairs
+        .into_iter()
+        .find_map(|(name, value)| name.eq_ignore_ascii_case(key).then_some(value))
+}
+
+fn pair(option: &OsStr) -> Result<(String, String)> {
+    let text = option.to_str().ok_or_else(|| {
+        // Not the text: it may be a secret.
+        Error::new(
+            ErrorKind::InvalidRequest,
+            "an option of --store is not UTF-8",
+        )
+    })?;
+    StoreOptions::parse(text)
+}
+
+fn is_blank(option: &OsString) -> bool {
+    option.to_string_lossy().trim().is_empty()
+}
+
+/// What to copy, and how.
+pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
+    let mut options = CopyOptions::default();
+    options.include.clone_from(&args.include);
+    options.exclude.clone_from(&args.exclude);
+    options.hidden = args.hidden;
+    options.force = args.force;
+    options.depth = args.depth.unwrap_or(options.depth);
+    options.range_bytes = args.extent.unwrap_or(options.range_bytes);
+    options
 }
 
 /// What any of the arguments selects; everything when there are none.
@@ -54,6 +128,7 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options.extent_bytes = args.extent;
     options.lanes = args.lanes;
     options.memory_limit = args.limits.memory_limit;
+    options.retries = args.limits.retries;
     options.timeout = args.timeout;
     options
 }
@@ -73,6 +148,7 @@ pub(crate) fn configurations(args: &SweepArgs) -> Vec<Configuration> {
                         in_flight_bytes: args.limits.in_flight,
                         memory_limit: args.limits.memory_limit,
                         cache: args.limits.cache,
+                        retries: args.limits.retries,
                     });
                 }
             }

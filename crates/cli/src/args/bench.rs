@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::SweepArgs;
 
@@ -20,7 +21,8 @@ GB/s are 10^9 bytes of tensors per second, from the start of the stream (headers
 the last tensor. CPU is user and system time of the whole process per GiB, opening included. First
 tensor is the time from before opening the checkpoint. Memory that a run may need is faulted in and
 freed before its clock starts, for every contender alike. Export files are created before the first
-run and rewritten after each; JSON and CSV hold every sample.
+run and rewritten after each; JSON and CSV hold every sample, and none holds a secret of --store or
+of a URL. In an object store nothing is cold or warm, --depth counts requests, and fio stays out.
 
 JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, rounds, complete,
   warnings, cells: [{mode, cache_state, configuration, cache_state_verified,
@@ -30,7 +32,7 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
 `schema` is raised when a key changes its meaning; null stands for what could not be had.")]
 pub(crate) struct BenchArgs {
-    /// Path or file:// URL of a checkpoint [default: a synthetic one]
+    /// Path or URL (file, s3, gs, az, abfss, http, https) of a checkpoint [default: a synthetic one]
     #[arg(value_name = "LOCATION", conflicts_with_all = ["size", "preset", "shards", "seed", "dir"])]
     pub(crate) location: Option<OsString>,
     /// Rounds
@@ -58,6 +60,8 @@ pub(crate) struct BenchArgs {
     /// Leave out fio, even when it is installed
     #[arg(long)]
     pub(crate) no_fio: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) sweep: SweepArgs,
     #[command(flatten, next_help_heading = "Synthetic checkpoint")]

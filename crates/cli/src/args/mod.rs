@@ -1,8 +1,10 @@
 //! What the user may type. Definitions only: `options` turns them into what the core wants, and nothing else sees clap.
 
 mod bench;
+mod copy;
 mod parse;
 mod sizes;
+mod store;
 mod synth;
 mod tuning;
 
@@ -11,7 +13,9 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
+pub(crate) use copy::CopyArgs;
 pub(crate) use parse::{Refusal, parse};
+pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, SweepArgs, TuningArgs};
 
@@ -19,8 +23,8 @@ use crate::exit;
 
 /// Loads LLM weights as fast as the hardware allows.
 ///
-/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or a file:// URL of
-/// any of the three.
+/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or URL (file, s3, gs,
+/// az, abfss, http, https) of any of the three.
 #[derive(Debug, Parser)]
 #[command(name = "tload", version, after_help = exit::HELP, max_term_width = 100)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -35,6 +39,7 @@ pub(crate) enum Command {
     Load(LoadArgs),
     Synth(SynthArgs),
     Bench(BenchArgs),
+    Cp(CopyArgs),
     Doctor(DoctorArgs),
 }
 
@@ -48,12 +53,14 @@ JSON: {location, total: {tensors, bytes, shards}, dtypes: [{dtype, tensors, byte
   tensors: [{name, dtype, shape, bytes, shard, offset}]}.
 `shard` is an index into `shards`; `offset` is in bytes from the start of its file.")]
 pub(crate) struct LsArgs {
-    /// Path or file:// URL of a file, directory or index
+    /// Path or URL (file, s3, gs, az, abfss, http, https) of a file, directory or index
     #[arg(value_name = "LOCATION")]
     pub(crate) location: OsString,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) select: SelectArgs,
 }
@@ -75,9 +82,9 @@ too (without --json on standard error): `outcome` names the failure, and `digest
 ///
 /// Tensors are dropped as they come, so memory stays within the limit, whatever the checkpoint's size.
 #[derive(Debug, clap::Args)]
-#[command(after_long_help = DIGEST_HELP)]
+#[command(after_long_help = format!("{}\n\n{DIGEST_HELP}", store::keys()))]
 pub(crate) struct LoadArgs {
-    /// Path or file:// URL of a file, directory or index
+    /// Path or URL (file, s3, gs, az, abfss, http, https) of a file, directory or index
     #[arg(value_name = "LOCATION")]
     pub(crate) location: OsString,
     /// Keep every tensor until the end, as a model would
@@ -89,6 +96,8 @@ pub(crate) struct LoadArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) select: SelectArgs,
     #[command(flatten)]
@@ -106,9 +115,11 @@ Each finding is ok, note (worth knowing), warn (costs speed; the advice says wha
 
 JSON: {worst, findings: [{id, level, title, value, advice}]}; `advice` may be null.")]
 pub(crate) struct DoctorArgs {
-    /// Path or file:// URL of a checkpoint: looks at its files, file system and disk too
+    /// Path or URL (file, s3, gs, az, abfss, http, https) of a checkpoint: looks at where it is, too
     #[arg(value_name = "LOCATION")]
     pub(crate) location: Option<OsString>,
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -55,7 +55,7 @@ pub(crate) struct TuningArgs {
         hide_env_values = true
     )]
     pub(crate) order: Order,
-    /// Give up after this long: 10 (seconds), 500ms, 30s, 2m [default: none]
+    /// Give up when loading takes longer, or opening before it: 10 (seconds), 500ms, 30s, 2m [default: none]
     #[arg(long, value_name = "TIME", value_parser = sizes::duration, env = "TLOAD_TIMEOUT", hide_env_values = true)]
     pub(crate) timeout: Option<Duration>,
 }
@@ -113,8 +113,8 @@ pub(crate) struct LimitArgs {
     /// Bytes in flight at most [default: from the storage]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_IN_FLIGHT", hide_env_values = true)]
     pub(crate) in_flight: Option<u64>,
-    /// Bytes that the load may hold and the caller has not received yet [default: 512 MiB, or the largest tensor and a
-    /// quarter if that is more]
+    /// Bytes that the load may hold and the caller has not received yet [default: 512 MiB; or the largest tensor, and
+    /// beside it a quarter of it or what may be in flight, if that is more]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_MEMORY_LIMIT", hide_env_values = true)]
     pub(crate) memory_limit: Option<u64>,
     /// Page cache: auto, direct (never through it) or buffered (always through it)
@@ -126,4 +126,7 @@ pub(crate) struct LimitArgs {
         hide_env_values = true
     )]
     pub(crate) cache: Cache,
+    /// How often a failed request to an object store is tried again [default: 8]
+    #[arg(long, value_name = "N", env = "TLOAD_RETRIES", hide_env_values = true)]
+    pub(crate) retries: Option<u32>,
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tload::probe::prefault;
-use tload::{Ceiling, Checkpoint, Loader, Report, Result};
+use tload::{Ceiling, Checkpoint, Loader, Report, Result, StoreOptions};
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
@@ -27,6 +27,8 @@ const EXTENT_STEP: u64 = 64 << 10;
 pub(crate) struct DiskRunner<'a> {
     /// Opened once, for the ceiling, which is about reads only. A load opens its own.
     checkpoint: &'a Checkpoint,
+    store: &'a StoreOptions,
+    /// Those on file systems.
     files: Vec<PathBuf>,
     page_cache: PageCache,
     fio: Option<Fio>,
@@ -39,6 +41,7 @@ pub(crate) struct DiskRunner<'a> {
 impl<'a> DiskRunner<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
+        store: &'a StoreOptions,
         fio: Option<Fio>,
         interrupt: &'a Interrupt,
     ) -> Self {
@@ -49,6 +52,7 @@ impl<'a> DiskRunner<'a> {
         let files: Vec<PathBuf> = paths.map(Into::into).collect();
         Self {
             checkpoint,
+            store,
             page_cache: PageCache::of(files.clone()),
             files,
             fio,
@@ -94,7 +98,7 @@ impl<'a> DiskRunner<'a> {
         let opened = Instant::now();
         let loader = match before {
             Some(loader) => loader,
-            None => Loader::new(Checkpoint::open(self.checkpoint.location())?)
+            None => Loader::open_with(self.checkpoint.location(), self.store)?
                 .options(cell.configuration.options()),
         };
         let mut stream = loader.stream()?;

@@ -108,7 +108,7 @@ impl Job {
         let files: Vec<String> = self.files.iter().map(|file| escape(file)).collect();
         let direct = match self.cache_state {
             CacheState::Cold => "--direct=1",
-            CacheState::Warm => "--direct=0",
+            CacheState::Warm | CacheState::Remote => "--direct=0",
         };
         let mut arguments: Vec<String> = [
             "--name=ceiling",

@@ -43,6 +43,8 @@ pub(crate) enum Mode {
 pub(crate) enum CacheState {
     Cold,
     Warm,
+    /// None: the files are in an object store.
+    Remote,
 }
 
 /// How to read; `None` leaves the choice to the core.
@@ -57,6 +59,7 @@ pub(crate) struct Configuration {
     pub(crate) memory_limit: Option<u64>,
     #[serde(serialize_with = "as_text")]
     pub(crate) cache: Cache,
+    pub(crate) retries: Option<u32>,
 }
 
 impl Configuration {
@@ -69,6 +72,7 @@ impl Configuration {
         options.extent_bytes = self.extent_bytes;
         options.lanes = self.lanes;
         options.memory_limit = self.memory_limit;
+        options.retries = self.retries;
         options
     }
 }

@@ -25,6 +25,8 @@ pub(crate) enum Found {
     Warm,
     /// Some of it, or what was asked for could not be brought about.
     Mixed,
+    /// No file of the checkpoint is on a file system.
+    Remote,
     /// The kernel would not say.
     Unverified,
 }
@@ -35,6 +37,7 @@ impl Found {
         match wanted {
             CacheState::Cold => self == Self::Cold,
             CacheState::Warm => self == Self::Warm,
+            CacheState::Remote => self == Self::Remote,
         }
     }
 }
@@ -72,6 +75,7 @@ impl PageCache {
                     // Where the cache cannot be dropped, `residency` tells.
                     CacheState::Cold => drop(probe::evict(path)),
                     CacheState::Warm => read(path)?,
+                    CacheState::Remote => {}
                 }
             }
         }
@@ -86,6 +90,10 @@ impl PageCache {
             total_bytes: 0,
             method: None,
         };
+        if self.paths.is_empty() {
+            residency.found = Found::Remote;
+            return residency;
+        }
         for path in &self.paths {
             let Ok(file) = probe::residency(path) else {
                 return residency;
@@ -131,5 +139,7 @@ mod tests {
         assert_eq!(classify(4 << 30, 4 << 30), Found::Warm);
         assert_eq!(classify(4096, 8192), Found::Mixed);
         assert!(!Found::Unverified.is(CacheState::Cold));
+        let remote = PageCache::of(Vec::new()).residency();
+        assert!(remote.found.is(CacheState::Remote) && !remote.found.is(CacheState::Cold));
     }
 }

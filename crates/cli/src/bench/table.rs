@@ -1,5 +1,7 @@
 //! The summary as rows of text: what the terminal and the Markdown export show.
 
+use std::fmt::Write;
+
 use tload::format_bytes;
 
 use super::results::{CellResults, CheckpointRecord, Results, Summary};
@@ -55,6 +57,7 @@ fn cache(cell: &CellResults) -> String {
         (CacheState::Cold, false) => "not cold",
         (CacheState::Warm, true) => "warm",
         (CacheState::Warm, false) => "not warm",
+        (CacheState::Remote, _) => "remote",
     }
     .to_owned()
 }
@@ -67,19 +70,27 @@ fn engine(cell: &CellResults) -> String {
     )
 }
 
-/// `8 × 1.0 MiB`, and the lanes if there are several.
+/// `8 × 1.0 MiB`, the lanes if there are several, and what object stores were asked for.
 fn reads(cell: &CellResults) -> String {
     let last = cell.of(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
         return String::new();
     };
-    let (extent_bytes, depth) = disk_runner::reads(report);
-    let reads = format!("{depth} × {}", format_bytes(extent_bytes));
-    if report.lanes == 1 {
-        reads
+    let (extent_bytes, depth) = if report.requests > 0 {
+        (report.extent_bytes, report.depth)
     } else {
-        format!("{reads}, {} lanes", report.lanes)
+        disk_runner::reads(report)
+    };
+    let mut reads = format!("{depth} × {}", format_bytes(extent_bytes));
+    if report.lanes > 1 {
+        let _ = write!(reads, ", {} lanes", report.lanes);
     }
+    if report.requests > 0 {
+        let requests = format_count(report.requests, "request");
+        let bytes = format_bytes(report.remote_bytes);
+        let _ = write!(reads, "; {requests}, {} repeated, {bytes}", report.retries);
+    }
+    reads
 }
 
 fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
@@ -132,6 +143,7 @@ pub(crate) fn describe_checkpoint(checkpoint: &CheckpointRecord) -> String {
 /// `ext4 on vda, Linux 6.18, 2 × Some CPU, 23.5 GiB`
 pub(crate) fn describe_host(host: &HostRecord) -> String {
     let mut facts = Vec::new();
+    facts.extend(host.store.clone());
     match (&host.file_system, &host.disk) {
         (Some(file_system), Some(disk)) => facts.push(format!("{file_system} on {disk}")),
         (Some(file_system), None) => facts.push(file_system.clone()),

@@ -1,6 +1,8 @@
 //! The checkpoint to measure: the user's, or a synthetic one that goes when the benchmark ends.
 
-use tload::{Checkpoint, Error, ErrorKind, Location, Result, format_bytes, probe};
+use std::path::Path;
+
+use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions, format_bytes, probe};
 
 use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};
@@ -22,7 +24,7 @@ pub(crate) struct Recipe<'a> {
     pub(crate) size: u64,
     pub(crate) shards: Option<u32>,
     pub(crate) seed: u64,
-    pub(crate) directory: Option<&'a std::path::Path>,
+    pub(crate) directory: Option<&'a Path>,
 }
 
 /// An opened checkpoint, and the guard of its files if they are ours.
@@ -36,8 +38,8 @@ pub(crate) struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// The user's checkpoint.
-    pub(crate) fn open(location: &Location) -> Result<Self> {
-        let checkpoint = Checkpoint::open(location)?;
+    pub(crate) fn open(location: &Location, store: &StoreOptions) -> Result<Self> {
+        let checkpoint = Checkpoint::open_with(location, store)?;
         let warnings = storage_warnings(&checkpoint);
         Ok(Self {
             checkpoint,
@@ -81,6 +83,18 @@ impl<'a> Target<'a> {
         })
     }
 
+    /// The first shard that is on a file system.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        let mut shards = self.checkpoint.shards().iter();
+        shards.find_map(|shard| shard.location().as_path())
+    }
+
+    /// The first shard that is in an object store.
+    pub(crate) fn remote(&self) -> Option<&Location> {
+        let mut shards = self.checkpoint.shards().iter().map(tload::Shard::location);
+        shards.find(|location| location.as_path().is_none())
+    }
+
     pub(crate) fn record(&self) -> CheckpointRecord {
         let shards = self.checkpoint.shards();
         CheckpointRecord {
@@ -115,8 +129,8 @@ impl<'a> Target<'a> {
 fn storage_warnings(checkpoint: &Checkpoint) -> Vec<Warning> {
     let path = checkpoint
         .shards()
-        .first()
-        .and_then(|shard| shard.location().as_path());
+        .iter()
+        .find_map(|shard| shard.location().as_path());
     let Some(Ok(found)) = path.map(probe::file_system) else {
         return Vec::new();
     };

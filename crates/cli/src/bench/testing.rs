@@ -21,6 +21,7 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
             in_flight_bytes: None,
             memory_limit: None,
             cache: Cache::Auto,
+            retries: None,
         },
     };
     let contenders = vec![Contender::Tload, Contender::Ceiling, Contender::Fio];
@@ -43,7 +44,7 @@ pub(crate) fn results(plan: &Plan) -> Results {
             architecture: "x86_64",
             file_system: Some("ext4".to_owned()),
             disk: Some("nvme0n1".to_owned()),
-            ..HostRecord::collect(&system, std::path::Path::new("/nonexistent"))
+            ..HostRecord::collect(&system, None, None)
         },
         CheckpointRecord {
             location: "models/llama".to_owned(),

@@ -162,6 +162,7 @@ fn name(state: CacheState) -> &'static str {
     match state {
         CacheState::Cold => "cold",
         CacheState::Warm => "warm",
+        CacheState::Remote => "remote",
     }
 }
 

@@ -4,14 +4,14 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tload::Result;
+use tload::{Location, Result, StoreOptions};
 
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::Results;
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
-use crate::bench::{Fio, Plan, schedule, table};
+use crate::bench::{CacheState, Fio, Plan, schedule, table};
 use crate::export::Exports;
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -21,6 +21,7 @@ use crate::output::error::{standard_output, warn};
 use crate::output::progress::Progress;
 use crate::output::quantity::format_count;
 use crate::output::table::render;
+use crate::redact;
 
 pub(crate) fn run(
     args: &BenchArgs,
@@ -33,23 +34,31 @@ pub(crate) fn run(
         args.csv.as_deref(),
         args.markdown.as_deref(),
     )?;
-    let fio = if args.no_fio { None } else { Fio::find() };
+    let store = options::store(&args.store)?;
+    let target = target(args, &store, interrupt)?;
+    // It reads files.
+    let wants_fio = !args.no_fio && target.remote().is_none();
+    let fio = if wants_fio { Fio::find() } else { None };
+    let cache_states = match target.path() {
+        Some(_) => options::cache_states(args),
+        None => vec![CacheState::Remote],
+    };
     let plan = Plan::new(
         &options::configurations(&args.sweep),
         &options::modes(args),
-        &options::cache_states(args),
+        &cache_states,
         args.rounds,
         fio.as_ref(),
     );
-    let target = target(args, interrupt)?;
     let system = System::real();
     target.fits(&plan, &system)?;
 
-    let mut known = machine_warnings(args, fio.as_ref());
+    let mut known = machine_warnings(wants_fio && fio.is_none());
     known.extend(target.warnings.clone());
-    let mut results = record(arguments, &target, &plan, &system, fio.as_ref());
+    let host = HostRecord::collect(&system, target.path(), store_name(args, &target));
+    let mut results = record(arguments, &target, &plan, host, fio.as_ref());
     show_head(out, &results).map_err(standard_output)?;
-    let mut runner = DiskRunner::new(&target.checkpoint, fio, interrupt);
+    let mut runner = DiskRunner::new(&target.checkpoint, &store, fio, interrupt);
     measure(&plan, &mut runner, &mut results, &known, &exports)?;
     known.extend(runner.into_warnings());
     results.warnings = texts(&known, &results);
@@ -57,9 +66,13 @@ pub(crate) fn run(
     show_table(out, &results).map_err(standard_output)
 }
 
-fn target<'a>(args: &BenchArgs, interrupt: &'a Interrupt) -> Result<Target<'a>> {
+fn target<'a>(
+    args: &BenchArgs,
+    store: &StoreOptions,
+    interrupt: &'a Interrupt,
+) -> Result<Target<'a>> {
     if let Some(location) = &args.location {
-        return Target::open(&options::location(location)?);
+        return Target::open(&options::location(location)?, store);
     }
     let preset = options::preset(args.model.preset);
     let recipe = Recipe {
@@ -72,12 +85,32 @@ fn target<'a>(args: &BenchArgs, interrupt: &'a Interrupt) -> Result<Target<'a>> 
     Target::make(&recipe, interrupt)
 }
 
-fn machine_warnings(args: &BenchArgs, fio: Option<&Fio>) -> Vec<Warning> {
+/// Protocol and host of the object store, if the checkpoint is in one: `s3 at 127.0.0.1:9000`.
+fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
+    let shown = target.remote()?.to_string();
+    let (scheme, rest) = shown.split_once("://")?;
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = match authority.split_once('@') {
+        Some((_, account)) => Some(account.to_owned()),
+        None if scheme.starts_with("http") => Some(authority.to_owned()),
+        None => options::store_value(&args.store, "endpoint").and_then(|url| host_of(&url)),
+    };
+    Some(host.map_or_else(|| scheme.to_owned(), |host| format!("{scheme} at {host}")))
+}
+
+/// Of a URL that may hold a password.
+fn host_of(url: &str) -> Option<String> {
+    let shown = Location::parse(url).ok()?.to_string();
+    let (_, rest) = shown.split_once("://")?;
+    rest.split('/').next().map(str::to_owned)
+}
+
+fn machine_warnings(fio_missing: bool) -> Vec<Warning> {
     let mut warnings = Vec::new();
     if cfg!(debug_assertions) {
         warnings.push(Warning::DebugBuild);
     }
-    if fio.is_none() && !args.no_fio {
+    if fio_missing {
         warnings.push(Warning::FioMissing);
     }
     warnings
@@ -87,22 +120,17 @@ fn record(
     arguments: &[OsString],
     target: &Target<'_>,
     plan: &Plan,
-    system: &System,
+    host: HostRecord,
     fio: Option<&Fio>,
 ) -> Results {
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default();
-    let shards = target.checkpoint.shards();
-    let path = shards.first().and_then(|shard| shard.location().as_path());
     Results::new(
-        arguments
-            .iter()
-            .map(|argument| argument.to_string_lossy().into_owned())
-            .collect(),
+        redact::arguments(arguments),
         now.as_secs(),
         fio.map(|fio| fio.version.clone()),
-        HostRecord::collect(system, path.unwrap_or(".".as_ref())),
+        host,
         target.record(),
         (&plan.cells, plan.rounds),
     )

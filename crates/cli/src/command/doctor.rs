@@ -12,8 +12,9 @@ use crate::options;
 use crate::output::error::standard_output;
 
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
+    let store = options::store(&args.store)?;
     let checkpoint = args.location.as_ref().map(|location| {
-        options::location(location).and_then(|location| Checkpoint::open(&location))
+        options::location(location).and_then(|location| Checkpoint::open_with(&location, &store))
     });
     let opened = checkpoint.as_ref().map(Result::as_ref);
     let findings = examine(&System::real(), opened);

@@ -19,7 +19,8 @@ const REDRAW: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let device = options::device(args)?;
-    let checkpoint = Checkpoint::open(&options::location(&args.location)?)?;
+    let store = options::store_within(&args.store, args.tuning.timeout)?;
+    let checkpoint = Checkpoint::open_with(&options::location(&args.location)?, &store)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)

@@ -13,7 +13,10 @@ use crate::output::quantity::format_count;
 use crate::output::table::{Align, printable, render};
 
 pub(crate) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<()> {
-    let checkpoint = Checkpoint::open(&options::location(&args.location)?)?;
+    let checkpoint = Checkpoint::open_with(
+        &options::location(&args.location)?,
+        &options::store(&args.store)?,
+    )?;
     let listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
     let written = if args.json {
         write_json(out, &listing)

@@ -1,6 +1,7 @@
 //! One file per subcommand; this one hands the call on.
 
 mod bench;
+mod cp;
 mod doctor;
 mod load;
 mod ls;
@@ -26,6 +27,7 @@ pub(crate) fn run(
         Command::Load(args) => load::run(&args, interrupt, out),
         Command::Synth(args) => synth::run(&args, interrupt, out),
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
+        Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, out),
     }
 }

@@ -34,8 +34,27 @@ pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding>
         findings.push(mount(system, first));
         findings.push(direct_io(first));
     }
-    findings.push(residency(paths()));
+    if paths().next().is_some() {
+        findings.push(residency(paths()));
+    }
+    findings.extend(object_store(checkpoint));
     findings
+}
+
+/// Nothing is known of the way to it but that the headers came.
+fn object_store(checkpoint: &Checkpoint) -> Option<Finding> {
+    let shards = checkpoint.shards().iter().map(tload::Shard::location);
+    let remote: Vec<String> = shards
+        .filter(|location| location.as_path().is_none())
+        .map(ToString::to_string)
+        .collect();
+    let (store, _) = remote.first()?.split_once("://")?;
+    let shards = format_count(remote.len() as u64, "shard");
+    Some(Finding::ok(
+        "store",
+        "object store",
+        format!("{store}: {shards} read from there"),
+    ))
 }
 
 /// The location that the user gave holds nothing that can be loaded.

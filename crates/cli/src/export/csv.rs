@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Format;
 use crate::bench::results::{CellResults, Results, Sample};
 
-const HEADER: [&str; 29] = [
+const HEADER: [&str; 33] = [
     "round",
     "position",
     "contender",
@@ -31,11 +31,15 @@ const HEADER: [&str; 29] = [
     "first_tensor_seconds",
     "direct_bytes",
     "buffered_bytes",
+    "remote_bytes",
+    "requests",
+    "retries",
     "tload_version",
     "kernel",
     "cpu",
     "file_system",
     "disk",
+    "store",
     "command",
 ];
 
@@ -81,11 +85,15 @@ fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
         field(run.first_tensor_seconds),
         field(report.map(|report| report.direct_bytes)),
         field(report.map(|report| report.buffered_bytes)),
+        field(report.map(|report| report.remote_bytes)),
+        field(report.map(|report| report.requests)),
+        field(report.map(|report| report.retries)),
         results.tload.version.to_owned(),
         field(host.kernel.as_ref()),
         field(host.cpu.as_ref()),
         field(host.file_system.as_ref()),
         field(host.disk.as_ref()),
+        field(host.store.as_ref()),
         results.command.join(" "),
     ];
     fields.map(|field| quote(&field)).join(",")

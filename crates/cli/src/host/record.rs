@@ -23,12 +23,14 @@ pub(crate) struct HostRecord {
     pub(crate) disk: Option<String>,
     pub(crate) disk_model: Option<String>,
     pub(crate) disk_scheduler: Option<String>,
+    /// `s3 at 127.0.0.1:9000`: protocol and host of an object store.
+    pub(crate) store: Option<String>,
 }
 
 impl HostRecord {
-    /// `path`: a file of the checkpoint.
-    pub(crate) fn collect(system: &System, path: &Path) -> Self {
-        let file_system = probe::file_system(path).ok();
+    /// `path`: a file of the checkpoint, if one is on a file system; `store`: the object store, if one is in it.
+    pub(crate) fn collect(system: &System, path: Option<&Path>, store: Option<String>) -> Self {
+        let file_system = path.and_then(|path| probe::file_system(path).ok());
         let disk = file_system
             .as_ref()
             .and_then(|found| Disk::of(system, found.device));
@@ -40,12 +42,13 @@ impl HostRecord {
             cores: thread::available_parallelism().ok().map(usize::from),
             memory_bytes: system.field_bytes("proc/meminfo", "MemTotal").ok(),
             file_system: file_system.map(|found| found.name),
-            mount_options: Mount::of(system, path)
-                .ok()
+            mount_options: path
+                .and_then(|path| Mount::of(system, path).ok())
                 .map(|mount| mount.options.join(",")),
             disk: Some(disk.name).filter(|name| !name.is_empty()),
             disk_model: disk.model,
             disk_scheduler: disk.scheduler,
+            store,
         }
     }
 }

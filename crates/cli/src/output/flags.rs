@@ -1,10 +1,11 @@
 //! The core speaks of its options by their fields; who typed a command knows them as flags.
 
 /// A field, and its flag.
-const FLAGS: [(&str, &str); 3] = [
+const FLAGS: [(&str, &str); 4] = [
     ("memory_limit", "--memory-limit"),
     ("extent_bytes", "--extent"),
     ("in_flight_bytes", "--in-flight"),
+    ("range_bytes", "--extent"),
 ];
 /// Fields that the core writes with a value, as in `engine=pread`.
 const NAMES: [&str; 7] = [

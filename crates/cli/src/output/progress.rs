@@ -33,6 +33,11 @@ impl Progress {
         Self { bar }
     }
 
+    /// What it counts up to, where that becomes known later.
+    pub(crate) fn set_total(&self, total: u64) {
+        self.bar.set_length(total);
+    }
+
     /// The total so far.
     pub(crate) fn set(&self, position: u64) {
         self.bar.set_position(position);

@@ -71,7 +71,23 @@ fn usage_errors_are_status_2() {
     );
     fails(&["synth", "x", "--size", "1KiB"], 2, &["wants at least"]);
     fails(&["fly"], 2, &["unrecognized subcommand"]);
-    fails(&["ls", "s3://bucket/model"], 7, &["s3://"]);
+}
+
+#[test]
+#[cfg(not(feature = "object"))]
+fn a_build_without_object_stores_says_so() {
+    for subcommand in ["ls", "load", "bench"] {
+        fails(
+            &[subcommand, "s3://bucket/model"],
+            7,
+            &["s3://bucket/model", "reads no object stores"],
+        );
+    }
+    fails(
+        &["cp", "s3://bucket/model", "/nonexistent"],
+        7,
+        &["s3://bucket/model", "reads no object stores"],
+    );
 }
 
 /// Runs `load` of a good checkpoint with variables.
@@ -130,6 +146,8 @@ fn an_empty_variable_is_none_and_seconds_need_no_unit() {
         "CACHE",
         "ORDER",
         "TIMEOUT",
+        "RETRIES",
+        "STORE",
     ]
     .map(|name| format!("TLOAD_{name}"));
     for value in ["", " "] {

@@ -4,11 +4,15 @@
 
 mod bench;
 mod checkpoints;
+mod cp;
 mod doctor;
 mod errors;
 mod help;
 mod interrupt;
+#[cfg(feature = "object")]
+mod remote;
 mod requirement;
+mod store;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};

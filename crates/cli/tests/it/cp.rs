@@ -1,0 +1,345 @@
+//! `cp` between folders: what it takes, skips, replaces, resumes and refuses.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::{run, stderr, succeed};
+
+/// All files below a directory: path and bytes.
+pub(crate) fn tree(directory: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        if path.is_dir() {
+            let below = tree(&path).into_iter();
+            files.extend(below.map(|(below, bytes)| (format!("{name}/{below}"), bytes)));
+        } else {
+            files.insert(name, fs::read(&path).unwrap());
+        }
+    }
+    files
+}
+
+pub(crate) fn names(directory: &Path) -> Vec<String> {
+    tree(directory).into_keys().collect()
+}
+
+fn write(path: &Path, bytes: impl AsRef<[u8]>) {
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    fs::write(path, bytes).unwrap();
+}
+
+fn modified(path: &Path) -> (i64, i64) {
+    let metadata = fs::metadata(path).unwrap();
+    (metadata.mtime(), metadata.mtime_nsec())
+}
+
+/// What `cp --json` says of a copy that must succeed.
+#[track_caller]
+fn copy(source: &Path, target: &Path, more: &[&str]) -> Value {
+    let mut arguments = vec![
+        "cp",
+        source.to_str().unwrap(),
+        target.to_str().unwrap(),
+        "--json",
+    ];
+    arguments.extend(more);
+    serde_json::from_str(&succeed(arguments)).unwrap()
+}
+
+#[track_caller]
+fn refused(arguments: &[&str], status: i32, wanted: &[&str]) {
+    let output = run([&["cp"], arguments].concat());
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    for wanted in wanted {
+        assert!(text.contains(wanted), "{wanted:?} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn a_copy_is_whole_loads_the_same_and_is_not_made_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("a/copy"));
+    succeed([
+        "synth",
+        model.to_str().unwrap(),
+        "--size",
+        "8MiB",
+        "--shards",
+        "3",
+    ]);
+    write(&model.join("deep/er/tokenizer.model"), "tokens");
+    write(&model.join("empty.txt"), "");
+    let wanted = tree(&model);
+    write(&model.join(".gitattributes"), "x");
+    write(&model.join(".cache/x.json"), "x");
+    write(
+        &model.join("x/.y.tload-partial"),
+        "left by an interrupted copy",
+    );
+
+    let report = copy(&model, &target, &["--extent", "1MiB"]);
+    assert_eq!(tree(&target), wanted);
+    let bytes: usize = wanted.values().map(Vec::len).sum();
+    assert_eq!(report["copied_bytes"], bytes);
+    assert_eq!(report["copied_files"], wanted.len());
+    for name in wanted.keys() {
+        assert_eq!(
+            modified(&target.join(name)),
+            modified(&model.join(name)),
+            "{name}"
+        );
+    }
+    let digest = |path: &Path| succeed(["load", path.to_str().unwrap(), "--digest", "--json"]);
+    let digest = |path| serde_json::from_str::<Value>(&digest(path)).unwrap()["digest"].clone();
+    assert_eq!(digest(&target), digest(&model));
+
+    // The same length, and another time: copied again. The others are not.
+    let config = target.join("config.json");
+    write(&config, vec![b' '; wanted["config.json"].len()]);
+    let report = copy(&model, &target, &[]);
+    assert_eq!(
+        (&report["copied_files"], &report["skipped_files"]),
+        (&json!(1), &json!(wanted.len() - 1))
+    );
+    assert_eq!(report["skipped_bytes"], bytes - wanted["config.json"].len());
+    assert_eq!(tree(&target), wanted);
+
+    let text = succeed([
+        "cp",
+        model.to_str().unwrap(),
+        target.to_str().unwrap(),
+        "--force",
+    ]);
+    assert!(
+        text.contains(&format!("{} files copied", wanted.len())),
+        "{text}"
+    );
+}
+
+#[test]
+fn patterns_and_single_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    for name in [
+        "a.json",
+        "b.bin",
+        "deep/c.json",
+        ".hidden/d.json",
+        ".e.json",
+    ] {
+        write(&model.join(name), name);
+    }
+    copy(
+        &model,
+        &target,
+        &["--include", "*.json", "--exclude", "deep/*"],
+    );
+    assert_eq!(names(&target), ["a.json"]);
+    copy(&model, &target, &["--include", "*.json", "--hidden"]);
+    assert_eq!(
+        names(&target),
+        [".e.json", ".hidden/d.json", "a.json", "deep/c.json"]
+    );
+    let single = folder.path().join("single");
+    copy(&model.join(".e.json"), &single, &[]);
+    assert_eq!(names(&single), [".e.json"]);
+
+    let (model, single) = (model.to_str().unwrap(), single.to_str().unwrap());
+    refused(
+        &[model, single, "--include", "*.txt"],
+        3,
+        &["nothing to copy", "hint: "],
+    );
+    refused(
+        &[model, single, "--include", "[a"],
+        2,
+        &["glob \"[a\" is malformed"],
+    );
+    refused(&["/nonexistent/x", single], 3, &["/nonexistent/x"]);
+    refused(
+        &[model, &format!("{single}/.e.json")],
+        2,
+        &["is not a folder"],
+    );
+    refused(&[model, "s3://bucket/x"], 7, &["local directories only"]);
+    refused(&[model, single, "--extent", "1"], 2, &["--extent is 1"]);
+}
+
+#[test]
+fn links_to_folders_are_followed_wherever_they_do_not_lead_round() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    write(&model.join("step-1000/a.bin"), "a");
+    symlink("step-1000", model.join("latest")).unwrap();
+    symlink("..", model.join("step-1000/up")).unwrap();
+    symlink(".", model.join("here")).unwrap();
+    copy(&model, &target, &[]);
+    assert_eq!(names(&target), ["latest/a.bin", "step-1000/a.bin"]);
+
+    write(&model.join(["a"; 64].join("/")), "as deep as it may be");
+    copy(&model, &target, &["--include", "a"]);
+    write(&model.join(["b"; 65].join("/")), "deeper");
+    let (model, target) = (model.to_str().unwrap(), target.to_str().unwrap());
+    refused(&[model, target], 2, &["more than 64 deep", "hint: "]);
+}
+
+#[test]
+fn what_is_left_out_is_not_looked_at() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    write(&model.join("a.json"), "a");
+    write(&model.join(".cache/x.json"), "x");
+    symlink("nowhere", model.join(".cache/gone")).unwrap();
+    symlink("nowhere", model.join(".gone")).unwrap();
+    symlink("nowhere", model.join("gone.bin")).unwrap();
+    for more in [["--exclude", "*.bin"], ["--include", "*.json"]] {
+        copy(&model, &target, &more);
+        assert_eq!(names(&target), ["a.json"]);
+    }
+    let (model, target) = (model.to_str().unwrap(), target.to_str().unwrap());
+    refused(&[model, target], 3, &["gone.bin"]);
+    refused(
+        &[model, target, "--exclude", "gone.bin", "--hidden"],
+        3,
+        &["gone"],
+    );
+}
+
+/// A source of 12 KiB, and a target with a file in progress of which `done` is said to be there: of zeros, so that one sees.
+fn interrupted(folder: &Path, change: impl Fn(&mut Value)) -> (Vec<u8>, Vec<u8>) {
+    let (source, target) = (folder.join("model/a.bin"), folder.join("copy"));
+    let bytes: Vec<u8> = (0..12_288u32)
+        .map(|i| u8::try_from(i % 251 + 1).unwrap())
+        .collect();
+    write(&source, &bytes);
+    let (seconds, nanos) = modified(&source);
+    let mut journal = json!({
+        "format": 1,
+        "origin": {
+            "source": source.to_str().unwrap(), "len": 12_288, "e_tag": null, "version": null,
+            "modified": [seconds, nanos],
+        },
+        "done": [{"start": 4096, "end": 8192}],
+    });
+    change(&mut journal);
+    write(&target.join(".a.bin.tload-partial"), vec![0; 12_288]);
+    write(
+        &target.join(".a.bin.tload-partial.json"),
+        journal.to_string(),
+    );
+    let report = copy(&folder.join("model"), &target, &[]);
+    assert_eq!(report["copied_files"], 1);
+    assert_eq!(names(&target), ["a.bin"]);
+    let copied = fs::read(target.join("a.bin")).unwrap();
+    let resumed = report["resumed_bytes"].as_u64().unwrap();
+    assert_eq!(report["copied_bytes"], 12_288 - resumed);
+    assert_eq!(copied != bytes, resumed > 0);
+    (bytes, copied)
+}
+
+#[test]
+fn only_what_is_missing_is_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut wanted, copied) = interrupted(folder.path(), |_| {});
+    wanted[4096..8192].fill(0);
+    assert!(
+        copied == wanted,
+        "what the journal vouches for was read again, or more was kept"
+    );
+}
+
+#[test]
+fn a_journal_of_something_else_is_not_believed() {
+    for (at, value) in [
+        ("/origin/len", json!(12_287)),
+        ("/origin/modified", json!([1, 2])),
+        ("/origin/source", json!("elsewhere")),
+        ("/origin/e_tag", json!("x")),
+        ("/format", json!(2)),
+        ("/done/0/end", json!(12_289)),
+        ("/done", json!("x")),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let (wanted, copied) = interrupted(folder.path(), |journal| {
+            *journal.pointer_mut(at).unwrap() = value.clone();
+        });
+        assert!(copied == wanted, "{at}");
+    }
+}
+
+#[test]
+fn nothing_is_written_through_links() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    write(&path("model/deep/a.bin"), "new");
+    write(&path("outside/a.bin"), "old");
+    fs::create_dir(path("copy")).unwrap();
+    symlink(path("outside"), path("copy/deep")).unwrap();
+    let (model, copy_path) = (path("model"), path("copy"));
+    let arguments = [model.to_str().unwrap(), copy_path.to_str().unwrap()];
+    for more in [None, Some("--force")] {
+        let arguments: Vec<&str> = arguments.into_iter().chain(more).collect();
+        refused(
+            &arguments,
+            2,
+            &["\"deep/a.bin\"", "symbolic link", "hint: remove it"],
+        );
+    }
+    assert_eq!(fs::read_to_string(path("outside/a.bin")).unwrap(), "old");
+    assert_eq!(names(&path("outside")), ["a.bin"]);
+
+    // A link under the file's own name is replaced, and one under the name in progress refused.
+    fs::remove_file(path("copy/deep")).unwrap();
+    fs::create_dir(path("copy/deep")).unwrap();
+    symlink(path("outside/a.bin"), path("copy/deep/a.bin")).unwrap();
+    copy(&path("model"), &path("copy"), &[]);
+    assert!(!path("copy/deep/a.bin").is_symlink());
+    symlink(
+        path("outside/a.bin"),
+        path("copy/deep/.a.bin.tload-partial"),
+    )
+    .unwrap();
+    refused(&[arguments[0], arguments[1], "--force"], 1, &["deep/a.bin"]);
+    fs::remove_file(path("copy/deep/.a.bin.tload-partial")).unwrap();
+    fs::hard_link(
+        path("outside/a.bin"),
+        path("copy/deep/.a.bin.tload-partial"),
+    )
+    .unwrap();
+    refused(
+        &[arguments[0], arguments[1], "--force"],
+        2,
+        &["under other names too"],
+    );
+    assert_eq!(fs::read_to_string(path("outside/a.bin")).unwrap(), "old");
+    assert_eq!(fs::read_to_string(path("copy/deep/a.bin")).unwrap(), "new");
+}
+
+#[test]
+fn more_than_the_disk_holds_is_refused_before_anything_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    write(&model.join("a.bin"), "");
+    let sparse = fs::File::options()
+        .write(true)
+        .open(model.join("a.bin"))
+        .unwrap();
+    sparse.set_len(8 << 40).unwrap();
+    refused(
+        &[model.to_str().unwrap(), target.to_str().unwrap()],
+        6,
+        &[
+            "needs 8.0 TiB (8796093022208 bytes)",
+            "are free",
+            "hint: free some space",
+        ],
+    );
+    assert_eq!(names(&target), Vec::<String>::new());
+}
