@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+import servers
 import tload._stream
 from files import EVERY_DTYPE, Content, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -40,11 +42,33 @@ def require_root() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the caller's `TLOAD_*` variables, and notes that an earlier test logged, out of the tests."""
+    """Keep the caller's variables of tload and of clouds, and notes that an earlier test logged, out of the tests."""
     for name in list(os.environ):
-        if name.startswith("TLOAD_") and name != "TLOAD_REQUIRE":
+        own = name.startswith("TLOAD_") and name != "TLOAD_REQUIRE"
+        if own or name.startswith(("AWS_", "GOOGLE_", "AZURE_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
+    # Nor are credentials looked for in files or asked of the machine's cloud.
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, os.devnull)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setattr(tload._stream, "_noted", set())
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
+    """A server that speaks S3 and checks signatures."""
+    program = servers.find("versitygw")
+    if program is None:
+        skip_loudly("servers", "versitygw is neither in .tools/bin nor on the PATH")
+    with servers.versitygw(program, tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def web() -> Iterator[servers.Web]:
+    """A web server with ranges, which can be told to stall."""
+    with servers.web() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

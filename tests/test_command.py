@@ -61,6 +61,8 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         ("TLOAD_MEMORY_LIMIT", "1.5 MB"),
         ("TLOAD_TIMEOUT", "1e1"),
         ("TLOAD_TIMEOUT", "500ms"),
+        ("TLOAD_RETRIES", "0"),
+        ("TLOAD_STORE", "region=eu-west-1\nretries=0"),
     ],
 )
 def test_a_variable_means_the_same_to_the_command_and_to_python(
@@ -93,6 +95,10 @@ def test_a_variable_means_the_same_to_the_command_and_to_python(
         ("TLOAD_TIMEOUT", "soon"),
         ("TLOAD_TIMEOUT", "0"),
         ("TLOAD_TIMEOUT", "nan"),
+        ("TLOAD_RETRIES", "-1"),
+        ("TLOAD_RETRIES", "often"),
+        ("TLOAD_STORE", "region"),
+        ("TLOAD_STORE", "retries=0\nregoin=eu-west-1"),
     ],
 )
 def test_nonsense_in_a_variable_is_refused_by_the_command_and_by_python(

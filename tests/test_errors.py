@@ -28,6 +28,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
     "unsupported": (tload.UnsupportedError, tload.Error),
     "out_of_memory": (tload.OutOfMemoryError, MemoryError),
     "io": (tload.IoError, OSError),
+    "remote": (tload.RemoteError, ConnectionError),
     "changed": (tload.ChangedError, OSError),
     "timed_out": (tload.LoadTimeoutError, TimeoutError),
     "cancelled": (tload.CancelledError, tload.Error),
@@ -48,6 +49,18 @@ def test_every_kind_has_its_exception(kind: str) -> None:
     assert (error.location, error.tensor, error.range, error.hint, error.errno) == ("a", "t", (1, 2), "count", 5)
 
 
+REQUEST = ("GET", 503, "SlowDown", "4442587FB7D0A2F9", 9, "AWS_ACCESS_KEY_ID")
+REQUEST_NAMES = ("operation", "status", "code", "request_id", "attempts", "credentials")
+
+
+@pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
+def test_every_kind_can_say_which_request_failed(kind: str) -> None:
+    error = _errors.make_error(kind, "message", None, None, None, None, None, REQUEST)
+    assert tuple(getattr(error, name) for name in REQUEST_NAMES) == REQUEST
+    error = _errors.make_error(kind, "message", None, None, None, None, None)
+    assert all(getattr(error, name) is None for name in REQUEST_NAMES)
+
+
 def test_every_exception_has_a_kind_and_is_public() -> None:
     assert set(EXPECTED) == set(_tload.ERROR_KINDS) == set(_errors.BY_KIND)
     assert len(set(_errors.BY_KIND.values())) == len(_errors.BY_KIND)
@@ -59,11 +72,11 @@ def test_every_exception_has_a_kind_and_is_public() -> None:
 
 def test_errors_survive_pickle_and_copy() -> None:
     for kind in _tload.ERROR_KINDS:
-        error = _errors.make_error(kind, "message", "a", "t", (1, 2), "hint", errno.ENOENT)
+        error = _errors.make_error(kind, "message", "a", "t", (1, 2), "hint", errno.ENOENT, REQUEST)
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
             assert type(again) is type(error)
             assert str(again) == "message"
-            for name in ("kind", "location", "tensor", "range", "hint", "errno"):
+            for name in ("kind", "location", "tensor", "range", "hint", "errno", *REQUEST_NAMES):
                 assert getattr(again, name) == getattr(error, name)
 
 

@@ -12,6 +12,7 @@ import pytest
 import tload
 from conftest import skip_loudly
 from files import Content, write_checkpoint, write_file
+from tload import _checkpoint
 
 Floats = tuple[Path, dict[str, Content]]
 
@@ -141,10 +142,46 @@ def test_a_path_with_nul_is_refused(source: Any) -> None:
     assert "\0" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["s3://bucket/model", "https://host/model.safetensors", ["gs://bucket/model"]])
+@pytest.mark.parametrize("source", ["ftp://host/model", "hf://org/model", ["ftp://host/model.safetensors"]])
 def test_a_url_that_no_build_reads_is_unsupported(source: Any) -> None:
     with pytest.raises(tload.UnsupportedError, match=r"locations that begin with \w+:// cannot be read"):
         tload.open(source)
+
+
+class UrlPath(os.PathLike[str]):
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __fspath__(self) -> str:
+        return self.text
+
+
+@pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
+def test_a_url_in_a_path_is_refused(scheme: str) -> None:
+    url = f"{scheme}://user:hunter2@bucket/model"
+    for path in (Path(url), Path(url.upper()), UrlPath(url)):
+        sources: list[Any] = [path, ["a.safetensors", path]]
+        for source in sources:
+            with pytest.raises(tload.InvalidRequestError, match=f"begins with {scheme}:/ is no URL") as caught:
+                tload.open(source)
+            assert caught.value.hint == f'pass the URL as a str: "{scheme}://…"'
+            assert "hunter2" not in str(caught.value).lower()
+
+
+@pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
+def test_every_scheme_is_one_of_the_core(scheme: str) -> None:
+    """The core knows it, and says what is missing."""
+    with pytest.raises(tload.InvalidRequestError, match=r"names (no|a) (bucket|container|host)"):
+        tload.open(f"{scheme}://")
+
+
+def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "s3:"
+    folder.mkdir()
+    (folder / "a.safetensors").write_bytes(floats[0].read_bytes())
+    assert len(tload.open(folder)) == 12
+    monkeypatch.chdir(tmp_path)
+    assert len(tload.open(Path("s3:"))) == 12
 
 
 def test_many_tensors_keep_their_order(tmp_path: Path) -> None:

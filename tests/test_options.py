@@ -89,6 +89,8 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
         ("TLOAD_DEPTH", "-1", "wanted a positive int"),
         ("TLOAD_DEPTH", "1_0", "wanted a positive int"),
         ("TLOAD_LANES", "0", "wanted a positive int"),
+        ("TLOAD_RETRIES", "-1", "wanted an int, 0 or more"),
+        ("TLOAD_RETRIES", "often", "wanted an int, 0 or more"),
         ("TLOAD_DEPTH", "1000000", "it must lie between 1 and 4096"),
         (
             "TLOAD_MEMORY_LIMIT",
@@ -120,6 +122,8 @@ def test_nonsense_in_the_environment_is_blamed_on_its_variable(
         ({"depth": -1}, "depth is -1; wanted a positive int"),
         ({"lanes": -1}, "lanes is -1; wanted a positive int"),
         ({"memory_limit": -1}, "memory_limit is -1; wanted"),
+        ({"retries": -1}, "retries is -1; wanted an int, 0 or more"),
+        ({"retries": 1 << 32}, "retries is 4294967296; wanted an int, 0 or more"),
         ({"extent_bytes": "4 XB"}, 'extent_bytes: "4 XB" is not a size'),
         ({"timeout": -1}, "timeout is -1; wanted a positive number of seconds"),
         ({"timeout": float("nan")}, "timeout is nan; wanted a positive number of seconds"),
@@ -148,6 +152,8 @@ def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
         ({"engine": 3}, "engine: wanted a str, found int"),
         ({"memory_limit": 1.5}, "memory_limit: wanted a number of bytes"),
         ({"timeout": "3"}, r"timeout: wanted seconds \(float\), found str"),
+        ({"retries": 1.0}, "retries: wanted an int, 0 or more, found float"),
+        ({"retries": False}, "retries: wanted an int, 0 or more, found bool"),
         ({"depth": True}, "depth: wanted a positive int, found bool"),
         ({"lanes": False}, "lanes: wanted a positive int, found bool"),
         ({"memory_limit": True}, "memory_limit: wanted a number of bytes .* found bool"),
@@ -157,6 +163,14 @@ def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
 def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(TypeError, match=message):
         tload.Options(**keywords)
+
+
+def test_retries_may_be_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tload.Options(retries=0).retries == 0
+    monkeypatch.setenv("TLOAD_RETRIES", "0")
+    assert _options.resolve(None, {}).retries == 0
+    assert _options.resolve(tload.Options(retries=2), {}).retries == 2
+    assert _options.resolve(tload.Options(retries=2), {"retries": 1}).retries == 1
 
 
 def test_options_of_another_type_are_a_type_error(floats: Floats) -> None:

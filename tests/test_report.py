@@ -35,6 +35,7 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert (report.tensors, report.tensor_bytes) == (8, 16 * MIB)
     assert report.read_bytes >= report.tensor_bytes
     assert report.direct_bytes + report.buffered_bytes == report.read_bytes
+    assert (report.remote_bytes, report.requests) == (0, 0)
     assert report.copied_bytes == 0, "nothing is copied in memory"
     assert report.engine.name in {"uring", "pread"}
     assert report.engine.requested == "auto"

@@ -27,7 +27,13 @@ def show(progress: tload.Progress) -> None:
     assert_type(progress.fraction, float)
 
 
-options = tload.Options(depth=8, timeout=30)
+options = tload.Options(depth=8, retries=0, timeout=30)
+store = {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1"}
+tload.open("s3://bucket/model", store=store)
+tload.load("s3://bucket/model", store={"anonymous": True, "read_timeout": 2.5, "headers": {"X-Team": "a"}})
+tload.stream(["s3://bucket/a", Path("b")], store={"ca_file": Path("ca.pem"), "retries": 3}, retries=2)
+tload.load("s3://bucket/model", store={"region": None})  # type: ignore[dict-item]
+tload.load("s3://bucket/model", store="region=eu-west-1")  # type: ignore[call-overload]
 tload.stream("model", framework="numpy", progress=show, options=options, glob="*.weight")
 tload.stream("model", progress=True)
 tload.stream("model", depth="8")  # type: ignore[call-overload]
@@ -38,5 +44,8 @@ try:
 except tload.NoSuchTensorError as error:
     assert_type(error.tensor, str | None)
     assert_type(error.range, tuple[int, int] | None)
+except tload.RemoteError as error:
+    assert_type(error.status, int | None)
+    assert_type(error.request_id, str | None)
 except tload.Error as error:
     assert_type(error.errno, int | None)

@@ -6,6 +6,7 @@ Safetensors checkpoints are read in place and arrive as tensors while later ones
 >>> for name, tensor in tload.stream("model_dir"):  # doctest: +SKIP
 ...     module.get_parameter(name).data.copy_(tensor)
 >>> state = tload.load("model_dir")  # doctest: +SKIP
+>>> state = tload.load("s3://bucket/model_dir", store={"region": "eu-west-1"})  # doctest: +SKIP
 >>> with tload.open("model_dir") as checkpoint:  # headers only  # doctest: +SKIP
 ...     print(checkpoint["lm_head.weight"].shape)
 """
@@ -23,6 +24,7 @@ from tload._errors import (
     NotFoundError,
     OutOfMemoryError,
     PermissionDeniedError,
+    RemoteError,
     UnsupportedError,
 )
 from tload._options import Options
@@ -47,6 +49,7 @@ __all__ = [
     "OutOfMemoryError",
     "PermissionDeniedError",
     "Progress",
+    "RemoteError",
     "Report",
     "Shard",
     "StageTimes",

@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, Union
 
-from tload import _tload
+from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from tload._store import Store
+
 Location: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
+
+SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file"})
+"""What URLs begin with that the core reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,49 +123,112 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return f"<tload.Checkpoint {self.location!r}: {len(self)} tensors, {size} in {files}{closed}>"
 
 
-def open(source: Location | Sequence[Location]) -> Checkpoint:
+def open(source: Location | Sequence[Location], *, store: Store | None = None) -> Checkpoint:
     """Open a checkpoint and read its headers. No tensor is read.
 
     Args:
         source: A safetensors file, a directory (its index file decides, or else all `*.safetensors` files belong to the
-            checkpoint), an index file, or a list of files. Text may be a `file://` URL.
+            checkpoint), an index file, or a list of files, local and remote ones mixed if need be. A `str` is a path or
+            a URL: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`,
+            `abfss://container@account.dfs.core.windows.net/key`, `https://host/path`, `http://host/path` or
+            `file:///path`. A prefix of objects is a directory. HTTP has no lists: a directory there is read by its
+            `model.safetensors.index.json`, or else its `model.safetensors`.
+        store: How to reach object stores: a mapping of the keys below. What it sets wins, key by key, over the variable
+            `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which wins over the stores' own variables
+            (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …). One mapping may
+            serve several stores: each ignores the keys of others. Values are text, numbers, `True`, `False`, or paths.
+
+            - `endpoint`: URL of the server, for example http://127.0.0.1:9000. Default: the cloud's own, or from the
+              environment.
+            - `region` (S3): Region that the bucket is in. Default: from the environment or the profile, else us-east-1.
+            - `profile` (S3): Profile of the AWS configuration files that credentials and region come from. Default:
+              none.
+            - `access_key_id` (S3): Access key; needs secret_access_key. Default: from the environment.
+            - `secret_access_key` (S3): Secret of the access key. Default: from the environment.
+            - `session_token` (S3): Token of temporary credentials. Default: from the environment.
+            - `anonymous`: Send requests without credentials, as public buckets allow. Default: false.
+            - `addressing` (S3): Where the bucket's name goes: path (in the path) or virtual (in the host name).
+              Default: path if an endpoint is given, else virtual.
+            - `request_payer` (S3): Agree to pay for the requests. Default: false.
+            - `express` (S3): The bucket is one of S3 Express One Zone. Default: true for names that end with --x-s3.
+            - `account` (Azure): Storage account. Default: from the URL or the environment.
+            - `account_key` (Azure): Access key of the storage account. Default: from the environment.
+            - `sas` (Azure): Shared access signature. Default: from the environment.
+            - `token` (GCS and Azure): Bearer token. Default: from the environment.
+            - `tenant_id` (Azure): Tenant of the application. Default: from the environment.
+            - `client_id` (Azure): Application, or the managed identity to use. Default: from the environment.
+            - `client_secret` (Azure): Secret of the application. Default: from the environment.
+            - `service_account` (GCS): Path of the key file of a service account. Default: from the environment.
+            - `ca_file`: Path of a PEM file of certificates to trust besides the system's. Default: none.
+            - `tls_verify`: Check the server's certificate; without it anybody can pose as the server. Default: true.
+            - `proxy`: URL of a proxy. Default: from HTTPS_PROXY and HTTP_PROXY.
+            - `connect_timeout`: Seconds that a connection may take. Default: 5.
+            - `read_timeout`: Seconds that may pass without a byte arriving. Default: 30.
+            - `open_timeout`: Seconds that opening may take, with lists, headers and retries. Default: none.
+            - `retries`: How often a failed request is tried again. Default: 8.
+            - `environment`: Look at the store's own environment variables and configuration files. Default: true.
+            - `headers`: Headers to send with every request: a mapping of name to value. Default: none.
+
+            Names of the crate object_store that begin with `aws_`, `azure_` and `google_` may be used too.
 
     Raises:
-        NotFoundError: A file is not there.
-        PermissionDeniedError: A file may not be read.
+        NotFoundError: A file, bucket or object is not there.
+        PermissionDeniedError: A file may not be read, or a store refuses the credentials.
         FormatError: A file is not a valid checkpoint.
-        InvalidRequestError: The list is empty, or a path cannot be one: empty text, a NUL character, a `file://` URL of
-            another host.
-        UnsupportedError: A URL of a kind that this build cannot read, such as `s3://`.
+        InvalidRequestError: The list is empty; a location cannot be one: empty text, a NUL character, a `file://` URL
+            of another host, a URL in a `pathlib.Path`, which takes a slash away; or a key of `store` is unknown, or its
+            value of the wrong form.
+        UnsupportedError: A URL of a kind that this build cannot read, such as `ftp://`.
+        RemoteError: A store cannot be reached, or failed again and again.
+        LoadTimeoutError: A store did not answer in time.
         IoError: The operating system failed a read.
-        TypeError: The source is neither a str, an `os.PathLike` of one, nor a list of them.
+        TypeError: The source is neither a str, an `os.PathLike` of one, nor a list of them; or `store` is no mapping,
+            or a key or value of it is of the wrong type.
+
+    Example:
+        >>> store = {"endpoint": "http://127.0.0.1:9000", "anonymous": True, "headers": {"X-Team": "weights"}}
+        >>> with tload.open("s3://bucket/model", store=store) as checkpoint:  # doctest: +SKIP
+        ...     print(checkpoint.total_bytes)
     """
-    return Checkpoint(open_raw(source))
+    return Checkpoint(open_raw(source, store))
 
 
-def open_raw(source: Source) -> _tload.Checkpoint:
-    """Open whatever callers may pass as a source; an open `Checkpoint` is used as it is."""
+def open_raw(source: Source, store: Store | None, timeout: float | None = None) -> _tload.Checkpoint:
+    """Open whatever callers may pass as a source, within `timeout` seconds; an open `Checkpoint` is used as it is."""
     if isinstance(source, Checkpoint):
+        _store.check(store)
+        if store:
+            hint = "pass store= to tload.open, or pass the location instead of the checkpoint"
+            raise advise(
+                InvalidRequestError, f"{source.location}: the checkpoint is open, so store= comes too late", hint
+            )
         if source._raw is None:  # noqa: SLF001
             hint = "stream inside the with block, or pass the location instead"
             raise advise(InvalidRequestError, f"{source.location}: the checkpoint is closed", hint)
         return source._raw  # noqa: SLF001
     if isinstance(source, (str, os.PathLike)):
         _check_location("source", source)
-        return _tload.Checkpoint.open(source)
+        return _tload.Checkpoint.open(source, store=_store.resolve(store, os.environ, timeout))
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
     locations = list(source)
     for index, location in enumerate(locations):
         _check_location(f"source[{index}]", location)
-    return _tload.Checkpoint.open_all(locations)
+    return _tload.Checkpoint.open_all(locations, store=_store.resolve(store, os.environ, timeout))
 
 
 def _check_location(name: str, location: object) -> None:
     if not isinstance(location, (str, os.PathLike)):
         message = f"{name}: wanted a str or os.PathLike, found {type(location).__qualname__}"
         raise TypeError(message)
-    if not isinstance(os.fspath(location), str):
+    path = os.fspath(location)
+    if not isinstance(path, str):
         message = f"{name}: wanted a str or an os.PathLike of one, found one of bytes"
         raise TypeError(message)
+    scheme = path.partition(":/")[0].lower()
+    if not isinstance(location, str) and scheme in SCHEMES and len(scheme) < len(path):
+        # Not the path: a URL may carry credentials.
+        kind = type(location).__qualname__
+        message = f"{name}: a {kind} that begins with {scheme}:/ is no URL: paths lose one of the slashes"
+        raise advise(InvalidRequestError, message, f'pass the URL as a str: "{scheme}://…"')

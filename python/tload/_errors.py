@@ -6,7 +6,7 @@ Each class is an `Error` and also the built-in exception that a Python programme
 from __future__ import annotations
 
 import os
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 
 class Error(Exception):
@@ -19,6 +19,13 @@ class Error(Exception):
         range: The bytes of the file that it is about, `(start, end)`, or `None`.
         hint: What to do about it, or `None`.
         errno: The operating system's error number, or `None`.
+        operation: The request to an object store that failed, for example `"GET"`, or `None`: like the five below, it
+            is `None` when the error is no store's.
+        status: The HTTP status of the answer, or `None` if none came.
+        code: The store's own name for the failure, for example `"SlowDown"`, or `None`.
+        request_id: What the store calls the request, or `None`: its operators find it by that.
+        attempts: How often the request was tried.
+        credentials: Where the credentials came from, in words, never what they are; or `None`.
     """
 
     kind: ClassVar[str] = "error"
@@ -28,6 +35,12 @@ class Error(Exception):
     range: tuple[int, int] | None
     hint: str | None
     errno: int | None
+    operation: str | None
+    status: int | None
+    code: str | None
+    request_id: str | None
+    attempts: int | None
+    credentials: str | None
 
     def __init__(
         self,
@@ -38,6 +51,12 @@ class Error(Exception):
         range: tuple[int, int] | None = None,
         hint: str | None = None,
         errno: int | None = None,
+        operation: str | None = None,
+        status: int | None = None,
+        code: str | None = None,
+        request_id: str | None = None,
+        attempts: int | None = None,
+        credentials: str | None = None,
     ) -> None:
         """Keep the message and everything that it is about."""
         super().__init__(message)
@@ -46,6 +65,12 @@ class Error(Exception):
         self.range = range
         self.hint = hint
         self.errno = errno
+        self.operation = operation
+        self.status = status
+        self.code = code
+        self.request_id = request_id
+        self.attempts = attempts
+        self.credentials = credentials
 
     def __str__(self) -> str:
         # KeyError would show the message's repr, and OSError would put "[Errno 2]" in front of it.
@@ -58,6 +83,12 @@ class Error(Exception):
             "range": self.range,
             "hint": self.hint,
             "errno": self.errno,
+            "operation": self.operation,
+            "status": self.status,
+            "code": self.code,
+            "request_id": self.request_id,
+            "attempts": self.attempts,
+            "credentials": self.credentials,
         }
         return (_rebuild, (type(self), self.args[0], about))
 
@@ -78,13 +109,13 @@ class FormatError(Error, ValueError):
 
 
 class NotFoundError(_SystemError, FileNotFoundError):
-    """A file, folder or shard is not there: fix the path."""
+    """A file, folder, shard or object is not there: fix the path."""
 
     kind = "not_found"
 
 
 class PermissionDeniedError(_SystemError, PermissionError):
-    """It is there and may not be read: fix the permissions."""
+    """It is there and may not be read: fix the permissions or credentials."""
 
     kind = "permission_denied"
 
@@ -119,14 +150,20 @@ class IoError(_SystemError):
     kind = "io"
 
 
+class RemoteError(_SystemError, ConnectionError):
+    """An object store cannot be reached, or failed again and again: try again later, or look at network and server."""
+
+    kind = "remote"
+
+
 class ChangedError(_SystemError):
-    """A file changed or shrank while it was read: load again when nobody writes to it."""
+    """A file or object changed or shrank while it was read: load again when nobody writes to it."""
 
     kind = "changed"
 
 
 class LoadTimeoutError(_SystemError, TimeoutError):
-    """The load's own deadline passed."""
+    """The load's own deadline passed, or an object store did not answer in time."""
 
     kind = "timed_out"
 
@@ -139,6 +176,9 @@ class CancelledError(Error):
 
 E = TypeVar("E", bound=Error)
 
+# Operation, status, code, request id, attempts, origin of the credentials.
+Request: TypeAlias = tuple[str, int | None, str | None, str | None, int, str | None]
+
 BY_KIND: dict[str, type[Error]] = {
     error.kind: error
     for error in (
@@ -150,6 +190,7 @@ BY_KIND: dict[str, type[Error]] = {
         UnsupportedError,
         OutOfMemoryError,
         IoError,
+        RemoteError,
         ChangedError,
         LoadTimeoutError,
         CancelledError,
@@ -165,9 +206,24 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
     range: tuple[int, int] | None,
     hint: str | None,
     errno: int | None,
+    request: Request | None = None,
 ) -> Error:
     """Make the exception for an error of the core, which calls this."""
-    return BY_KIND.get(kind, Error)(message, location=location, tensor=tensor, range=range, hint=hint, errno=errno)
+    operation, status, code, request_id, attempts, credentials = request or (None,) * 6
+    return BY_KIND.get(kind, Error)(
+        message,
+        location=location,
+        tensor=tensor,
+        range=range,
+        hint=hint,
+        errno=errno,
+        operation=operation,
+        status=status,
+        code=code,
+        request_id=request_id,
+        attempts=attempts,
+        credentials=credentials,
+    )
 
 
 def advise(error: type[E], message: str, hint: str, *, tensor: str | None = None) -> E:

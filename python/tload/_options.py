@@ -42,16 +42,21 @@ class Options:
     """In which order tensors come: `"ready"` (as they become complete) or `"file"` (by file, then by offset).
     Default: `TLOAD_ORDER`, else `"ready"`."""
     depth: int | None = None
-    """Reads in flight, over all lanes. Default: `TLOAD_DEPTH`, else what suits the storage."""
+    """Reads of files in flight, over all lanes, and requests to object stores in flight. Default: `TLOAD_DEPTH`, else
+    what suits the storage."""
     in_flight_bytes: int | str | None = None
     """Bytes in flight, over all lanes. Default: `TLOAD_IN_FLIGHT`, else what suits the storage."""
     extent_bytes: int | str | None = None
     """Bytes of one read at most. Default: `TLOAD_EXTENT`, else what suits the storage."""
     lanes: int | None = None
-    """Threads that read, each with its own engine. Default: `TLOAD_LANES`, else 1."""
+    """Threads that read files, each with its own engine. Default: `TLOAD_LANES`, else 1."""
     memory_limit: int | str | None = None
     """Bytes that the load may hold and the caller has not received yet. What the caller has received does not count.
-    Default: `TLOAD_MEMORY_LIMIT`, else 512 MiB, or the largest tensor and a quarter if that is more."""
+    Default: `TLOAD_MEMORY_LIMIT`, else 512 MiB; or the largest tensor, and beside it a quarter of it or what may be in
+    flight, if that is more."""
+    retries: int | None = None
+    """How often a failed request to an object store is tried again before the load fails; 0: never. Only what is
+    missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`, else 8."""
     timeout: float | None = None
     """Seconds that the whole load may take. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
     else no limit."""
@@ -71,6 +76,7 @@ class OptionKeywords(TypedDict, total=False):
     extent_bytes: int | str | None
     lanes: int | None
     memory_limit: int | str | None
+    retries: int | None
     timeout: float | None
 
 
@@ -84,6 +90,7 @@ VARIABLES = {
     "extent_bytes": "TLOAD_EXTENT",
     "lanes": "TLOAD_LANES",
     "memory_limit": "TLOAD_MEMORY_LIMIT",
+    "retries": "TLOAD_RETRIES",
     "timeout": "TLOAD_TIMEOUT",
 }
 
@@ -124,6 +131,11 @@ def _read(name: str, text: str) -> str | int | float:
     if name in {"depth", "lanes"}:
         if not _COUNT.fullmatch(text) or not text.strip("+0"):
             message = "wanted a positive int"
+            raise ValueError(message)
+        return int(text)
+    if name == "retries":
+        if not _COUNT.fullmatch(text):
+            message = "wanted an int, 0 or more"
             raise ValueError(message)
         return int(text)
     if name == "timeout":

@@ -13,7 +13,8 @@ class EngineReport:
     """The engine that read, and why it was this one."""
 
     name: str
-    """`"uring"` or `"pread"`; `"none"` when there was nothing to read."""
+    """`"uring"`, `"pread"` or `"object"`; two of them, as in `"uring + object"`, when some files are local and some
+    remote; `"none"` when there was nothing to read."""
     requested: str
     """What the caller asked for: `"auto"`, `"uring"` or `"pread"`."""
     reason: str
@@ -49,7 +50,8 @@ class Report:
     tensor_bytes: int
     """Their bytes."""
     read_bytes: int
-    """Bytes read, with what direct I/O reads beyond the edges of tensors."""
+    """Bytes read, with what direct I/O reads beyond the edges of tensors: `direct_bytes`, `buffered_bytes` and
+    `remote_bytes` together."""
     extents: int
     """Reads."""
     seconds: float
@@ -64,13 +66,17 @@ class Report:
     """Bytes read past the page cache."""
     buffered_bytes: int
     """Bytes read through the page cache."""
+    remote_bytes: int
+    """Bytes received from object stores."""
+    requests: int
+    """Requests to object stores for the bytes of tensors."""
     copied_bytes: int
     """Bytes copied in memory after they were read: only tensors at offsets that are no multiple of their dtype's
     alignment; otherwise 0."""
     short_reads: int
     """Reads that had to be continued."""
     retries: int
-    """Reads that had to be repeated."""
+    """Reads and requests that had to be repeated."""
     memory_limit: int
     """Bytes that the load was allowed to hold for the caller."""
     memory_peak: int

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tload._checkpoint import Source
     from tload._options import Cache, Engine, Order
     from tload._progress import Callback
+    from tload._store import Store
 
 T = TypeVar("T")
 
@@ -169,6 +170,7 @@ class LoadKeywords(OptionKeywords, total=False):
     names: Names | None
     glob: Names | None
     regex: Names | None
+    store: Store | None
     progress: bool | Callback | None
     options: Options | None
 
@@ -193,6 +195,7 @@ def stream(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Names | None = None,
+    store: Store | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
     engine: Engine | None = None,
@@ -203,6 +206,7 @@ def stream(
     extent_bytes: int | str | None = None,
     lanes: int | None = None,
     memory_limit: int | str | None = None,
+    retries: int | None = None,
     timeout: float | None = None,
 ) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
@@ -211,7 +215,8 @@ def stream(
     Python threads run, and Ctrl-C stops it.
 
     Args:
-        source: A safetensors file, a directory, an index file, a list of files, or an open `Checkpoint`.
+        source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
+            `Checkpoint`.
         framework: What the tensors are: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`; bfloat16 and 8-bit
             floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack`
             can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to.
@@ -220,6 +225,9 @@ def stream(
             what any of them selects.
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
+        store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
+            are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
+            environment of each store.
         progress: `True` draws a progress bar when standard error is a terminal (with tqdm, if it is installed); a
             callable is called with a `Progress` at most ten times a second, and at the end. What it raises stops the
             load.
@@ -232,16 +240,23 @@ def stream(
         extent_bytes: See `Options.extent_bytes`. Bytes.
         lanes: See `Options.lanes`. Threads.
         memory_limit: See `Options.memory_limit`. Bytes.
+        retries: See `Options.retries`. Tries after the first.
         timeout: See `Options.timeout`. Seconds.
 
     Raises:
         Error: Any failure. Most are raised here, before a tensor moves; those of reading are raised by the iterator.
-        NotFoundError, PermissionDeniedError, FormatError: As for `tload.open`.
+        NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
         NoSuchTensorError: A name or pattern selects nothing.
         InvalidRequestError: An argument cannot work.
         UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype.
         OutOfMemoryError: `memory_limit` is too small for what is to be loaded, or the machine's memory is.
+        RemoteError: An object store cannot be reached, or failed again and again.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
+
+    Example:
+        >>> store = {"endpoint": "http://127.0.0.1:9000", "connect_timeout": 2}
+        >>> for name, tensor in tload.stream("s3://bucket/model", store=store):  # doctest: +SKIP
+        ...     print(name, tensor.shape)
     """
     keywords = OptionKeywords(
         engine=engine,
@@ -252,16 +267,18 @@ def stream(
         extent_bytes=extent_bytes,
         lanes=lanes,
         memory_limit=memory_limit,
+        retries=retries,
         timeout=timeout,
     )
     make_converter = _converters(framework)
+    resolved = resolve(options, keywords)
     loader = _tload.Loader(
-        open_raw(source),
+        open_raw(source, store, resolved.timeout),
         names=_texts("names", names),
         globs=_texts("glob", glob),
         regexes=_texts("regex", regex),
         device=str(device),
-        options=resolve(options, keywords),
+        options=resolved,
     )
     infos = tuple(TensorInfo(*info) for info in loader.selected())
     # All that can fail comes before the first read.
@@ -289,7 +306,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     memory.
 
     Args:
-        source: A safetensors file, a directory, an index file, a list of files, or an open `Checkpoint`.
+        source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
+            `Checkpoint`.
         framework: What the tensors are: `"torch"` (the default), `"numpy"` or `"dlpack"`.
         **keywords: As in `tload.stream`, which says more of each:
 
@@ -297,10 +315,11 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `names=None`: Load only the tensors of these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
+            - `store=None`: How to reach object stores: see `tload.open`.
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
             - `engine=None`, `cache=None`, `order=None`, `depth=None`, `in_flight_bytes=None`, `extent_bytes=None`,
-              `lanes=None`, `memory_limit=None`, `timeout=None`: See the fields of `Options`.
+              `lanes=None`, `memory_limit=None`, `retries=None`, `timeout=None`: See the fields of `Options`.
 
     Raises:
         Error: Any failure: see `tload.stream`.

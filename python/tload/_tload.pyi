@@ -9,6 +9,7 @@ from typing_extensions import CapsuleType
 __all__ = [
     "DTYPES",
     "ERROR_KINDS",
+    "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
     "Loader",
@@ -16,13 +17,17 @@ __all__ = [
     "Tensor",
     "__version__",
     "check_options",
+    "check_store",
     "cli_main",
     "format_bytes",
+    "parse_store_option",
 ]
 
 __version__: str
 ERROR_KINDS: list[str]
 DTYPES: list[str]
+STORE_KEYS: list[tuple[str, str]]
+"""The keys of `store=`, each with its default in words."""
 
 class _Options(Protocol):
     @property
@@ -42,10 +47,18 @@ class _Options(Protocol):
     @property
     def memory_limit(self) -> int | str | None: ...
     @property
+    def retries(self) -> int | None: ...
+    @property
     def timeout(self) -> float | None: ...
 
 def check_options(options: _Options) -> None:
     """Fail as a load with these options would that fails whatever the checkpoint is."""
+
+def check_store(store: Sequence[tuple[str, str]]) -> None:
+    """Fail if a key is unknown or a value has not the form that its key wants."""
+
+def parse_store_option(text: str) -> tuple[str, str]:
+    """Key and value of `key=value`."""
 
 def format_bytes(bytes: int) -> str:
     """Show a size with one decimal and a binary unit."""
@@ -58,9 +71,9 @@ class Checkpoint:
     """The headers of a checkpoint."""
 
     @staticmethod
-    def open(location: str | PathLike[str]) -> Checkpoint: ...
+    def open(location: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...
     @staticmethod
-    def open_all(locations: Sequence[str | PathLike[str]]) -> Checkpoint: ...
+    def open_all(locations: Sequence[str | PathLike[str]], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...
     @property
     def location(self) -> str: ...
     @property

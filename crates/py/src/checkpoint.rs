@@ -4,12 +4,16 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use tload::{Location, TensorInfo};
+use tload::{Error, ErrorKind, Location, TensorInfo};
 
+use crate::error::exception;
+use crate::forked::Owned;
 use crate::interrupt;
+use crate::store::StoreArgument;
 
 /// What a tensor is and where: name, dtype, shape, bytes, index of its shard, range in that file.
 pub(crate) type Described<'py> = (
@@ -45,12 +49,33 @@ impl LocationArgument {
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct Checkpoint {
-    inner: tload::Checkpoint,
+    inner: Owned<tload::Checkpoint>,
 }
 
 impl Checkpoint {
-    pub(crate) fn share(&self) -> tload::Checkpoint {
-        self.inner.clone()
+    fn new(inner: tload::Checkpoint) -> Self {
+        Self {
+            inner: Owned::new(inner),
+        }
+    }
+
+    /// The checkpoint, to load from. Headers and files can be read after a fork; the threads that ask object stores are gone.
+    pub(crate) fn share(&self, py: Python<'_>) -> PyResult<tload::Checkpoint> {
+        let process = self.inner.process();
+        let mut shards = self.inner.shards().iter();
+        if process != process::id() && shards.any(|shard| shard.location().protocol().is_some()) {
+            let message = format!(
+                "the checkpoint was opened in process {process} and is used in process {}, which fork made of it",
+                process::id()
+            );
+            let error = Error::new(ErrorKind::InvalidRequest, message)
+                .with_location(self.inner.location())
+                .with_hint(
+                    "open it in the process that loads from it, or use multiprocessing's start method \"spawn\"",
+                );
+            return Err(exception(py, &error));
+        }
+        Ok(self.inner.clone())
     }
 }
 
@@ -58,22 +83,30 @@ impl Checkpoint {
 impl Checkpoint {
     /// Opens one location: a file, a directory, or an index file.
     #[staticmethod]
-    fn open(py: Python<'_>, location: LocationArgument) -> PyResult<Self> {
-        let inner = interrupt::run(py, || tload::Checkpoint::open(&location.parse()?))?;
-        Ok(Self { inner })
+    #[pyo3(signature = (location, *, store))]
+    fn open(py: Python<'_>, location: LocationArgument, store: StoreArgument) -> PyResult<Self> {
+        interrupt::run(py, move || {
+            tload::Checkpoint::open_with(&location.parse()?, &store.read()?)
+        })
+        .map(Self::new)
     }
 
     /// Opens a list of files as one checkpoint.
     #[staticmethod]
-    fn open_all(py: Python<'_>, locations: Vec<LocationArgument>) -> PyResult<Self> {
-        let inner = interrupt::run(py, || {
+    #[pyo3(signature = (locations, *, store))]
+    fn open_all(
+        py: Python<'_>,
+        locations: Vec<LocationArgument>,
+        store: StoreArgument,
+    ) -> PyResult<Self> {
+        interrupt::run(py, move || {
             let locations: Vec<Location> = locations
                 .into_iter()
                 .map(LocationArgument::parse)
                 .collect::<Result<_, _>>()?;
-            tload::Checkpoint::open_all(&locations)
-        })?;
-        Ok(Self { inner })
+            tload::Checkpoint::open_all_with(&locations, &store.read()?)
+        })
+        .map(Self::new)
     }
 
     /// Where it was opened, as the caller wrote it.

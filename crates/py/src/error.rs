@@ -5,7 +5,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use tload::{Error, ErrorKind};
+use tload::{Error, ErrorKind, FailedRequest};
 
 /// The exception for `error`, of the class that belongs to its kind.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
@@ -23,12 +23,34 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
                 error.range().map(|range| (range.start, range.end)),
                 error.hint(),
                 error.errno(),
+                error.request().map(described),
             ))
         });
     match made {
         Ok(instance) => PyErr::from_value(instance),
         Err(failed) => failed,
     }
+}
+
+/// A request to an object store that failed: operation, status, code, request id, attempts, where the credentials are from.
+type RequestDescribed<'a> = (
+    &'a str,
+    Option<u16>,
+    Option<&'a str>,
+    Option<&'a str>,
+    u32,
+    Option<&'a str>,
+);
+
+fn described(request: &FailedRequest) -> RequestDescribed<'_> {
+    (
+        &request.operation,
+        request.status,
+        request.code.as_deref(),
+        request.request_id.as_deref(),
+        request.attempts,
+        request.credentials.as_deref(),
+    )
 }
 
 /// The exception for a call that asks for something impossible.

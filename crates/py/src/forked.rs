@@ -1,7 +1,8 @@
 //! What a forked child must not free.
 //!
-//! Freeing a tensor takes a lock of the memory pool. A thread of the parent may hold it at the moment of the fork, and that
-//! thread is not there in the child to let go: the child would wait for ever. So a child leaves its copies alone.
+//! Freeing a tensor takes a lock of the memory pool, freeing a checkpoint in an object store locks of the threads that ask it. A
+//! thread of the parent may hold one at the moment of the fork, and that thread is not there in the child to let go: the child
+//! would wait for ever. So a child leaves its copies alone.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -21,6 +22,11 @@ impl<T> Owned<T> {
             process: process::id(),
             value: Some(value),
         }
+    }
+
+    /// The process that made it.
+    pub(crate) fn process(&self) -> u32 {
+        self.process
     }
 }
 

@@ -11,6 +11,7 @@ mod forked;
 mod interrupt;
 mod loader;
 mod options;
+mod store;
 mod stream;
 mod tensor;
 
@@ -32,6 +33,8 @@ mod _tload {
     #[pymodule_export]
     use crate::options::{check_options, format_bytes};
     #[pymodule_export]
+    use crate::store::{check_store, parse_store_option};
+    #[pymodule_export]
     use crate::stream::Stream;
     #[pymodule_export]
     use crate::tensor::{FlatBytes, Tensor};
@@ -52,6 +55,11 @@ mod _tload {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
+        let keys = tload::StoreOptions::KEYS.iter();
+        module.add(
+            "STORE_KEYS",
+            keys.map(|key| (key.name, key.default)).collect::<Vec<_>>(),
+        )?;
         if cfg!(debug_assertions) {
             let category = module.py().get_type::<PyRuntimeWarning>();
             let message = CString::from(

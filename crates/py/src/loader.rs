@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::error::exception;
+use crate::forked::Owned;
 use crate::interrupt;
 use crate::options::{OptionsArgument, selection};
 use crate::stream::Stream;
@@ -12,7 +13,7 @@ use crate::stream::Stream;
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct Loader {
-    inner: tload::Loader,
+    inner: Owned<tload::Loader>,
 }
 
 #[pymethods]
@@ -29,11 +30,13 @@ impl Loader {
         device: &str,
         options: OptionsArgument<'_>,
     ) -> PyResult<Self> {
-        let inner = tload::Loader::new(checkpoint.get().share())
+        let inner = tload::Loader::new(checkpoint.get().share(py)?)
             .tensors(selection(py, names, globs, regexes)?)
             .device(device.parse().map_err(|error| exception(py, &error))?)
             .options(options.read()?);
-        Ok(Self { inner })
+        Ok(Self {
+            inner: Owned::new(inner),
+        })
     }
 
     /// What will come, in file order.

@@ -24,6 +24,7 @@ pub(crate) struct OptionsArgument<'py> {
     extent_bytes: Option<Bound<'py, PyAny>>,
     lanes: Option<Bound<'py, PyAny>>,
     memory_limit: Option<Bound<'py, PyAny>>,
+    retries: Option<Bound<'py, PyAny>>,
     timeout: Option<Bound<'py, PyAny>>,
 }
 
@@ -50,6 +51,7 @@ impl OptionsArgument<'_> {
         options.memory_limit = read(self.memory_limit.as_ref(), |value| {
             size("memory_limit", value)
         })?;
+        options.retries = read(self.retries.as_ref(), |value| whole("retries", value))?;
         options.timeout = read(self.timeout.as_ref(), seconds)?;
         Ok(options)
     }
@@ -126,6 +128,13 @@ fn count(name: &str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     const WANTED: &str = "a positive int";
     let number = integer(name, WANTED, value)?;
     usize::try_from(number)
+        .map_err(|_| invalid_request(value.py(), format!("{name} is {number}; wanted {WANTED}")))
+}
+
+fn whole(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u32> {
+    const WANTED: &str = "an int, 0 or more";
+    let number = integer(name, WANTED, value)?;
+    u32::try_from(number)
         .map_err(|_| invalid_request(value.py(), format!("{name} is {number}; wanted {WANTED}")))
 }
 

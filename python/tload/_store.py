@@ -1,0 +1,114 @@
+"""How object stores are reached: the argument `store=` and the variable `TLOAD_STORE` as texts for the core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from tload import _tload
+from tload._errors import InvalidRequestError
+
+Value: TypeAlias = str | int | float | bool | os.PathLike[str]
+Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
+
+VARIABLE = "TLOAD_STORE"
+"""The command reads it too: `KEY=VALUE` pairs, one per line."""
+
+
+def resolve(
+    store: Store | None, environment: Mapping[str, str], timeout: float | None = None
+) -> list[tuple[str, str]]:
+    """Merge what a call and the environment say: the call wins, key by key. A load's `timeout` bounds opening too."""
+    given = _read(store)
+    known = {_normal(key) for key, _ in given}
+    # Values that cannot work are for the load's own options to refuse.
+    bounds = [("open_timeout", str(timeout))] if timeout and 0 < timeout < float("inf") else []
+    return [*bounds, *_read_variable(environment, known), *given]
+
+
+def check(store: Store | None) -> None:
+    """Raise the `TypeError` or `InvalidRequestError` that opening something with these options would."""
+    _tload.check_store(_read(store))
+
+
+def _read(store: object) -> list[tuple[str, str]]:
+    if store is None:
+        return []
+    if not isinstance(store, Mapping):
+        message = f"store: wanted a mapping, found {type(store).__qualname__}"
+        raise TypeError(message)
+    pairs = []
+    for key, value in store.items():
+        if not isinstance(key, str):
+            message = f"store: wanted keys of type str, found {type(key).__qualname__}"
+            raise TypeError(message)
+        if _normal(key) == "headers":
+            pairs += _read_headers(value)
+        else:
+            pairs.append((_text("a key of store", key), _text(f"store[{key!r}]", _value(key, value))))
+    return pairs
+
+
+def _read_headers(headers: object) -> list[tuple[str, str]]:
+    if not isinstance(headers, Mapping):
+        message = f"store['headers']: wanted a mapping of str to str, found {type(headers).__qualname__}"
+        raise TypeError(message)
+    pairs = []
+    for name, value in headers.items():
+        if not isinstance(name, str):
+            message = f"store['headers']: wanted names of type str, found {type(name).__qualname__}"
+            raise TypeError(message)
+        if not isinstance(value, str):
+            message = f"store['headers'][{name!r}]: wanted a str, found {type(value).__qualname__}"
+            raise TypeError(message)
+        pairs.append(
+            (_text("a name in store['headers']", f"header.{name}"), _text(f"store['headers'][{name!r}]", value))
+        )
+    return pairs
+
+
+def _value(key: str, value: object) -> str:
+    # What is wrong is told by its type alone: the value may be a secret.
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (int, float)):
+        return str(value)
+    path = os.fspath(value) if isinstance(value, os.PathLike) else None
+    if isinstance(path, str):
+        return path
+    message = f"store[{key!r}]: wanted a str, int, float, bool or os.PathLike of str, found {type(value).__qualname__}"
+    raise TypeError(message)
+
+
+def _text(name: str, text: str) -> str:
+    # The extension module would raise a UnicodeEncodeError, which carries the text.
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        message = f"{name} is not Unicode"
+        raise InvalidRequestError(message)
+    return text
+
+
+def _read_variable(environment: Mapping[str, str], known: set[str]) -> list[tuple[str, str]]:
+    pairs = []
+    for line in _text(f"environment variable {VARIABLE}", environment.get(VARIABLE, "")).split("\n"):
+        pair = line.removesuffix("\r")
+        if not pair.strip():
+            continue
+        try:
+            key, value = _tload.parse_store_option(pair)
+            if _normal(key) in known:
+                continue
+            _tload.check_store([(key, value)])
+        except InvalidRequestError as error:
+            message = f"environment variable {VARIABLE}: {error}"
+            raise InvalidRequestError(message, hint=error.hint) from None
+        pairs.append((key, value))
+    return pairs
+
+
+def _normal(key: str) -> str:
+    # As the core reads keys.
+    return key.strip().lower()

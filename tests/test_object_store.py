@@ -1,0 +1,486 @@
+"""Object stores: the same tensors as from a disk, errors that help, and nothing left behind when a server stalls."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from conftest import require, skip_loudly
+from files import Content, tile, write_checkpoint, write_file
+from servers import PATIENCE, unused_port
+from test_interrupt import assert_prompt, running
+
+if TYPE_CHECKING:
+    from servers import S3, Web
+
+MIB = 1 << 20
+LAYERS = {f"layer.{index}.weight": Content.random("F32", (40, index + 1), index) for index in range(20)}
+LAYERS |= {f"large.{index}": Content("U8", (3 * MIB + index,), tile(index, 3 * MIB + index)) for index in range(4)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of two shards with an index, beside a file that the index does not name."""
+    folder = tmp_path_factory.mktemp("model")
+    names = list(LAYERS)
+    write_checkpoint(folder, [{name: LAYERS[name] for name in half} for half in (names[::2], names[1::2])])
+    write_file(folder / "other.safetensors", {"other": Content.random("F32", (3,), 0)})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def url(s3: S3, folder: Path) -> str:
+    """The same in an object store."""
+    return s3.put_folder("models", "a/model", folder)
+
+
+@pytest.fixture
+def stalling(web: Web, tmp_path: Path) -> Web:
+    """A server whose `a.safetensors` stalls after its first tensors."""
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)})
+    web.files["a.safetensors"] = path.read_bytes()
+    web.stall_from = 32 * MIB
+    return web
+
+
+@pytest.mark.parametrize("framework", ["torch", "numpy"])
+@pytest.mark.parametrize("way", ["load", "stream", "open"])
+def test_an_object_store_brings_what_a_disk_brings(way: str, framework: Any, s3: S3, url: str, folder: Path) -> None:
+    require(framework)
+    local = tload.load(folder, framework=framework)
+    if way == "load":
+        got = tload.load(url, framework=framework, store=s3.store)
+        assert list(got) == list(local)
+    elif way == "stream":
+        got = dict(tload.stream(url, framework=framework, store=s3.store))
+    else:
+        with tload.open(url, store=s3.store) as remote, tload.open(folder) as disk:
+            assert dict(remote) == dict(disk)
+            assert remote.location == url
+            assert [shard.location for shard in remote.shards] == [f"{url}/{path.name}" for path in shards(folder)]
+            got = tload.load(remote, framework=framework)
+    assert {name: (value.dtype, value.shape) for name, value in got.items()} == {
+        name: (value.dtype, value.shape) for name, value in local.items()
+    }
+    arrays = {name: tensor.numpy() if framework == "torch" else tensor for name, tensor in got.items()}
+    assert {name: array.tobytes() for name, array in arrays.items()} == {name: c.raw for name, c in LAYERS.items()}
+    for tensor in got.values():
+        tensor[...] = 0  # the caller's own: it may be written to
+
+
+def shards(folder: Path) -> list[Path]:
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def test_the_report_tells_what_came_from_where(s3: S3, url: str) -> None:
+    stream = tload.stream(url, framework="dlpack", store=s3.store)
+    total = sum(tensor.nbytes for _, tensor in stream)
+    report = stream.report
+    assert report.outcome == "complete"
+    assert report.location == url
+    assert report.engine.name == "object"
+    assert report.remote_bytes == report.read_bytes >= total == report.tensor_bytes
+    assert (report.direct_bytes, report.buffered_bytes) == (0, 0)
+    assert report.requests > 0
+    assert re.search(rf" by {report.requests} requests?\b", str(report))
+    assert report.to_dict()["requests"] == report.requests
+    assert s3.secret_access_key not in str(report) + repr(report)
+
+
+def test_the_report_counts_the_requests_for_tensors(web: Web, folder: Path) -> None:
+    web.files["a.safetensors"] = shards(folder)[0].read_bytes()
+    with tload.open(f"{web.url}/a.safetensors") as checkpoint:
+        opening = len(web.requests)
+        stream = tload.stream(checkpoint, framework="dlpack", extent_bytes=MIB)
+        list(stream)
+    assert opening > 0
+    assert stream.report.requests == len(web.requests) - opening > 1
+
+
+def test_the_index_decides_which_objects_count(s3: S3, url: str, folder: Path) -> None:
+    for source in (url, f"{url}/", f"{url}/model.safetensors.index.json"):
+        assert set(tload.open(source, store=s3.store)) == set(LAYERS)
+    without = s3.put("models", "b/one.safetensors", shards(folder)[0].read_bytes()).removesuffix("/one.safetensors")
+    s3.put("models", "b/other.safetensors", (folder / "other.safetensors").read_bytes())
+    names = {*tload.open(shards(folder)[0]), "other"}
+    assert set(tload.open(without, store=s3.store)) == names
+
+
+def test_one_load_takes_files_and_objects(s3: S3, url: str, folder: Path, web: Web) -> None:
+    first, second = shards(folder)
+    web.files["c d.safetensors"] = (folder / "other.safetensors").read_bytes()
+    sources: list[str | Path] = [first, f"{url}/{second.name}", f"{web.url}/c%20d.safetensors"]
+    got = tload.load(sources, framework="dlpack", store=s3.store)
+    assert set(got) == {*LAYERS, "other"}
+    require("numpy")
+    stream = tload.stream(sources, framework="numpy", store=s3.store, names=list(LAYERS))
+    assert {name: array.tobytes() for name, array in stream} == {name: c.raw for name, c in LAYERS.items()}
+    report = stream.report
+    assert report.engine.name in {"uring + object", "pread + object"}
+    assert min(report.remote_bytes, report.direct_bytes + report.buffered_bytes) > 0
+    assert report.read_bytes == report.remote_bytes + report.direct_bytes + report.buffered_bytes
+
+
+def test_the_environment_says_how_and_store_wins(s3: S3, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.endpoint)
+    assert len(tload.open(url)) == len(LAYERS)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused_port()}")
+    assert len(tload.open(url, store={"endpoint": s3.endpoint})) == len(LAYERS)
+    monkeypatch.setenv("TLOAD_STORE", f"endpoint={s3.endpoint}\nregion=us-east-1")
+    assert len(tload.open(url)) == len(LAYERS)
+    monkeypatch.setenv("TLOAD_STORE", f"endpoint=http://127.0.0.1:{unused_port()}")
+    assert len(tload.open(url, store={"endpoint": s3.endpoint})) == len(LAYERS)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    assert len(tload.open(url, store=s3.store)) == len(LAYERS)
+
+
+def test_public_buckets_need_no_credentials(s3: S3, folder: Path) -> None:
+    path = shards(folder)[0]
+    url = s3.put("public", path.name, path.read_bytes())
+    store: dict[str, Any] = {"endpoint": s3.endpoint, "anonymous": True}
+    with pytest.raises(PermissionError) as caught:
+        tload.open(url, store=store)
+    assert isinstance(caught.value, tload.PermissionDeniedError)
+    assert (caught.value.status, caught.value.credentials) == (403, "anonymous")
+    s3.make_public("public")
+    assert set(tload.open(url, store=store)) == set(tload.open(path))
+
+
+def test_headers_and_options_reach_the_server(web: Web, folder: Path) -> None:
+    web.files["b/a.safetensors"] = shards(folder)[0].read_bytes()
+    store: dict[str, Any] = {"endpoint": web.url, "anonymous": True, "headers": {"X-Team": "weights"}}
+    tload.load("s3://b/a.safetensors", framework="dlpack", store=store)
+    assert {request.path for request in web.requests} == {"/b/a.safetensors"}
+    assert {request.headers.get("x-team") for request in web.requests} == {"weights"}
+    assert not any("authorization" in request.headers for request in web.requests)
+
+
+def test_wrong_credentials_are_a_permission_error_without_the_secret(
+    s3: S3, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    store = s3.store | {"secret_access_key": "swordfish-swordfish"}
+    with pytest.raises(PermissionError) as caught:
+        tload.load(url, framework="dlpack", store=store)
+    error = caught.value
+    assert isinstance(error, tload.PermissionDeniedError)
+    assert error.status == 403
+    assert error.code == "SignatureDoesNotMatch"
+    assert error.attempts == 1, "trying again does not help"
+    assert error.credentials
+    assert error.operation in {"LIST", "GET"}
+    assert error.location is not None
+    assert error.location.startswith(url)
+    assert error.credentials in str(error)
+    shown = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error)) + caplog.text
+    assert "swordfish" not in shown
+
+
+def test_a_url_with_a_secret_is_shown_without_it(web: Web, folder: Path) -> None:
+    web.files["a.safetensors"] = shards(folder)[0].read_bytes()
+    host = web.url.removeprefix("http://")
+    url = f"http://user:hunter2@{host}/a.safetensors?signature=hunter2"
+    checkpoint = tload.open(url)
+    stream = tload.stream(checkpoint, framework="dlpack")
+    list(stream)
+    shown = [repr(checkpoint), checkpoint.location, repr(checkpoint.shards), repr(stream), str(stream.report)]
+    shown += [repr(stream.report)]
+    assert any("signature=hunter2" in request.path for request in web.requests), "but the server gets it"
+    with pytest.raises(FileNotFoundError) as caught:
+        tload.open(url.replace("a.safetensors", "b.safetensors"))
+    shown += [*traceback.format_exception(caught.value), repr(vars(caught.value))]
+    assert "hunter2" not in "".join(shown)
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("models/a/model/none.safetensors", "NoSuchKey"),
+        ("models/none", "NoSuchKey"),
+        ("nowhere/a.safetensors", "NoSuchBucket"),
+        ("nowhere/model", "NoSuchBucket"),
+        ("nowhere", "NoSuchBucket"),
+    ],
+)
+def test_what_is_not_there_is_a_file_not_found_error(place: str, code: str, s3: S3, url: str) -> None:
+    assert url.startswith("s3://models/")
+    with pytest.raises(FileNotFoundError) as caught:
+        tload.open(f"s3://{place}", store=s3.store)
+    assert isinstance(caught.value, tload.NotFoundError)
+    assert caught.value.status == 404
+    assert caught.value.code == code
+    assert caught.value.location == caught.value.filename == f"s3://{place}"
+
+
+def test_a_web_page_that_is_not_there(web: Web) -> None:
+    with pytest.raises(tload.NotFoundError) as caught:
+        tload.open(f"{web.url}/none.safetensors")
+    assert caught.value.status == 404
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("retries", [None, 0])
+def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None:
+    endpoint = f"http://127.0.0.1:{unused_port()}"
+    store: dict[str, Any] = {"endpoint": endpoint, "access_key_id": "a", "secret_access_key": "hunter2"}
+    if retries is not None:
+        store["retries"] = retries
+    for source in ("s3://bucket/model", f"{endpoint}/a.safetensors"):
+        with pytest.raises(ConnectionError) as caught:
+            tload.open(source, store=store)
+        error = caught.value
+        assert isinstance(error, tload.RemoteError)
+        assert (error.status, error.code, error.request_id) == (None, None, None)
+        assert error.attempts is not None
+        assert error.attempts == 1 if retries == 0 else error.attempts > 1
+        assert "hunter2" not in "".join(traceback.format_exception(error))
+
+
+def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
+    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", timeout=1)
+    with pytest.raises(TimeoutError) as caught:
+        list(stream)
+    assert isinstance(caught.value, tload.LoadTimeoutError)
+    assert stream.report.outcome == "timed_out"
+    assert stream.report.tensors > 0
+
+
+def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
+    stalling.stall_from = 0
+    with pytest.raises(TimeoutError) as caught:
+        tload.open(f"{stalling.url}/a.safetensors", store={"read_timeout": 0.2, "retries": 1})
+    assert isinstance(caught.value, tload.LoadTimeoutError)
+    assert caught.value.attempts == 2
+    stalling.stall_from = 32 * MIB
+    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", store={"read_timeout": 0.2}, retries=0)
+    with pytest.raises(TimeoutError) as caught:
+        list(stream)
+    assert isinstance(caught.value, tload.LoadTimeoutError)
+    assert caught.value.attempts == 1
+
+
+# What it prints is when it was interrupted, by the system's clock.
+WAITS = """
+import sys, time
+import tload
+url, endpoint, way = sys.argv[1:]
+store = {"endpoint": endpoint, "anonymous": True}
+try:
+    print("ready", flush=True)
+    if way == "open":
+        tload.open(url, store=store)
+    elif way == "load":
+        tload.load(url, framework="dlpack", store=store)
+    elif way == "progress":
+        tload.load(url, framework="dlpack", store=store, progress=lambda progress: None)
+    else:
+        for _ in tload.stream(url, framework="dlpack", store=store):
+            pass
+except KeyboardInterrupt:
+    print(time.monotonic(), flush=True)
+    raise
+"""
+
+
+@pytest.mark.parametrize("scheme", ["s3", "http"])
+@pytest.mark.parametrize("way", ["open", "load", "stream", "progress"])
+def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, stalling: Web) -> None:
+    if way == "open":
+        stalling.stall_from = 0
+    tries = []
+    for number in range(3):
+        # A name of its own: requests of the child before may still be under way.
+        path = f"/b/{number}.safetensors"
+        stalling.files[path[1:]] = stalling.files["a.safetensors"]
+        url = f"s3:/{path}" if scheme == "s3" else stalling.url + path
+        with running(WAITS, url, stalling.url, way) as child:
+            stalling.wait_until_stalled(path)
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=30)
+            assert "KeyboardInterrupt" in stderr
+            assert child.returncode == -signal.SIGINT, stderr
+            tries.append(float(stdout) - sent)
+    assert_prompt(tries)
+
+
+# Memory and threads of a load whose server stalls: before it, while it waits, and after it was given up.
+GIVES_UP = """
+import gc, os, sys, threading, time
+import tload
+url, way, patience = sys.argv[1], sys.argv[2], float(sys.argv[3])
+page = os.sysconf("SC_PAGE_SIZE")
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * page
+
+def threads():
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/comm") as file:
+                names.append(file.read().strip())
+        except OSError:
+            pass  # it has just ended
+    return [name for name in names if name.startswith("tload")]
+
+def wait_for(what):
+    deadline = time.monotonic() + patience
+    while not what():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"{resident() >> 20} MiB, before {before >> 20} MiB; {threads()}")
+        time.sleep(0.01)
+
+# Whatever a first load allocates for good.
+tload.load(url, framework="dlpack", names="t0")
+wait_for(lambda: not threads())
+before = resident()
+
+stream = tload.stream(url, framework="dlpack")
+wait_for(lambda: stream.progress.bytes_read > 16 << 20)
+assert threads()
+print("ready", flush=True)
+assert sys.stdin.readline() == "stalls\\n"
+assert resident() > before + (8 << 20), "something is there to be freed"
+if way == "cancel":
+    def receive():
+        try:
+            list(stream)
+        except tload.CancelledError:
+            cancelled.set()
+    cancelled = threading.Event()
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    stream.cancel()
+    receiver.join(patience)
+    assert cancelled.is_set()
+elif way == "close":
+    stream.close()
+    assert stream.report.outcome == "cancelled"
+elif way == "with":
+    with stream:
+        next(stream)
+else:
+    del stream
+    gc.collect()
+wait_for(lambda: not threads() and resident() < before + (8 << 20))
+"""
+
+
+@pytest.mark.parametrize("way", ["cancel", "close", "with", "del"])
+def test_giving_up_while_a_server_stalls_frees_memory_and_threads(way: str, stalling: Web) -> None:
+    if not Path("/proc/self/task").exists():
+        skip_loudly("proc", "no /proc to see memory and threads")
+    command = [sys.executable, "-c", GIVES_UP, f"{stalling.url}/a.safetensors", way, str(PATIENCE / 2)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() == "ready\n":
+                stalling.wait_until_stalled("/a.safetensors")
+            _, stderr = child.communicate("stalls\n", timeout=PATIENCE)
+            assert child.returncode == 0, stderr
+        finally:
+            child.kill()
+
+
+def test_python_ends_well_while_a_server_stalls(stalling: Web) -> None:
+    for ending in ("", "sys.exit(0)", "del stream"):
+        script = (
+            "import sys, tload\n"
+            f"stream = tload.stream({stalling.url + '/a.safetensors'!r}, framework='dlpack')\n"
+            "item = next(stream)\n"
+            f"{ending}\n"
+        )
+        command = [sys.executable, "-W", "ignore:this is a debug build", "-c", script]
+        done = subprocess.run(command, timeout=30, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_other_threads_run_while_a_server_stalls(stalling: Web) -> None:
+    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack")
+    failures: list[BaseException] = []
+
+    def receive() -> None:
+        try:
+            list(stream)
+        except tload.Error as error:
+            failures.append(error)
+
+    receiver = threading.Thread(target=receive)
+    receiver.start()
+    stalling.wait_until_stalled("/a.safetensors")
+    stream.cancel()
+    receiver.join(PATIENCE)
+    assert [type(failure) for failure in failures] == [tload.CancelledError]
+
+
+FORK = """
+import gc, os, sys, warnings
+import tload
+warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads and fork, and is right
+
+url, endpoint, key, secret = sys.argv[1:]
+store = {"endpoint": endpoint, "access_key_id": key, "secret_access_key": secret}
+checkpoint = tload.open(url, store=store)
+stream = tload.stream(checkpoint, framework="dlpack")
+next(stream)
+
+child = os.fork()
+if child == 0:
+    try:
+        uses = [lambda: next(stream)]
+        uses += [lambda: call(checkpoint, framework="dlpack") for call in (tload.stream, tload.load)]
+        for use in uses:
+            try:
+                use()
+            except tload.InvalidRequestError as error:
+                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert "spawn" in error.hint
+            else:
+                raise AssertionError("no error")
+        assert len(checkpoint) == int(os.environ["COUNT"]), "headers can be read"
+        checkpoint.close()
+        del use, uses, stream, checkpoint
+        gc.collect()
+        again = tload.load(url, framework="dlpack", store=store)
+        assert len(again) == int(os.environ["COUNT"]), "a load of its own works"
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    sys.exit(0)  # through Python's own end, as multiprocessing does
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert 1 + len(list(stream)) == len(tload.load(checkpoint, framework="dlpack")) == int(os.environ["COUNT"])
+"""
+
+
+def test_a_checkpoint_in_a_store_says_that_it_does_not_survive_fork(s3: S3, url: str) -> None:
+    arguments = [url, s3.endpoint, s3.access_key_id, s3.secret_access_key]
+    environment = os.environ | {"COUNT": str(len(LAYERS))}
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", FORK, *arguments],
+            timeout=60,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=environment,
+        )
+        assert done.returncode == 0, done.stderr

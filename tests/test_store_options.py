@@ -1,0 +1,178 @@
+"""`store=` and `TLOAD_STORE`: what is accepted, what wins, what is said of nonsense, and that no secret is."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tload
+from files import Content
+from tload import _store, _tload
+
+Floats = tuple[Path, dict[str, Content]]
+
+SECRET = "hunter2"
+EVERYWHERE = "https://host.invalid/a.safetensors"
+
+
+def test_values_become_texts() -> None:
+    store: _store.Store = {
+        "endpoint": "http://127.0.0.1:9000",
+        "anonymous": True,
+        "tls_verify": False,
+        "retries": 3,
+        "read_timeout": 2.5,
+        "ca_file": Path("/etc/ca.pem"),
+        "headers": {"X-A": "b", "X-C": "d"},
+        "header.X-E": "f",
+    }
+    assert _store.resolve(store, {}) == [
+        ("endpoint", "http://127.0.0.1:9000"),
+        ("anonymous", "true"),
+        ("tls_verify", "false"),
+        ("retries", "3"),
+        ("read_timeout", "2.5"),
+        ("ca_file", "/etc/ca.pem"),
+        ("header.X-A", "b"),
+        ("header.X-C", "d"),
+        ("header.X-E", "f"),
+    ]
+    _store.check(store)
+    assert _store.resolve(None, {}) == _store.resolve({}, {}) == []
+
+
+def test_the_call_wins_over_the_environment_key_by_key() -> None:
+    environment = {"TLOAD_STORE": "region=eu-west-1\r\n\n  Anonymous =yes\nsas= ?a=b&c=d\nheader.x-a=b"}
+    assert _store.resolve(None, environment) == [
+        ("region", "eu-west-1"),
+        ("Anonymous", "yes"),
+        ("sas", " ?a=b&c=d"),
+        ("header.x-a", "b"),
+    ]
+    store: _store.Store = {"anonymous": False, "headers": {"X-A": "c"}}
+    assert _store.resolve(store, environment) == [
+        ("region", "eu-west-1"),
+        ("sas", " ?a=b&c=d"),
+        ("anonymous", "false"),
+        ("header.X-A", "c"),
+    ]
+    assert _store.resolve({"retries": 1}, {"TLOAD_STORE": "retries=many"}) == [("retries", "1")]
+
+
+def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TLOAD_STORE", "regoin=eu-west-1")
+    calls: list[Any] = [tload.open, tload.stream, tload.load]
+    sources: list[Any] = [floats[0], [floats[0]]]
+    for call in calls:
+        for source in sources:
+            with pytest.raises(tload.InvalidRequestError) as caught:
+                call(source)
+            assert str(caught.value).startswith('environment variable TLOAD_STORE: store option "regoin" is unknown')
+            assert caught.value.hint == "did you mean region?"
+            assert str(caught.value).endswith("\n  hint: did you mean region?")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SECRET, "a store option has no key and no `=`"),
+        ("region=", "store option region is empty; it has to be a text"),
+        (f"secret_access_key={SECRET}\t", "store option secret_access_key has a control character in it"),
+        (f"endpoint=user:{SECRET}@host", "store option endpoint is something else; it has to be a URL"),
+        (f"secret_access_key={SECRET}\udcff", "environment variable TLOAD_STORE is not Unicode"),
+    ],
+)
+def test_nonsense_in_the_environment_is_blamed_on_its_variable(
+    text: str, message: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TLOAD_STORE", f"retries=1\n{text}")
+    with pytest.raises(tload.InvalidRequestError) as caught:
+        tload.open(floats[0])
+    assert str(caught.value).startswith("environment variable TLOAD_STORE")
+    assert message in str(caught.value)
+    assert SECRET not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        (f"secret_access_key={SECRET}", "store: wanted a mapping, found str"),
+        ([("region", "eu-west-1")], "store: wanted a mapping, found list"),
+        ({3: SECRET}, "store: wanted keys of type str, found int"),
+        ({"region": None}, "store['region']: wanted a str, int, float, bool or os.PathLike of str, found NoneType"),
+        ({"secret_access_key": SECRET.encode()}, "store['secret_access_key']: wanted a str, int, float, bool"),
+        ({"token": [SECRET]}, "store['token']: wanted a str, int, float, bool or os.PathLike of str, found list"),
+        ({"region": {"a": SECRET}}, "store['region']: wanted a str, int, float, bool"),
+        ({"headers": SECRET}, "store['headers']: wanted a mapping of str to str, found str"),
+        (
+            {"headers": {"Authorization": SECRET.encode()}},
+            "store['headers']['Authorization']: wanted a str, found bytes",
+        ),
+        ({"headers": {b"Authorization": SECRET}}, "store['headers']: wanted names of type str, found bytes"),
+    ],
+)
+def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str, floats: Floats) -> None:
+    with tload.open(floats[0]) as checkpoint:
+        calls = (
+            lambda: tload.open(EVERYWHERE, store=store),
+            lambda: tload.open([EVERYWHERE], store=store),
+            lambda: tload.stream(EVERYWHERE, store=store),
+            lambda: tload.load(EVERYWHERE, store=store),
+            lambda: tload.load(checkpoint, store=store),
+        )
+        for call in calls:
+            with pytest.raises(TypeError) as caught:
+                call()
+            assert str(caught.value).startswith(message)
+            assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("store", "message", "hint"),
+    [
+        ({"colour": SECRET}, 'store option "colour" is unknown; it can be endpoint, region, ', None),
+        ({"acces_key_id": SECRET}, 'store option "acces_key_id" is unknown', "did you mean access_key_id?"),
+        ({"secret_access_key": f"{SECRET}\n"}, "store option secret_access_key has a control character", None),
+        ({"secret_access_key": f"{SECRET}\udcff"}, "store['secret_access_key'] is not Unicode", None),
+        ({"headers": {"X-A": f"{SECRET}\udcff"}}, "store['headers']['X-A'] is not Unicode", None),
+        ({"headers": {"X-A": f"{SECRET}\n"}}, "x-a has a control character", None),
+        ({"headers": {"a b": SECRET}}, "store option header.a b does not name a request header", None),
+        ({"retries": 1.0}, 'store option retries is "1.0"; it has to be a whole number', None),
+        ({"read_timeout": float("nan")}, 'store option read_timeout is "nan"; it has to be a number of seconds', None),
+        ({"anonymous": 2}, 'store option anonymous is "2"; it has to be true or false', None),
+    ],
+)
+def test_what_cannot_work_is_refused_without_a_secret(
+    store: Any, message: str, hint: str | None, floats: Floats
+) -> None:
+    for source in (floats[0], EVERYWHERE):
+        with pytest.raises(tload.InvalidRequestError) as caught:
+            tload.open(source, store=store)
+        assert message.lower() in str(caught.value).lower()
+        assert caught.value.hint == hint
+        assert SECRET not in "".join(traceback.format_exception(caught.value)) + repr(caught.value)
+
+
+def test_an_open_checkpoint_takes_no_store(floats: Floats) -> None:
+    with tload.open(floats[0], store={"region": "eu-west-1"}) as checkpoint:
+        with pytest.raises(
+            tload.InvalidRequestError, match="the checkpoint is open, so store= comes too late"
+        ) as caught:
+            tload.load(checkpoint, framework="dlpack", store={"region": "eu-west-1"})
+        assert caught.value.hint == "pass store= to tload.open, or pass the location instead of the checkpoint"
+        assert len(tload.load(checkpoint, framework="dlpack", store={})) == 12
+
+
+def test_help_of_open_names_every_key_and_its_default() -> None:
+    text = " ".join((inspect.getdoc(tload.open) or "").split())
+    assert len(_tload.STORE_KEYS) > 20
+    for name, default in _tload.STORE_KEYS:
+        entry = re.search(rf"- `{name}`( \([A-Z][^)]*\))?: [^`]*? Default: {re.escape(default)}\. ", text)
+        assert entry, f"{name}, default {default}"
+    listed = set(re.findall(r"- `(\w+)`", text))
+    assert listed == {name for name, _ in _tload.STORE_KEYS} | {"headers"}
