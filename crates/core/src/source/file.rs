@@ -1,6 +1,6 @@
 //! A file of a checkpoint: opened once, its identity kept.
 //!
-//! The only file of the crate that opens files. Reading tensors is the engines' work ([`super::ReadFile`]).
+//! The only file of the crate that opens shards on disk. Reading tensors is the engines' work ([`super::ReadFile`]).
 
 use std::fs::File;
 use std::io;
