@@ -1,0 +1,232 @@
+//! Copies and fills: what is checked when they are called, and what a worker then does.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock::Clock;
+use crate::driver::{Lock, changed};
+use crate::event::Stamp;
+use crate::mapping;
+use crate::memory::{self, Memory};
+use crate::status::{ILLEGAL_ADDRESS, INVALID_VALUE, Outcome, Status};
+use crate::stream::{self, Touch};
+
+/// One thing that a stream does.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Nothing,
+    Stamp(Stamp),
+    Free(Arc<Memory>),
+    Fill(Arc<Memory>, usize, usize, u8),
+    Copy(Copy),
+}
+
+#[derive(Debug)]
+pub(crate) struct Copy {
+    from: From,
+    to: usize,
+    len: usize,
+    /// Device memory on either side, which must live when the copy runs.
+    memory: Vec<Arc<Memory>>,
+    fails: Option<Status>,
+}
+
+#[derive(Debug)]
+enum From {
+    Address(usize),
+    /// Pinned host memory, and what it held when the copy was called.
+    Pinned(usize, u64),
+    /// What pageable host memory held when the copy was called.
+    Taken(Vec<u8>),
+}
+
+/// One side of a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Device(usize),
+    Host(usize),
+}
+
+/// Whether a function returns before its copy has run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Return {
+    AtOnce,
+    WhenDone,
+}
+
+pub(crate) fn submit(
+    driver: &mut Lock,
+    (from, to): (Side, Side),
+    len: usize,
+    named: u64,
+    here: i32,
+    returns: Return,
+) -> Outcome {
+    let stream = driver.stream(named, here)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let mut copy = Copy {
+        from: From::Address(0),
+        to: 0,
+        len,
+        memory: Vec::new(),
+        fails: None,
+    };
+    let mut touches = Vec::new();
+    let mut is_pageable = false;
+    for side in [from, to] {
+        match side {
+            Side::Device(address) => {
+                let memory = driver.device_range(address, len)?;
+                touches.push(Touch::Device(memory.base));
+                copy.memory.push(memory);
+            }
+            Side::Host(address) => {
+                if address == 0 || driver.touches_device(address, len) {
+                    return Err(INVALID_VALUE);
+                }
+                let pinned = driver.host_range(address, len)?;
+                touches.extend(pinned.map(Touch::Pinned));
+                is_pageable = pinned.is_none();
+            }
+        }
+    }
+    copy.from = match from {
+        Side::Device(address) => From::Address(address),
+        Side::Host(address) if is_pageable => From::Taken(mapping::snapshot(address, len)),
+        Side::Host(address) => From::Pinned(address, mapping::checksum(address, len)),
+    };
+    let (Side::Device(address) | Side::Host(address)) = to;
+    copy.to = address;
+    copy.fails = driver.settings.fault("copy");
+    if let (Side::Host(_), _) | (_, Side::Host(_)) = (from, to) {
+        let kind = if is_pageable {
+            "pageable_copies"
+        } else {
+            "pinned_copies"
+        };
+        driver.counters.add(kind, 1);
+    }
+    driver.submit(stream, &Clock::default(), &touches, Work::Copy(copy));
+    // A copy to pageable memory returns when it is done, as documented: the caller's memory is not the driver's to keep.
+    let to_pageable = is_pageable && matches!(to, Side::Host(_));
+    if to_pageable || returns == Return::WhenDone {
+        return stream::wait(driver, stream);
+    }
+    Ok(())
+}
+
+pub(crate) fn fill(
+    driver: &mut Lock,
+    to: usize,
+    byte: u8,
+    len: usize,
+    named: u64,
+    here: i32,
+) -> Outcome {
+    let stream = driver.stream(named, here)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let memory = driver.device_range(to, len)?;
+    let touch = Touch::Device(memory.base);
+    let work = Work::Fill(memory, to, len, byte);
+    driver.submit(stream, &Clock::default(), &[touch], work);
+    Ok(())
+}
+
+/// What a worker does. In a lost context nothing happens any more, but memory is still let go.
+pub(crate) fn run(driver: &mut Lock, ordinal: i32, work: Work) {
+    match work {
+        Work::Nothing => {}
+        Work::Stamp(stamp) => stamp.set(),
+        Work::Free(memory) => memory::release(driver, &memory),
+        Work::Fill(memory, to, len, byte) => {
+            touching(driver, ordinal, &[memory], || mapping::fill(to, len, byte));
+        }
+        Work::Copy(copy) => run_copy(driver, ordinal, &copy),
+    }
+}
+
+fn run_copy(driver: &mut Lock, ordinal: i32, copy: &Copy) {
+    pace(driver, ordinal, copy.len);
+    if let Some(status) = copy.fails {
+        driver.lose(ordinal, status);
+        return;
+    }
+    let mut arrived = None;
+    let is_done = touching(driver, ordinal, &copy.memory, || match &copy.from {
+        From::Address(from) => mapping::copy(*from, copy.to, copy.len),
+        From::Taken(bytes) => {
+            mapping::copy(bytes.as_ptr().expose_provenance(), copy.to, copy.len);
+        }
+        From::Pinned(from, _) => {
+            mapping::copy(*from, copy.to, copy.len);
+            // What arrived, not what is in the source now: that may have changed since.
+            arrived = Some(mapping::checksum(copy.to, copy.len));
+        }
+    });
+    if !is_done {
+        return;
+    }
+    let len = i64::try_from(copy.len).unwrap_or(i64::MAX);
+    driver.counters.add("copied_bytes", len);
+    if let (From::Pinned(from, before), Some(arrived)) = (&copy.from, arrived)
+        && *before != arrived
+    {
+        driver.violation(format!(
+            "host memory at {from:#x} was written before its copy of {len} bytes had run"
+        ));
+    }
+}
+
+/// Does `work` without the lock while the memory is held still; whether it did. Dead memory loses the context.
+fn touching(driver: &mut Lock, ordinal: i32, memory: &[Arc<Memory>], work: impl FnOnce()) -> bool {
+    if driver.lost(ordinal).is_err() {
+        return false;
+    }
+    if memory.iter().any(|memory| !memory.is_alive()) {
+        driver.lose(ordinal, ILLEGAL_ADDRESS);
+        return false;
+    }
+    for memory in memory {
+        memory.begin();
+    }
+    driver.unlocked(work);
+    for memory in memory {
+        memory.end();
+    }
+    changed();
+    true
+}
+
+/// Waits as long as the settings say that a copy takes. Settings that change are heeded at once.
+fn pace(driver: &mut Lock, ordinal: i32, len: usize) {
+    let start = Instant::now();
+    let bandwidth = driver.settings.bandwidth;
+    let engine = driver.known(ordinal).engine_free.max(start) + duration(len, bandwidth);
+    if bandwidth > 0 {
+        driver.known(ordinal).engine_free = engine;
+    }
+    while driver.lost(ordinal).is_ok() {
+        let mut end = start + driver.settings.copy_delay;
+        if bandwidth > 0 && driver.settings.bandwidth == bandwidth {
+            end = end.max(engine);
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        driver.wait_for(left);
+    }
+}
+
+/// How long so many bytes take; 0 without a limit.
+fn duration(len: usize, bandwidth: u64) -> Duration {
+    let nanos = u64::try_from(len)
+        .unwrap_or(u64::MAX)
+        .saturating_mul(1_000_000_000)
+        .checked_div(bandwidth);
+    Duration::from_nanos(nanos.unwrap_or(0))
+}

@@ -1,0 +1,136 @@
+//! Devices, and the one context that each has here, its primary one.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use crate::clock::Clock;
+use crate::context;
+use crate::driver::{Driver, Lock, changed};
+use crate::memory;
+use crate::status::{INVALID_CONTEXT, INVALID_DEVICE, Outcome, Status};
+use crate::stream::Kind;
+
+#[derive(Debug)]
+pub(crate) struct Device {
+    /// What callers hold as the context. The same whenever the context is retained again.
+    pub(crate) context: u64,
+    /// How often the context is retained; at 0 it does not exist.
+    pub(crate) retains: u32,
+    /// Why the context is lost. Every later call returns it until the context is gone.
+    pub(crate) lost: Option<Status>,
+    pub(crate) legacy: Option<u64>,
+    /// The per-thread default streams, by thread.
+    pub(crate) per_thread: HashMap<u64, u64>,
+    /// The work of destroyed streams, and of those among them that the legacy stream waits for.
+    pub(crate) retired: Clock,
+    pub(crate) retired_blocking: Clock,
+    /// When the copies that have been let through so far are over, under the bandwidth that was set.
+    pub(crate) engine_free: Instant,
+    /// Bytes of memory from `cuMemAlloc`.
+    pub(crate) plain_bytes: usize,
+    pub(crate) default_pool: u64,
+    pub(crate) pool: u64,
+}
+
+impl Driver {
+    /// The device with this ordinal, as long as there are so many.
+    pub(crate) fn device(&mut self, ordinal: i32) -> Outcome<&mut Device> {
+        if !(0..self.settings.devices).contains(&ordinal) {
+            return Err(INVALID_DEVICE);
+        }
+        Ok(self.known(ordinal))
+    }
+
+    /// The same for an ordinal that was checked once, whatever the settings say now.
+    pub(crate) fn known(&mut self, ordinal: i32) -> &mut Device {
+        if !self.devices.contains_key(&ordinal) {
+            let context = self.fresh();
+            let pool = self.new_pool(ordinal, 0, true);
+            let device = Device {
+                context,
+                retains: 0,
+                lost: None,
+                legacy: None,
+                per_thread: HashMap::new(),
+                retired: Clock::default(),
+                retired_blocking: Clock::default(),
+                engine_free: Instant::now(),
+                plain_bytes: 0,
+                default_pool: pool,
+                pool,
+            };
+            self.devices.insert(ordinal, device);
+        }
+        self.devices.get_mut(&ordinal).expect("inserted above")
+    }
+
+    /// The error of a lost context.
+    pub(crate) fn lost(&self, ordinal: i32) -> Outcome {
+        match self.devices.get(&ordinal).and_then(|device| device.lost) {
+            Some(status) => Err(status),
+            None => Ok(()),
+        }
+    }
+
+    pub(crate) fn lose(&mut self, ordinal: i32, status: Status) {
+        // The first error stays: what fails later fails because of it.
+        self.known(ordinal).lost.get_or_insert(status);
+        changed();
+    }
+
+    pub(crate) fn retain(&mut self, ordinal: i32) -> Outcome<u64> {
+        let device = self.device(ordinal)?;
+        device.retains += 1;
+        Ok(device.context)
+    }
+}
+
+/// Gives one retain back. With the last one the context goes, and all that is in it: work is waited for first.
+pub(crate) fn release(driver: &mut Lock, ordinal: i32) -> Outcome {
+    let device = driver.device(ordinal)?;
+    device.retains = device.retains.checked_sub(1).ok_or(INVALID_CONTEXT)?;
+    if device.retains > 0 {
+        return Ok(());
+    }
+    context::drain(driver, ordinal);
+    let mut abandoned = 0;
+    for stream in driver.streams.values_mut() {
+        if stream.ordinal == ordinal {
+            abandoned += i64::from(stream.kind == Kind::Created && !stream.closing);
+            stream.closing = true;
+        }
+    }
+    changed();
+    driver.wait_while(|driver| driver.streams.values().any(|it| it.ordinal == ordinal));
+    abandoned += remove(driver, ordinal);
+    driver.counters.add("abandoned", abandoned);
+    driver.empty_pools(ordinal);
+    let device = driver.known(ordinal);
+    device.lost = None;
+    device.legacy = None;
+    device.per_thread.clear();
+    Ok(())
+}
+
+/// Lets go what the caller has left in a context; the number of things.
+fn remove(driver: &mut Lock, ordinal: i32) -> i64 {
+    let of_events = driver.events.len();
+    driver.events.retain(|_, event| event.ordinal != ordinal);
+    let mut abandoned = of_events - driver.events.len();
+    let bases: Vec<_> = driver
+        .memory
+        .iter()
+        .filter(|(_, entry)| entry.memory.ordinal == ordinal && !entry.memory.is_adopted())
+        .map(|(base, _)| *base)
+        .collect();
+    abandoned += bases.len();
+    for base in bases {
+        if let Some(entry) = driver.forget(base) {
+            memory::release(driver, &entry.memory);
+        }
+    }
+    let of_pinned = driver.pinned.len();
+    driver.pinned.retain(|_, pinned| pinned.ordinal != ordinal);
+    abandoned += of_pinned - driver.pinned.len();
+    i64::try_from(abandoned).expect("as many things as fit in memory")
+}

@@ -1,0 +1,149 @@
+//! The C functions that others see: names and types as in NVIDIA's `cuda.h`, and how values cross.
+//!
+//! All unsafe code of the exports is here: the types of arguments that are read or written through, and the macro that makes a
+//! function. Its files say for each function what it needs and what it calls.
+
+#![expect(
+    unsafe_code,
+    reason = "exported C functions, which read and write where their callers point"
+)]
+
+mod inspect;
+mod machine;
+mod memory;
+mod work;
+
+use std::ffi::{CStr, c_char, c_void};
+
+use crate::status::{INVALID_VALUE, Outcome};
+
+/// Where a function puts a result. Null or writable, says its caller.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct Out<T>(*mut T);
+
+impl<T> Out<T> {
+    /// `INVALID_VALUE` for null.
+    fn put(self, value: T) -> Outcome {
+        self.check()?;
+        // SAFETY: not null, and a C caller has said that such a value may be written here.
+        unsafe { self.0.write_unaligned(value) };
+        Ok(())
+    }
+
+    /// The same before something is done that would have to be undone.
+    fn check(&self) -> Outcome {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        Ok(())
+    }
+
+    /// Writes where the caller wants to know.
+    fn put_if_wanted(self, value: T) {
+        // Null is how a caller says that it does not.
+        let _ = self.put(value);
+    }
+}
+
+impl<T: Copy> Out<T> {
+    /// What is there before, where a function takes and gives. `INVALID_VALUE` for null.
+    fn get(&self) -> Outcome<T> {
+        In(self.0.cast_const()).get()
+    }
+}
+
+impl Out<c_void> {
+    fn of<T>(self) -> Out<T> {
+        Out(self.0.cast())
+    }
+}
+
+impl Out<c_char> {
+    /// A text with a zero byte at its end, cut to `len` bytes.
+    fn put_text(self, text: &str, len: usize) -> Outcome {
+        let room = len.checked_sub(1).ok_or(INVALID_VALUE)?;
+        let bytes = &text.as_bytes()[..text.len().min(room)];
+        for (index, byte) in bytes.iter().chain(&[0]).enumerate() {
+            Out(self.0.wrapping_add(index)).put(c_char::from_ne_bytes([*byte]))?;
+        }
+        Ok(())
+    }
+}
+
+/// A value or a text that a function reads. Null or readable, says its caller.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub(crate) struct In<T>(*const T);
+
+impl<T: Copy> In<T> {
+    /// `INVALID_VALUE` for null.
+    fn get(self) -> Outcome<T> {
+        if self.0.is_null() {
+            return Err(INVALID_VALUE);
+        }
+        // SAFETY: not null, and a C caller has said that such a value is here.
+        Ok(unsafe { self.0.read_unaligned() })
+    }
+}
+
+impl In<c_char> {
+    fn text(&self) -> Outcome<&str> {
+        self.get()?;
+        // SAFETY: not null, and a C caller has said that a text with a zero byte at its end is here, which stays for this call.
+        let text = unsafe { CStr::from_ptr(self.0) };
+        text.to_str().map_err(|_| INVALID_VALUE)
+    }
+}
+
+/// Functions of the driver: what each needs, its C declaration, and a closure over the locked driver and the current device.
+macro_rules! driver_functions {
+    ($(
+        $need:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:expr;
+    )*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $name($($argument: $type),*) -> crate::status::Status {
+                crate::driver::call(stringify!($name), crate::driver::Need::$need, $body)
+            }
+        )*
+
+        /// Where the function of this exact name is; null where it is not in this file.
+        pub(super) fn address(name: &str) -> *mut std::ffi::c_void {
+            match name {
+                $(stringify!($name) => ($name as *const ()).cast_mut().cast(),)*
+                _ => std::ptr::null_mut(),
+            }
+        }
+    };
+}
+use driver_functions;
+
+/// The inspecting functions, which work at any time. In a child of fork they return -1 and do nothing.
+macro_rules! inspecting_functions {
+    ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C" fn $name($($argument: $type),*) -> $result {
+                if crate::driver::is_child() {
+                    return -1;
+                }
+                $body
+            }
+        )*
+    };
+}
+use inspecting_functions;
+
+/// The exported function with this exact name, or null.
+fn address(name: &str) -> *mut c_void {
+    let found = [
+        machine::address(name),
+        memory::address(name),
+        work::address(name),
+    ];
+    found
+        .into_iter()
+        .find(|address| !address.is_null())
+        .unwrap_or(std::ptr::null_mut())
+}
