@@ -34,10 +34,13 @@ check:
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
 		echo 'make: without the feature `object` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
+	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
+		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
 
 # The extension module is tested through Python.
@@ -48,8 +51,9 @@ test-rust:
 wheel: $(INSTALLED)
 	$(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
 
-# mypy and stubtest are among these tests.
+# mypy and stubtest are among these tests, and loads to GPUs that a stand-in for CUDA's driver plays.
 test-python:
+	cargo build --package tload-cuda-stub
 	$(PY) -m pytest
 
 # What pyproject.toml asks for: its build system and its extra `test`.

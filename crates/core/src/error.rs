@@ -33,6 +33,8 @@ pub enum ErrorKind {
     Io,
     /// An object store cannot be reached, or failed again and again: retry later, or look at network and server.
     Remote,
+    /// The GPU or its driver failed: look at the GPU, or start a new process.
+    Device,
     /// A file or object changed or shrank while it was read: load again when nobody writes to it.
     Changed,
     /// The load's own deadline passed, or an object store did not answer in time.
@@ -43,7 +45,7 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, so that bindings can prove that they map each of them.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::NotFound,
         Self::PermissionDenied,
         Self::InvalidFormat,
@@ -53,6 +55,7 @@ impl ErrorKind {
         Self::OutOfMemory,
         Self::Io,
         Self::Remote,
+        Self::Device,
         Self::Changed,
         Self::TimedOut,
         Self::Cancelled,
@@ -70,6 +73,7 @@ impl ErrorKind {
             Self::OutOfMemory => "out_of_memory",
             Self::Io => "io",
             Self::Remote => "remote",
+            Self::Device => "device",
             Self::Changed => "changed",
             Self::TimedOut => "timed_out",
             Self::Cancelled => "cancelled",

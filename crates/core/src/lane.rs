@@ -53,6 +53,9 @@ pub(crate) struct Opened {
     pub(crate) refusal: Option<Refusal>,
 }
 
+/// Makes a lane's sink, on the thread that uses it.
+pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
+
 /// Takes finished tensors.
 type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
 
@@ -64,18 +67,18 @@ pub(crate) struct LaneEvents<T> {
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// Starts all lanes and waits until each has opened its engine.
+/// Starts all lanes and waits until each has opened its engine and its sink.
 ///
 /// # Errors
 ///
 /// The first lane's refusal, after all lanes have ended. `ended` is then still called for each that had started.
 pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
-    sink: impl Fn() -> S,
+    sink: &Arc<OpenSink<S>>,
     events: impl Fn() -> LaneEvents<S::Tensor>,
 ) -> Result<(Vec<JoinHandle<()>>, Opened)>
 where
-    S: Sink + Send + 'static,
+    S: Sink + 'static,
     S::Tensor: 'static,
 {
     let (opened, openings) = bounded(lanes.len());
@@ -83,7 +86,7 @@ where
     let mut threads = Vec::new();
     let mut failure = None;
     for (index, lane) in lanes.into_iter().enumerate() {
-        match spawn(index, lane, sink(), events(), opened.clone()) {
+        match spawn(index, lane, Arc::clone(sink), events(), opened.clone()) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 failure = Some(error);
@@ -145,19 +148,19 @@ impl Opened {
 fn spawn<S>(
     index: usize,
     setup: LaneSetup,
-    mut sink: S,
+    sink: Arc<OpenSink<S>>,
     events: LaneEvents<S::Tensor>,
     opened: Sender<Result<Opened>>,
 ) -> Result<JoinHandle<()>>
 where
-    S: Sink + Send + 'static,
+    S: Sink + 'static,
     S::Tensor: 'static,
 {
     std::thread::Builder::new()
         .name(format!("tload-lane-{index}"))
         .spawn(move || {
             let LaneEvents { deliver, ended } = events;
-            let run = || run(&setup, &mut sink, &*deliver, opened);
+            let run = || run(&setup, &*sink, &*deliver, opened);
             let result =
                 catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(bug(&*panic)));
             if result.is_err() {
@@ -176,12 +179,17 @@ where
 
 fn run<S: Sink>(
     setup: &LaneSetup,
-    sink: &mut S,
+    sink: &OpenSink<S>,
     deliver: &dyn Fn(&mut Vec<S::Tensor>),
     opened: Sender<Result<Opened>>,
 ) -> Result<()> {
-    let (mut engine, report) = match setup.engine.open(setup.group) {
-        Ok(engine) => engine,
+    let both = setup.engine.open(setup.group).and_then(|(engine, report)| {
+        let sink = sink()?;
+        Ok((engine, report, sink))
+    });
+    // The sink goes first: what it holds may be memory that the engine has registered.
+    let (mut engine, report, mut sink) = match both {
+        Ok(both) => both,
         Err(error) => {
             // Whoever started the lanes returns it.
             let _ = opened.send(Err(error));
@@ -195,7 +203,7 @@ fn run<S: Sink>(
         deliver,
         counters: &setup.counters,
     };
-    pipeline::run(&setup.feed, setup.group, &mut engine, sink, &work)
+    pipeline::run(&setup.feed, setup.group, &mut engine, &mut sink, &work)
 }
 
 impl LaneEngine {

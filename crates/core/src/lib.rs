@@ -1,7 +1,7 @@
 //! Loads LLM weights as fast as the hardware allows.
 //!
-//! Plain safetensors checkpoints, one file or shards with an index, are read in place and arrive as tensors in memory while later
-//! ones are still being read.
+//! Plain safetensors checkpoints, one file or shards with an index, are read in place and arrive as tensors in memory, of the host
+//! or of GPUs, while later ones are still being read.
 //!
 //! ```no_run
 //! # fn main() -> tload::Result<()> {
@@ -20,15 +20,20 @@
 //!
 //! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares and `plan/place.rs` which reads
 //! bring it. `pipeline.rs` moves each read's window of memory from `buffer/` to an engine (`engine/uring/mod.rs`) and on to
-//! `sink/host.rs`, which completes the tensor. `stream.rs` hands it over.
+//! `sink/host.rs` or `sink/cuda/mod.rs`, which completes the tensor. `stream.rs` hands it over.
 //!
 //! # Stability
 //!
-//! What is re-exported here is the crate's interface. The modules `buffer`, `engine`, `plan`, `schedule`, `sink`, `source` and
+//! What is re-exported here is the crate's interface. The modules `buffer`, `cuda`, `engine`, `plan`, `schedule`, `sink`, `source` and
 //! `pipeline` are public for those who extend tload and for its tests, and may change in any release.
 
 pub mod buffer;
 pub mod copy;
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(not(feature = "cuda"))]
+#[path = "no_cuda.rs"]
+pub mod cuda;
 pub mod engine;
 pub mod pipeline;
 pub mod plan;
@@ -39,13 +44,18 @@ pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
 
+mod budget;
 mod checkpoint;
+mod delivery;
+mod destinations;
 mod error;
 mod format;
 mod lane;
 mod load;
 mod over;
 mod prepare;
+mod provide;
+mod receivers;
 mod report;
 mod request;
 #[cfg(feature = "object")]
@@ -53,14 +63,18 @@ mod retry;
 mod stream;
 mod tensor;
 
+pub use buffer::{KeepAlive, Target, release_staging};
 pub use checkpoint::{Checkpoint, Shard};
 pub use error::{Error, ErrorKind, FailedRequest, Result};
 pub use format::{Dtype, HeaderError};
 pub use load::{Ceiling, Loader};
 pub use over::Over;
 pub use plan::Selection;
-pub use report::{EngineReport, Report, StageTimes};
+pub use provide::DeviceAllocator;
+pub use receivers::{Receiver, ReceiverRules};
+pub use report::{DeviceReport, EngineReport, Report, StageTimes, StagingReport};
 pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
+pub use sink::DeviceMemory;
 pub use source::{Cache, Location, Protocol, StoreOptions};
 pub use stream::{Canceller, Progress, TensorStream};
 pub use tensor::{Tensor, TensorInfo};

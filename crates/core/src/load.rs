@@ -1,31 +1,30 @@
 //! The front door: from a request to a running load. The only file that names every stage.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
 
-use crate::buffer::{Mapping, Pool, Shelf, Slab};
+use crate::buffer::{Pool, Shelf, Slab, Target};
 use crate::checkpoint::Checkpoint;
+use crate::delivery::{Complete, Delivery};
+use crate::destinations::{Destinations, DeviceRules};
 use crate::engine;
-use crate::error::{Error, ErrorKind, Result};
-use crate::lane::{self, LaneEvents};
+use crate::error::Result;
+use crate::lane::{self, LaneEvents, OpenSink};
 use crate::pipeline::{Feed, Memory};
 use crate::plan::{Plan, Selection};
 use crate::prepare::Prepared;
+use crate::provide::{DeviceAllocator, Provider};
+use crate::receivers::{self, Receiver, ReceiverRules};
 use crate::report::{Counters, Report};
-use crate::request::{Device, Options, Order, format_bytes};
+use crate::request::{Device, Options, Order};
 use crate::schedule::Schedule;
-use crate::sink::{DiscardSink, HostSink};
+use crate::sink::DiscardSink;
 use crate::source::{Location, ReadFile, StoreOptions};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
-
-/// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
-/// tensors near that size or above gets room for its largest one beside others: a quarter of it, or all that may be in flight. (A
-/// load over 16 connections of 20 MB/s each lost a tenth of its time with less: connections idled at the end of each large
-/// tensor, 2026-11.)
-const MEMORY_LIMIT: u64 = 512 << 20;
 
 /// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
 /// has a slot for the largest. Only what is used is touched.
@@ -52,7 +51,8 @@ const SLAB_BYTES_MAX: usize = 2 << 30;
 pub struct Loader {
     checkpoint: Checkpoint,
     selection: Selection,
-    device: Device,
+    devices: DeviceRules,
+    targets: Arc<HashMap<String, Target>>,
     options: Options,
     shelf: Shelf,
 }
@@ -90,7 +90,8 @@ impl Loader {
         Self {
             checkpoint,
             selection: Selection::all(),
-            device: Device::default(),
+            devices: DeviceRules::default(),
+            targets: Arc::default(),
             options: Options::default(),
             shelf: Shelf::default(),
         }
@@ -111,7 +112,22 @@ impl Loader {
     /// Where to.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
-        self.device = device;
+        self.devices.otherwise = device;
+        self
+    }
+
+    /// Where to, by name: the first rule that selects a name holds; [`Self::device`] is for the others.
+    #[must_use]
+    pub fn device_map(mut self, rules: impl IntoIterator<Item = (Selection, Device)>) -> Self {
+        self.devices.rules = rules.into_iter().collect();
+        self
+    }
+
+    /// Memory of the caller's for tensors by name: their bytes are written there, and the tensors that the stream brings only say
+    /// that this is done. Tensors without a target get memory of the load's.
+    #[must_use]
+    pub fn targets(mut self, targets: impl IntoIterator<Item = (String, Target)>) -> Self {
+        self.targets = Arc::new(targets.into_iter().collect());
         self
     }
 
@@ -126,60 +142,144 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
     pub fn selected(&self) -> Result<Vec<TensorInfo>> {
         let all = self.checkpoint.tensors();
-        let names: Vec<&str> = all.iter().map(TensorInfo::name).collect();
-        let selected = self
-            .selection
-            .resolve(&names)
-            .map_err(|error| error.with_location(self.checkpoint.location()))?;
+        let selected = self.selection.resolve(&self.names());
+        let selected = selected.map_err(|error| error.with_location(self.checkpoint.location()))?;
         Ok(selected
             .into_iter()
             .map(|index| all[index].clone())
             .collect())
     }
 
+    /// The device of each of these tensors; that of a tensor with a target of its own is the target's.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
+    pub fn devices(&self) -> Result<Vec<Device>> {
+        let names = self.names();
+        let selected = self.selection.resolve(&names);
+        let selected = selected.map_err(|error| error.with_location(self.checkpoint.location()))?;
+        let devices = self.devices.devices(&names, &selected);
+        let mut devices =
+            devices.map_err(|error| error.with_location(self.checkpoint.location()))?;
+        for (device, index) in devices.iter_mut().zip(selected) {
+            if let Some(target) = self.targets.get(names[index]) {
+                *device = target.ordinal().map_or(Device::Cpu, Device::Cuda);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// Loads into what the caller has, each tensor into the receiver of its name: selection, devices and targets are set. Tensors
+    /// whose receiver has no memory come in memory of the load's, on the receiver's device, for the caller to copy.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::InvalidRequest`] that lists everything that does not fit; nothing has been written then.
+    pub fn into_receivers(self, receivers: Vec<Receiver>, rules: ReceiverRules) -> Result<Self> {
+        let selected = self.selected()?;
+        let matched = receivers::matched(&selected, receivers, rules)
+            .map_err(|error| error.with_location(self.checkpoint.location()))?;
+        Ok(self
+            .tensors(matched.selection)
+            .device_map(matched.devices)
+            .targets(matched.targets))
+    }
+
+    fn names(&self) -> Vec<&str> {
+        let tensors = self.checkpoint.tensors().iter();
+        tensors.map(TensorInfo::name).collect()
+    }
+
+    /// Where the selected tensors go.
+    fn destinations(&self, tensors: &[TensorInfo]) -> Result<Destinations> {
+        let names = self.names();
+        let selected = self.selection.resolve(&names)?;
+        let devices = self
+            .devices
+            .devices(&names, &selected)
+            .map_err(|error| error.with_location(self.checkpoint.location()))?;
+        Destinations::new(tensors, &devices, &self.targets)
+    }
+
     /// Starts the load. Tensors arrive while later ones are still being read.
     ///
     /// # Errors
     ///
-    /// Everything that can be known before the first read: [`ErrorKind::NoSuchTensor`], [`ErrorKind::InvalidRequest`],
-    /// [`ErrorKind::OutOfMemory`] for a budget that the largest tensor does not fit into, [`ErrorKind::Unsupported`] for an
-    /// engine or a cache mode that was demanded and is not to be had, [`ErrorKind::Changed`] for a file that was replaced.
+    /// Everything that can be known before the first read: [`NoSuchTensor`], [`InvalidRequest`], [`OutOfMemory`] for a budget that
+    /// the largest tensor does not fit into or a GPU with too little memory, [`Unsupported`] for an engine or a cache mode that was
+    /// demanded and is not to be had, or without a CUDA driver, [`Device`][DeviceFailed] when that fails, [`Changed`] for a file
+    /// that was replaced.
+    ///
+    /// [`NoSuchTensor`]: crate::ErrorKind::NoSuchTensor
+    /// [`InvalidRequest`]: crate::ErrorKind::InvalidRequest
+    /// [`OutOfMemory`]: crate::ErrorKind::OutOfMemory
+    /// [`Unsupported`]: crate::ErrorKind::Unsupported
+    /// [DeviceFailed]: crate::ErrorKind::Device
+    /// [`Changed`]: crate::ErrorKind::Changed
     pub fn stream(&self) -> Result<TensorStream> {
+        self.start(None)
+    }
+
+    /// The same, with GPU memory that `allocator` gives on the thread that calls this and the stream.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::stream`], and what the allocator fails with.
+    pub fn stream_with(&self, allocator: Box<dyn DeviceAllocator>) -> Result<TensorStream> {
+        self.start(Some(allocator))
+    }
+
+    fn start(&self, mut allocator: Option<Box<dyn DeviceAllocator>>) -> Result<TensorStream> {
         let started = Instant::now();
-        let prepared = self.prepare()?;
+        self.options.validate()?;
+        let selected = self.selected()?;
+        let destinations = self.destinations(&selected)?;
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
         let plan = &prepared.plan;
-        let pool = self.shelf.pool(self.memory_limit(&prepared)?);
-        let bell = Arc::clone(pool.bell());
+        let borrowed = allocator
+            .as_mut()
+            .map(|allocator| &mut **allocator as &mut dyn DeviceAllocator);
+        let delivery = Delivery::new(&prepared, &self.options, &self.shelf, borrowed)?;
+        let (slab, regions) = (delivery.slab().cloned(), delivery.regions());
+        let (bell, gate) = (Arc::clone(delivery.bell()), Arc::clone(delivery.gate()));
+        let delivered = delivery.split();
         let schedule = Schedule::new(plan, self.options.order, prepared.groups());
         let feed = Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
-            Memory::Regions(pool),
+            delivered.memories,
+            slab.clone(),
             bell,
         ));
-        let sink = HostSink::new(Arc::clone(plan), Arc::clone(&prepared.tensors));
         let counters = Arc::<Counters>::default();
-        let setups = prepared.lanes(&self.options, &feed, &counters, None);
+        let setups = prepared.lanes(&self.options, &feed, &counters, slab.as_ref());
         let lanes = setups.len();
         let report = self.report(&prepared, lanes);
         let shared = Shared::new(
             StreamSetup {
                 feed: Arc::clone(&feed),
+                gate,
                 counters,
                 tensors: Arc::clone(&prepared.tensors),
                 order: self.options.order,
                 lanes,
                 report,
-                complete: completion(&feed, &sink, &prepared.files),
+                complete: completion(&feed, delivered.complete, &prepared.files),
                 verify: verification(&prepared.files),
             },
             started,
         );
         if lanes == 0 {
             return Ok(TensorStream::new(shared, Vec::new()));
+        }
+        let mut provider =
+            allocator.map(|allocator| Provider::new(allocator, regions, Arc::clone(&feed)));
+        if let Some(provider) = &mut provider {
+            provider.top_up().inspect_err(|_| feed.close())?;
         }
         let events = || {
             let (receiver, owner) = (Arc::clone(&shared), Arc::clone(&shared));
@@ -188,10 +288,14 @@ impl Loader {
                 ended: Box::new(move |result| owner.lane_ended(result)),
             }
         };
-        let (threads, opened) = lane::start(setups, || sink.clone(), events)?;
+        let (threads, opened) = lane::start(setups, &delivered.open_sink, events)?;
         say_once(opened.refusal.as_ref());
+        say_unpinned_once(slab.as_ref());
         let mut stream = TensorStream::new(shared, threads);
         stream.set_engine(opened);
+        if let Some(provider) = provider {
+            stream.set_provider(provider);
+        }
         if let Some(timeout) = self.options.timeout {
             stream.limit(timeout)?;
         }
@@ -205,18 +309,24 @@ impl Loader {
     ///
     /// As [`Self::stream`] and its items.
     pub fn ceiling(&self, ceiling: Ceiling) -> Result<Report> {
-        let prepared = self.prepare()?;
+        self.options.validate()?;
+        let selected = self.selected()?;
+        let destinations = Destinations::host(&selected);
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
         let plan = &prepared.plan;
         let (memory, registered, jobs) = raw_memory(plan, &prepared, ceiling)?;
-        let sink = || match ceiling {
-            Ceiling::Recycled => DiscardSink::recycling(),
-            Ceiling::Fresh => DiscardSink::keeping(),
-        };
+        let open_sink: Arc<OpenSink<DiscardSink>> = Arc::new(move || {
+            Ok(match ceiling {
+                Ceiling::Recycled => DiscardSink::recycling(),
+                Ceiling::Fresh => DiscardSink::keeping(),
+            })
+        });
         let schedule = Schedule::new(plan, Order::Ready, prepared.groups().at_most(jobs));
         let feed = Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
-            memory,
+            vec![memory],
+            registered.clone(),
             Arc::default(),
         ));
         let counters = Arc::<Counters>::default();
@@ -231,7 +341,7 @@ impl Loader {
                 ended: Box::new(move |result| drop(ended.send(result))),
             }
         };
-        let (threads, opened) = lane::start(setups, sink, events)?;
+        let (threads, opened) = lane::start(setups, &open_sink, events)?;
         let endings: Vec<_> = endings.iter().take(threads.len()).collect();
         let since = counters.reading_since.get().copied();
         report.seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());
@@ -246,37 +356,6 @@ impl Loader {
         "complete".clone_into(&mut report.outcome);
         counters.fill(&mut report);
         Ok(report)
-    }
-
-    fn prepare(&self) -> Result<Prepared> {
-        let Device::Cpu = self.device;
-        self.options.validate()?;
-        Prepared::new(&self.checkpoint, self.selected()?, &self.options)
-    }
-
-    /// The budget, which must hold the largest region.
-    fn memory_limit(&self, prepared: &Prepared) -> Result<u64> {
-        let largest = Mapping::charge(prepared.plan.region_bytes_max()) as u64;
-        let in_flight = prepared.in_flight_bytes();
-        let limit = self
-            .options
-            .memory_limit
-            .unwrap_or(MEMORY_LIMIT.max(largest + in_flight.max(largest / 4)));
-        if largest <= limit || prepared.plan.regions.is_empty() {
-            return Ok(limit);
-        }
-        // Of small tensors that share the largest region, the largest is named.
-        let plan = &prepared.plan;
-        let in_largest = |tensor: &usize| {
-            let place = plan.targets[*tensor].place;
-            place.is_some_and(|(region, _)| plan.regions[region].bytes == plan.region_bytes_max())
-        };
-        let tensor = (0..prepared.tensors.len())
-            .filter(in_largest)
-            .map(|index| &prepared.tensors[index])
-            .max_by_key(|tensor| tensor.byte_len())
-            .expect("every region holds a tensor");
-        Err(too_large(tensor, largest, limit))
     }
 
     fn report(&self, prepared: &Prepared, lanes: usize) -> Report {
@@ -299,20 +378,6 @@ impl Loader {
     }
 }
 
-fn too_large(tensor: &TensorInfo, needed: u64, limit: u64) -> Error {
-    Error::new(
-        ErrorKind::OutOfMemory,
-        format!(
-            "{} ({needed} bytes) are needed at once to load it into host memory; the memory limit is {} ({limit} bytes)",
-            format_bytes(needed),
-            format_bytes(limit)
-        ),
-    )
-    .with_tensor(tensor.name())
-    // Not rounded: whoever follows it must succeed.
-    .with_hint(format!("set memory_limit to at least {needed} bytes"))
-}
-
 /// Memory to read into without making tensors, what of it lanes should register, and how many jobs it is enough for. Fresh memory
 /// is not registered: that would touch it all, serially, before the first read.
 fn raw_memory(
@@ -330,7 +395,7 @@ fn raw_memory(
                 .min(prepared.reads_in_flight().max(SLAB_BYTES_MAX / window))
                 .max(1);
             let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;
-            Ok((Memory::Slab(Arc::clone(&slab)), Some(slab), slots))
+            Ok((Memory::Slots, Some(slab), slots))
         }
         Ceiling::Fresh => {
             let bytes = plan.extents.iter().map(|extent| extent.window).sum();
@@ -341,18 +406,15 @@ fn raw_memory(
     }
 }
 
-/// Adds to a report what only the pool, the sink and the files know.
+/// Adds to a report what only the destinations and the files know.
 fn completion(
     feed: &Arc<Feed>,
-    sink: &HostSink,
+    destinations: Complete,
     files: &Arc<[ReadFile]>,
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
-    let (feed, sink, files) = (Arc::clone(feed), sink.clone(), Arc::clone(files));
+    let (feed, files) = (Arc::clone(feed), Arc::clone(files));
     Box::new(move |report| {
-        if let Memory::Regions(pool) = feed.memory() {
-            report.add_usage(pool.usage());
-        }
-        report.copied_bytes = sink.copied_bytes();
+        destinations(report, feed.memories());
         let refused = files.iter().find(|file| file.is_refused());
         if let Some(file) = refused {
             let source = file.source();
@@ -375,6 +437,17 @@ fn verification(files: &Arc<[ReadFile]>) -> Box<dyn Fn() -> Result<()> + Send + 
 }
 
 /// A fallback is worth one line in the log of a process; every report has it too.
+fn say_unpinned_once(slab: Option<&Arc<Slab>>) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    let facts = slab.and_then(|slab| slab.facts());
+    if let Some(refusal) = facts.and_then(|facts| facts.refusal.as_ref()) {
+        SAID.call_once(|| {
+            tracing::warn!(%refusal, "staging memory cannot all be pinned; the driver copies the rest once more");
+        });
+    }
+}
+
+/// The same.
 fn say_once(refusal: Option<&engine::Refusal>) {
     static SAID: std::sync::Once = std::sync::Once::new();
     if let Some(refusal) = refusal {

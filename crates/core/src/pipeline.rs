@@ -21,15 +21,17 @@ use crate::over::Over;
 use crate::plan::{Extent, Plan};
 use crate::report::{Counters, Stage};
 use crate::schedule::{InFlight, Next, Schedule};
-use crate::sink::Sink;
+use crate::sink::{DeviceRegions, Sink};
 
 /// Where leases come from.
 #[derive(Debug)]
 pub enum Memory {
     /// Final memory of tensors.
     Regions(Pool),
-    /// Staging memory that is used again.
-    Slab(Arc<Slab>),
+    /// Slots of the feed's slab; where the bytes go is the sink's to know.
+    Slots,
+    /// The same, on the way to device memory that regions get when they begin.
+    Device(Arc<DeviceRegions>),
     /// One region for everything, filled in the order of the reads.
     Whole(Mutex<RegionWriter>),
 }
@@ -38,7 +40,8 @@ pub enum Memory {
 #[derive(Debug)]
 pub struct Feed {
     plan: Arc<Plan>,
-    memory: Memory,
+    /// By destination.
+    memories: Vec<Memory>,
     state: Mutex<FeedState>,
     bell: Arc<Bell>,
     over: Arc<Over>,
@@ -49,6 +52,8 @@ struct FeedState {
     schedule: Schedule,
     /// The unread rest of each open region, by region.
     writers: Vec<Option<RegionWriter>>,
+    /// Staging memory, until the load is over.
+    slab: Option<Arc<Slab>>,
 }
 
 /// What a lane gets when it asks for work.
@@ -62,13 +67,24 @@ enum Take {
 }
 
 impl Feed {
-    /// A feed of `plan` in the order of `schedule` into `memory`; `bell` is the one that `memory` rings.
-    pub fn new(plan: Arc<Plan>, schedule: Schedule, memory: Memory, bell: Arc<Bell>) -> Self {
+    /// A feed of `plan` in the order of `schedule` into `memories`, one for each destination, by way of `slab` if any of them has
+    /// its slots; `bell` is the one that they ring.
+    pub fn new(
+        plan: Arc<Plan>,
+        schedule: Schedule,
+        memories: Vec<Memory>,
+        slab: Option<Arc<Slab>>,
+        bell: Arc<Bell>,
+    ) -> Self {
         let writers = plan.regions.iter().map(|_| None).collect();
         Self {
             plan,
-            memory,
-            state: Mutex::new(FeedState { schedule, writers }),
+            memories,
+            state: Mutex::new(FeedState {
+                schedule,
+                writers,
+                slab,
+            }),
             bell,
             over: Arc::default(),
         }
@@ -79,9 +95,14 @@ impl Feed {
         &self.over
     }
 
-    /// The memory that leases come from.
-    pub fn memory(&self) -> &Memory {
-        &self.memory
+    /// The memory that leases come from, by destination.
+    pub fn memories(&self) -> &[Memory] {
+        &self.memories
+    }
+
+    /// Lanes that wait for memory are to look again.
+    pub fn ring(&self) {
+        self.bell.ring();
     }
 
     /// Starts nothing more. What is in flight ends by itself.
@@ -95,11 +116,18 @@ impl Feed {
     /// their memory.
     pub fn close(&self) {
         self.stop();
-        let writers = std::mem::take(&mut self.lock().writers);
+        let left = {
+            let mut state = self.lock();
+            (std::mem::take(&mut state.writers), state.slab.take())
+        };
         // Without the lock: unmapping can take a while.
-        drop(writers);
-        if let Memory::Regions(pool) = &self.memory {
-            pool.close();
+        drop(left);
+        for memory in &self.memories {
+            match memory {
+                Memory::Regions(pool) => pool.close(),
+                Memory::Device(regions) => regions.close(),
+                Memory::Slots | Memory::Whole(_) => {}
+            }
         }
     }
 
@@ -116,16 +144,35 @@ impl Feed {
     fn take(&self, group: usize) -> Result<Take> {
         let plan = &*self.plan;
         let mut state = self.lock();
-        let FeedState { schedule, writers } = &mut *state;
+        // Whatever comes next might need a slot. Only this lock's owner takes one, so it is still there below.
+        if state
+            .slab
+            .as_ref()
+            .is_some_and(|slab| !slab.has_free_slot())
+        {
+            return Ok(if state.schedule.is_stopped() {
+                Take::Done
+            } else {
+                Take::Wait
+            });
+        }
+        let FeedState {
+            schedule,
+            writers,
+            slab,
+        } = &mut *state;
         let turn = schedule.turn();
-        let next = schedule.next(group, plan, |region| match &self.memory {
-            Memory::Regions(pool) => {
-                let region_plan = &plan.regions[region];
-                writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
-                Ok(writers[region].is_some())
+        let next = schedule.next(group, plan, |region| {
+            let region_plan = &plan.regions[region];
+            match &self.memories[region_plan.destination] {
+                Memory::Regions(pool) => {
+                    writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
+                    Ok(writers[region].is_some())
+                }
+                Memory::Device(regions) => regions.try_begin(region),
+                // Windows are taken extent by extent.
+                Memory::Slots | Memory::Whole(_) => Ok(true),
             }
-            // Windows are taken extent by extent.
-            Memory::Slab(_) | Memory::Whole(_) => Ok(true),
         })?;
         if schedule.turn() != turn {
             self.bell.ring();
@@ -136,7 +183,7 @@ impl Feed {
             Next::Done => return Ok(Take::Done),
         };
         let extent = &plan.extents[extent_index];
-        let lease = match &self.memory {
+        let lease = match &self.memories[plan.regions[extent.region].destination] {
             Memory::Regions(_) => {
                 let writer = writers[extent.region]
                     .as_mut()
@@ -147,9 +194,10 @@ impl Feed {
                 }
                 lease
             }
-            Memory::Slab(slab) => slab
-                .try_lease(extent.window)
-                .expect("a slab has a slot for every job of its depth"),
+            Memory::Slots | Memory::Device(_) => slab
+                .as_ref()
+                .and_then(|slab| slab.try_lease(extent.window))
+                .expect("a slot was free, and nobody else takes any"),
             Memory::Whole(writer) => writer
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -227,6 +275,7 @@ pub fn run<E: Engine, S: Sink>(
             watch.lap(Stage::StorageWait);
         } else if sink.in_flight() > 0 {
             failure = failure.or(sink.reap(Wait::ForOne, &mut ready).err());
+            watch.lap(Stage::CopyWait);
         } else if exhausted || failure.is_some() {
             return failure.map_or(Ok(()), Err);
         } else {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::buffer::Slab;
 use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::destinations::Destinations;
 use crate::engine::{self, EngineSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{LaneEngine, LaneSetup};
@@ -31,6 +32,7 @@ pub(crate) struct Prepared {
     objects: Arc<[ObjectSource]>,
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) plan: Arc<Plan>,
+    pub(crate) destinations: Destinations,
     /// By source of the plan.
     members: Vec<Member>,
     limits: Vec<Limits>,
@@ -76,6 +78,7 @@ impl Prepared {
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         tensors: Vec<TensorInfo>,
+        destinations: Destinations,
         options: &Options,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
@@ -92,16 +95,21 @@ impl Prepared {
         }
         let wanted: Vec<Wanted> = tensors
             .iter()
-            .map(|tensor| Wanted {
+            .enumerate()
+            .map(|(index, tensor)| Wanted {
                 source: source_of[tensor.shard()].unwrap_or(0),
                 range: tensor.file_range(),
                 alignment: tensor.dtype().alignment(),
+                destination: destinations.of(index),
             })
             .collect();
         let hints: Vec<ReadHints> = sources.all.iter().map(|at| sources.hints(*at)).collect();
-        let layouts: Vec<Layout> = hints.iter().map(|hints| layout(hints, options)).collect();
+        let layouts: Vec<Layout> = hints
+            .iter()
+            .map(|hints| layout(hints, options, destinations.staged()))
+            .collect();
         refuse_too_many_reads(&tensors, &layouts)?;
-        let plan = Arc::new(plan::build(&wanted, &layouts));
+        let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
 
         let kinds = sources.kinds();
         let limits = kinds
@@ -132,6 +140,7 @@ impl Prepared {
             objects: sources.objects.into(),
             tensors,
             plan,
+            destinations,
             members,
             limits,
         })
@@ -364,8 +373,18 @@ fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
     }
 }
 
-fn layout(hints: &ReadHints, options: &Options) -> Layout {
+fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
     let extent_bytes = match options.extent_bytes {
+        // A tensor is never too large for staging memory: it goes through in smaller reads, two at a time at least.
+        None if staged && options.memory_limit.is_some() => {
+            let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
+            let edges = 2 * hints.alignment;
+            let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
+            // Slots are whole pages, edges and all, however short the reads.
+            let page = 4096_u64.saturating_sub(2 * hints.alignment.max(64));
+            let least = page.max(hints.alignment);
+            hints.extent_bytes.min(most.max(least))
+        }
         // What was asked for is the length of requests, which bring several extents.
         Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
         Some(bytes) => bytes,

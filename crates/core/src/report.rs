@@ -56,6 +56,10 @@ pub struct Report {
     pub memory_limit: u64,
     /// The most of it that was used at a time, bytes.
     pub memory_peak: u64,
+    /// Staging memory on the way to GPUs or to memory of the caller's; none when everything was read into its place.
+    pub staging: Option<StagingReport>,
+    /// GPUs that tensors went to.
+    pub devices: Vec<DeviceReport>,
     /// Regions cut from memory that the load had already.
     pub recycled_regions: u64,
     /// Regions for which fresh memory was mapped.
@@ -72,6 +76,40 @@ pub struct Report {
     pub extent_bytes: u64,
     /// What the user should know: fallbacks and what to do about them.
     pub notes: Vec<String>,
+}
+
+/// Staging memory of a load. It is part of the budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct StagingReport {
+    /// Bytes.
+    pub bytes: u64,
+    /// Slots that it was cut into.
+    pub slots: usize,
+    /// Bytes that GPUs read by themselves; the driver copies the others once more.
+    pub pinned_bytes: u64,
+    /// Whether an earlier load of the process had left it.
+    pub reused: bool,
+    /// Why not all of it was pinned.
+    pub refusal: Option<String>,
+}
+
+/// What went to one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// For example `"cuda:0"`.
+    pub device: String,
+    /// The budget, bytes; 0 when everything went into memory of the caller's.
+    pub memory_limit: u64,
+    /// The most of it that was used at a time, bytes.
+    pub memory_peak: u64,
+    /// Copies to it.
+    pub copies: u64,
+    /// Bytes of them.
+    pub copied_bytes: u64,
+    /// Seconds in which a copy was running or waiting for the device's copy engine, added up over the lanes.
+    pub copy_seconds: f64,
 }
 
 /// Which engine read, and why.
@@ -99,6 +137,8 @@ pub struct StageTimes {
     pub storage_wait: f64,
     /// Waiting for the budget: the caller was slower than storage.
     pub memory_wait: f64,
+    /// Waiting for copies to a GPU, with nothing being read.
+    pub copy_wait: f64,
     /// Completing tensors and handing them over.
     pub deliver: f64,
     /// The caller waiting for the next tensor.
@@ -114,6 +154,72 @@ impl Report {
         } else {
             0.0
         }
+    }
+
+    fn fmt_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stages = &self.stages;
+        write!(
+            f,
+            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
+             {}deliver {:.3} s, caller waited {:.3} s",
+            self.open_seconds,
+            self.first_tensor_seconds
+                .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
+            stages.submit,
+            stages.storage_wait,
+            stages.memory_wait,
+            if self.devices.is_empty() {
+                String::new()
+            } else {
+                format!("copies {:.3} s, ", stages.copy_wait)
+            },
+            stages.deliver,
+            stages.consumer_wait
+        )
+    }
+
+    /// Lines that only loads to GPUs and to memory of the caller's have.
+    fn fmt_destinations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(staging) = &self.staging {
+            writeln!(
+                f,
+                "staging  {} in {}, {} pinned{}",
+                format_bytes(staging.bytes),
+                counted(staging.slots as u64, "slot"),
+                format_bytes(staging.pinned_bytes),
+                if staging.reused { ", used before" } else { "" }
+            )?;
+        }
+        for device in &self.devices {
+            writeln!(
+                f,
+                "{:<8} {} in {}, {:.3} s of copying; memory peak {} of {}",
+                device.device,
+                format_bytes(device.copied_bytes),
+                if device.copies == 1 {
+                    "1 copy".to_owned()
+                } else {
+                    format!("{} copies", device.copies)
+                },
+                device.copy_seconds,
+                format_bytes(device.memory_peak),
+                format_bytes(device.memory_limit)
+            )?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_staging(&mut self, staging: &StagingReport) {
+        self.memory_limit += staging.bytes;
+        self.memory_peak += staging.bytes;
+        if let Some(refusal) = &staging.refusal {
+            self.notes.push(format!(
+                "{} of {} staging memory could not be pinned, so the driver copies once more: {refusal}",
+                format_bytes(staging.bytes - staging.pinned_bytes),
+                format_bytes(staging.bytes)
+            ));
+        }
+        self.staging = Some(staging.clone());
     }
 
     pub(crate) fn add_usage(&mut self, usage: PoolUsage) {
@@ -175,20 +281,8 @@ impl fmt::Display for Report {
             counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
-        let stages = &self.stages;
-        write!(
-            f,
-            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
-             deliver {:.3} s, caller waited {:.3} s",
-            self.open_seconds,
-            self.first_tensor_seconds
-                .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
-            stages.submit,
-            stages.storage_wait,
-            stages.memory_wait,
-            stages.deliver,
-            stages.consumer_wait
-        )?;
+        self.fmt_destinations(f)?;
+        self.fmt_time(f)?;
         for note in &self.notes {
             write!(f, "\nnote     {note}")?;
         }
@@ -211,6 +305,7 @@ pub(crate) struct Counters {
     submit_nanos: AtomicU64,
     storage_wait_nanos: AtomicU64,
     memory_wait_nanos: AtomicU64,
+    copy_wait_nanos: AtomicU64,
     deliver_nanos: AtomicU64,
 }
 
@@ -220,6 +315,7 @@ pub(crate) enum Stage {
     Submit,
     StorageWait,
     MemoryWait,
+    CopyWait,
     Deliver,
 }
 
@@ -234,6 +330,7 @@ impl Counters {
             Stage::Submit => &self.submit_nanos,
             Stage::StorageWait => &self.storage_wait_nanos,
             Stage::MemoryWait => &self.memory_wait_nanos,
+            Stage::CopyWait => &self.copy_wait_nanos,
             Stage::Deliver => &self.deliver_nanos,
         };
         Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -261,6 +358,7 @@ impl Counters {
         report.stages.submit = seconds(&self.submit_nanos);
         report.stages.storage_wait = seconds(&self.storage_wait_nanos);
         report.stages.memory_wait = seconds(&self.memory_wait_nanos);
+        report.stages.copy_wait = seconds(&self.copy_wait_nanos);
         report.stages.deliver = seconds(&self.deliver_nanos);
     }
 }

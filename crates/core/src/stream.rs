@@ -17,11 +17,13 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use crate::buffer::Gate;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Feed;
+use crate::provide::Provider;
 use crate::report::{Counters, Report};
 use crate::request::Order;
-use crate::tensor::{Tensor, TensorInfo};
+use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// How long dropping a stream waits for reads in flight. They end within milliseconds, unless storage hangs: then the lanes are
 /// left behind with their memory, and end when the kernel lets go. Half of the 0.2 s in which Ctrl-C must be honoured; the other
@@ -32,6 +34,8 @@ const DROP_WAIT: Duration = Duration::from_millis(100);
 pub struct TensorStream {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    /// The caller's allocator, if the load is to use it.
+    provider: Option<Provider>,
 }
 
 /// Cancels a load from elsewhere. Cheap to clone.
@@ -57,6 +61,8 @@ pub struct Progress {
 /// What `load` hands over when it starts a stream.
 pub(crate) struct StreamSetup {
     pub(crate) feed: Arc<Feed>,
+    /// Of memory of the caller's that the load writes into.
+    pub(crate) gate: Arc<Gate>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) order: Order,
@@ -72,6 +78,7 @@ pub(crate) struct StreamSetup {
 /// What lanes and the caller share.
 pub(crate) struct Shared {
     feed: Arc<Feed>,
+    gate: Arc<Gate>,
     counters: Arc<Counters>,
     tensors: Arc<[TensorInfo]>,
     bytes_total: u64,
@@ -102,6 +109,8 @@ struct State {
     error: Option<Error>,
     /// Cancelled: what still comes is thrown away.
     abandoned: bool,
+    /// Cancelled a moment ago: the caller hears of it when nothing more is written to memory of its own.
+    closing: bool,
     ended: Option<Instant>,
     tensors_received: u64,
     bytes_received: u64,
@@ -123,6 +132,7 @@ impl Shared {
     pub(crate) fn new(setup: StreamSetup, started: Instant) -> Arc<Self> {
         let shared = Arc::new(Self {
             feed: setup.feed,
+            gate: setup.gate,
             counters: setup.counters,
             bytes_total: setup.tensors.iter().map(TensorInfo::byte_len).sum(),
             tensors: setup.tensors,
@@ -140,6 +150,7 @@ impl Shared {
                 lanes_running: setup.lanes,
                 error: None,
                 abandoned: false,
+                closing: false,
                 ended: None,
                 tensors_received: 0,
                 bytes_received: 0,
@@ -155,7 +166,7 @@ impl Shared {
             .enumerate()
             .filter(|(_, info)| info.byte_len() == 0);
         let mut ready: Vec<_> = empty
-            .map(|(index, info)| (index, Tensor::new(info.clone(), None)))
+            .map(|(index, info)| (index, Tensor::new(info.clone(), TensorBytes::Empty)))
             .collect();
         if !ready.is_empty() {
             shared.push(&mut ready);
@@ -240,6 +251,7 @@ impl Shared {
                 return;
             }
             state.abandoned = true;
+            state.closing = true;
             // A failure that the caller has not seen yet says more than the end it led to.
             state.error.get_or_insert(error);
             (
@@ -249,7 +261,9 @@ impl Shared {
         };
         drop((queue, early));
         self.feed.stop();
+        self.gate.close();
         self.lane_ended.notify_all();
+        self.lock().closing = false;
         self.wake(self.lock());
     }
 
@@ -265,7 +279,7 @@ impl Shared {
             state.bytes_received += tensor.byte_len();
             return Poll::Ready(Some(Ok(tensor)));
         }
-        if state.lanes_running > 0 && !state.abandoned {
+        if state.closing || (state.lanes_running > 0 && !state.abandoned) {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());
@@ -348,7 +362,29 @@ impl Shared {
 
 impl TensorStream {
     pub(crate) fn new(shared: Arc<Shared>, threads: Vec<JoinHandle<()>>) -> Self {
-        Self { shared, threads }
+        Self {
+            shared,
+            threads,
+            provider: None,
+        }
+    }
+
+    /// The load gets its device memory from the caller.
+    pub(crate) fn set_provider(&mut self, provider: Provider) {
+        self.provider = Some(provider);
+    }
+
+    /// Gives the load what its budgets have room for. A failure ends it.
+    fn provide(&mut self) {
+        Provider::serve(&mut self.provider, |error| self.shared.abandon(error));
+    }
+
+    /// Hands over an item; what its budget was is there for later ones.
+    fn hand_over(&mut self, item: Poll<Option<Result<Tensor>>>) -> Poll<Option<Result<Tensor>>> {
+        if let Poll::Ready(Some(Ok(_))) = &item {
+            self.provide();
+        }
+        item
     }
 
     /// Starts a thread that ends the load after `timeout`.
@@ -377,12 +413,14 @@ impl TensorStream {
 
     /// The next tensor, if it comes within `timeout`; [`Poll::Pending`] if not.
     pub fn wait(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
-        self.shared.wait(Instant::now().checked_add(timeout))
+        let item = self.shared.wait(Instant::now().checked_add(timeout));
+        self.hand_over(item)
     }
 
     /// The next tensor, if it is there already.
     pub fn try_next(&mut self) -> Poll<Option<Result<Tensor>>> {
-        self.shared.take(&mut self.shared.lock())
+        let item = self.shared.take(&mut self.shared.lock());
+        self.hand_over(item)
     }
 
     /// The tensors that come, in file order.
@@ -448,7 +486,8 @@ impl Iterator for TensorStream {
     type Item = Result<Tensor>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        match self.shared.wait(None) {
+        let item = self.shared.wait(None);
+        match self.hand_over(item) {
             Poll::Ready(item) => item,
             Poll::Pending => unreachable!("waits without a deadline"),
         }
@@ -459,12 +498,14 @@ impl futures_core::Stream for TensorStream {
     type Item = Result<Tensor>;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut state = self.shared.lock();
-        let item = self.shared.take(&mut state);
+        let stream = self.get_mut();
+        let mut state = stream.shared.lock();
+        let item = stream.shared.take(&mut state);
         if item.is_pending() {
             state.waker = Some(context.waker().clone());
         }
-        item
+        drop(state);
+        stream.hand_over(item)
     }
 }
 

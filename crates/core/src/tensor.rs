@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::buffer::RegionBytes;
+use crate::buffer::{DeviceBytes, RegionBytes, Target};
 use crate::format::{Dtype, Entry};
 
 /// Name, dtype, shape, and where the bytes are. Cheap to clone.
@@ -73,25 +73,40 @@ impl fmt::Debug for TensorInfo {
     }
 }
 
-/// A loaded tensor. Its bytes stay valid while any clone lives, whatever the stream that made it does.
+/// A loaded tensor. Its bytes stay valid while any clone lives, whatever the stream that made it does; those in memory of the
+/// caller's, as long as that does. All of them are there, also on a GPU: work of any stream may use them.
 ///
 /// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1 MiB beside it.
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,
-    /// None when it has no bytes.
-    bytes: Option<RegionBytes>,
+    bytes: TensorBytes,
+}
+
+/// Where the bytes of a tensor are.
+#[derive(Clone, Debug)]
+pub(crate) enum TensorBytes {
+    /// There are none.
+    Empty,
+    /// In host memory of the load's.
+    Host(RegionBytes),
+    /// In GPU memory of the load's.
+    Device(DeviceBytes),
+    /// In memory of the caller's.
+    Target(Target),
 }
 
 impl Tensor {
-    pub(crate) fn new(info: TensorInfo, bytes: Option<RegionBytes>) -> Self {
+    pub(crate) fn new(info: TensorInfo, bytes: TensorBytes) -> Self {
         Self { info, bytes }
     }
 
     /// The tensor now belongs to the caller: its bytes leave the budget when all its neighbours' have.
     pub(crate) fn received(&self) {
-        if let Some(bytes) = &self.bytes {
-            bytes.region().tensor_received();
+        match &self.bytes {
+            TensorBytes::Host(bytes) => bytes.region().tensor_received(),
+            TensorBytes::Device(bytes) => bytes.region().tensor_received(),
+            TensorBytes::Empty | TensorBytes::Target(_) => {}
         }
     }
 
@@ -121,16 +136,59 @@ impl Tensor {
     }
 
     /// The bytes: row-major, little endian, sub-byte elements packed.
+    ///
+    /// # Panics
+    ///
+    /// For a tensor in GPU memory ([`Self::device_bytes`]) and for one in memory of the caller's, which only the caller may look
+    /// into.
+    #[expect(clippy::panic, reason = "documented; there is no slice to return")]
     pub fn bytes(&self) -> &[u8] {
-        self.bytes.as_ref().map_or(&[], RegionBytes::as_slice)
+        match &self.bytes {
+            TensorBytes::Empty => &[],
+            TensorBytes::Host(bytes) => bytes.as_slice(),
+            TensorBytes::Device(_) => panic!("the bytes of {self:?} are in GPU memory"),
+            TensorBytes::Target(_) => panic!("the bytes of {self:?} are in memory of the caller's"),
+        }
     }
 
-    /// The address of the first byte: a multiple of the dtype's alignment, also when the tensor has no bytes (then nothing
-    /// may be read there).
-    pub fn as_ptr(&self) -> *const u8 {
+    /// The bytes in GPU memory: device, address, and what keeps them. None for a tensor in host memory, for one in memory of the
+    /// caller's, and for one without bytes.
+    pub fn device_bytes(&self) -> Option<&DeviceBytes> {
         match &self.bytes {
-            Some(bytes) => bytes.as_ptr(),
-            None => ptr::without_provenance(self.dtype().alignment()),
+            TensorBytes::Device(bytes) => Some(bytes),
+            TensorBytes::Empty | TensorBytes::Host(_) | TensorBytes::Target(_) => None,
+        }
+    }
+
+    /// The memory of the caller's that the tensor was loaded into, if it was.
+    pub fn target(&self) -> Option<&Target> {
+        match &self.bytes {
+            TensorBytes::Target(target) => Some(target),
+            TensorBytes::Empty | TensorBytes::Host(_) | TensorBytes::Device(_) => None,
+        }
+    }
+
+    /// The GPU that it is on; none for host memory. A tensor without bytes is nowhere.
+    pub fn ordinal(&self) -> Option<usize> {
+        match &self.bytes {
+            TensorBytes::Device(bytes) => Some(bytes.ordinal()),
+            TensorBytes::Target(target) => target.ordinal(),
+            TensorBytes::Empty | TensorBytes::Host(_) => None,
+        }
+    }
+
+    /// The address of the first byte, in host memory or on its GPU: a multiple of the dtype's alignment, also when the tensor has
+    /// no bytes (then nothing may be read there). That of memory of the caller's is what the caller said.
+    pub fn as_ptr(&self) -> *const u8 {
+        let foreign = |address: u64| {
+            let address = usize::try_from(address).expect("addresses have 64 bits");
+            ptr::with_exposed_provenance(address)
+        };
+        match &self.bytes {
+            TensorBytes::Empty => ptr::without_provenance(self.dtype().alignment()),
+            TensorBytes::Host(bytes) => bytes.as_ptr(),
+            TensorBytes::Device(bytes) => foreign(bytes.address()),
+            TensorBytes::Target(target) => foreign(target.address()),
         }
     }
 }

@@ -18,6 +18,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4 KiB-page arm64).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Threads that touch fresh memory side by side: clearing pages is bound by memory from about so many on.
+const POPULATE_THREADS_MAX: usize = 8;
+
 /// Zeroed anonymous memory, page-aligned, at least as long as asked for.
 #[derive(Debug)]
 pub struct Mapping {
@@ -93,6 +96,44 @@ impl Mapping {
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// Makes every page real, a range for each of a few threads: memory that is to be pinned would otherwise be touched by one.
+    /// From a node of host memory, if one is given and the system lets us choose.
+    ///
+    /// Does less, silently, where the kernel is older than 5.14 or takes no wishes.
+    pub(super) fn populate(&self, node: Option<u32>) {
+        if let Some(node) = node {
+            // SAFETY: the range is the mapping's own, and nothing is in it yet.
+            unsafe { prefer_node(self.start.as_ptr(), self.len, node) };
+        }
+        let threads = std::thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(POPULATE_THREADS_MAX);
+        let step = self.len.div_ceil(threads).next_multiple_of(HUGE_PAGE_BYTES);
+        let populate_from = |from: usize| {
+            let len = step.min(self.len - from);
+            // SAFETY: inside the mapping, which this call borrows; nobody looks at its bytes.
+            unsafe { populate(self.start.as_ptr().wrapping_add(from), len) };
+        };
+        std::thread::scope(|scope| {
+            for from in (step..self.len).step_by(step) {
+                let here = move || populate_from(from);
+                let thread = std::thread::Builder::new().spawn_scoped(scope, here);
+                if thread.is_err() {
+                    // The system has no more threads for us.
+                    populate_from(from);
+                }
+            }
+            populate_from(0);
+        });
+    }
+
+    /// Keeps the memory out of processes that fork makes of this one: a page that the kernel or a GPU writes to must not become
+    /// a copy. A forked process that touches it dies.
+    pub(super) fn keep_from_forks(&self) {
+        // SAFETY: the range is the mapping's own.
+        unsafe { advise_no_fork(self.start.as_ptr(), self.len) };
     }
 
     /// Cuts off everything from `len` on (whole pages, inside the mapping): two mappings that live and end on their own.
@@ -175,6 +216,52 @@ unsafe fn populate(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; populating anonymous memory changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
 }
+
+/// Only advice: without it, a fork costs more.
+///
+/// # Safety
+///
+/// The range must be a mapping of the caller's.
+#[cfg(target_os = "linux")]
+unsafe fn advise_no_fork(start: *mut u8, len: usize) {
+    // SAFETY: the caller's promise; the advice changes no byte.
+    let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontFork) };
+}
+
+/// Asks for pages of a node of host memory, and takes others when it has none.
+///
+/// # Safety
+///
+/// The range must be a mapping of the caller's.
+#[cfg(target_os = "linux")]
+unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
+    /// `MPOL_PREFERRED` of `set_mempolicy(2)`.
+    const PREFERRED: libc::c_int = 1;
+    let mut mask = [0_u64; 16];
+    let Some(word) = mask.get_mut(node as usize / 64) else {
+        return;
+    };
+    *word = 1 << (node % 64);
+    let bits = mask.len() * 64;
+    // SAFETY: the caller's promise; the mask has as many bits as the call is told.
+    let _ = unsafe {
+        libc::syscall(
+            libc::SYS_mbind,
+            start,
+            len,
+            PREFERRED,
+            mask.as_ptr(),
+            bits,
+            0,
+        )
+    };
+}
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn advise_no_fork(_start: *mut u8, _len: usize) {}
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn prefer_node(_start: *mut u8, _len: usize, _node: u32) {}
 
 #[cfg(not(target_os = "linux"))]
 unsafe fn populate(_start: *mut u8, _len: usize) {}

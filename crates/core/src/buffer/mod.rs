@@ -1,19 +1,27 @@
 //! Memory for reads: who owns which window, and how many bytes a load may hold.
 //!
-//! Owns allocations and the budget; knows nothing of files, tensors or devices. A [`Lease`] is the exclusive right to one
+//! Owns allocations and the budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive right to one
 //! window of memory: an engine holds it while the kernel may write there, a sink while the bytes are on their way out.
 //! Windows come from a [`Region`] (final memory of tensors) or from a [`Slab`] (staging memory that is used again).
 
 mod bell;
+mod device;
+mod gate;
 mod lease;
 mod mapping;
 mod pool;
 mod region;
 mod slab;
+mod staging;
+mod target;
 
 pub use bell::Bell;
+pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
+pub use gate::{Gate, Inside};
 pub use lease::{Filled, Filling, Lease};
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, Shelf};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use slab::Slab;
+pub use staging::{Staging, StagingFacts, StagingNeed, release_staging};
+pub use target::{KeepAlive, Target};

@@ -1,18 +1,20 @@
-//! Staging memory: one mapping cut into slots of equal size that are used again and again.
+//! Staging memory: cut into slots of equal size that are used again and again.
 //!
-//! Long-lived, so engines may register it with the kernel, one entry a slot. Used where bytes do not stay: reading without
-//! making tensors (the ceiling that `tload bench` compares with).
+//! Long-lived, so engines may register it with the kernel, one entry a slot. Used where bytes do not stay: on their way to a GPU or
+//! to memory of the caller's, and when reading without making tensors (the ceiling that `tload bench` compares with).
 
 #![expect(
     unsafe_code,
-    reason = "hands out each slot of the mapping to one lease at a time"
+    reason = "hands out each slot of its memory to one lease at a time"
 )]
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::bell::Bell;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
+use super::staging::{Staging, StagingFacts};
 use crate::error::Result;
 
 /// The most entries that the kernel takes in one table of registered buffers (`IORING_MAX_REG_BUFFERS`, Linux 5.13+).
@@ -21,11 +23,20 @@ const REGISTRATIONS_MAX: usize = 16_384;
 /// All slots.
 #[derive(Debug)]
 pub struct Slab {
-    mapping: Mapping,
+    memory: Memory,
     slot_bytes: usize,
-    slots: usize,
+    /// Where each slot begins.
+    offsets: Vec<usize>,
     free: Mutex<Vec<usize>>,
     bell: Arc<Bell>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Its own, gone with the slab.
+    Own(Mapping),
+    /// Kept for the next load.
+    Staging(ManuallyDrop<Staging>),
 }
 
 impl Slab {
@@ -37,45 +48,101 @@ impl Slab {
     pub fn new(slot_bytes: usize, slots: usize, bell: Arc<Bell>) -> Result<Arc<Self>> {
         let slot_bytes = Mapping::charge(slot_bytes);
         let mapping = Mapping::anonymous(slot_bytes * slots)?;
+        let offsets = (0..slots).map(|index| index * slot_bytes).collect();
+        Ok(Self::over(Memory::Own(mapping), slot_bytes, offsets, bell))
+    }
+
+    /// `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as `staging` has room for; rings `bell` when one
+    /// comes back.
+    pub fn staging(
+        staging: Staging,
+        slot_bytes: usize,
+        slots: usize,
+        bell: Arc<Bell>,
+    ) -> Arc<Self> {
+        let slot_bytes = Mapping::charge(slot_bytes);
+        let mut offsets = staging.offsets(slot_bytes);
+        offsets.truncate(slots);
+        let memory = Memory::Staging(ManuallyDrop::new(staging));
+        Self::over(memory, slot_bytes, offsets, bell)
+    }
+
+    fn over(memory: Memory, slot_bytes: usize, offsets: Vec<usize>, bell: Arc<Bell>) -> Arc<Self> {
         // Popped from the back: the lowest slots are used first, so an over-sized slab stays untouched at its end.
-        let free = Mutex::new((0..slots).rev().collect());
-        Ok(Arc::new(Self {
-            mapping,
+        let free = Mutex::new((0..offsets.len()).rev().collect());
+        Arc::new(Self {
+            memory,
             slot_bytes,
-            slots,
+            offsets,
             free,
             bell,
-        }))
+        })
     }
 
     /// Every slot's address and length, to register with the kernel in this order; none when there are too many.
     pub fn registrations(&self) -> Vec<(*mut u8, usize)> {
-        if self.slots > REGISTRATIONS_MAX {
+        if self.offsets.len() > REGISTRATIONS_MAX {
             return Vec::new();
         }
-        let start = self.mapping.start().as_ptr();
-        (0..self.slots)
-            .map(|index| (start.wrapping_add(index * self.slot_bytes), self.slot_bytes))
+        let start = self.mapping().start().as_ptr();
+        let slots = self.offsets.iter();
+        slots
+            .map(|offset| (start.wrapping_add(*offset), self.slot_bytes))
             .collect()
+    }
+
+    /// Whether a slot is free. Leases are taken under the lock of who asks; others only give back.
+    pub fn has_free_slot(&self) -> bool {
+        !self.free().is_empty()
     }
 
     /// The first `len` bytes of a free slot, or none while all are out.
     pub fn try_lease(self: &Arc<Self>, len: usize) -> Option<Lease> {
         assert!(len <= self.slot_bytes, "an extent is larger than a slot");
-        let index = self
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .pop()?;
+        let index = self.free().pop()?;
         let guard = SlotGuard {
             slab: Arc::clone(self),
             index,
         };
-        // SAFETY: `index < slots`, so the slot lies inside the mapping.
-        let start = unsafe { self.mapping.start().add(index * self.slot_bytes) };
+        // SAFETY: every slot lies inside the mapping.
+        let start = unsafe { self.mapping().start().add(self.offsets[index]) };
         // SAFETY: the index was just taken out of `free` and returns there only when the guard, which the lease owns, is
         // dropped; the guard keeps the slab.
         Some(unsafe { Lease::new(start, len, Owner::Slot(guard)) })
+    }
+
+    /// Slots.
+    pub fn slots(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// What its memory is like, if it is staging memory.
+    pub fn facts(&self) -> Option<&StagingFacts> {
+        match &self.memory {
+            Memory::Own(_) => None,
+            Memory::Staging(staging) => Some(staging.facts()),
+        }
+    }
+
+    fn mapping(&self) -> &Mapping {
+        match &self.memory {
+            Memory::Own(mapping) => mapping,
+            Memory::Staging(staging) => staging.mapping(),
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if let Memory::Staging(staging) = &mut self.memory {
+            // SAFETY: taken once, here; nobody uses the slab any more.
+            let staging = unsafe { ManuallyDrop::take(staging) };
+            staging.give_back();
+        }
     }
 }
 
@@ -94,11 +161,7 @@ impl SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.slab
-            .free
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(self.index);
+        self.slab.free().push(self.index);
         self.slab.bell.ring();
     }
 }
@@ -113,8 +176,9 @@ mod tests {
         let first = slab.try_lease(5000).expect("free");
         let second = slab.try_lease(1).expect("free");
         assert_ne!(first.registration(), second.registration());
-        assert!(slab.try_lease(1).is_none());
+        assert!(slab.try_lease(1).is_none() && !slab.has_free_slot());
         drop(first);
+        assert!(slab.has_free_slot());
         assert!(slab.try_lease(8192).is_some());
         assert_eq!(slab.registrations().len(), 2);
     }

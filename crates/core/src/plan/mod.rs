@@ -19,7 +19,7 @@ mod tests;
 
 use std::ops::Range;
 
-pub use place::{Layout, build};
+pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
 
 /// One tensor to load: what the plan needs to know of it.
@@ -31,6 +31,8 @@ pub struct Wanted {
     pub range: Range<u64>,
     /// Multiple that its address in memory should be of.
     pub alignment: usize,
+    /// Where it is to live: an index into the arrangements. Tensors of different destinations share no memory.
+    pub destination: usize,
 }
 
 /// All reads of a load and where their bytes go.
@@ -51,7 +53,9 @@ pub struct Plan {
 pub struct RegionPlan {
     /// Index of its source.
     pub source: usize,
-    /// Bytes of memory: the windows of all its extents.
+    /// Where it is to live: an index into the arrangements.
+    pub destination: usize,
+    /// Bytes of memory: the windows of all its extents in place, its tensors when packed, 0 when scattered.
     pub bytes: usize,
     /// Its reads, as indices into [`Plan::extents`].
     pub extents: Range<usize>,
@@ -92,7 +96,7 @@ pub struct Piece {
 /// Where a wanted tensor will be.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// Its region and where it begins there; none for a tensor without bytes.
+    /// Its region and where it begins there (nowhere, if scattered); none for a tensor without bytes.
     pub place: Option<(usize, usize)>,
     /// Pieces that must arrive before it is complete.
     pub pieces: u32,
@@ -102,13 +106,18 @@ pub struct Target {
 }
 
 impl Plan {
-    /// The largest region, bytes; what the budget must hold at least.
-    pub fn region_bytes_max(&self) -> usize {
-        self.regions
-            .iter()
+    /// The largest region of a destination, bytes; what its budget must hold at least.
+    pub fn region_bytes_max(&self, destination: usize) -> usize {
+        self.regions_of(destination)
             .map(|region| region.bytes)
             .max()
             .unwrap_or(0)
+    }
+
+    /// All regions of a destination.
+    pub fn regions_of(&self, destination: usize) -> impl Iterator<Item = &RegionPlan> {
+        let regions = self.regions.iter();
+        regions.filter(move |region| region.destination == destination)
     }
 
     /// The largest window of one read, bytes.

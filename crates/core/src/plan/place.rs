@@ -6,6 +6,10 @@
 use super::split::{Run, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Target, Wanted};
 
+/// The alignment of tensors that are packed into device memory, bytes: what kernels with the widest loads want of the start of a
+/// tensor. One that is shorter needs no more than its own length.
+const PACKED_ALIGNMENT: usize = 64;
+
 /// Reads begin on such a boundary at least, also where the file system does not care: it puts every dtype on an address of
 /// its own alignment.
 const ALIGNMENT_MIN: u64 = 64;
@@ -21,37 +25,69 @@ pub struct Layout {
     pub gap_bytes: u64,
 }
 
+/// How a destination's tensors lie in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrangement {
+    /// As in the file, alignment and all: reads go straight there.
+    InPlace,
+    /// Each on an address of its own alignment, else as in the file: bytes are copied there.
+    Packed,
+    /// Each in memory of its own that the plan knows nothing of: bytes are copied there.
+    Scattered,
+}
+
 /// Plans the reads of `wanted`, which must be sorted by source and offset and must not overlap.
 ///
 /// Worked example (alignment 4096, extents of 8192 bytes): a tensor at 5000..30000. Its window is 4096..32768, 28672 bytes; 20480
 /// bytes beyond the edges' two alignments make 3 extents; 28672 / 3 rounded up to the alignment is 12288, so the reads are
 /// 4096..16384, 16384..28672 and 28672..32768. It begins at 904 in its region, an address congruent to 5000 modulo 4096.
-pub fn build(wanted: &[Wanted], layouts: &[Layout]) -> Plan {
+pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]) -> Plan {
     let alignment_of = |source: usize| layouts[source].alignment.max(ALIGNMENT_MIN);
     let mut plan = Plan {
         targets: vec![Target::default(); wanted.len()],
         ..Plan::default()
     };
-    for run in runs(wanted, alignment_of, |source| layouts[source].gap_bytes) {
+    let gap_of = |source: usize| layouts[source].gap_bytes;
+    let in_place = |destination: usize| arrangements[destination] == Arrangement::InPlace;
+    for run in runs(wanted, alignment_of, gap_of, in_place) {
+        let (alignment, extent_bytes) =
+            (alignment_of(run.source), layouts[run.source].extent_bytes);
+        let arrangement = arrangements[run.destination];
         place(
             &mut plan,
             wanted,
             &run,
-            alignment_of(run.source),
-            layouts[run.source].extent_bytes,
+            arrangement,
+            alignment,
+            extent_bytes,
         );
     }
     plan
 }
 
-fn place(plan: &mut Plan, wanted: &[Wanted], run: &Run, alignment: u64, extent_bytes: u64) {
+fn place(
+    plan: &mut Plan,
+    wanted: &[Wanted],
+    run: &Run,
+    arrangement: Arrangement,
+    alignment: u64,
+    extent_bytes: u64,
+) {
     let start = run.span.start / alignment * alignment;
     let end = run.span.end.next_multiple_of(alignment);
     let region = plan.regions.len();
     let first_extent = plan.extents.len();
 
-    for &tensor in &run.tensors {
-        let offset = to_len(wanted[tensor].range.start - start);
+    let (offsets, bytes) = match arrangement {
+        Arrangement::InPlace => {
+            let tensors = run.tensors.iter();
+            let offsets = tensors.map(|&tensor| to_len(wanted[tensor].range.start - start));
+            (offsets.collect(), to_len(end - start))
+        }
+        Arrangement::Packed => packed(wanted, run),
+        Arrangement::Scattered => (vec![0; run.tensors.len()], 0),
+    };
+    for (&tensor, &offset) in run.tensors.iter().zip(&offsets) {
         plan.targets[tensor] = Target {
             place: Some((region, offset)),
             pieces: 0,
@@ -98,10 +134,37 @@ fn place(plan: &mut Plan, wanted: &[Wanted], run: &Run, alignment: u64, extent_b
 
     plan.regions.push(RegionPlan {
         source: run.source,
-        bytes: to_len(end - start),
+        destination: run.destination,
+        bytes,
         extents: first_extent..plan.extents.len(),
         tensors: u32::try_from(run.tensors.len()).expect("a shared region is at most 1 MiB"),
     });
+}
+
+/// Where each tensor of a run begins when packed, and the bytes of all. Neighbours keep their distance as long as that aligns
+/// them, so that one copy brings several.
+///
+/// Worked example: 4 bytes, then 1000, then 256, without gaps: they begin at 0, 64 (4 is no multiple of 64) and 1088.
+fn packed(wanted: &[Wanted], run: &Run) -> (Vec<usize>, usize) {
+    let mut offsets = Vec::with_capacity(run.tensors.len());
+    let mut before: Option<(u64, usize)> = None;
+    let mut bytes = 0;
+    for &tensor in &run.tensors {
+        let Wanted {
+            range, alignment, ..
+        } = &wanted[tensor];
+        let len = to_len(range.end - range.start);
+        let natural = before.map_or(0, |(start, offset)| offset + to_len(range.start - start));
+        let alignment = len
+            .next_power_of_two()
+            .min(PACKED_ALIGNMENT)
+            .max(*alignment);
+        let offset = natural.next_multiple_of(alignment);
+        offsets.push(offset);
+        before = Some((range.start, offset));
+        bytes = offset + len;
+    }
+    (offsets, bytes)
 }
 
 /// Even steps: a tensor just over the extent size is one longer read, not a full one and a stump.

@@ -15,6 +15,7 @@ pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) source: usize,
+    pub(super) destination: usize,
     pub(super) span: Range<u64>,
     pub(super) tensors: Vec<usize>,
     pub(super) realign: bool,
@@ -22,11 +23,13 @@ pub(super) struct Run {
 
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
-/// `alignment_of` and `gap_of` give a source's read alignment and the gap worth reading, bytes.
+/// `alignment_of` and `gap_of` give a source's read alignment and the gap worth reading, bytes; `in_place` says whether a
+/// destination is read into.
 pub(super) fn runs(
     wanted: &[Wanted],
     alignment_of: impl Fn(usize) -> u64,
     gap_of: impl Fn(usize) -> u64,
+    in_place: impl Fn(usize) -> bool,
 ) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     // Whether the last run may take another tensor.
@@ -39,13 +42,14 @@ pub(super) fn runs(
         // Reads put file offset `x` at an address that equals `x` modulo the read alignment (a power of two, page-aligned
         // regions), so an offset that is no multiple of the dtype's alignment lands on an address that is none.
         debug_assert!(alignment_of(tensor.source) >= tensor.alignment as u64);
-        let realign = start % tensor.alignment as u64 != 0;
+        let realign = in_place(tensor.destination) && start % tensor.alignment as u64 != 0;
         let small = end - start < SHARED_BYTES_MAX && !realign;
         match runs.last_mut() {
             Some(run)
                 if open
                     && small
                     && run.source == tensor.source
+                    && run.destination == tensor.destination
                     && start >= run.span.end
                     && start - run.span.end <= gap_of(tensor.source)
                     && end - run.span.start <= SHARED_BYTES_MAX =>
@@ -56,6 +60,7 @@ pub(super) fn runs(
             _ => {
                 runs.push(Run {
                     source: tensor.source,
+                    destination: tensor.destination,
                     span: start..end,
                     tensors: vec![index],
                     realign,

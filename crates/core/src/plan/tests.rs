@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+const IN_PLACE: &[Arrangement] = &[Arrangement::InPlace];
+
 const DIRECT: Layout = Layout {
     extent_bytes: 8192,
     alignment: 4096,
@@ -15,12 +17,13 @@ fn wanted(source: usize, range: Range<u64>) -> Wanted {
         source,
         range,
         alignment: 1,
+        destination: 0,
     }
 }
 
 #[test]
 fn the_worked_example_of_build() {
-    let plan = build(&[wanted(0, 5000..30000)], &[DIRECT]);
+    let plan = build(&[wanted(0, 5000..30000)], &[DIRECT], IN_PLACE);
     let reads: Vec<_> = plan
         .extents
         .iter()
@@ -57,6 +60,7 @@ fn small_neighbours_share_a_region_and_large_ones_do_not() {
             wanted(1, 0..10),
         ],
         &[DIRECT; 2],
+        IN_PLACE,
     );
     let tensors: Vec<_> = plan.regions.iter().map(|region| region.tensors).collect();
     assert_eq!(tensors, [2, 1, 1, 1]);
@@ -67,7 +71,7 @@ fn a_shared_region_never_spans_more_than_its_limit() {
     let tensors: Vec<_> = (0..100)
         .map(|i| wanted(0, i * 100_000..(i + 1) * 100_000))
         .collect();
-    let plan = build(&tensors, &[DIRECT]);
+    let plan = build(&tensors, &[DIRECT], IN_PLACE);
     assert_eq!(plan.regions.len(), 10);
     assert!(
         plan.regions
@@ -79,12 +83,12 @@ fn a_shared_region_never_spans_more_than_its_limit() {
 #[test]
 fn gaps_are_read_only_when_worth_it() {
     let tensors = [wanted(0, 0..100), wanted(0, 200..300)];
-    assert_eq!(build(&tensors, &[DIRECT]).regions.len(), 2);
+    assert_eq!(build(&tensors, &[DIRECT], IN_PLACE).regions.len(), 2);
     let bridging = Layout {
         gap_bytes: 100,
         ..DIRECT
     };
-    assert_eq!(build(&tensors, &[bridging]).regions.len(), 1);
+    assert_eq!(build(&tensors, &[bridging], IN_PLACE).regions.len(), 1);
 }
 
 #[test]
@@ -93,10 +97,12 @@ fn a_tensor_at_an_odd_offset_lives_alone_and_is_realigned() {
         source: 0,
         range: 4099..4107,
         alignment: 4,
+        destination: 0,
     };
     let plan = build(
         &[wanted(0, 4096..4099), odd, wanted(0, 4107..4110)],
         &[DIRECT],
+        IN_PLACE,
     );
     assert_eq!(plan.regions.len(), 3);
     assert!(plan.targets[1].realign);
@@ -105,7 +111,7 @@ fn a_tensor_at_an_odd_offset_lives_alone_and_is_realigned() {
 
 #[test]
 fn empty_tensors_have_no_place() {
-    let plan = build(&[wanted(0, 8..8)], &[DIRECT]);
+    let plan = build(&[wanted(0, 8..8)], &[DIRECT], IN_PLACE);
     assert_eq!(plan.targets[0], Target::default());
     assert!(plan.regions.is_empty());
 }
@@ -150,6 +156,7 @@ fn tensors() -> impl Strategy<Value = Vec<Wanted>> {
                     source,
                     range: offset..offset + len,
                     alignment,
+                    destination: 0,
                 });
                 offset += len;
             }
@@ -164,7 +171,7 @@ proptest! {
         tensors in tensors(),
         layouts in prop::collection::vec(layouts(), 3),
     ) {
-        let plan = build(&tensors, &layouts);
+        let plan = build(&tensors, &layouts, IN_PLACE);
         let mut next_byte = vec![0u64; tensors.len()];
         let mut pieces = vec![0u32; tensors.len()];
         for (index, region) in plan.regions.iter().enumerate() {
@@ -209,4 +216,52 @@ proptest! {
             }
         }
     }
+
+    /// Packed tensors are aligned, overlap nobody, and neighbours keep their distance where that aligns them.
+    #[test]
+    fn packed_tensors_are_aligned_and_disjoint(
+        tensors in tensors(),
+        layouts in prop::collection::vec(layouts(), 3),
+    ) {
+        let plan = build(&tensors, &layouts, &[Arrangement::Packed]);
+        let mut ends = vec![0usize; plan.regions.len()];
+        for (tensor, target) in tensors.iter().zip(&plan.targets) {
+            let Some((region, offset)) = target.place else { continue };
+            let len = usize::try_from(tensor.range.end - tensor.range.start).expect("small");
+            prop_assert!(!target.realign);
+            prop_assert_eq!(offset % tensor.alignment, 0);
+            prop_assert_eq!(offset % len.next_power_of_two().min(64), 0);
+            prop_assert!(offset >= ends[region]);
+            ends[region] = offset + len;
+        }
+        for (region, end) in plan.regions.iter().zip(ends) {
+            prop_assert_eq!(region.bytes, end);
+        }
+    }
+}
+
+#[test]
+fn the_worked_example_of_packed() {
+    let tensors = [wanted(0, 8..12), wanted(0, 12..1012), wanted(0, 1012..1268)];
+    let plan = build(&tensors, &[DIRECT], &[Arrangement::Packed]);
+    let places: Vec<_> = plan.targets.iter().map(|target| target.place).collect();
+    assert_eq!(places, [Some((0, 0)), Some((0, 64)), Some((0, 1088))]);
+    assert_eq!(plan.regions[0].bytes, 1344);
+}
+
+#[test]
+fn destinations_share_no_region() {
+    let there = Wanted {
+        destination: 1,
+        ..wanted(0, 200..300)
+    };
+    let tensors = [wanted(0, 100..200), there, wanted(0, 300..400)];
+    let arrangements = [Arrangement::InPlace, Arrangement::Scattered];
+    let plan = build(&tensors, &[DIRECT], &arrangements);
+    let destinations: Vec<_> = plan
+        .regions
+        .iter()
+        .map(|r| (r.destination, r.bytes))
+        .collect();
+    assert_eq!(destinations, [(0, 4096), (1, 0), (0, 4096)]);
 }

@@ -14,12 +14,15 @@ pub enum Device {
     /// Host memory.
     #[default]
     Cpu,
+    /// Memory of a GPU, by its number in this process.
+    Cuda(usize),
 }
 
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
         }
     }
 }
@@ -32,15 +35,29 @@ impl FromStr for Device {
         if matches!(text, "cpu" | "cpu:0") {
             return Ok(Self::Cpu);
         }
-        // What PyTorch calls its devices.
-        if ["cuda", "hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
+        if text == "cuda" {
+            return Ok(Self::Cuda(0));
+        }
+        let ordinal = text.strip_prefix("cuda:").filter(|number| {
+            let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+            digits && number.len() < 6
+        });
+        if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
+            return Ok(Self::Cuda(ordinal));
+        }
+        // What PyTorch calls its other devices.
+        if ["hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("device {text:?}: this build loads into CPU memory only"),
+                format!("device {text:?}: tload loads into CPU memory and into that of CUDA GPUs"),
             )
-            .with_hint("use device=cpu"));
+            .with_hint("use device=cpu and copy"));
         }
-        Err(Error::unknown_name("device", text, &["cpu"]))
+        Err(Error::unknown_name(
+            "device",
+            text,
+            &["cpu", "cuda", "cuda:N"],
+        ))
     }
 }
 
@@ -151,6 +168,9 @@ pub struct Options {
     /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB; or the largest tensor and
     /// beside it a quarter of it or what may be in flight, if that is more.
     pub memory_limit: Option<u64>,
+    /// Most bytes of each GPU that the load may hold which the caller has not received yet. Default: as for `memory_limit`, and no
+    /// more than is free. When anything goes to a GPU, `memory_limit` is what the staging memory on the way may take.
+    pub device_memory_limit: Option<u64>,
     /// How often a failed request to an object store is tried again before the load fails; only what is missing is asked for.
     /// Default: what the options of the store say, 8 without any.
     pub retries: Option<u32>,
@@ -177,6 +197,7 @@ impl Options {
         within("extent_bytes", self.extent_bytes, 4096, EXTENT_BYTES_MAX)?;
         within("in_flight_bytes", self.in_flight_bytes, 1, u64::MAX)?;
         within("memory_limit", self.memory_limit, 1, u64::MAX)?;
+        within("device_memory_limit", self.device_memory_limit, 1, u64::MAX)?;
         if self.timeout == Some(Duration::ZERO) {
             return Err(Error::new(ErrorKind::InvalidRequest, "timeout is zero"));
         }
@@ -225,11 +246,27 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_is_unsupported_and_nonsense_is_invalid() {
-        let error = "cuda:0".parse::<Device>().expect_err("no GPU");
+    fn devices_are_read_back_others_are_unsupported_and_nonsense_is_invalid() {
+        for device in [Device::Cpu, Device::Cuda(0), Device::Cuda(15)] {
+            assert_eq!(
+                device.to_string().parse::<Device>().expect("a name"),
+                device
+            );
+        }
+        assert_eq!("cuda".parse::<Device>().expect("a name"), Device::Cuda(0));
+        let error = "mps:0".parse::<Device>().expect_err("not ours");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        let error = "tpu".parse::<Device>().expect_err("unknown");
-        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        for nonsense in [
+            "tpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:+1",
+            "cuda:-1",
+            "cuda:123456",
+        ] {
+            let error = nonsense.parse::<Device>().expect_err("unknown");
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        }
     }
 
     #[test]

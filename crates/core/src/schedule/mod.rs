@@ -154,6 +154,11 @@ impl Schedule {
         self.stopped = true;
     }
 
+    /// Whether nothing more is to begin.
+    pub fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// What is in flight now, over all groups.
     pub fn in_flight(&self) -> InFlight {
         self.queues
@@ -171,6 +176,24 @@ impl Schedule {
     pub fn member(&self, source: usize) -> Member {
         self.groups.member(source)
     }
+}
+
+/// The order in which regions may be given memory ahead of the reads: whatever each destination's budget, and however reads of
+/// sources overtake one another, the first of them that has not begun is the next of its source, so something can always go on.
+pub fn beginnings(plan: &Plan, order: Order) -> Vec<usize> {
+    let mut regions: Vec<usize> = (0..plan.regions.len()).collect();
+    if order == Order::Ready {
+        let mut places = Vec::with_capacity(regions.len());
+        let mut place = 0;
+        for (index, region) in plan.regions.iter().enumerate() {
+            let same = index > 0 && plan.regions[index - 1].source == region.source;
+            place = if same { place + 1 } else { 0 };
+            places.push(place);
+        }
+        // Stable: of regions at the same place, in the order of their sources.
+        regions.sort_by_key(|region| places[*region]);
+    }
+    regions
 }
 
 impl Default for Queues {
@@ -248,6 +271,7 @@ mod tests {
                     source,
                     range: tensor * 2 * MIB..(tensor + 1) * 2 * MIB,
                     alignment: 1,
+                    destination: 0,
                 })
             })
             .collect();
@@ -256,7 +280,11 @@ mod tests {
             alignment: 4 * KIB,
             gap_bytes: 0,
         };
-        build(&wanted, &vec![layout; sources])
+        build(
+            &wanted,
+            &vec![layout; sources],
+            &[crate::plan::Arrangement::InPlace],
+        )
     }
 
     fn take(schedule: &mut Schedule, plan: &Plan, memory: bool) -> Next {
@@ -395,6 +423,16 @@ mod tests {
             assert_eq!(plan.extents[extent].source, 1);
         }
         assert!(matches!(next(0), Next::Extent(_)));
+    }
+
+    #[test]
+    fn memory_comes_in_the_order_of_sources_side_by_side_or_of_the_file() {
+        let plan = plan(3);
+        assert_eq!(
+            beginnings(&plan, Order::Ready),
+            [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
+        );
+        assert_eq!(beginnings(&plan, Order::File), (0..12).collect::<Vec<_>>());
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::buffer::{Filled, RegionBytes};
 use crate::engine::Wait;
 use crate::error::Result;
 use crate::plan::{Extent, Plan};
-use crate::tensor::{Tensor, TensorInfo};
+use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// Completes tensors of one load on one lane; clones share the count.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ impl Sink for HostSink {
                     .fetch_add(copied as u64, Ordering::Relaxed);
             }
             self.ready
-                .push((piece.tensor, Tensor::new(info, Some(bytes))));
+                .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
         }
         Ok(())
     }

@@ -2,11 +2,20 @@
 //!
 //! A sink knows tensors and memory, not files. It owns what it was given until the bytes have left it.
 
+mod cuda;
 mod discard;
 mod host;
+mod route;
+mod target;
 
+pub use cuda::{
+    CudaLoad, CudaPlaces, CudaSink, CudaUsage, DeviceMemory, DeviceRegions, MemoryRequest,
+    TargetPlaces,
+};
 pub use discard::DiscardSink;
 pub use host::HostSink;
+pub use route::RouteSink;
+pub use target::TargetSink;
 
 use crate::buffer::Filled;
 use crate::engine::Wait;

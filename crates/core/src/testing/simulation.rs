@@ -8,7 +8,7 @@ use super::sim::{SimConfig, SimEngine};
 use crate::buffer::{Bell, Pool, PoolUsage};
 use crate::error::Result;
 use crate::pipeline::{Feed, LaneWork, Memory, run};
-use crate::plan::{Layout, Plan, Wanted, build};
+use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 use crate::report::{Counters, Report};
 use crate::request::Order;
 use crate::schedule::{Depth, Groups, InFlight, Schedule};
@@ -46,9 +46,9 @@ pub struct Watched {
 impl Watched {
     /// The budget.
     pub fn usage(&self) -> PoolUsage {
-        match self.feed.memory() {
-            Memory::Regions(pool) => pool.usage(),
-            Memory::Slab(_) | Memory::Whole(_) => unreachable!("simulated loads make tensors"),
+        match self.feed.memories() {
+            [Memory::Regions(pool)] => pool.usage(),
+            _ => unreachable!("simulated loads make tensors in place"),
         }
     }
 
@@ -73,14 +73,15 @@ impl Simulation {
                 source: tensor.shard(),
                 range: tensor.file_range(),
                 alignment: tensor.dtype().alignment(),
+                destination: 0,
             })
             .collect();
-        build(&wanted, &self.layouts)
+        build(&wanted, &self.layouts, &[Arrangement::InPlace])
     }
 
     /// The smallest budget that holds the largest region.
     pub fn limit_min(&self) -> u64 {
-        crate::buffer::Mapping::charge(self.plan().region_bytes_max()) as u64
+        crate::buffer::Mapping::charge(self.plan().region_bytes_max(0)) as u64
     }
 
     fn feed(&self, plan: &Arc<Plan>) -> Arc<Feed> {
@@ -90,7 +91,8 @@ impl Simulation {
         Arc::new(Feed::new(
             Arc::clone(plan),
             schedule,
-            Memory::Regions(pool),
+            vec![Memory::Regions(pool)],
+            None,
             bell,
         ))
     }
@@ -139,6 +141,7 @@ impl Simulation {
         let shared = Shared::new(
             StreamSetup {
                 feed: Arc::clone(&feed),
+                gate: Arc::default(),
                 counters: Arc::clone(&counters),
                 tensors,
                 order: self.order,

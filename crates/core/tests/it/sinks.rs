@@ -1,22 +1,61 @@
 //! Every sink keeps the contract.
 
+#![expect(unsafe_code, reason = "lends memory to a load")]
+
 use std::sync::Arc;
 
-use tload::buffer::{Bell, Slab};
+use tload::buffer::{Bell, KeepAlive, Slab, Target};
 use tload::engine::Wait;
-use tload::plan::Extent;
-use tload::sink::{DiscardSink, HostSink, Sink};
+use tload::plan::{Arrangement, Extent};
+use tload::sink::{DiscardSink, HostSink, Sink, TargetSink};
 use tload::testing::conformance::sink_suite;
 
 #[test]
 fn the_host_sink_keeps_the_contract() {
     sink_suite(
         "host",
+        Arrangement::InPlace,
         &|request, lanes| {
             let sink = HostSink::new(Arc::clone(&request.plan), Arc::clone(&request.tensors));
             vec![sink; lanes]
         },
         &|(index, tensor)| (*index, tensor.bytes().to_vec()),
+    );
+}
+
+/// Memory that a test lends to a load, and looks into afterwards.
+fn lend(bytes: usize) -> Target {
+    let memory: &'static mut [u8] = vec![0xEE; bytes].leak();
+    let start = std::ptr::NonNull::from(&mut *memory).cast();
+    let owner: KeepAlive = Arc::new(());
+    // SAFETY: leaked, so valid for ever; the test looks only at what has been handed out.
+    unsafe { Target::host(start, bytes, Some(owner)) }
+}
+
+#[test]
+fn the_target_sink_keeps_the_contract() {
+    sink_suite(
+        "target",
+        Arrangement::Scattered,
+        &|request, lanes| {
+            let tensors = request.tensors.iter();
+            let targets =
+                tensors.map(|info| Some(lend(usize::try_from(info.byte_len()).expect("small"))));
+            let sink = TargetSink::new(
+                Arc::clone(&request.plan),
+                Arc::clone(&request.tensors),
+                targets.collect(),
+                Arc::default(),
+            );
+            vec![sink; lanes]
+        },
+        &|(index, tensor)| {
+            let target = tensor.target().expect("memory of the caller's");
+            let start: *const u8 = tensor.as_ptr();
+            // SAFETY: leaked by `lend`; handed out, so nobody writes there.
+            let bytes = unsafe { std::slice::from_raw_parts(start, target.len()) };
+            (*index, bytes.to_vec())
+        },
     );
 }
 

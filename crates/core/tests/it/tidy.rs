@@ -22,20 +22,30 @@ const NAMES_OF_OTHERS: [(&str, &str); 1] =
 
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
 /// other. `testing` stands above all; nothing but tests may use it.
-const RANKS: [&[&str]; 13] = [
+const RANKS: [&[&str]; 14] = [
     &["error", "over", "retry"],
+    // One of the two: the driver, or what stands for it.
+    &["cuda", "no_cuda"],
     &["buffer", "format", "plan"],
     &["source"],
     // What a caller asks for names how a source is read (`Cache`).
     &["request", "tensor"],
     // The report shows sizes as `request` does.
-    &["checkpoint", "engine", "report", "schedule"],
+    &[
+        "budget",
+        "checkpoint",
+        "destinations",
+        "engine",
+        "receivers",
+        "report",
+        "schedule",
+    ],
     // A sink waits as an engine does (`Wait`).
     &["probe", "sink"],
     &["pipeline"],
     &["lane"],
-    &["prepare"],
-    &["stream"],
+    &["prepare", "provide"],
+    &["delivery", "stream"],
     &["copy"],
     &["load"],
     &["testing"],

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::run_all;
-use crate::buffer::{Filled, Pool, RegionWriter};
+use crate::buffer::{Filled, Pool, RegionWriter, Slab};
 use crate::engine::Wait;
 use crate::format::Dtype;
-use crate::plan::{Layout, Plan, Wanted, build};
+use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 use crate::sink::Sink;
 use crate::tensor::TensorInfo;
 use crate::testing::fixtures::{Rng, tensor_info};
@@ -27,18 +27,24 @@ type Open<'a, S> = &'a dyn Fn(&SinkRequest, usize) -> Vec<S>;
 /// What a finished tensor is: its index in [`SinkRequest::tensors`] and its bytes.
 type Describe<'a, T> = &'a dyn Fn(&T) -> (usize, Vec<u8>);
 
-/// Runs all checks on sinks that `open` makes.
-pub fn sink_suite<S: Sink>(name: &str, open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+/// Runs all checks on sinks that `open` makes, for tensors that lie in memory as `arrangement` says: in place, they get leases of
+/// their regions; else, of a slab.
+pub fn sink_suite<S: Sink>(
+    name: &str,
+    arrangement: Arrangement,
+    open: Open<'_, S>,
+    describe: Describe<'_, S::Tensor>,
+) {
     run_all(
         name,
         &[
             ("each tensor once, at its last piece", &|| {
-                each_tensor_once(open, describe);
+                each_tensor_once(arrangement, open, describe);
             }),
             ("tensors outlive the sink", &|| {
-                tensors_outlive(open, describe);
+                tensors_outlive(arrangement, open, describe);
             }),
-            ("dropped halfway", &|| dropped_halfway(open)),
+            ("dropped halfway", &|| dropped_halfway(arrangement, open)),
         ],
     );
 }
@@ -47,11 +53,17 @@ pub fn sink_suite<S: Sink>(name: &str, open: Open<'_, S>, describe: Describe<'_,
 struct Storage {
     bytes: Vec<u8>,
     request: SinkRequest,
-    pool: Pool,
+    memory: Memory,
+}
+
+/// What leases are of.
+enum Memory {
+    Regions(Pool),
+    Slots(Arc<Slab>),
 }
 
 impl Storage {
-    fn new(rng: &mut Rng) -> Self {
+    fn new(rng: &mut Rng, arrangement: Arrangement) -> Self {
         let mut tensors = Vec::new();
         let mut offset = 8 + rng.below(5000);
         for index in 0..=rng.index(12) {
@@ -76,6 +88,7 @@ impl Storage {
                 source: 0,
                 range: tensor.file_range(),
                 alignment: tensor.dtype().alignment(),
+                destination: 0,
             })
             .collect();
         let layout = Layout {
@@ -84,13 +97,22 @@ impl Storage {
             gap_bytes: rng.pick(&[0, 4096]),
         };
         let len = usize::try_from(offset).expect("small");
+        let plan = build(&wanted, &[layout], &[arrangement]);
+        let memory = match arrangement {
+            Arrangement::InPlace => Memory::Regions(Pool::new(64 << 20, Arc::default())),
+            Arrangement::Packed | Arrangement::Scattered => {
+                let slots = plan.extents.len().max(1);
+                let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default());
+                Memory::Slots(slab.expect("maps"))
+            }
+        };
         Self {
             bytes: rng.bytes(len),
             request: SinkRequest {
-                plan: Arc::new(build(&wanted, &[layout])),
+                plan: Arc::new(plan),
                 tensors: tensors.into(),
             },
-            pool: Pool::new(64 << 20, Arc::default()),
+            memory,
         }
     }
 
@@ -99,16 +121,22 @@ impl Storage {
         let plan = &*self.request.plan;
         let mut filled = Vec::new();
         for region in &plan.regions {
-            let mut writer: RegionWriter = self
-                .pool
-                .try_region(region.bytes, region.tensors)
-                .expect("maps")
-                .expect("fits");
+            let mut writer: Option<RegionWriter> = match &self.memory {
+                Memory::Regions(pool) => {
+                    let writer = pool.try_region(region.bytes, region.tensors);
+                    Some(writer.expect("maps").expect("fits"))
+                }
+                Memory::Slots(_) => None,
+            };
             for index in region.extents.clone() {
                 let extent = &plan.extents[index];
                 let start = usize::try_from(extent.offset).expect("small");
                 let end = (start + extent.window).min(self.bytes.len());
-                let lease = writer.carve(extent.window);
+                let lease = match (&mut writer, &self.memory) {
+                    (Some(writer), _) => writer.carve(extent.window),
+                    (None, Memory::Slots(slab)) => slab.try_lease(extent.window).expect("a slot"),
+                    (None, Memory::Regions(_)) => unreachable!("regions have writers"),
+                };
                 filled.push((index, lease.fill_from(&self.bytes[start..end])));
             }
         }
@@ -122,16 +150,28 @@ impl Storage {
     }
 
     fn assert_memory_is_back(self) {
-        self.pool.close();
-        assert_eq!(self.pool.usage().charged, 0, "bytes that were kept");
+        match self.memory {
+            Memory::Regions(pool) => {
+                pool.close();
+                assert_eq!(pool.usage().charged, 0, "bytes that were kept");
+            }
+            Memory::Slots(slab) => {
+                let free = std::iter::from_fn(|| slab.try_lease(1)).collect::<Vec<_>>();
+                assert_eq!(free.len(), slab.slots(), "slots that are back");
+            }
+        }
     }
 }
 
 /// In any order, over any number of lanes; never before the last piece, never twice.
-fn each_tensor_once<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+fn each_tensor_once<S: Sink>(
+    arrangement: Arrangement,
+    open: Open<'_, S>,
+    describe: Describe<'_, S::Tensor>,
+) {
     for seed in 0..100 {
         let mut rng = Rng::new(seed);
-        let storage = Storage::new(&mut rng);
+        let storage = Storage::new(&mut rng, arrangement);
         let lanes = 1 + rng.index(3);
         let mut sinks = open(&storage.request, lanes);
         let mut missing: Vec<u32> = storage
@@ -179,9 +219,13 @@ fn each_tensor_once<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor
     }
 }
 
-fn tensors_outlive<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor>) {
+fn tensors_outlive<S: Sink>(
+    arrangement: Arrangement,
+    open: Open<'_, S>,
+    describe: Describe<'_, S::Tensor>,
+) {
     for seed in 100..120 {
-        let storage = Storage::new(&mut Rng::new(seed));
+        let storage = Storage::new(&mut Rng::new(seed), arrangement);
         let mut sink = open(&storage.request, 1).remove(0);
         let mut ready = Vec::new();
         for (index, filled) in storage.extents() {
@@ -202,10 +246,10 @@ fn tensors_outlive<S: Sink>(open: Open<'_, S>, describe: Describe<'_, S::Tensor>
     }
 }
 
-fn dropped_halfway<S: Sink>(open: Open<'_, S>) {
+fn dropped_halfway<S: Sink>(arrangement: Arrangement, open: Open<'_, S>) {
     for seed in 120..140 {
         let mut rng = Rng::new(seed);
-        let storage = Storage::new(&mut rng);
+        let storage = Storage::new(&mut rng, arrangement);
         let mut sink = open(&storage.request, 1).remove(0);
         let mut extents = storage.extents();
         rng.shuffle(&mut extents);

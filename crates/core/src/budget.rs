@@ -1,0 +1,327 @@
+//! How much memory a load may take, on the host and on each GPU: known, and checked, before the first read. Pure.
+
+use crate::buffer::Mapping;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Plan;
+use crate::request::{Options, format_bytes};
+use crate::tensor::TensorInfo;
+
+/// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
+/// tensors near that size or above gets room for its largest one beside others: a quarter of it, or all that may be in flight. (A
+/// load over 16 connections of 20 MB/s each lost a tenth of its time with less: connections idled at the end of each large
+/// tensor, 2026-11.)
+const MEMORY_LIMIT: u64 = 512 << 20;
+
+/// Most staging memory unless the caller says otherwise, bytes: pinning more takes longer than the first reads.
+const STAGING_BYTES_MAX: u64 = 512 << 20;
+
+/// What a load asks of memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) tensors: &'a [TensorInfo],
+    /// Bytes that may be in flight.
+    pub(crate) in_flight: u64,
+    /// Reads of the largest size that may be in flight.
+    pub(crate) reads: usize,
+}
+
+/// Host memory of a load, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostBudget {
+    /// For tensors that live on the host.
+    pub(crate) pool: u64,
+    /// Length of a staging slot; 0 when nothing is staged.
+    pub(crate) slot: u64,
+    /// Staging slots.
+    pub(crate) slots: u64,
+    /// Most bytes that staging memory may have when there is some left from an earlier load.
+    pub(crate) staging_max: u64,
+}
+
+impl Demand<'_> {
+    /// Host memory: `host` is the destination whose tensors live there, `staged` whether others take a way over staging memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, with what would do.
+    pub(crate) fn host(
+        &self,
+        host: Option<usize>,
+        staged: bool,
+        options: &Options,
+    ) -> Result<HostBudget> {
+        // A destination whose tensors have no bytes needs none.
+        let host = host.filter(|host| self.plan.regions_of(*host).next().is_some());
+        let largest = host.map_or(0, |host| {
+            Mapping::charge(self.plan.region_bytes_max(host)) as u64
+        });
+        let slot = if staged && !self.plan.extents.is_empty() {
+            Mapping::charge(self.plan.window_bytes_max()) as u64
+        } else {
+            0
+        };
+        let needed = largest + slot;
+        let pool_default = if host.is_some() {
+            self.default_for(largest)
+        } else {
+            0
+        };
+        let slots_wanted = self.slots_wanted(slot);
+        let limit = options
+            .memory_limit
+            .unwrap_or(pool_default + slots_wanted * slot);
+        if needed > limit && !self.plan.regions.is_empty() {
+            return Err(match host.filter(|_| largest > 0) {
+                Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
+                None => slot_too_large(slot, limit),
+            });
+        }
+        let slots = (limit - largest.min(limit))
+            .checked_div(slot)
+            .map_or(0, |room| room.min(slots_wanted).max(1));
+        let staging_max = match options.memory_limit {
+            Some(_) => slots * slot,
+            None => (slots * slot).max(STAGING_BYTES_MAX),
+        };
+        Ok(HostBudget {
+            pool: limit - slots * slot,
+            slot,
+            slots,
+            staging_max,
+        })
+    }
+
+    /// All that may be in flight, and as many slots again as reads: while some are being filled, others are being copied out.
+    fn slots_wanted(&self, slot: u64) -> u64 {
+        let most = STAGING_BYTES_MAX.checked_div(slot).unwrap_or(0).max(1);
+        let in_flight = self.in_flight.checked_div(slot).unwrap_or(0);
+        (in_flight + self.reads as u64)
+            .min(self.plan.extents.len() as u64)
+            .clamp(1, most)
+    }
+
+    /// Bytes of GPU `ordinal`, whose tensors are those of `destination`, when `free` are free.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, or when the GPU has less free.
+    pub(crate) fn device(
+        &self,
+        destination: usize,
+        ordinal: usize,
+        free: u64,
+        options: &Options,
+    ) -> Result<u64> {
+        let largest = self.plan.region_bytes_max(destination) as u64;
+        let regions = self.plan.regions_of(destination);
+        let total: u64 = regions.map(|region| region.bytes as u64).sum();
+        let given = options.device_memory_limit;
+        let limit = given.unwrap_or_else(|| self.default_for(largest));
+        if largest > limit {
+            let place = format!("cuda:{ordinal}");
+            return Err(self.too_large(destination, largest, limit, "device_memory_limit", &place));
+        }
+        let wanted = limit.min(total);
+        if wanted <= free {
+            return Ok(limit);
+        }
+        if given.is_none() && largest <= free {
+            // The caller may hold what it has received while the next is to be brought; allocators take memory in steps.
+            let room = (free - free / 64).saturating_sub(largest);
+            return Ok(room.max(largest));
+        }
+        // What it cannot do without, or what it was told to use.
+        let wanted = if given.is_none() { largest } else { wanted };
+        Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "cuda:{ordinal} has {} ({free} bytes) free; {} ({wanted} bytes) are needed at once",
+                format_bytes(free),
+                format_bytes(wanted)
+            ),
+        )
+        .with_tensor(self.largest_tensor(destination).name())
+        .with_hint(if given.is_none() {
+            "free memory of the GPU, or load fewer tensors"
+        } else {
+            "free memory of the GPU, or lower device_memory_limit"
+        }))
+    }
+
+    fn default_for(&self, largest: u64) -> u64 {
+        MEMORY_LIMIT.max(largest + self.in_flight.max(largest / 4))
+    }
+
+    fn too_large(
+        &self,
+        destination: usize,
+        needed: u64,
+        limit: u64,
+        option: &str,
+        place: &str,
+    ) -> Error {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "{} ({needed} bytes) are needed at once to load it into {place}; the memory limit is {} ({limit} bytes)",
+                format_bytes(needed),
+                format_bytes(limit)
+            ),
+        )
+        .with_tensor(self.largest_tensor(destination).name())
+        // Not rounded: whoever follows it must succeed.
+        .with_hint(format!("set {option} to at least {needed} bytes"))
+    }
+
+    /// Of small tensors that share the largest region, the largest.
+    fn largest_tensor(&self, destination: usize) -> &TensorInfo {
+        let bytes = self.plan.region_bytes_max(destination);
+        let in_largest = |tensor: &usize| {
+            let place = self.plan.targets[*tensor].place;
+            place.is_some_and(|(region, _)| {
+                let region = &self.plan.regions[region];
+                region.destination == destination && region.bytes == bytes
+            })
+        };
+        (0..self.tensors.len())
+            .filter(in_largest)
+            .map(|index| &self.tensors[index])
+            .max_by_key(|tensor| tensor.byte_len())
+            .expect("every region holds a tensor")
+    }
+}
+
+fn slot_too_large(slot: u64, limit: u64) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!(
+            "one read of {} ({slot} bytes) is staged at a time at least; the memory limit is {} ({limit} bytes)",
+            format_bytes(slot),
+            format_bytes(limit)
+        ),
+    )
+    .with_hint(format!(
+        "set memory_limit to at least {slot} bytes, or lower extent_bytes"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Dtype, Entry};
+    use crate::plan::{Arrangement, Layout, Wanted, build};
+
+    const MIB: u64 = 1 << 20;
+
+    fn tensors(sizes: &[u64]) -> Vec<TensorInfo> {
+        let mut offset = 4096;
+        let infos = sizes.iter().enumerate().map(|(index, size)| {
+            let range = offset..offset + size;
+            offset += size;
+            let entry = Entry {
+                name: format!("t{index}"),
+                dtype: Dtype::U8,
+                shape: vec![usize::try_from(*size).expect("small")],
+                range,
+            };
+            TensorInfo::new(entry, 0)
+        });
+        infos.collect()
+    }
+
+    /// Tensors of so many bytes each, the first `host` of them in place, the others packed.
+    fn plan(tensors: &[TensorInfo], host: usize) -> Plan {
+        let wanted: Vec<_> = tensors
+            .iter()
+            .enumerate()
+            .map(|(index, info)| Wanted {
+                source: 0,
+                range: info.file_range(),
+                alignment: 1,
+                destination: usize::from(index >= host),
+            })
+            .collect();
+        let layout = Layout {
+            extent_bytes: MIB,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        build(
+            &wanted,
+            &[layout],
+            &[Arrangement::InPlace, Arrangement::Packed],
+        )
+    }
+
+    fn options(memory: Option<u64>, device: Option<u64>) -> Options {
+        Options {
+            memory_limit: memory,
+            device_memory_limit: device,
+            ..Options::default()
+        }
+    }
+
+    fn with<T>(sizes: &[u64], host: usize, ask: impl Fn(&Demand<'_>) -> T) -> T {
+        let tensors = tensors(sizes);
+        let plan = plan(&tensors, host);
+        ask(&Demand {
+            plan: &plan,
+            tensors: &tensors,
+            in_flight: 8 * MIB,
+            reads: 8,
+        })
+    }
+
+    #[test]
+    fn staging_has_slots_for_reads_and_copies_and_never_more_than_the_limit() {
+        with(&[32 * MIB], 0, |demand| {
+            let free = demand.host(None, true, &options(None, None)).expect("fits");
+            assert_eq!((free.pool, free.slot, free.slots), (0, MIB, 16));
+            let some = demand.host(None, true, &options(Some(5 * MIB + 1), None));
+            let some = some.expect("fits");
+            assert_eq!((some.slots, some.staging_max), (5, 5 * MIB));
+            let error = demand
+                .host(None, true, &options(Some(MIB - 1), None))
+                .expect_err("no slot fits");
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        });
+    }
+
+    #[test]
+    fn host_tensors_and_slots_share_the_limit() {
+        with(&[3 * MIB, 5 * MIB], 1, |demand| {
+            let limits = options(Some(6 * MIB), None);
+            let both = demand.host(Some(0), true, &limits).expect("fits");
+            assert_eq!(both.pool + both.slots * both.slot, 6 * MIB);
+            assert!(both.pool >= 3 * MIB && both.slots >= 2);
+            let error = demand
+                .host(Some(0), true, &options(Some(4 * MIB - 1), None))
+                .expect_err("tensor and slot do not fit");
+            assert_eq!(error.tensor(), Some("t0"));
+        });
+    }
+
+    #[test]
+    fn a_device_is_asked_for_what_is_free() {
+        with(&[4 * MIB, 6 * MIB], 0, |demand| {
+            let device = |free, limit| demand.device(1, 3, free, &options(None, limit));
+            assert_eq!(device(100 * MIB, Some(6 * MIB)).expect("fits"), 6 * MIB);
+            // The default is more than the load needs.
+            assert!(device(10 * MIB, None).expect("all of it fits") >= 10 * MIB);
+            // Less than both tensors: room is left for one that the caller holds.
+            assert_eq!(device(8 * MIB, None).expect("shrinks"), 6 * MIB);
+            assert_eq!(device(6 * MIB, None).expect("the largest fits"), 6 * MIB);
+            for (free, limit) in [
+                (100 * MIB, Some(6 * MIB - 1)),
+                (5 * MIB, None),
+                (7 * MIB, Some(8 * MIB)),
+            ] {
+                let error = device(free, limit).expect_err("too little");
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                assert_eq!(error.tensor(), Some("t1"));
+                assert!(error.to_string().contains("cuda:3"), "{error}");
+            }
+        });
+    }
+}

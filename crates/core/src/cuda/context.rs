@@ -1,0 +1,347 @@
+//! The primary context of a device, and what the device says of itself.
+
+#![expect(
+    unsafe_code,
+    reason = "retains, binds and releases contexts of the driver"
+)]
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the driver has a hundred error codes"
+)]
+
+use std::marker::PhantomData;
+use std::path::Path;
+use std::process;
+use std::ptr;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUmemPool_attribute, CUresult, CUstreamCaptureMode,
+    cuCtxPopCurrent_v2, cuCtxPushCurrent_v2, cuDeviceGetPCIBusId,
+    cuThreadExchangeStreamCaptureMode,
+};
+use cudarc::driver::{DriverError, result};
+
+use super::driver::{self, Driver, failure};
+use super::stream::Stream;
+use crate::error::{Error, ErrorKind, Result};
+
+/// The primary context of one device. Clones are the same; the last one releases it.
+#[derive(Clone)]
+pub struct Context(Arc<Inner>);
+
+struct Inner {
+    ordinal: usize,
+    device: CUdevice,
+    raw: CUcontext,
+    driver: &'static Driver,
+    /// Whether the device has memory pools: then allocations are ordered with streams.
+    has_pools: bool,
+    /// Where memory is freed: once nothing that the context had been given can use it any more.
+    freeing: OnceLock<Stream>,
+    /// The process that retained it.
+    process: u32,
+}
+
+// SAFETY: a context may be bound by any thread, by several at a time; the rest is plain.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+/// The contexts that loads of this process have.
+static KNOWN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Free and all memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeMemory {
+    /// Bytes that nobody has.
+    pub free: u64,
+    /// Bytes.
+    pub total: u64,
+}
+
+/// What a device says of itself.
+#[derive(Clone, Debug)]
+pub struct DeviceFacts {
+    /// Its number in this process.
+    pub ordinal: usize,
+    /// For example `"NVIDIA H200"`.
+    pub name: String,
+    /// Bytes of memory.
+    pub total_bytes: u64,
+    /// The node of host memory that it is closest to, where the system says so.
+    pub numa_node: Option<u32>,
+}
+
+/// The context is current on this thread until this is dropped; then what was current before is again.
+#[derive(Debug)]
+pub struct Bound {
+    pushed: bool,
+    /// The thread's capture mode before.
+    mode: Option<CUstreamCaptureMode>,
+    /// What is current is a thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+/// Sets the thread's mode of stream capture, and returns the one before.
+///
+/// In the usual mode, calls of ours such as asking an event would fail while another thread captures a graph, and would end that
+/// capture. What we call has nothing to do with anybody's capture, which is what the relaxed mode is for.
+fn capture_mode(mode: CUstreamCaptureMode) -> Option<CUstreamCaptureMode> {
+    let mut mode = mode;
+    // SAFETY: the pointer is to a local variable.
+    let exchanged = unsafe { cuThreadExchangeStreamCaptureMode(&raw mut mode) };
+    exchanged.result().ok().map(|()| mode)
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if let Some(mode) = self.mode {
+            capture_mode(mode);
+        }
+        if self.pushed {
+            let mut popped = ptr::null_mut();
+            // SAFETY: the pointer is to a local variable; what is popped is what `bind` pushed, on this thread.
+            let _ = unsafe { cuCtxPopCurrent_v2(&raw mut popped) };
+        }
+    }
+}
+
+impl Context {
+    /// The primary context of device `ordinal`: made if nobody has it yet.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] without a driver, [`ErrorKind::InvalidRequest`] for a device that is not there,
+    /// [`ErrorKind::Device`] when the driver cannot make a context.
+    pub fn open(ordinal: usize) -> Result<Self> {
+        let driver = driver::open()?;
+        // Loads of one device share a context of ours, and with it the stream that memory is freed on.
+        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = |inner: &Arc<Inner>| inner.ordinal == ordinal && inner.process == process::id();
+        if let Some(inner) = known.iter().filter_map(Weak::upgrade).find(here) {
+            return Ok(Self(inner));
+        }
+        let device = device(ordinal)?;
+        // SAFETY: the device is the driver's own.
+        let raw = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|error| failure(format!("cannot use GPU cuda:{ordinal}"), error))?;
+        let has_pools = attribute(
+            device,
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED,
+        )
+        .is_some_and(|supported| supported != 0);
+        let context = Self(Arc::new(Inner {
+            ordinal,
+            device,
+            raw,
+            driver,
+            has_pools,
+            freeing: OnceLock::new(),
+            process: process::id(),
+        }));
+        known.retain(|known| known.strong_count() > 0);
+        known.push(Arc::downgrade(&context.0));
+        Ok(context)
+    }
+
+    /// The device's number in this process.
+    pub fn ordinal(&self) -> usize {
+        self.0.ordinal
+    }
+
+    /// What the device says of itself.
+    pub fn facts(&self) -> DeviceFacts {
+        DeviceFacts {
+            ordinal: self.ordinal(),
+            name: result::device::get_name(self.0.device).unwrap_or_else(|_| "GPU".to_owned()),
+            total_bytes: self.free_memory().map_or(0, |memory| memory.total),
+            numa_node: self.numa_node(),
+        }
+    }
+
+    /// How much of the device's memory is free now.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn free_memory(&self) -> Result<FreeMemory> {
+        let _bound = self.bind()?;
+        let (free, total) = result::mem_get_info()
+            .map_err(|error| self.failure("cannot ask for free memory", error))?;
+        Ok(FreeMemory {
+            free: free as u64,
+            total: total as u64,
+        })
+    }
+
+    /// Whether the GPU has stopped, and so uses no memory any more: `error` says so, or the context answers nothing, not even what
+    /// costs nothing.
+    pub fn is_lost(&self, error: &Error) -> bool {
+        driver::is_lost_context(error) || self.free_memory().is_err()
+    }
+
+    /// How much of the device's memory a load that brings no allocator could get: what is free, and what the device's pool keeps
+    /// of memory that was freed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn available_memory(&self) -> Result<u64> {
+        super::memory::free_leftovers();
+        let _bound = self.bind()?;
+        if let Some(freeing) = self.0.freeing.get() {
+            // What was let go of a moment ago is free when the GPU is done with it.
+            freeing.synchronize()?;
+        }
+        let idle = if self.0.has_pools {
+            self.idle_in_pool().unwrap_or(0)
+        } else {
+            0
+        };
+        Ok(self.free_memory()?.free + idle)
+    }
+
+    fn idle_in_pool(&self) -> Option<u64> {
+        let attribute = |name| {
+            // SAFETY: the device is the driver's own.
+            let pool = unsafe { result::device::get_default_mem_pool(self.0.device) }.ok()?;
+            let mut bytes = 0_u64;
+            let value: *mut u64 = &raw mut bytes;
+            // SAFETY: the pool is the device's, and both attributes are 64-bit numbers.
+            unsafe { result::mem_pool::get_attribute(pool, name, value.cast()) }.ok()?;
+            Some(bytes)
+        };
+        let reserved = attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)?;
+        let used = attribute(CUmemPool_attribute::CU_MEMPOOL_ATTR_USED_MEM_CURRENT)?;
+        reserved.checked_sub(used)
+    }
+
+    /// The node of host memory that the device is closest to; none where the system has one node, or does not say.
+    pub fn numa_node(&self) -> Option<u32> {
+        let mut name = [0; 32];
+        let len = i32::try_from(name.len()).expect("32");
+        // SAFETY: the buffer has as many bytes as the call is told.
+        let asked = unsafe { cuDeviceGetPCIBusId(name.as_mut_ptr(), len, self.0.device) };
+        asked.result().ok()?;
+        let bytes: Vec<u8> = name
+            .iter()
+            .map(|byte| byte.to_ne_bytes()[0])
+            .take_while(|byte| *byte != 0)
+            .collect();
+        let bus = String::from_utf8(bytes).ok()?.to_lowercase();
+        let file = Path::new("/sys/bus/pci/devices")
+            .join(bus)
+            .join("numa_node");
+        // -1 when the firmware does not say.
+        std::fs::read_to_string(file).ok()?.trim().parse().ok()
+    }
+
+    /// Waits until everything that the context was given is done.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn synchronize(&self) -> Result<()> {
+        let _bound = self.bind()?;
+        result::ctx::synchronize().map_err(|error| self.failure("cannot wait for the GPU", error))
+    }
+
+    /// Makes the context current on this thread, whatever was current before.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn bind(&self) -> Result<Bound> {
+        let bound = |pushed| Bound {
+            pushed,
+            mode: capture_mode(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED),
+            _thread: PhantomData,
+        };
+        let current = result::ctx::get_current()
+            .map_err(|error| self.failure("cannot use a context", error))?;
+        if current == Some(self.0.raw) {
+            return Ok(bound(false));
+        }
+        // SAFETY: the context is retained as long as `self` lives; `Bound` pops it.
+        unsafe { cuCtxPushCurrent_v2(self.0.raw) }
+            .result()
+            .map_err(|error| self.failure("cannot make a context current", error))?;
+        Ok(bound(true))
+    }
+
+    pub(super) fn raw(&self) -> CUcontext {
+        self.0.raw
+    }
+
+    pub(super) fn driver(&self) -> &'static Driver {
+        self.0.driver
+    }
+
+    pub(super) fn has_pools(&self) -> bool {
+        self.0.has_pools
+    }
+
+    /// The stream that memory is freed on.
+    pub(super) fn freeing(&self) -> Result<&Stream> {
+        if let Some(stream) = self.0.freeing.get() {
+            return Ok(stream);
+        }
+        // Without a reference to the context: it would hold itself.
+        let made = Stream::unowned(self)?;
+        Ok(self.0.freeing.get_or_init(|| made))
+    }
+
+    pub(super) fn failure(&self, what: &str, error: DriverError) -> Error {
+        failure(format!("cuda:{}: {what}", self.ordinal()), error)
+    }
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Context(cuda:{})", self.ordinal())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if let Some(freeing) = self.freeing.take() {
+            // SAFETY: the context is retained until below; `Bound` pops it.
+            let pushed = unsafe { cuCtxPushCurrent_v2(self.raw) };
+            let _bound = Bound {
+                pushed: pushed.result().is_ok(),
+                mode: None,
+                _thread: PhantomData,
+            };
+            drop(freeing);
+        }
+        // SAFETY: retained once in `open`. When nobody else has the context, the driver destroys it with all that is left in it.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+fn device(ordinal: usize) -> Result<CUdevice> {
+    let count = driver::driver()?.devices;
+    let number = i32::try_from(ordinal).unwrap_or(i32::MAX);
+    result::device::get(number).map_err(|error| match error.0 {
+        CUresult::CUDA_ERROR_INVALID_DEVICE | CUresult::CUDA_ERROR_INVALID_VALUE => {
+            let seen = match count {
+                1 => "one GPU, cuda:0".to_owned(),
+                count => format!("{count} GPUs, cuda:0 to cuda:{}", count.saturating_sub(1)),
+            };
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("there is no cuda:{ordinal}: this process sees {seen}"),
+            )
+            .with_hint(
+                "CUDA_VISIBLE_DEVICES says which GPUs a process sees, and numbers them from 0",
+            )
+        }
+        _ => failure(format!("cannot use GPU cuda:{ordinal}"), error),
+    })
+}
+
+fn attribute(device: CUdevice, name: CUdevice_attribute) -> Option<i32> {
+    // SAFETY: the device is the driver's own.
+    unsafe { result::device::get_attribute(device, name) }.ok()
+}

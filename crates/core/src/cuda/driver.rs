@@ -1,0 +1,239 @@
+//! Finding the driver, and its failures as errors.
+
+#![expect(
+    unsafe_code,
+    reason = "loads a library and asks the driver for its version"
+)]
+#![expect(
+    clippy::wildcard_enum_match_arm,
+    reason = "the driver has a hundred error codes"
+)]
+
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{CUcontext, CUevent, CUresult, cuDriverGetVersion};
+use cudarc::driver::{DriverError, result};
+use libloading::Library;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The names that the driver goes by, in the order in which the bindings look.
+const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
+
+/// The oldest driver that has every function we use: memory pools came with 11.2, and what is tested begins here.
+const VERSION_MIN: i32 = 11_040;
+
+/// The driver that brought `cuCtxRecordEvent`.
+const RECORD_CONTEXT_SINCE: i32 = 12_050;
+
+/// What is known of the driver.
+#[derive(Clone, Debug)]
+pub struct DriverFacts {
+    /// The newest CUDA that it supports, for example `12080`.
+    pub version: i32,
+    /// Devices that it shows to this process.
+    pub devices: usize,
+}
+
+/// `cuCtxRecordEvent`, which drivers have since 12.5.
+type RecordContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
+
+/// `cuEventElapsedTime`: the bindings for CUDA 13 call a newer one, which older drivers lack.
+type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+
+/// A driver that answers.
+pub(super) struct Driver {
+    library: Library,
+    version: i32,
+}
+
+/// The driver, loaded and initialised once for the process. A failure is not remembered: the next load looks again.
+pub(super) fn open() -> Result<&'static Driver> {
+    static DRIVER: OnceLock<Driver> = OnceLock::new();
+    if let Some(driver) = DRIVER.get() {
+        return Ok(driver);
+    }
+    // The bindings panic when there is none, so this must come first.
+    let mut tries = NAMES.iter().map(|name| {
+        // SAFETY: loading the vendor's driver runs its initialisers, which is what every CUDA program does.
+        unsafe { Library::new(*name) }
+    });
+    let Some(library) = tries.find_map(std::result::Result::ok) else {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "no CUDA driver was found (libcuda.so, libcuda.so.1)",
+        )
+        .with_hint(
+            "install the NVIDIA driver, expose the GPU to this container, or use device=cpu",
+        ));
+    };
+    result::init().map_err(refused)?;
+    let mut version = 0;
+    // SAFETY: the pointer is to a local variable.
+    let asked = unsafe { cuDriverGetVersion(&raw mut version) };
+    asked
+        .result()
+        .map_err(|error| failure("cannot ask the CUDA driver for its version", error))?;
+    if version < VERSION_MIN {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            format!(
+                "the CUDA driver supports CUDA {}; {} or newer is needed",
+                dotted(version),
+                dotted(VERSION_MIN)
+            ),
+        )
+        .with_hint("install a newer NVIDIA driver"));
+    }
+    Ok(DRIVER.get_or_init(|| Driver { library, version }))
+}
+
+/// What is known of the driver.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`] without a driver that can be used.
+pub fn driver() -> Result<DriverFacts> {
+    let version = open()?.version;
+    let devices = result::device::get_count()
+        .map_err(|error| failure("cannot ask the CUDA driver for its devices", error))?;
+    Ok(DriverFacts {
+        version,
+        devices: usize::try_from(devices).unwrap_or(0),
+    })
+}
+
+impl Driver {
+    /// Records an event behind everything that any stream of a context has been given.
+    pub(super) fn record_context(&self) -> Option<RecordContext> {
+        if self.version < RECORD_CONTEXT_SINCE {
+            return None;
+        }
+        // SAFETY: the type is the one that CUDA's manual gives for this name.
+        let found = unsafe { self.library.get::<RecordContext>(b"cuCtxRecordEvent\0") };
+        found.ok().map(|symbol| *symbol)
+    }
+}
+
+impl Driver {
+    /// Milliseconds between two events.
+    pub(super) fn elapsed_time(&self) -> Option<ElapsedTime> {
+        // SAFETY: the type is the one that CUDA's manual gives for this name.
+        let found = unsafe { self.library.get::<ElapsedTime>(b"cuEventElapsedTime\0") };
+        found.ok().map(|symbol| *symbol)
+    }
+}
+
+fn dotted(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
+/// The driver is there and does not want to begin.
+fn refused(error: DriverError) -> Error {
+    let (message, hint) = match error.0 {
+        CUresult::CUDA_ERROR_STUB_LIBRARY => (
+            "the CUDA driver that was found is the toolkit's stub, which only serves to link programs",
+            "take the toolkit's `stubs` folder out of LD_LIBRARY_PATH, or install the NVIDIA driver",
+        ),
+        CUresult::CUDA_ERROR_NO_DEVICE => (
+            "the CUDA driver sees no GPU",
+            "look at CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use device=cpu",
+        ),
+        CUresult::CUDA_ERROR_NOT_INITIALIZED => (
+            "the CUDA driver cannot be used in a process that fork made after CUDA was in use",
+            "start the process with multiprocessing's start method \"spawn\"",
+        ),
+        _ => (
+            "the CUDA driver cannot be initialised",
+            "see whether `nvidia-smi` works, and what the kernel's log says of the NVIDIA driver",
+        ),
+    };
+    Error::new(ErrorKind::Unsupported, message)
+        .with_hint(hint)
+        .with_source(Cause::of(error))
+}
+
+/// The driver could not do `what`.
+pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
+    let hint = match error.0 {
+        CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_DEINITIALIZED => {
+            "CUDA cannot be used in a process that fork made after CUDA was in use, nor while a process exits"
+        }
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+            "free memory of the GPU: `nvidia-smi` shows which processes have it"
+        }
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            "another process has the GPU for itself (its compute mode is exclusive), or the GPU is gone"
+        }
+        code if is_lost(code) => {
+            "the GPU's context is lost, by this or an earlier failure: start a new process; the kernel's log (dmesg, Xid) may say \
+             why"
+        }
+        _ => "see whether `nvidia-smi` works, and what the kernel's log says of the NVIDIA driver",
+    };
+    let kind = match error.0 {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
+        _ => ErrorKind::Device,
+    };
+    Error::new(kind, what)
+        .with_hint(hint)
+        .with_source(Cause::of(error))
+}
+
+/// Whether an error of this module says that the GPU has stopped, and so uses no memory any more.
+pub(super) fn is_lost_context(error: &Error) -> bool {
+    let cause = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Cause>());
+    cause.is_some_and(|cause| {
+        is_lost(cause.code) || cause.code == CUresult::CUDA_ERROR_DEINITIALIZED
+    })
+}
+
+/// Whether a context that answers so answers nothing else any more (CUDA driver API, "Error handling": the process must be
+/// terminated and relaunched).
+fn is_lost(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+            | CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+    )
+}
+
+/// What the driver said: `CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered`.
+#[derive(Debug)]
+struct Cause {
+    code: CUresult,
+    text: String,
+}
+
+impl Cause {
+    fn of(error: DriverError) -> Self {
+        let text = |found: std::result::Result<&std::ffi::CStr, DriverError>| {
+            found.map_or("?".to_owned(), |text| text.to_string_lossy().into_owned())
+        };
+        let (name, string) = (text(error.error_name()), text(error.error_string()));
+        Self {
+            code: error.0,
+            text: format!("{name} ({}): {string}", error.0 as u32),
+        }
+    }
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Cause {}

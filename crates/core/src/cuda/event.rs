@@ -1,0 +1,142 @@
+//! Events: marks in a stream that fire when all before them is done.
+
+#![expect(unsafe_code, reason = "records and asks events of the driver")]
+
+use cudarc::driver::result;
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult, CUstream, cuEventCreate};
+
+use super::context::Context;
+use super::stream::Stream;
+use crate::error::{Error, Result};
+
+/// An event. One that was never recorded has fired.
+pub struct Event {
+    raw: CUevent,
+    context: Context,
+}
+
+// SAFETY: events may be used by any thread.
+unsafe impl Send for Event {}
+// SAFETY: by several at a time, too: the driver has locks.
+unsafe impl Sync for Event {}
+
+impl Event {
+    /// A new event of `context`. Who waits for it sleeps: a thread that spins would take a whole core from the readers.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`].
+    pub fn new(context: &Context) -> Result<Self> {
+        let _bound = context.bind()?;
+        let flags = CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: the pointer is to a local variable.
+        unsafe { cuEventCreate(&raw mut raw, flags) }
+            .result()
+            .map_err(|error| context.failure("cannot make an event", error))?;
+        Ok(Self {
+            raw,
+            context: context.clone(),
+        })
+    }
+
+    /// Marks the place that `stream` has come to. Forgets where it was recorded before.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`].
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        self.record_raw(stream.raw())
+    }
+
+    /// Marks the place that somebody else's stream has come to: `0` or `1` is the default stream, `2` the thread's own.
+    ///
+    /// # Safety
+    ///
+    /// Above 2, `stream` must be the address of a live stream of this device.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`].
+    pub unsafe fn record_foreign(&self, stream: u64) -> Result<()> {
+        let address = usize::try_from(stream).expect("addresses have 64 bits");
+        self.record_raw(std::ptr::without_provenance_mut(address))
+    }
+
+    fn record_raw(&self, stream: CUstream) -> Result<()> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event lives as long as `self`, and the stream is live: ours, or by the promise to `record_foreign`.
+        unsafe { result::event::record(self.raw, stream) }
+            .map_err(|error| self.context.failure("cannot record an event", error))
+    }
+
+    /// Marks the place that all streams of the context have come to.
+    pub(super) fn record_context(&self) -> Option<std::result::Result<(), Error>> {
+        let record = self.context.driver().record_context()?;
+        // SAFETY: context and event live as long as `self`.
+        let recorded = unsafe { record(self.context.raw(), self.raw) };
+        let failure = |error| self.context.failure("cannot record an event", error);
+        Some(recorded.result().map_err(failure))
+    }
+
+    /// Whether all before it is done.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`]: what was before it failed, or the context is lost.
+    pub fn has_fired(&self) -> Result<bool> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { result::event::query(self.raw) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.0 == CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) => Err(self.context.failure("copying to the GPU failed", error)),
+        }
+    }
+
+    /// Sleeps until all before it is done.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`]: what was before it failed, or the context is lost.
+    pub fn wait(&self) -> Result<()> {
+        let _bound = self.context.bind()?;
+        // SAFETY: the event lives as long as `self`.
+        unsafe { result::event::synchronize(self.raw) }
+            .map_err(|error| self.context.failure("copying to the GPU failed", error))
+    }
+
+    /// Seconds between two events of one stream that have fired; 0 if the driver cannot say.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        let Some(elapsed) = self.context.driver().elapsed_time() else {
+            return 0.0;
+        };
+        let Ok(_bound) = self.context.bind() else {
+            return 0.0;
+        };
+        let mut milliseconds = 0.0_f32;
+        // SAFETY: the events live as long as their owners, and the pointer is to a local variable.
+        let asked = unsafe { elapsed(&raw mut milliseconds, earlier.raw, self.raw) };
+        asked
+            .result()
+            .map_or(0.0, |()| f64::from(milliseconds) / 1e3)
+    }
+
+    pub(super) fn raw(&self) -> CUevent {
+        self.raw
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        let _bound = self.context.bind();
+        // SAFETY: the event is ours, and a stream that still waits for it keeps what it needs of it.
+        let _ = unsafe { result::event::destroy(self.raw) };
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Event(cuda:{})", self.context.ordinal())
+    }
+}

@@ -1,0 +1,328 @@
+//! Loading into what the caller has: which tensor goes where, and everything that does not fit, before a byte is written. Pure.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::buffer::Target;
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Dtype;
+use crate::plan::Selection;
+use crate::request::Device;
+use crate::tensor::TensorInfo;
+
+/// What the caller has for the tensor of a name.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    /// The tensor's name.
+    pub name: String,
+    /// Its element type; none if safetensors files have no such type.
+    pub dtype: Option<Dtype>,
+    /// Elements along each dimension.
+    pub shape: Vec<usize>,
+    /// Where it lives.
+    pub device: Device,
+    /// Its memory, if bytes can go straight there: it is contiguous, and of the tensor's dtype. Without, the caller copies.
+    pub memory: Option<Target>,
+}
+
+/// What may differ between a checkpoint and what receives it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiverRules {
+    /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
+    pub strict: bool,
+    /// A receiver may have another dtype than its tensor; it then gets no bytes of its own, and the caller converts. Default:
+    /// false.
+    pub cast: bool,
+}
+
+impl Default for ReceiverRules {
+    fn default() -> Self {
+        Self {
+            strict: true,
+            cast: false,
+        }
+    }
+}
+
+/// What to load and where to.
+#[derive(Debug)]
+pub(crate) struct Matched {
+    pub(crate) selection: Selection,
+    pub(crate) devices: Vec<(Selection, Device)>,
+    pub(crate) targets: HashMap<String, Target>,
+}
+
+/// Memory of a receiver: device, first and last address.
+type Range = (Option<usize>, u64, u64);
+
+/// Finds the receiver of every tensor.
+///
+/// Receivers that are the same memory, such as tied weights, are filled once, from the first of them that the checkpoint has.
+pub(crate) fn matched(
+    tensors: &[TensorInfo],
+    receivers: Vec<Receiver>,
+    rules: ReceiverRules,
+) -> Result<Matched> {
+    let by_name: HashMap<&str, &TensorInfo> =
+        tensors.iter().map(|info| (info.name(), info)).collect();
+    let mut faults = Faults::default();
+    faults.doubles(&receivers);
+    faults.overlaps(&receivers);
+    let filled: HashSet<Range> = receivers
+        .iter()
+        .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
+        .filter_map(range)
+        .collect();
+    let known: HashSet<&str> = receivers.iter().map(|r| r.name.as_str()).collect();
+    if rules.strict {
+        for receiver in &receivers {
+            let tied = || range(receiver).is_some_and(|range| filled.contains(&range));
+            if !by_name.contains_key(receiver.name.as_str()) && !tied() {
+                faults.missing.push(receiver.name.clone());
+            }
+        }
+        let unexpected = tensors.iter().filter(|info| !known.contains(info.name()));
+        faults
+            .unexpected
+            .extend(unexpected.map(|info| info.name().to_owned()));
+    }
+
+    let mut names = Vec::new();
+    let mut devices: BTreeMap<String, (Device, Vec<String>)> = BTreeMap::new();
+    let mut targets = HashMap::new();
+    let mut taken = HashSet::new();
+    for receiver in receivers {
+        let Some(info) = by_name.get(receiver.name.as_str()) else {
+            continue;
+        };
+        faults.differences(info, &receiver, rules);
+        if let Some(range) = range(&receiver)
+            && !taken.insert(range)
+        {
+            continue;
+        }
+        names.push(receiver.name.clone());
+        let on_device = devices
+            .entry(receiver.device.to_string())
+            .or_insert_with(|| (receiver.device, Vec::new()));
+        on_device.1.push(receiver.name.clone());
+        if let Some(memory) = receiver.memory
+            && receiver.dtype == Some(info.dtype())
+        {
+            targets.insert(receiver.name, memory);
+        }
+    }
+    faults.check()?;
+    Ok(Matched {
+        selection: Selection::names(names),
+        devices: devices
+            .into_values()
+            .map(|(device, names)| (Selection::names(names), device))
+            .collect(),
+        targets,
+    })
+}
+
+fn range(receiver: &Receiver) -> Option<Range> {
+    let memory = receiver
+        .memory
+        .as_ref()
+        .filter(|memory| !memory.is_empty())?;
+    let last = memory.address().saturating_add(memory.len() as u64 - 1);
+    Some((memory.ordinal(), memory.address(), last))
+}
+
+/// Everything that does not fit.
+#[derive(Debug, Default)]
+struct Faults {
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    differing: Vec<String>,
+}
+
+impl Faults {
+    fn doubles(&mut self, receivers: &[Receiver]) {
+        let mut seen = HashSet::new();
+        for receiver in receivers {
+            if !seen.insert(&receiver.name) {
+                self.differing
+                    .push(format!("{:?} is given twice", receiver.name));
+            }
+        }
+    }
+
+    /// Memory that is the same is one tensor with two names; memory that is the same in part is a mistake.
+    fn overlaps(&mut self, receivers: &[Receiver]) {
+        let mut ranges: Vec<(Range, &str)> = receivers
+            .iter()
+            .filter_map(|receiver| Some((range(receiver)?, receiver.name.as_str())))
+            .collect();
+        ranges.sort_unstable();
+        for pair in ranges.windows(2) {
+            let ((device, start, last), name) = pair[0];
+            let ((other_device, other_start, other_last), other) = pair[1];
+            let same = (start, last) == (other_start, other_last);
+            if device == other_device && other_start <= last && !same {
+                self.differing
+                    .push(format!("{name:?} and {other:?} share some of their memory"));
+            }
+        }
+    }
+
+    fn differences(&mut self, info: &TensorInfo, receiver: &Receiver, rules: ReceiverRules) {
+        let name = info.name();
+        if info.shape() != receiver.shape {
+            self.differing.push(format!(
+                "{name:?} has shape {:?} in the checkpoint, {:?} here",
+                info.shape(),
+                receiver.shape
+            ));
+        } else if receiver.dtype != Some(info.dtype()) {
+            if !rules.cast {
+                let here = receiver.dtype.map_or("another dtype", Dtype::name);
+                self.differing.push(format!(
+                    "{name:?} is {} in the checkpoint, {here} here",
+                    info.dtype()
+                ));
+            }
+        } else if let Some(memory) = &receiver.memory
+            && memory.len() as u64 != info.byte_len()
+        {
+            self.differing.push(format!(
+                "{name:?} has {} bytes in the checkpoint, {} here",
+                info.byte_len(),
+                memory.len()
+            ));
+        }
+    }
+
+    fn check(self) -> Result<()> {
+        let list = |what: &str, names: &[String]| {
+            let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+            (!names.is_empty()).then(|| format!("{} {what}: {}", names.len(), names.join(", ")))
+        };
+        let all: Vec<String> = [
+            list("missing in the checkpoint", &self.missing),
+            list("of the checkpoint unexpected", &self.unexpected),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(self.differing.iter().cloned())
+        .collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let hint = if self.differing.is_empty() {
+            "turn strict off to load what both have"
+        } else {
+            "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
+        };
+        let message = format!("the tensors do not fit: {}", all.join("; "));
+        Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+    use crate::format::Entry;
+
+    const STRICT: ReceiverRules = ReceiverRules {
+        strict: true,
+        cast: false,
+    };
+
+    fn info(name: &str, dtype: Dtype, shape: &[usize]) -> TensorInfo {
+        let bytes = shape.iter().product::<usize>() * dtype.bits() / 8;
+        let entry = Entry {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            range: 100..100 + bytes as u64,
+        };
+        TensorInfo::new(entry, 0)
+    }
+
+    #[expect(unsafe_code, reason = "never written to")]
+    fn memory(address: usize, len: usize) -> Target {
+        let start = NonNull::new(std::ptr::without_provenance_mut(address)).expect("not null");
+        // SAFETY: nobody uses it.
+        unsafe { Target::host(start, len, None) }
+    }
+
+    fn receiver(name: &str, dtype: Dtype, shape: &[usize], memory: Option<Target>) -> Receiver {
+        Receiver {
+            name: name.to_owned(),
+            dtype: Some(dtype),
+            shape: shape.to_vec(),
+            device: Device::Cpu,
+            memory,
+        }
+    }
+
+    #[test]
+    fn everything_that_differs_is_listed_at_once() {
+        let tensors = [
+            info("a", Dtype::F32, &[2, 3]),
+            info("b", Dtype::Bf16, &[4]),
+            info("c", Dtype::U8, &[1]),
+        ];
+        let receivers = vec![
+            receiver("a", Dtype::F32, &[3, 2], Some(memory(0x1000, 24))),
+            receiver("b", Dtype::F16, &[4], Some(memory(0x2000, 8))),
+            receiver("d", Dtype::U8, &[1], Some(memory(0x3000, 1))),
+            receiver("e", Dtype::U8, &[1], None),
+        ];
+        let error = matched(&tensors, receivers, STRICT).expect_err("nothing fits");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert_eq!(
+            error.message(),
+            "the tensors do not fit: 2 missing in the checkpoint: \"d\", \"e\"; 1 of the checkpoint unexpected: \"c\"; \"a\" has \
+             shape [2, 3] in the checkpoint, [3, 2] here; \"b\" is BF16 in the checkpoint, F16 here"
+        );
+    }
+
+    #[test]
+    fn what_both_have_is_loaded_straight_if_it_can_be() {
+        let tensors = [
+            info("a", Dtype::F32, &[2]),
+            info("b", Dtype::F32, &[2]),
+            info("c", Dtype::F32, &[2]),
+        ];
+        let receivers = vec![
+            receiver("a", Dtype::F32, &[2], Some(memory(0x1000, 8))),
+            receiver("b", Dtype::F16, &[2], Some(memory(0x2000, 4))),
+            receiver("x", Dtype::F16, &[2], None),
+        ];
+        let rules = ReceiverRules {
+            strict: false,
+            cast: true,
+        };
+        let matched = matched(&tensors, receivers, rules).expect("fits");
+        assert_eq!(matched.targets.keys().collect::<Vec<_>>(), ["a"]);
+        let selected = matched
+            .selection
+            .resolve(&["a", "b", "c"])
+            .expect("selects");
+        assert_eq!(selected, [0, 1]);
+        assert_eq!(matched.devices.len(), 1);
+    }
+
+    #[test]
+    fn tied_memory_is_filled_once_and_an_overlap_is_refused() {
+        let tensors = [info("a", Dtype::U8, &[8]), info("b", Dtype::U8, &[8])];
+        let tied = |name: &str| receiver(name, Dtype::U8, &[8], Some(memory(0x1000, 8)));
+        let matched_both =
+            matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("tied");
+        assert_eq!(matched_both.targets.len(), 1);
+        let shifted = receiver("b", Dtype::U8, &[8], Some(memory(0x1004, 8)));
+        let error = matched(&tensors, vec![tied("a"), shifted], STRICT).expect_err("overlap");
+        assert!(
+            error.message().contains("share some of their memory"),
+            "{error}"
+        );
+        let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
+        assert!(error.expect_err("twice").message().contains("given twice"));
+    }
+}

@@ -1,0 +1,413 @@
+//! Tensors in GPU memory: filled slots are copied there while later ones are being read.
+//!
+//! One sink, with a stream of its own, per lane and device. It owns a slot until the copy's event has fired: until then the GPU
+//! reads from it. A tensor is handed on when the events of all its copies have fired, so whoever gets it may use it in any stream,
+//! and nothing ever waits for the device as a whole.
+//!
+//! ```text
+//!  submit: wait for the region's memory ─▶ event ─▶ copy (copy …) ─▶ event ─▶ copying
+//!  reap:   the oldest event has fired ─▶ slot back, pieces counted ─▶ tensors that are whole
+//! ```
+
+#![expect(
+    unsafe_code,
+    reason = "queues copies from slots that it keeps until they have run"
+)]
+
+mod places;
+mod regions;
+
+use std::collections::VecDeque;
+use std::mem::ManuallyDrop;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use places::{CudaPlaces, TargetPlaces};
+use regions::OpenRegion;
+pub use regions::{DeviceMemory, DeviceRegions, MemoryRequest};
+
+use super::Sink;
+use crate::buffer::{DeviceRegion, Filled, Gate};
+use crate::cuda::{Context, Event, Stream};
+use crate::engine::Wait;
+use crate::error::Result;
+use crate::plan::{Extent, Piece, Plan};
+use crate::tensor::{Tensor, TensorInfo};
+
+/// What the sinks of one load and one device share.
+#[derive(Debug)]
+pub struct CudaLoad {
+    plan: Arc<Plan>,
+    tensors: Arc<[TensorInfo]>,
+    context: Context,
+    places: CudaPlaces,
+    /// Pieces that have not arrived, by tensor.
+    missing: Box<[AtomicU32]>,
+    copies: AtomicU64,
+    copied_bytes: AtomicU64,
+    copying_nanos: AtomicU64,
+}
+
+/// What was copied to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CudaUsage {
+    /// Copies.
+    pub copies: u64,
+    /// Bytes of them.
+    pub bytes: u64,
+    /// Seconds in which a copy was running or waiting for its turn at the device's copy engine, added up over the lanes.
+    pub seconds: f64,
+}
+
+impl CudaLoad {
+    /// For `plan`, which was made of `tensors` in this order; tensors go to `places`.
+    pub fn new(
+        plan: Arc<Plan>,
+        tensors: Arc<[TensorInfo]>,
+        context: Context,
+        places: CudaPlaces,
+    ) -> Arc<Self> {
+        let missing = plan.targets.iter();
+        Arc::new(Self {
+            missing: missing
+                .map(|target| AtomicU32::new(target.pieces))
+                .collect(),
+            plan,
+            tensors,
+            context,
+            places,
+            copies: AtomicU64::new(0),
+            copied_bytes: AtomicU64::new(0),
+            copying_nanos: AtomicU64::new(0),
+        })
+    }
+
+    /// Where its tensors go.
+    pub fn places(&self) -> &CudaPlaces {
+        &self.places
+    }
+
+    /// The GPU.
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    /// What was copied so far.
+    pub fn usage(&self) -> CudaUsage {
+        CudaUsage {
+            copies: self.copies.load(Ordering::Relaxed),
+            bytes: self.copied_bytes.load(Ordering::Relaxed),
+            seconds: Duration::from_nanos(self.copying_nanos.load(Ordering::Relaxed)).as_secs_f64(),
+        }
+    }
+
+    /// Where a piece goes on the device.
+    fn address(&self, region: Option<&DeviceRegion>, piece: &Piece) -> u64 {
+        self.places.start(&self.plan, region, piece.tensor) + piece.tensor_offset
+    }
+}
+
+/// Copies filled slots of one lane to one device.
+#[derive(Debug)]
+pub struct CudaSink {
+    // Before the stream and the events, whose drop would not wait.
+    copying: VecDeque<Copying>,
+    stream: Arc<Stream>,
+    /// Events to use again.
+    spare: Vec<Marks>,
+    ready: Vec<(usize, Tensor)>,
+    load: Arc<CudaLoad>,
+}
+
+/// A slot on its way to the device.
+#[derive(Debug)]
+struct Copying {
+    marks: Marks,
+    /// Whether the second mark stands behind its copies: it may be one that was used before.
+    queued: bool,
+    /// The GPU reads from it until the event has fired.
+    filled: Filled,
+    pieces: Range<usize>,
+    region: usize,
+    /// The GPU writes to it until then.
+    open: Option<Arc<OpenRegion>>,
+}
+
+/// Events around the copies of one slot.
+#[derive(Debug)]
+struct Marks {
+    began: Event,
+    ended: Event,
+}
+
+/// Pieces that one copy brings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Run {
+    from: usize,
+    to: u64,
+    len: usize,
+}
+
+impl CudaSink {
+    /// A sink for the calling thread's lane.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Device`].
+    pub fn new(load: Arc<CudaLoad>) -> Result<Self> {
+        let stream = Arc::new(Stream::new(&load.context)?);
+        load.places.order(&stream)?;
+        Ok(Self {
+            copying: VecDeque::new(),
+            stream,
+            spare: Vec::new(),
+            ready: Vec::new(),
+            load,
+        })
+    }
+
+    fn marks(&mut self) -> Result<Marks> {
+        if let Some(marks) = self.spare.pop() {
+            return Ok(marks);
+        }
+        Ok(Marks {
+            began: Event::new(&self.load.context)?,
+            ended: Event::new(&self.load.context)?,
+        })
+    }
+
+    /// Queues the copies of the newest slot between two events.
+    fn queue_newest(&self) -> Result<()> {
+        let load = &*self.load;
+        let Copying {
+            marks,
+            filled,
+            pieces,
+            open,
+            ..
+        } = self.copying.back().expect("just pushed");
+        let open = open.as_deref();
+        let _bound = load.context.bind()?;
+        if let Some(open) = open
+            && !open.usable.has_fired()?
+        {
+            self.stream.wait(&open.usable)?;
+        }
+        let memory = open.map(|open| &*open.memory);
+        marks.began.record(&self.stream)?;
+        let pieces = &load.plan.pieces[pieces.clone()];
+        let join = load.places.joins_tensors();
+        for run in runs(pieces, join, |piece| load.address(memory, piece)) {
+            let bytes = &filled.bytes()[run.from..run.from + run.len];
+            // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind the copy has fired, or until the
+            // stream has been waited for; the plan gives each byte of the memory to one piece, and so to one copy, and the memory
+            // is kept with `filled`.
+            unsafe { self.stream.copy_in(run.to, bytes) }?;
+            load.copies.fetch_add(1, Ordering::Relaxed);
+        }
+        marks.ended.record(&self.stream)
+    }
+
+    /// The GPU is done with the oldest slot.
+    fn finish(&mut self, copying: Copying) {
+        let load = &*self.load;
+        let Copying {
+            marks,
+            filled,
+            pieces,
+            region,
+            open,
+            ..
+        } = copying;
+        // First, so that the next read can begin.
+        drop(filled);
+        let seconds = marks.ended.seconds_since(&marks.began);
+        self.spare.push(marks);
+        let nanos = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let nanos = u64::try_from(nanos.as_nanos()).unwrap_or(0);
+        load.copying_nanos.fetch_add(nanos, Ordering::Relaxed);
+        let memory = open.as_ref().map(|open| &open.memory);
+        for piece in &load.plan.pieces[pieces] {
+            load.copied_bytes
+                .fetch_add(piece.len as u64, Ordering::Relaxed);
+            // Acquire and release: the lane that brings the last piece sees that the others' copies have run.
+            if load.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
+                continue;
+            }
+            let info = load.tensors[piece.tensor].clone();
+            let bytes = load
+                .places
+                .complete(&load.plan, memory, piece.tensor, &info);
+            self.ready.push((piece.tensor, Tensor::new(info, bytes)));
+        }
+        load.places.copied(region);
+    }
+
+    fn poll(&mut self, wait: Wait) -> Result<()> {
+        if wait == Wait::ForOne
+            && let Some(oldest) = self.copying.front()
+        {
+            oldest.marks.ended.wait()?;
+        }
+        while let Some(oldest) = self.copying.front()
+            && oldest.marks.ended.has_fired()?
+        {
+            let oldest = self.copying.pop_front().expect("just looked at");
+            self.finish(oldest);
+        }
+        Ok(())
+    }
+
+    /// Waits until the GPU is done with all slots, whatever came of it, and lets go of them. What it may still use is never let go
+    /// of.
+    fn abandon(&mut self) {
+        let load = Arc::clone(&self.load);
+        let is_over = |waited: Result<()>| match waited {
+            Ok(()) => true,
+            Err(error) => load.context.is_lost(&error),
+        };
+        let all = is_over(self.stream.synchronize());
+        for copying in self.copying.drain(..) {
+            let done = all || (copying.queued && is_over(copying.marks.ended.wait()));
+            if !done {
+                tracing::warn!(
+                    "the GPU does not say whether it is done with a slot, so the slot is given up"
+                );
+                let _in_use = ManuallyDrop::new(copying);
+            }
+        }
+    }
+}
+
+impl Sink for CudaSink {
+    type Tensor = (usize, Tensor);
+
+    fn in_flight(&self) -> usize {
+        self.copying.len()
+    }
+
+    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
+        assert!(
+            filled.bytes().len() >= extent.needed,
+            "engines fill whole extents"
+        );
+        let open = self.load.places.open(extent.region);
+        let load = Arc::clone(&self.load);
+        let inside = load.places.gate().map(Gate::enter);
+        if matches!(inside, Some(None)) {
+            // The load is over, and the memory the caller's again.
+            return Ok(());
+        }
+        let marks = self.marks()?;
+        // First of all: from the first copy on, only the queue may let go of the slot.
+        self.copying.push_back(Copying {
+            marks,
+            queued: false,
+            filled,
+            pieces: extent.pieces.clone(),
+            region: extent.region,
+            open,
+        });
+        let queued = self.queue_newest();
+        drop(inside);
+        match self.copying.back_mut() {
+            Some(newest) if queued.is_ok() => newest.queued = true,
+            // Some of its copies may run.
+            _ => self.abandon(),
+        }
+        queued
+    }
+
+    fn reap(&mut self, wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {
+        let polled = self.poll(wait);
+        if polled.is_err() {
+            self.abandon();
+        }
+        ready.append(&mut self.ready);
+        polled
+    }
+}
+
+impl Drop for CudaSink {
+    fn drop(&mut self) {
+        if !self.copying.is_empty() {
+            self.abandon();
+        }
+    }
+}
+
+/// An event behind what somebody else's stream has been given by now.
+fn record_foreign(context: &Context, stream: u64) -> Result<Event> {
+    let event = Event::new(context)?;
+    // SAFETY: whoever named the stream (`Target::cuda`, `DeviceMemory::new`) promised that it is live.
+    unsafe { event.record_foreign(stream) }?;
+    Ok(event)
+}
+
+/// Joins pieces that keep their distance on the way, if they may be joined: `address` says where a piece goes.
+fn runs(
+    pieces: &[Piece],
+    join: bool,
+    address: impl Fn(&Piece) -> u64,
+) -> impl Iterator<Item = Run> {
+    let mut pieces = pieces.iter().peekable();
+    std::iter::from_fn(move || {
+        let first = pieces.next()?;
+        let (from, to) = (first.extent_offset, address(first));
+        let mut len = first.len;
+        while let Some(next) =
+            pieces.next_if(|next| join && address(next) == to + (next.extent_offset - from) as u64)
+        {
+            len = next.extent_offset - from + next.len;
+        }
+        Some(Run { from, to, len })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn piece(extent_offset: usize, len: usize) -> Piece {
+        Piece {
+            tensor: extent_offset,
+            extent_offset,
+            tensor_offset: 0,
+            len,
+        }
+    }
+
+    #[test]
+    fn neighbours_that_keep_their_distance_share_a_copy() {
+        let pieces = [piece(10, 5), piece(15, 5), piece(24, 6), piece(30, 10)];
+        let all: Vec<_> = runs(&pieces, true, |piece| 1000 + piece.extent_offset as u64).collect();
+        let whole = Run {
+            from: 10,
+            to: 1010,
+            len: 30,
+        };
+        assert_eq!(all, [whole]);
+        let alone = runs(&pieces, false, |piece| 1000 + piece.extent_offset as u64);
+        assert_eq!(alone.count(), 4);
+        let split: Vec<_> = runs(&pieces, true, |piece| match piece.extent_offset {
+            24.. => 2000 + piece.extent_offset as u64,
+            offset => 1000 + offset as u64,
+        })
+        .collect();
+        let (front, back) = (
+            Run {
+                from: 10,
+                to: 1010,
+                len: 10,
+            },
+            Run {
+                from: 24,
+                to: 2024,
+                len: 16,
+            },
+        );
+        assert_eq!(split, [front, back]);
+    }
+}

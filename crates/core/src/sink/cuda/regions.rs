@@ -1,0 +1,300 @@
+//! Device memory for the regions of a load, within the budget of the device.
+//!
+//! Of our own: taken by a lane when a region begins. Of the caller's allocator: taken on the caller's thread, ahead of the reads,
+//! whenever the budget has room, which is when the caller has received something. An allocator such as PyTorch's belongs to the
+//! caller's thread: its current stream, its memory pool, its interpreter lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::buffer::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
+use crate::cuda::{Allocation, Context, Event, Stream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Plan;
+use crate::request::format_bytes;
+use crate::tensor::TensorInfo;
+
+/// The regions of one load and one device.
+#[derive(Debug)]
+pub struct DeviceRegions {
+    plan: Arc<Plan>,
+    tensors: Arc<[TensorInfo]>,
+    context: Context,
+    budget: DeviceBudget,
+    /// The stream that memory of our own is ordered with; none when the caller allocates.
+    own: Option<Stream>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Memory that the caller has given and that no read has begun for.
+    given: HashMap<usize, OpenRegion>,
+    /// Regions that still get bytes, and how many of their extents are missing.
+    open: HashMap<usize, (Arc<OpenRegion>, usize)>,
+    /// Regions that the caller has not given memory for, in the order in which they may begin.
+    wanted: VecDeque<usize>,
+    closed: bool,
+}
+
+/// The memory of a region that still gets bytes.
+#[derive(Debug)]
+pub(super) struct OpenRegion {
+    pub(super) memory: Arc<DeviceRegion>,
+    /// Fires when the memory may be written to.
+    pub(super) usable: Event,
+}
+
+/// What the caller's allocator is asked for.
+#[derive(Debug)]
+pub struct MemoryRequest {
+    region: usize,
+    bytes: usize,
+    charge: DeviceCharge,
+}
+
+/// Memory that the caller's allocator has given.
+pub struct DeviceMemory {
+    memory: ForeignMemory,
+    stream: u64,
+}
+
+impl MemoryRequest {
+    /// Bytes, at least 1.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl DeviceMemory {
+    /// `len` bytes at `address` on the device that was asked for, kept by `owner`. They may be written to behind what `stream` has
+    /// been given by now: `0` or `1` is the default stream, `2` the calling thread's own, else its address.
+    ///
+    /// # Safety
+    ///
+    /// The memory must be the device's, valid as long as `owner` lives, and used by nobody else but in work given to `stream`
+    /// before. `stream` must be live.
+    #[expect(unsafe_code, reason = "the caller must vouch for the memory")]
+    pub unsafe fn new(address: u64, len: usize, stream: u64, owner: KeepAlive) -> Self {
+        let memory = ForeignMemory {
+            address,
+            len,
+            owner,
+        };
+        Self { memory, stream }
+    }
+}
+
+impl DeviceRegions {
+    /// Memory of our own for the regions of `plan`, which was made of `tensors`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Device`].
+    pub fn own(
+        plan: Arc<Plan>,
+        tensors: Arc<[TensorInfo]>,
+        context: Context,
+        budget: DeviceBudget,
+    ) -> Result<Self> {
+        let own = Some(Stream::new(&context)?);
+        Ok(Self {
+            plan,
+            tensors,
+            context,
+            budget,
+            own,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Memory of the caller's allocator for `wanted` regions of `plan`, in this order.
+    pub fn given(
+        plan: Arc<Plan>,
+        tensors: Arc<[TensorInfo]>,
+        context: Context,
+        budget: DeviceBudget,
+        wanted: VecDeque<usize>,
+    ) -> Self {
+        let state = State {
+            wanted,
+            ..State::default()
+        };
+        Self {
+            plan,
+            tensors,
+            context,
+            budget,
+            own: None,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// The budget.
+    pub fn budget(&self) -> &DeviceBudget {
+        &self.budget
+    }
+
+    /// Whether a region that is to begin has memory now.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] when the device has none, [`ErrorKind::Device`].
+    pub fn try_begin(&self, region: usize) -> Result<bool> {
+        let memory = match &self.own {
+            None => self.state().given.remove(&region),
+            Some(stream) => self.allocate(region, stream)?,
+        };
+        let Some(memory) = memory else {
+            return Ok(false);
+        };
+        let extents = self.plan.regions[region].extents.len();
+        let mut state = self.state();
+        if !state.closed {
+            state.open.insert(region, (Arc::new(memory), extents));
+        }
+        Ok(true)
+    }
+
+    fn allocate(&self, region: usize, stream: &Stream) -> Result<Option<OpenRegion>> {
+        let planned = &self.plan.regions[region];
+        let Some(charge) = self.budget.try_charge(planned.bytes as u64) else {
+            return Ok(None);
+        };
+        let Some(memory) = Allocation::new(&self.context, planned.bytes, stream)? else {
+            return Err(self.no_room(region, planned.bytes));
+        };
+        let usable = Event::new(&self.context)?;
+        usable.record(stream)?;
+        let memory = Arc::new(DeviceRegion::own(memory, planned.tensors, charge));
+        Ok(Some(OpenRegion { memory, usable }))
+    }
+
+    /// What the caller's allocator is to give next: none while the budget has no room, and when there is nothing left to ask for.
+    pub fn next_request(&self) -> Option<MemoryRequest> {
+        let mut state = self.state();
+        if state.closed {
+            return None;
+        }
+        let region = *state.wanted.front()?;
+        let bytes = self.plan.regions[region].bytes;
+        let charge = self.budget.try_charge(bytes as u64)?;
+        state.wanted.pop_front();
+        Some(MemoryRequest {
+            region,
+            bytes,
+            charge,
+        })
+    }
+
+    /// Takes what the caller's allocator has given. Somebody must ring the lanes' bell then.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] when it is less than was asked for, [`ErrorKind::Device`].
+    pub fn give(&self, request: MemoryRequest, given: DeviceMemory) -> Result<()> {
+        let MemoryRequest {
+            region,
+            bytes,
+            charge,
+        } = request;
+        if given.memory.len < bytes {
+            let len = given.memory.len;
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the allocator was asked for {bytes} bytes and gave {len}"),
+            ));
+        }
+        let usable = super::record_foreign(&self.context, given.stream)?;
+        let tensors = self.plan.regions[region].tensors;
+        let memory = Arc::new(DeviceRegion::foreign(given.memory, tensors, charge));
+        let open = OpenRegion { memory, usable };
+        let mut state = self.state();
+        if state.closed {
+            drop(state);
+            drop(open);
+        } else {
+            state.given.insert(region, open);
+        }
+        Ok(())
+    }
+
+    /// The error for a device that has no room for what was asked for.
+    pub fn no_room_for(&self, request: &MemoryRequest) -> Error {
+        self.no_room(request.region, request.bytes)
+    }
+
+    fn no_room(&self, region: usize, bytes: usize) -> Error {
+        let free = self
+            .context
+            .free_memory()
+            .map_or_else(|_| "?".to_owned(), |memory| format_bytes(memory.free));
+        let in_region = |tensor: &usize| {
+            let place = self.plan.targets[*tensor].place;
+            place.is_some_and(|(place, _)| place == region)
+        };
+        let tensor = (0..self.tensors.len()).find(in_region);
+        let error = Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "cuda:{} has no room for {} ({bytes} bytes): {free} are free",
+                self.budget.ordinal(),
+                format_bytes(bytes as u64)
+            ),
+        )
+        .with_hint("free memory of the GPU, lower device_memory_limit, or load fewer tensors");
+        match tensor {
+            Some(tensor) => error.with_tensor(self.tensors[tensor].name()),
+            None => error,
+        }
+    }
+
+    /// A region that has begun.
+    pub(super) fn open(&self, region: usize) -> Arc<OpenRegion> {
+        let state = self.state();
+        let open = state.open.get(&region);
+        let (open, _) = open.expect("a region begins before its extents are read");
+        Arc::clone(open)
+    }
+
+    /// An extent of a region is on the device: behind the last one, only its tensors keep the region.
+    pub(super) fn copied(&self, region: usize) {
+        let whole = {
+            let mut state = self.state();
+            match state.open.get_mut(&region) {
+                Some((_, missing)) if *missing > 1 => {
+                    *missing -= 1;
+                    None
+                }
+                Some(_) => state.open.remove(&region),
+                None => None,
+            }
+        };
+        drop(whole);
+    }
+
+    /// The load is over: lets go of what no tensor has. Copies in flight keep theirs.
+    pub fn close(&self) {
+        let left = {
+            let mut state = self.state();
+            state.closed = true;
+            state.wanted.clear();
+            (
+                std::mem::take(&mut state.given),
+                std::mem::take(&mut state.open),
+            )
+        };
+        // Without the lock: freeing can take a while.
+        drop(left);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for DeviceMemory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?} of stream {:#x}", self.memory, self.stream)
+    }
+}

@@ -1,0 +1,106 @@
+//! Tensors in host memory of the caller's: filled slots are copied there by the lane itself.
+
+#![expect(
+    unsafe_code,
+    reason = "writes each byte of the caller's memory once, as the plan has it"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::Sink;
+use crate::buffer::{Filled, Gate, Target};
+use crate::engine::Wait;
+use crate::error::Result;
+use crate::plan::{Extent, Plan};
+use crate::tensor::{Tensor, TensorBytes, TensorInfo};
+
+/// Fills memory of the caller's on one lane of a load; clones share the count.
+#[derive(Clone, Debug)]
+pub struct TargetSink {
+    shared: Arc<Shared>,
+    ready: Vec<(usize, Tensor)>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    plan: Arc<Plan>,
+    tensors: Arc<[TensorInfo]>,
+    targets: Arc<[Option<Target>]>,
+    gate: Arc<Gate>,
+    /// Pieces that have not arrived, by tensor.
+    missing: Box<[AtomicU32]>,
+    copied_bytes: AtomicU64,
+}
+
+impl TargetSink {
+    /// A sink for `plan`, which was made of `tensors` in this order, into `targets`, one for each tensor that it gets, as long as
+    /// `gate` is open.
+    pub fn new(
+        plan: Arc<Plan>,
+        tensors: Arc<[TensorInfo]>,
+        targets: Arc<[Option<Target>]>,
+        gate: Arc<Gate>,
+    ) -> Self {
+        let missing = plan.targets.iter();
+        let missing = missing
+            .map(|target| AtomicU32::new(target.pieces))
+            .collect();
+        Self {
+            shared: Arc::new(Shared {
+                plan,
+                tensors,
+                targets,
+                gate,
+                missing,
+                copied_bytes: AtomicU64::new(0),
+            }),
+            ready: Vec::new(),
+        }
+    }
+
+    /// Bytes that were copied so far.
+    pub fn copied_bytes(&self) -> u64 {
+        self.shared.copied_bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Sink for TargetSink {
+    type Tensor = (usize, Tensor);
+
+    fn in_flight(&self) -> usize {
+        0
+    }
+
+    fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
+        let shared = &*self.shared;
+        let Some(_inside) = shared.gate.enter() else {
+            // The load is over, and the memory the caller's again.
+            return Ok(());
+        };
+        for piece in &shared.plan.pieces[extent.pieces.clone()] {
+            let target = shared.targets[piece.tensor]
+                .as_ref()
+                .expect("tensors of this destination have targets");
+            let bytes = &filled.bytes()[piece.extent_offset..piece.extent_offset + piece.len];
+            let offset = usize::try_from(piece.tensor_offset).expect("inside the target's memory");
+            // SAFETY: the plan has each byte of a tensor in one piece, and each extent is submitted once.
+            unsafe { target.write(offset, bytes) };
+            shared
+                .copied_bytes
+                .fetch_add(piece.len as u64, Ordering::Relaxed);
+            // Acquire and release: the lane that brings the last piece sees what the others have written.
+            if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) == 1 {
+                let info = shared.tensors[piece.tensor].clone();
+                let bytes = TensorBytes::Target(target.clone());
+                self.ready.push((piece.tensor, Tensor::new(info, bytes)));
+            }
+        }
+        Ok(())
+    }
+
+    fn reap(&mut self, _wait: Wait, ready: &mut Vec<Self::Tensor>) -> Result<()> {
+        ready.append(&mut self.ready);
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Loads that end early, with copies in flight: the right error, and nothing left behind.
+
+use std::fs::OpenOptions;
+use std::time::Duration;
+
+use tload::testing::fixtures::Rng;
+use tload::{Device, EngineChoice, ErrorKind, Loader, Options, Order, Result};
+
+use crate::fixtures::{Files, MIB, options};
+use crate::stub::cuda;
+
+/// Few slots, slow copies, several lanes: at any moment something is in flight everywhere.
+fn tight(rng: &mut Rng) -> Options {
+    options(|it| {
+        it.engine = rng.pick(&[EngineChoice::Auto, EngineChoice::Pread]);
+        it.lanes = Some(1 + rng.index(3));
+        it.order = rng.pick(&[Order::Ready, Order::File]);
+        it.extent_bytes = Some(200_000);
+        it.memory_limit = Some(rng.pick(&[250_000, 900_000, 5_000_000]));
+        it.device_memory_limit = Some(rng.pick(&[MIB, 3 * MIB, 64 * MIB]) as u64);
+    })
+}
+
+fn loader(files: &Files, options: Options) -> Loader {
+    files.loader().device(Device::Cuda(0)).options(options)
+}
+
+#[test]
+fn cancelled_at_any_moment() {
+    let cuda = cuda();
+    let files = Files::even(1, 24, MIB);
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        cuda.stub
+            .set("copy_delay_us", rng.pick(&["0", "100", "1000", "4000"]));
+        let loader = loader(&files, tight(&mut rng));
+        let mut stream = loader.stream().expect("starts");
+        let canceller = stream.canceller();
+        let received = rng.index(24);
+        let read = rng.below(files.total());
+        let kept: Vec<_> = stream.by_ref().take(received).collect();
+        if rng.once_in(2) {
+            // In the midst of reads.
+            let wanted = read.min((kept.len() as u64 + 1) * MIB as u64);
+            while stream.progress().bytes_read < wanted {
+                std::thread::yield_now();
+            }
+        }
+        canceller.cancel();
+        let error = stream.find_map(Result::err).expect("was cancelled");
+        assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
+        assert_eq!(stream.report().outcome, "cancelled");
+        drop((stream, loader));
+        for tensor in kept {
+            crate::fixtures::assert_same(&files.contents, &tensor.expect("loads"));
+        }
+        if rng.once_in(4) {
+            cuda.assert_nothing_left();
+        }
+        cuda.assert_in_order();
+    }
+}
+
+#[test]
+fn dropped_at_any_moment_on_any_thread() {
+    let cuda = cuda();
+    let files = Files::even(2, 16, MIB);
+    for seed in 0..40 {
+        let mut rng = Rng::new(seed);
+        cuda.stub
+            .set("copy_delay_us", rng.pick(&["0", "300", "3000"]));
+        let loader = loader(&files, tight(&mut rng));
+        let mut stream = loader.stream().expect("starts");
+        let kept: Vec<_> = stream.by_ref().take(rng.index(10)).collect();
+        std::thread::spawn(move || drop((stream, loader)))
+            .join()
+            .expect("drops");
+        for tensor in kept {
+            crate::fixtures::assert_same(&files.contents, &tensor.expect("loads"));
+        }
+        cuda.assert_in_order();
+    }
+}
+
+/// Copies that take longer than a drop waits: lanes end by themselves, and slots stay theirs until then.
+#[test]
+fn copies_that_hang_do_not_hold_up_who_drops_the_stream() {
+    let cuda = cuda();
+    let files = Files::even(3, 8, MIB);
+    cuda.stub.set("copy_delay_us", "60000000");
+    let options = options(|it| it.memory_limit = Some(3 * MIB as u64));
+    let loader = loader(&files, options);
+    let stream = loader.stream().expect("starts");
+    while cuda.stub.count("cuMemcpyHtoDAsync_v2") == 0 {
+        std::thread::yield_now();
+    }
+    drop((stream, loader));
+    assert!(cuda.stub.live("allocations") > 0, "the copy still runs");
+    assert_eq!(tload::release_staging(), 0, "the slots are still in use");
+    // The device goes on.
+    cuda.stub.set("copy_delay_us", "0");
+    cuda.assert_nothing_left();
+}
+
+#[test]
+fn a_load_that_takes_longer_than_its_timeout_fails() {
+    let cuda = cuda();
+    let files = Files::even(4, 8, MIB);
+    cuda.stub.set("copy_delay_us", "60000000");
+    for lanes in [1, 3] {
+        let options = options(|it| {
+            it.lanes = Some(lanes);
+            it.timeout = Some(Duration::from_millis(20));
+        });
+        let mut stream = loader(&files, options).stream().expect("starts");
+        let error = stream.next().expect("an item").expect_err("too slow");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert_eq!(stream.report().outcome, "timed_out");
+    }
+    cuda.stub.set("copy_delay_us", "0");
+}
+
+/// Reading fails while earlier bytes are on their way.
+#[test]
+fn a_file_that_shrinks_ends_the_load_with_copies_in_flight() {
+    let cuda = cuda();
+    for seed in 0..12 {
+        let mut rng = Rng::new(seed);
+        let files = Files::even(seed, 24, MIB);
+        cuda.stub
+            .set("copy_delay_us", rng.pick(&["0", "500", "2000"]));
+        let mut options = tight(&mut rng);
+        options.device_memory_limit = Some(2 * MIB as u64);
+        options.memory_limit = Some(900_000);
+        let mut stream = loader(&files, options).stream().expect("starts");
+        let first = stream.next().expect("there are 24").expect("is there");
+        let file = OpenOptions::new().write(true).open(files.file("0"));
+        file.expect("ours")
+            .set_len(12 * MIB as u64 + 777)
+            .expect("ours");
+        let error = stream.by_ref().find_map(Result::err).expect("cut off");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        crate::fixtures::assert_same(&files.contents, &first);
+        drop((stream, first));
+        cuda.assert_nothing_left();
+        cuda.assert_in_order();
+    }
+}

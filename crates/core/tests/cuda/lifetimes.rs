@@ -1,0 +1,123 @@
+//! Memory that the caller lets go of, whenever and on whichever thread, comes back: behind the caller's own use of it.
+
+#![expect(unsafe_code, reason = "gives the driver work with memory of a load")]
+
+use tload::Device;
+use tload::cuda::Context;
+
+use crate::fixtures::{Files, MIB, load};
+use crate::stub::{bytes, cuda};
+
+/// A caller's stream may still use a tensor that is dropped on the host: the memory goes behind that.
+#[test]
+fn memory_goes_behind_work_that_the_caller_has_given() {
+    let cuda = cuda();
+    let files = Files::even(1, 3, MIB);
+    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    let context = Context::open(0).expect("there is one");
+    let fill: extern "C" fn(u64, u8, usize, u64) -> u32 = {
+        let address = cuda
+            .stub
+            .symbol("cuMemsetD8Async")
+            .expect("the stub has it");
+        // SAFETY: the type that CUDA's manual gives for this name.
+        unsafe { std::mem::transmute_copy(&address) }
+    };
+    {
+        let _bound = context.bind().expect("a context");
+        let address = tensors[0].as_ptr().addr() as u64;
+        assert_eq!(fill(address, 0, MIB, 0), 0);
+    }
+    // A violation, if the work above is not waited for.
+    drop(tensors);
+    cuda.assert_in_order();
+    context.synchronize().expect("nothing is lost");
+}
+
+/// What cannot be freed when it is dropped (a graph is being captured, say) is freed later, also by another load: contexts that
+/// others hold keep what is in them.
+#[test]
+fn memory_that_could_not_be_freed_is_freed_by_a_later_load() {
+    let cuda = cuda();
+    let files = Files::even(2, 3, MIB);
+    let other = Context::open(0).expect("there is one");
+    let loader = files.loader().device(Device::Cuda(0));
+    for fault in ["cuMemFreeAsync:800", "cuEventCreate:800"] {
+        let (tensors, _) = load(&loader).expect("loads");
+        cuda.stub.set("fail", fault);
+        drop(tensors);
+        assert_eq!(cuda.stub.live("allocations"), 3, "{fault}");
+        cuda.stub.set("fail", "");
+        let (tensors, _) = load(&loader).expect("loads");
+        files.assert_all(&tensors);
+        assert_eq!(cuda.stub.live("allocations"), 3, "{fault}");
+        drop(tensors);
+        assert_eq!(cuda.stub.live("allocations"), 0, "{fault}");
+    }
+    drop(other);
+}
+
+/// A driver that will not name all streams is waited for.
+#[test]
+fn memory_is_freed_also_where_the_context_cannot_be_recorded() {
+    let cuda = cuda();
+    let files = Files::even(2, 3, MIB);
+    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    cuda.stub.set("fail", "cuCtxRecordEvent:801");
+    drop(tensors);
+    assert_eq!(cuda.stub.live("allocations"), 0);
+}
+
+/// While another thread captures a graph, calls of ours must neither fail nor disturb it; what would is put off.
+#[test]
+fn a_capture_elsewhere_does_not_disturb_a_load() {
+    let cuda = cuda();
+    let files = Files::even(2, 6, MIB);
+    let loader = files.loader().device(Device::Cuda(0));
+    let (before, _) = load(&loader).expect("loads");
+    cuda.stub.set("capturing", "1");
+    let (tensors, _) = load(&loader).expect("loads meanwhile");
+    files.assert_all(&tensors);
+    drop(before);
+    cuda.stub.set("capturing", "0");
+    drop(tensors);
+    let (again, _) = load(&loader).expect("loads");
+    drop(again);
+    assert_eq!(cuda.stub.live("allocations"), 0, "put off, not forgotten");
+}
+
+/// A tensor keeps its context: also when the loader, the stream and all staging memory are gone.
+#[test]
+fn a_tensor_alone_keeps_its_bytes() {
+    let cuda = cuda();
+    let files = Files::even(3, 1, MIB);
+    let loader = files.loader().device(Device::Cuda(1));
+    let (tensors, _) = load(&loader).expect("loads");
+    drop(loader);
+    tload::release_staging();
+    assert_eq!(cuda.stub.live("registrations"), 0);
+    assert!(bytes(&tensors[0]) == files.contents["t0"]);
+    let clone = tensors[0].clone();
+    drop(tensors);
+    std::thread::spawn(move || drop(clone))
+        .join()
+        .expect("drops anywhere");
+    assert_eq!(cuda.stub.live("allocations"), 0);
+    assert_eq!(cuda.stub.live("contexts"), 0);
+}
+
+/// Drivers older than 12.5 cannot name all streams at once: then memory waits for the device.
+#[test]
+fn an_older_driver_frees_in_order_too() {
+    let cuda = cuda();
+    let files = Files::even(4, 6, MIB);
+    for missing in ["cuCtxRecordEvent", "cuEventElapsedTime"] {
+        cuda.stub.set("missing", missing);
+        cuda.stub.set("version", "12040");
+        let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+        files.assert_all(&tensors);
+        assert!(report.devices[0].copy_seconds >= 0.0);
+        drop(tensors);
+        assert_eq!(cuda.stub.live("allocations"), 0);
+    }
+}

@@ -1,0 +1,232 @@
+//! Whole loads to devices: every byte, whatever the engine and the limits.
+
+use tload::source::Cache;
+use tload::testing::fixtures::Rng;
+use tload::{Device, Dtype, EngineChoice, Options, Order};
+
+use crate::fixtures::{Files, MIB, failure, hinted, load, options};
+use crate::stub::{bytes, cuda};
+
+/// What this machine has.
+fn engines() -> Vec<EngineChoice> {
+    let mut engines = vec![EngineChoice::Pread];
+    // Other tests say loudly when there is no ring.
+    if tload::probe::ring().available {
+        engines.push(EngineChoice::Uring);
+    }
+    engines
+}
+
+#[test]
+fn a_small_file_arrives() {
+    let cuda = cuda();
+    let files = Files::of_lengths(1, &[4, 1000, 256, 3_000_000, 0, 17]);
+    let loader = files.loader().device(Device::Cuda(1));
+    let (tensors, report) = load(&loader).expect("loads");
+    files.assert_all(&tensors);
+    for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
+        assert_eq!(tensor.ordinal(), Some(1));
+        let device = tensor.device_bytes().expect("on a GPU");
+        assert_eq!(device.len() as u64, tensor.byte_len());
+    }
+    let device = &report.devices[0];
+    assert_eq!(device.device, "cuda:1");
+    assert_eq!(device.copied_bytes, files.total());
+    assert_eq!(report.outcome, "complete");
+    assert_eq!(cuda.stub.count("pageable_copies"), 0);
+    let text = report.to_string();
+    assert!(text.contains("cuda:1"), "{text}");
+}
+
+/// The oracle is the host: what it brings, the device has.
+#[test]
+fn the_device_has_what_the_host_has() {
+    let _cuda = cuda();
+    let mut files = Files::new();
+    files.mixed("m", &mut Rng::new(7), 60, 200_000);
+    let (on_host, _) = load(&files.loader()).expect("loads");
+    let (on_device, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    assert_eq!(on_host.len(), on_device.len());
+    for device in &on_device {
+        let mut named = on_host.iter().filter(|host| host.name() == device.name());
+        let host = named.next().expect("on the host too");
+        assert_eq!(device.dtype(), host.dtype());
+        assert_eq!(device.shape(), host.shape());
+        assert!(bytes(device) == host.bytes(), "{device:?}");
+    }
+}
+
+/// Every engine, lanes, orders, limits, delays, shards and kinds of tensors, at random.
+#[test]
+fn random_loads_arrive() {
+    let cuda = cuda();
+    let engines = engines();
+    for seed in 0..50 {
+        let mut rng = Rng::new(seed);
+        let mut files = Files::new();
+        for shard in 0..=rng.index(4) {
+            let count = 1 + rng.index(25);
+            let bytes_max = rng.pick(&[100, 5000, 100_000, 2 * MIB]);
+            files.mixed(&shard.to_string(), &mut rng, count, bytes_max);
+        }
+        let delay = rng.pick(&["0", "0", "50", "300"]);
+        cuda.stub.set("copy_delay_us", delay);
+        let mut options = options(|it| {
+            it.engine = rng.pick(&engines);
+            it.cache = rng.pick(&[Cache::Auto, Cache::Buffered]);
+            it.lanes = Some(1 + rng.index(3));
+            it.order = rng.pick(&[Order::Ready, Order::File]);
+            (it.extent_bytes, it.memory_limit) = rng.pick(&[
+                (None, None),
+                (None, Some(300_000)),
+                (Some(65_536), Some(1)),
+                (Some(300_000), Some(1)),
+            ]);
+            it.device_memory_limit = rng.pick(&[None, Some(1)]);
+        });
+        let ordinal = rng.index(2);
+        // The smallest limits that errors hint at, with some slots or bytes beside them.
+        for _ in 0..2 {
+            let loader = files.loader().device(Device::Cuda(ordinal));
+            match loader.options(options.clone()).stream().map(drop) {
+                Ok(()) => break,
+                Err(error) if error.hint().is_some_and(|it| it.contains("device_memory")) => {
+                    options.device_memory_limit = Some(hinted(&error) + rng.below(100_000));
+                }
+                Err(error) => {
+                    let slot = hinted(&error);
+                    options.memory_limit = Some(slot * (1 + rng.below(4)) + rng.below(slot));
+                }
+            }
+        }
+        let loader = files.loader().device(Device::Cuda(ordinal));
+        let loader = loader.options(options.clone());
+        let mut stream = loader.stream().expect("starts");
+        let in_order: Vec<_> = stream.tensors().map(|it| it.name().to_owned()).collect();
+        let tensors: Vec<_> = stream
+            .by_ref()
+            .map(|tensor| tensor.unwrap_or_else(|error| panic!("seed {seed}: {error}")))
+            .collect();
+        let report = stream.report();
+        files.assert_all(&tensors);
+        if options.order == Order::File {
+            let came: Vec<_> = tensors.iter().map(|it| it.name().to_owned()).collect();
+            assert_eq!(came, in_order, "seed {seed}");
+        }
+        if let Some(limit) = options.memory_limit {
+            assert!(report.memory_peak <= limit, "seed {seed}");
+        }
+        if let Some(limit) = options.device_memory_limit {
+            let peak = report.devices[0].memory_peak;
+            assert!(peak <= limit, "seed {seed}: {peak} of {limit}");
+        }
+        cuda.assert_in_order();
+    }
+}
+
+/// One slot of staging memory, and a tensor that is many times as long.
+#[test]
+fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
+    let cuda = cuda();
+    cuda.stub.set("copy_delay_us", "100");
+    let files = Files::of_lengths(2, &[9 * MIB + 5, 100, 2 * MIB]);
+    for engine in engines() {
+        for lanes in 1..=3 {
+            let mut options = options(|it| {
+                (it.engine, it.lanes) = (engine, Some(lanes));
+                it.extent_bytes = Some(65_536);
+                it.memory_limit = Some(1);
+            });
+            let loader = files.loader().device(Device::Cuda(0));
+            let slot = hinted(&failure(loader.clone().options(options.clone()).stream()));
+            options.memory_limit = Some(slot);
+            let (tensors, report) = load(&loader.options(options)).expect("loads");
+            files.assert_all(&tensors);
+            let staging = report.staging.expect("bytes are staged");
+            assert_eq!((staging.slots, staging.bytes), (1, slot));
+            assert_eq!(report.memory_peak, slot);
+        }
+    }
+}
+
+/// 64 bytes for whatever has as many; a short one needs no more than its own length, rounded up to a power of two.
+#[test]
+fn tensors_are_aligned_for_kernels() {
+    let _cuda = cuda();
+    let mut rng = Rng::new(3);
+    let mut files = Files::new();
+    for shard in 0..6 {
+        files.mixed(&shard.to_string(), &mut rng, 80, 2 * MIB);
+    }
+    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    files.assert_all(&tensors);
+    for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
+        let len = usize::try_from(tensor.byte_len()).expect("small");
+        let wanted = len
+            .next_power_of_two()
+            .min(64)
+            .max(tensor.dtype().alignment());
+        let address = tensor.as_ptr().addr();
+        assert_eq!(address % wanted, 0, "{tensor:?} at {address:#x}");
+    }
+}
+
+#[test]
+fn neighbours_share_a_copy_and_memory() {
+    let cuda = cuda();
+    let files = Files::even(4, 4000, 128);
+    let loader = files.loader().device(Device::Cuda(0));
+    let (tensors, report) = load(&loader).expect("loads");
+    files.assert_all(&tensors);
+    let device = &report.devices[0];
+    assert_eq!(device.copied_bytes, 4000 * 128);
+    assert_eq!(device.copies, report.extents, "one copy a read");
+    assert!(device.copies <= 2, "{} copies", device.copies);
+    assert_eq!(cuda.stub.count("cuMemAllocAsync"), 1);
+    // What keeps one of them keeps the neighbours' memory, and nothing else.
+    let kept = tensors.into_iter().next().expect("4000 of them");
+    assert_eq!(cuda.stub.live("allocations"), 1);
+    drop(kept);
+    assert_eq!(cuda.stub.live("allocations"), 0);
+}
+
+/// Distances that change for alignment's sake cost copies, not bytes.
+#[test]
+fn odd_neighbours_get_copies_of_their_own() {
+    let _cuda = cuda();
+    let files = Files::of_lengths(5, &[100; 50]);
+    let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    files.assert_all(&tensors);
+    assert_eq!(report.devices[0].copies, 50);
+    assert_eq!(report.devices[0].copied_bytes, 5000);
+}
+
+#[test]
+fn nothing_to_load_needs_no_memory() {
+    let cuda = cuda();
+    let mut files = Files::new();
+    let empty = |name: &str| (name.to_owned(), Dtype::F32, 0, Vec::new());
+    files.shard("0", vec![empty("a"), empty("b")], None);
+    let loader = files.loader().device(Device::Cuda(0));
+    let (tensors, report) = load(&loader.options(Options::default())).expect("loads");
+    assert_eq!(tensors.len(), 2);
+    assert!(tensors.iter().all(|tensor| tensor.ordinal().is_none()));
+    assert_eq!(report.staging, None);
+    assert_eq!(cuda.stub.count("cuMemAllocAsync"), 0);
+    assert_eq!(cuda.stub.count("cuMemHostRegister_v2"), 0);
+}
+
+/// A tensor may be used and dropped on any thread, long after the stream.
+#[test]
+fn tensors_travel_and_outlive_the_load() {
+    let cuda = cuda();
+    let files = Files::even(6, 30, 100_000);
+    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    std::thread::scope(|scope| {
+        for tensor in tensors {
+            let files = &files;
+            scope.spawn(move || crate::fixtures::assert_same(&files.contents, &tensor));
+        }
+    });
+    assert_eq!(cuda.stub.live("allocations"), 0);
+}

@@ -1,0 +1,163 @@
+//! Staging memory: pinned whole, in pieces or not at all; kept for the next load, and freed on request.
+
+use tload::source::Cache;
+use tload::{Device, Loader, Options, StagingReport};
+
+use crate::fixtures::{Files, MIB, load, options};
+use crate::stub::{Cuda, cuda};
+
+/// What staging memory was like, of a load whose bytes are all right.
+fn staging(files: &Files, loader: &Loader) -> (StagingReport, Vec<String>) {
+    let (tensors, report) = load(loader).expect("loads");
+    files.assert_all(&tensors);
+    (report.staging.expect("bytes are staged"), report.notes)
+}
+
+/// Five slots of 30 MiB and what reads add at their edges: more than can be pinned at once on some kernels.
+fn large(cuda: &Cuda) -> (Files, Options) {
+    cuda.stub.set("register_max", &(100 * MIB).to_string());
+    let files = Files::of_lengths(1, &[30 * MIB, MIB, MIB, MIB, 30 * MIB - 77]);
+    let options = options(|it| {
+        it.cache = Cache::Buffered;
+        (it.depth, it.extent_bytes) = (Some(8), Some(32 << 20));
+        it.in_flight_bytes = Some(1 << 30);
+    });
+    (files, options)
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_used_as_it_is() {
+    let cuda = cuda();
+    let files = Files::even(2, 20, MIB);
+    for fault in ["cuMemHostRegister_v2:2", "cuMemHostRegister_v2:801"] {
+        tload::release_staging();
+        cuda.stub.reset();
+        cuda.stub.set("fail", fault);
+        cuda.stub.set("copy_delay_us", "100");
+        let options = options(|it| {
+            it.extent_bytes = Some(200_000);
+            it.memory_limit = Some(700_000);
+        });
+        let loader = files.loader().device(Device::Cuda(0)).options(options);
+        let (staging, notes) = staging(&files, &loader);
+        assert_eq!(staging.pinned_bytes, 0);
+        let refusal = staging.refusal.expect("says why");
+        assert!(refusal.contains("cannot pin memory"), "{refusal}");
+        assert!(
+            notes.iter().any(|note| note.contains(&refusal)),
+            "{notes:?}"
+        );
+        assert!(cuda.stub.count("pageable_copies") > 0);
+        assert_eq!(cuda.stub.count("pinned_copies"), 0);
+        assert_eq!(cuda.stub.live("registrations"), 0);
+    }
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
+    let cuda = cuda();
+    let (files, options) = large(&cuda);
+    let loader = files.loader().device(Device::Cuda(0)).options(options);
+    let (first, notes) = staging(&files, &loader);
+    assert!(first.bytes > 100 << 20, "{first:?}");
+    assert_eq!(first.pinned_bytes, first.bytes);
+    assert_eq!(first.refusal, None);
+    assert_eq!(notes, [] as [&str; 0]);
+    // A piece is as many whole slots as fit into 64 MiB.
+    let slot = first.bytes / first.slots as u64;
+    let pieces = first.bytes.div_ceil((64 << 20) / slot * slot);
+    assert_eq!(Ok(cuda.stub.live("registrations")), i64::try_from(pieces));
+    // The driver refuses a copy that begins in one registration and ends in another; all copies were pinned ones.
+    assert_eq!(cuda.stub.count("pageable_copies"), 0);
+    // The next load takes what is there, although no slot may lie across two pieces.
+    let (second, _) = staging(&files, &loader);
+    assert!(second.reused, "{second:?}");
+    assert_eq!(second.slots, first.slots);
+    assert_eq!(Ok(cuda.stub.live("registrations")), i64::try_from(pieces));
+}
+
+#[test]
+fn what_can_be_pinned_of_large_memory_is() {
+    let cuda = cuda();
+    let (files, options) = large(&cuda);
+    // All at once is too much, the first piece is not, and then no more.
+    cuda.stub.set("fail", "cuMemHostRegister_v2:2:3");
+    let loader = files.loader().device(Device::Cuda(0)).options(options);
+    let (staging, notes) = staging(&files, &loader);
+    let slot = staging.bytes / staging.slots as u64;
+    assert_eq!(staging.pinned_bytes, (64 << 20) / slot * slot);
+    assert!(staging.refusal.is_some() && notes.len() == 1);
+    assert!(cuda.stub.count("pinned_copies") > 0);
+    assert!(cuda.stub.count("pageable_copies") > 0);
+    assert_eq!(cuda.stub.live("registrations"), 1);
+}
+
+#[test]
+fn staging_memory_serves_one_load_after_another() {
+    let cuda = cuda();
+    let files = Files::even(3, 12, MIB);
+    let loader = |limit: u64, device| {
+        let options = options(|it| it.memory_limit = Some(limit));
+        files.loader().device(device).options(options)
+    };
+    let limit = 8 * MIB as u64;
+    let (first, _) = staging(&files, &loader(limit, Device::Cuda(0)));
+    assert!(!first.reused);
+    for device in [Device::Cuda(0), Device::Cuda(1)] {
+        // Pinned for all devices.
+        let (next, _) = staging(&files, &loader(limit, device));
+        assert!(next.reused);
+        assert_eq!((next.bytes, next.slots), (first.bytes, first.slots));
+        assert_eq!(next.pinned_bytes, first.pinned_bytes);
+    }
+    assert_eq!(cuda.stub.count("cuMemHostRegister_v2"), 1);
+    assert_eq!(cuda.stub.count("pageable_copies"), 0);
+    // A limit that it would break: it makes room.
+    let (smaller, _) = staging(&files, &loader(limit / 2, Device::Cuda(0)));
+    assert!(!smaller.reused && smaller.bytes <= limit / 2);
+    assert_eq!(cuda.stub.live("registrations"), 1);
+    let freed = tload::release_staging() as u64;
+    assert_eq!(freed, smaller.bytes);
+    assert_eq!(cuda.stub.live("registrations"), 0);
+    assert_eq!(tload::release_staging(), 0);
+    let (fresh, _) = staging(&files, &loader(limit, Device::Cuda(0)));
+    assert!(!fresh.reused);
+}
+
+#[test]
+fn what_a_running_load_uses_is_not_released() {
+    let cuda = cuda();
+    cuda.stub.set("copy_delay_us", "500");
+    let files = Files::even(4, 20, MIB);
+    let options = options(|it| it.memory_limit = Some(2 * MIB as u64));
+    let loader = files.loader().device(Device::Cuda(0)).options(options);
+    let mut tensors = Vec::new();
+    for tensor in loader.stream().expect("starts") {
+        tensors.push(tensor.expect("loads"));
+        if tensors.len() < 10 {
+            assert_eq!(tload::release_staging(), 0);
+        }
+    }
+    files.assert_all(&tensors);
+}
+
+/// A host-only load by way of slots leaves memory that no GPU can read: a load to a GPU does not take it.
+#[test]
+fn unpinned_memory_is_not_taken_for_a_gpu() {
+    let cuda = cuda();
+    let files = Files::even(5, 4, 1000);
+    let memory: Vec<Box<[u8]>> = (0..4).map(|_| vec![0; 1000].into()).collect();
+    let targets = memory.iter().enumerate().map(|(index, memory)| {
+        let start = std::ptr::NonNull::from(&**memory).cast();
+        #[expect(unsafe_code, reason = "lends memory to a load")]
+        // SAFETY: kept below until the load is over, and not looked at.
+        let target = unsafe { tload::Target::host(start, 1000, None) };
+        (format!("t{index}"), target)
+    });
+    let (_, report) = load(&files.loader().targets(targets)).expect("loads");
+    assert_eq!(report.staging.expect("staged").pinned_bytes, 0);
+    drop(memory);
+    let (staging, _) = staging(&files, &files.loader().device(Device::Cuda(0)));
+    assert!(!staging.reused);
+    assert_eq!(cuda.stub.count("pageable_copies"), 0);
+}

@@ -1,0 +1,342 @@
+//! What needs a process of its own: how the driver is found, what `fork` leaves of it, and what many loads leave behind.
+
+#![expect(unsafe_code, reason = "forks")]
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tload::testing::fixtures::Rng;
+use tload::{Device, Error, ErrorKind, Order};
+use tload_cuda_stub::Stub;
+
+use crate::fixtures::{Files, MIB, failure, load, options};
+
+/// Tells a test's second process that it is that.
+const MARK: &str = "TLOAD_TEST_ALONE";
+
+/// Runs `body` in a process of its own, which looks for libraries in `libraries`: the test `name` of this file, once more.
+fn alone(name: &str, libraries: &Path, set: &[(&str, &str)], body: impl FnOnce()) {
+    if std::env::var_os(MARK).is_some() {
+        body();
+        return;
+    }
+    let this = std::env::current_exe().expect("a process knows its executable");
+    let test = format!("processes::{name}");
+    let output = Command::new(this)
+        .args(["--exact", &test, "--nocapture", "--test-threads=1"])
+        .env(MARK, "1")
+        .env("LD_LIBRARY_PATH", OsString::from(libraries))
+        .envs(set.iter().copied())
+        .output()
+        .expect("starts");
+    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (printed(&output.stdout), printed(&output.stderr));
+    assert!(
+        output.status.success() && out.contains("1 passed"),
+        "{out}\n{err}"
+    );
+}
+
+fn refused() -> Error {
+    let files = Files::even(1, 2, 1000);
+    let error = failure(files.loader().device(Device::Cuda(0)).stream());
+    // Without a GPU, the host still works.
+    let (tensors, _) = load(&files.loader()).expect("loads");
+    files.assert_all(&tensors);
+    error
+}
+
+#[test]
+fn the_driver_is_found_where_the_loader_looks() {
+    let folder = tload_cuda_stub::folder();
+    alone(
+        "the_driver_is_found_where_the_loader_looks",
+        folder.path(),
+        &[],
+        || {
+            let facts = tload::cuda::driver().expect("found");
+            assert_eq!((facts.version, facts.devices), (12_080, 2));
+            let files = Files::even(1, 10, MIB);
+            let (tensors, report) = load(&files.loader().device(Device::Cuda(1))).expect("loads");
+            files.assert_all(&tensors);
+            assert_eq!(report.devices[0].copied_bytes, files.total());
+        },
+    );
+}
+
+/// Many systems have `libcuda.so.1` only.
+#[test]
+fn the_drivers_other_name_will_do() {
+    let folder = tload_cuda_stub::folder();
+    std::fs::remove_file(folder.path().join("libcuda.so")).expect("it was there");
+    alone("the_drivers_other_name_will_do", folder.path(), &[], || {
+        assert!(tload::cuda::driver().is_ok());
+        let files = Files::even(1, 2, 1000);
+        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+        files.assert_all(&tensors);
+    });
+}
+
+#[test]
+fn without_a_driver_the_error_says_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    alone(
+        "without_a_driver_the_error_says_so",
+        folder.path(),
+        &[],
+        || {
+            if Path::new("/proc/driver/nvidia/version").exists() {
+                // This machine has one of its own.
+                return;
+            }
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(
+                error.message().contains("no CUDA driver was found"),
+                "{error}"
+            );
+            assert!(error.hint().is_some_and(|it| it.contains("device=cpu")));
+        },
+    );
+}
+
+/// Also where the file is no library at all.
+#[test]
+fn a_broken_driver_is_no_driver() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::write(folder.path().join(name), "no library").expect("a temporary folder");
+    }
+    alone("a_broken_driver_is_no_driver", folder.path(), &[], || {
+        let error = refused();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
+    });
+}
+
+#[test]
+fn a_driver_without_gpus_says_so() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_DEVICES", "0")];
+    alone("a_driver_without_gpus_says_so", folder.path(), &set, || {
+        let error = refused();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert_eq!(error.message(), "the CUDA driver sees no GPU");
+        assert!(
+            error
+                .hint()
+                .is_some_and(|it| it.contains("CUDA_VISIBLE_DEVICES"))
+        );
+        // A failure is not remembered.
+        Stub::load().set("devices", "1");
+        let files = Files::even(1, 2, 1000);
+        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+        files.assert_all(&tensors);
+    });
+}
+
+#[test]
+fn the_toolkits_stub_is_told_from_a_driver() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_STUB_LIBRARY", "1")];
+    alone(
+        "the_toolkits_stub_is_told_from_a_driver",
+        folder.path(),
+        &set,
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains("toolkit's stub"), "{error}");
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|it| it.contains("LD_LIBRARY_PATH"))
+            );
+        },
+    );
+}
+
+#[test]
+fn an_old_driver_is_refused_with_its_version() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_VERSION", "11030")];
+    alone(
+        "an_old_driver_is_refused_with_its_version",
+        folder.path(),
+        &set,
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert!(error.message().contains("CUDA 11.3"), "{error}");
+            assert!(error.message().contains("11.4 or newer"), "{error}");
+        },
+    );
+}
+
+/// A driver that fails to begin has a reason of its own.
+#[test]
+fn a_driver_that_cannot_begin_is_quoted() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_FAIL", "cuInit:803")];
+    alone(
+        "a_driver_that_cannot_begin_is_quoted",
+        folder.path(),
+        &set,
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            let text = error.chain();
+            assert!(text.contains("SYSTEM_DRIVER_MISMATCH (803)"), "{text}");
+        },
+    );
+}
+
+/// A forked child gets an error; it neither hangs nor harms its parent.
+#[test]
+fn a_forked_child_gets_a_clear_error() {
+    let folder = tload_cuda_stub::folder();
+    alone(
+        "a_forked_child_gets_a_clear_error",
+        folder.path(),
+        &[],
+        || {
+            let files = Files::even(1, 6, MIB);
+            let loader = files.loader().device(Device::Cuda(0));
+            let (mut tensors, _) = load(&loader).expect("loads");
+            // SAFETY: this process has no other thread that could hold a lock: lanes have ended, and tests run one at a time.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                    let error = failure(loader.stream());
+                    assert_eq!(error.kind(), ErrorKind::Device, "{}", error.chain());
+                    let hint = error.hint().expect("says what to do");
+                    assert!(hint.contains("fork"), "{hint}");
+                    // What the parent had cannot be freed here, and nothing comes of trying.
+                    tensors.pop();
+                    assert_eq!(tload::release_staging(), 0, "the parent's");
+                    // The host still works.
+                    let (tensors, _) = load(&files.loader()).expect("loads");
+                    files.assert_all(&tensors);
+                }));
+                // SAFETY: ends the child without the destructors and exit handlers of its parent.
+                unsafe { libc::_exit(i32::from(child.is_err())) };
+            }
+            assert_eq!(wait_for(child), 0, "the child's status");
+            files.assert_all(&tensors);
+            let (again, _) = load(&loader).expect("loads");
+            files.assert_all(&again);
+            assert_eq!(Stub::load().count("violations"), 0);
+        },
+    );
+}
+
+/// A child's status; it is ended when it hangs.
+fn wait_for(child: libc::pid_t) -> i32 {
+    let started = Instant::now();
+    let mut status = 0;
+    loop {
+        // SAFETY: a child of this process, and a local variable.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
+        assert!(ended >= 0, "the child is this process's");
+        if ended == child {
+            return status;
+        }
+        let hangs = started.elapsed() > crate::stub::PATIENCE;
+        if hangs {
+            // SAFETY: a child of this process that was not waited for yet.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+        }
+        assert!(!hangs, "the child hangs");
+        std::thread::yield_now();
+    }
+}
+
+/// Open descriptors and threads of this process.
+fn counts() -> (usize, usize) {
+    let entries = |folder| std::fs::read_dir(folder).expect("procfs").count();
+    (entries("/proc/self/fd"), entries("/proc/self/task"))
+}
+
+/// The kernel takes rings apart after they are closed, and the stub's threads end by themselves.
+fn settled(wanted: (usize, usize)) -> (usize, usize) {
+    let started = Instant::now();
+    loop {
+        tload::release_staging();
+        let now = counts();
+        let over = started.elapsed() > Duration::from_secs(10);
+        if (now.0 <= wanted.0 && now.1 <= wanted.1) || over {
+            return now;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn nothing_is_left_of_many_loads() {
+    let folder = tload_cuda_stub::folder();
+    alone("nothing_is_left_of_many_loads", folder.path(), &[], || {
+        let stub = Stub::load();
+        let mut files = Files::new();
+        for shard in 0..2 {
+            files.mixed(&shard.to_string(), &mut Rng::new(shard), 20, 300_000);
+        }
+        let mut rng = Rng::new(1);
+        // What the process needs once.
+        (0..12).for_each(|_| one(stub, &files, &mut rng));
+        let before = settled((0, 0));
+        (0..200).for_each(|_| one(stub, &files, &mut rng));
+        let after = settled(before);
+        assert!(
+            after.0 <= before.0 && after.1 <= before.1,
+            "descriptors and threads: {before:?} before, {after:?} after"
+        );
+        for kind in [
+            "allocations",
+            "registrations",
+            "streams",
+            "events",
+            "contexts",
+            "threads",
+        ] {
+            assert_eq!(stub.live(kind), 0, "{kind}");
+        }
+        assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
+    });
+}
+
+/// A load that ends well, is cancelled, dropped, or fails.
+fn one(stub: &Stub, files: &Files, rng: &mut Rng) {
+    stub.set("copy_delay_us", rng.pick(&["0", "100"]));
+    let call = rng.below(30) + 1;
+    let fault = rng.pick(&["cuMemAllocAsync:2", "copy:719", "cuMemcpyHtoDAsync_v2:1"]);
+    let fails = rng.once_in(3);
+    if fails {
+        stub.set("fail", &format!("{fault}:{call}:1"));
+    }
+    let options = options(|it| {
+        it.lanes = Some(1 + rng.index(3));
+        it.order = rng.pick(&[Order::Ready, Order::File]);
+        it.memory_limit = rng.pick(&[None, Some(2 * MIB as u64)]);
+        it.timeout = rng.once_in(3).then_some(Duration::from_secs(100));
+    });
+    let loader = files.loader().device(Device::Cuda(rng.index(2)));
+    if let Ok(mut stream) = loader.options(options).stream() {
+        let kept: Vec<_> = stream.by_ref().take(rng.index(50)).collect();
+        match rng.below(3) {
+            0 => stream.cancel(),
+            1 => drop(stream),
+            _ => assert!(fails || stream.all(|tensor| tensor.is_ok())),
+        }
+        drop(kept);
+    }
+    if fails {
+        // A context that was lost is gone when nobody has it any more.
+        let started = Instant::now();
+        while stub.live("contexts") > 0 && started.elapsed() < crate::stub::PATIENCE {
+            tload::release_staging();
+            std::thread::yield_now();
+        }
+        stub.set("fail", "");
+    }
+}

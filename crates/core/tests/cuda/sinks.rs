@@ -1,0 +1,89 @@
+//! The sink keeps the contract of all sinks, whatever the copies take.
+
+#![expect(unsafe_code, reason = "lends memory to a load")]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use tload::Target;
+use tload::buffer::DeviceBudget;
+use tload::cuda::Context;
+use tload::plan::Arrangement;
+use tload::sink::{CudaLoad, CudaPlaces, CudaSink, DeviceRegions, TargetPlaces};
+use tload::testing::conformance::{SinkRequest, sink_suite};
+use tload::testing::fixtures::Rng;
+
+use crate::stub::{Cuda, bytes, cuda};
+
+/// Sinks of one load, for so many lanes.
+fn sinks(
+    request: &SinkRequest,
+    context: Context,
+    places: CudaPlaces,
+    lanes: usize,
+) -> Vec<CudaSink> {
+    let (plan, tensors) = (Arc::clone(&request.plan), Arc::clone(&request.tensors));
+    let load = CudaLoad::new(plan, tensors, context, places);
+    let sink = |_| CudaSink::new(Arc::clone(&load)).expect("a stream");
+    (0..lanes).map(sink).collect()
+}
+
+fn delay(cuda: &Cuda, rng: &RefCell<Rng>) {
+    let delay = rng.borrow_mut().pick(&["0", "0", "20", "100", "400"]);
+    cuda.stub.set("copy_delay_us", delay);
+}
+
+#[test]
+fn the_sink_keeps_the_contract_in_memory_of_its_own() {
+    let cuda = cuda();
+    let rng = RefCell::new(Rng::new(1));
+    sink_suite(
+        "cuda",
+        Arrangement::Packed,
+        &|request, lanes| {
+            delay(&cuda, &rng);
+            let context = Context::open(rng.borrow_mut().index(2)).expect("there are two");
+            let budget = DeviceBudget::new(context.ordinal(), u64::MAX, Arc::default());
+            let (plan, tensors) = (Arc::clone(&request.plan), Arc::clone(&request.tensors));
+            let regions = DeviceRegions::own(plan, tensors, context.clone(), budget);
+            let regions = Arc::new(regions.expect("a stream"));
+            for region in 0..request.plan.regions.len() {
+                assert!(regions.try_begin(region).expect("there is memory"));
+            }
+            sinks(request, context, CudaPlaces::Regions(regions), lanes)
+        },
+        &|(index, tensor)| (*index, bytes(tensor)),
+    );
+}
+
+#[test]
+fn the_sink_keeps_the_contract_in_memory_of_the_callers() {
+    let cuda = cuda();
+    let rng = RefCell::new(Rng::new(2));
+    sink_suite(
+        "cuda targets",
+        Arrangement::Scattered,
+        &|request, lanes| {
+            delay(&cuda, &rng);
+            let context = Context::open(1).expect("there are two");
+            let targets = request.tensors.iter().map(|info| {
+                let len = usize::try_from(info.byte_len()).expect("small");
+                (len > 0).then(|| lend(&cuda, len))
+            });
+            let places =
+                TargetPlaces::new(&context, targets.collect(), Arc::default()).expect("events");
+            sinks(request, context, CudaPlaces::Targets(places), lanes)
+        },
+        &|(index, tensor)| (*index, bytes(tensor)),
+    );
+}
+
+/// Memory that plays another library's on device 1. Never freed.
+fn lend(cuda: &Cuda, len: usize) -> Target {
+    let memory: &'static mut [u8] = vec![0xEE; len].leak();
+    let start = memory.as_mut_ptr();
+    cuda.stub.adopt(start, len, 1);
+    let address = start.expose_provenance() as u64;
+    // SAFETY: leaked, so valid for ever; the test looks only at what has been handed out; the default stream lives.
+    unsafe { Target::cuda(1, address, len, 0, None) }
+}
