@@ -12,6 +12,7 @@ const OUT_OF_MEMORY: u8 = 6;
 const UNSUPPORTED: u8 = 7;
 const TIMED_OUT: u8 = 8;
 const REMOTE: u8 = 9;
+const DEVICE: u8 = 10;
 /// 128 + SIGINT, as shells report an interrupted program.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -24,10 +25,11 @@ Exit status:
   3    a file, directory, shard or tensor was not found
   4    a file is not a valid checkpoint
   5    permission denied
-  6    out of memory, of a memory limit, or of disk space
-  7    this kernel, file system or build cannot do it
+  6    out of memory, of a memory limit, of GPU memory, or of disk space
+  7    this kernel, file system, build or CUDA driver cannot do it
   8    a deadline passed, or an object store did not answer in time
   9    an object store cannot be reached, or failed again and again
+  10   the GPU or its driver failed
   130  interrupted by Ctrl-C or SIGTERM
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
@@ -44,6 +46,7 @@ pub(crate) fn status(error: &Error) -> u8 {
         ErrorKind::Unsupported => UNSUPPORTED,
         ErrorKind::TimedOut => TIMED_OUT,
         ErrorKind::Remote => REMOTE,
+        ErrorKind::Device => DEVICE,
         ErrorKind::Cancelled => INTERRUPTED,
         // `ErrorKind` may grow; the test below fails when a new kind has no line here.
         ErrorKind::Io | ErrorKind::Changed | _ => FAILED,

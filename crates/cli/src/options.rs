@@ -8,7 +8,7 @@ use tload::copy::CopyOptions;
 use tload::{Device, Error, ErrorKind, Location, Options, Result, Selection, StoreOptions};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, LoadArgs, ModeArg, PresetArg, SelectArgs, StoreArgs, SweepArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs, SweepArgs,
     TuningArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
@@ -113,8 +113,23 @@ pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
 }
 
 /// Where the tensors are to live. Not clap's to parse: a device that this build has not is no usage error.
-pub(crate) fn device(args: &LoadArgs) -> Result<Device> {
+pub(crate) fn device(args: &DeviceArg) -> Result<Device> {
     args.device.parse()
+}
+
+/// Where they are to live by name, in the order of the rules.
+pub(crate) fn device_map(rules: &[String]) -> Result<Vec<(Selection, Device)>> {
+    let rule = |text: &String| {
+        // From the end: a name may have the sign, a device has not.
+        let (glob, device) = text.rsplit_once('=').ok_or_else(|| {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                format!("--device-map {text:?} is not GLOB=DEVICE"),
+            )
+        })?;
+        Ok((Selection::glob(glob)?, device.trim().parse()?))
+    };
+    rules.iter().map(rule).collect()
 }
 
 /// The options of one load.
@@ -128,25 +143,28 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options.extent_bytes = args.extent;
     options.lanes = args.lanes;
     options.memory_limit = args.limits.memory_limit;
+    options.device_memory_limit = args.limits.device_memory_limit;
     options.retries = args.limits.retries;
     options.timeout = args.timeout;
     options
 }
 
 /// Every combination of a sweep's lists, the last list varying fastest.
-pub(crate) fn configurations(args: &SweepArgs) -> Vec<Configuration> {
+pub(crate) fn configurations(args: &SweepArgs, device: Device) -> Vec<Configuration> {
     let mut configurations = Vec::new();
     for &engine in &args.engine {
         for &lanes in &or_default(&args.lanes) {
             for &depth in &or_default(&args.depth) {
                 for &extent_bytes in &or_default(&args.extent) {
                     configurations.push(Configuration {
+                        device,
                         engine,
                         depth,
                         extent_bytes,
                         lanes,
                         in_flight_bytes: args.limits.in_flight,
                         memory_limit: args.limits.memory_limit,
+                        device_memory_limit: args.limits.device_memory_limit,
                         cache: args.limits.cache,
                         retries: args.limits.retries,
                     });
@@ -228,7 +246,7 @@ mod tests {
             "--extent",
             "1MiB,4MiB",
         ]);
-        let configurations = configurations(&args.sweep);
+        let configurations = configurations(&args.sweep, Device::Cpu);
         assert_eq!(configurations.len(), 8);
         let first: Vec<_> = configurations[..3]
             .iter()
@@ -242,6 +260,24 @@ mod tests {
                 ("uring".to_owned(), Some(8), Some(1 << 20), None),
             ]
         );
+    }
+
+    #[test]
+    fn rules_for_devices_end_in_a_device() {
+        let rules = ["a=b.*=cuda:1", "*= cpu"].map(str::to_owned);
+        let devices: Vec<_> = device_map(&rules).expect("rules").into_iter().collect();
+        assert_eq!(devices.len(), 2);
+        assert_eq!(devices[0].1, Device::Cuda(1));
+        assert_eq!(devices[1].1, Device::Cpu);
+        for (rule, kind) in [
+            ("*", ErrorKind::InvalidRequest),
+            ("*=tpu", ErrorKind::InvalidRequest),
+            ("[=cpu", ErrorKind::InvalidRequest),
+            ("*=mps", ErrorKind::Unsupported),
+        ] {
+            let error = device_map(&[rule.to_owned()]).expect_err(rule);
+            assert_eq!(error.kind(), kind, "{rule}");
+        }
     }
 
     #[test]

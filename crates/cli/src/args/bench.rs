@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 
+use super::device::DeviceArg;
 use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::SweepArgs;
@@ -23,6 +24,11 @@ tensor is the time from before opening the checkpoint. Memory that a run may nee
 freed before its clock starts, for every contender alike. Export files are created before the first
 run and rewritten after each; JSON and CSV hold every sample, and none holds a secret of --store or
 of a URL. In an object store nothing is cold or warm, --depth counts requests, and fio stays out.
+
+To a GPU, the GPU's context is made before the first run and outside every clock. stream and keep
+begin without staging memory, as the first load of a process does; reload has that of the load
+before it. The ceiling still reads into CPU memory: it knows no bus. How long copies took (waiting
+for the copy engine included) and how much staging memory was pinned stands beside the reads.
 
 JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, rounds, complete,
   warnings, cells: [{mode, cache_state, configuration, cache_state_verified,
@@ -57,6 +63,8 @@ pub(crate) struct BenchArgs {
         default_value = "cold"
     )]
     pub(crate) cache_state: Vec<CacheArg>,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
     /// Leave out fio, even when it is installed
     #[arg(long)]
     pub(crate) no_fio: bool,

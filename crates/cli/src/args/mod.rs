@@ -2,6 +2,7 @@
 
 mod bench;
 mod copy;
+mod device;
 mod parse;
 mod sizes;
 mod store;
@@ -14,6 +15,7 @@ use clap::{Parser, Subcommand};
 
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
 pub(crate) use copy::CopyArgs;
+pub(crate) use device::DeviceArg;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
@@ -78,7 +80,7 @@ JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest;
 fields of tload::Report in the crate's documentation. A load that began and failed prints its report
 too (without --json on standard error): `outcome` names the failure, and `digest` is null."#;
 
-/// Stream a checkpoint's tensors into CPU memory and report how it went.
+/// Stream a checkpoint's tensors into CPU or GPU memory and report how it went.
 ///
 /// Tensors are dropped as they come, so memory stays within the limit, whatever the checkpoint's size.
 #[derive(Debug, clap::Args)]
@@ -90,7 +92,7 @@ pub(crate) struct LoadArgs {
     /// Keep every tensor until the end, as a model would
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Print one digest over all tensors' bytes
+    /// Print one digest over all tensors' bytes; only in CPU memory
     #[arg(long)]
     pub(crate) digest: bool,
     /// Print JSON
@@ -102,9 +104,12 @@ pub(crate) struct LoadArgs {
     pub(crate) select: SelectArgs,
     #[command(flatten)]
     pub(crate) tuning: TuningArgs,
-    /// Where the tensors are to live: cpu
-    #[arg(long, value_name = "DEVICE", default_value = "cpu", help_heading = tuning::HEADING)]
-    pub(crate) device: String,
+    #[command(flatten, next_help_heading = "Where to")]
+    pub(crate) device: DeviceArg,
+    /// Where tensors whose whole name matches the glob are to live, for example 'model.layers.0.*=cuda:1'; once for each
+    /// rule. The first that matches holds, and --device is for the others
+    #[arg(long, value_name = "GLOB=DEVICE", help_heading = "Where to")]
+    pub(crate) device_map: Vec<String>,
 }
 
 /// Say what this machine offers a load, what stands in the way, and what to do about it.

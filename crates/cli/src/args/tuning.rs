@@ -6,8 +6,6 @@ use tload::{Cache, EngineChoice, Order};
 
 use super::sizes;
 
-pub(super) const HEADING: &str = "How to read";
-
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Which tensors (a tensor that any of them selects is in)")]
 pub(crate) struct SelectArgs {
@@ -24,7 +22,7 @@ pub(crate) struct SelectArgs {
 
 /// For one load.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = HEADING)]
+#[command(next_help_heading = "How to read")]
 pub(crate) struct TuningArgs {
     /// Engine: auto, uring or pread
     #[arg(
@@ -117,6 +115,10 @@ pub(crate) struct LimitArgs {
     /// beside it a quarter of it or what may be in flight, if that is more]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_MEMORY_LIMIT", hide_env_values = true)]
     pub(crate) memory_limit: Option<u64>,
+    /// Bytes of each GPU that the load may hold and the caller has not received yet; --memory-limit then counts the memory on
+    /// the way there [default: as for --memory-limit, and no more than is free]
+    #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_DEVICE_MEMORY_LIMIT", hide_env_values = true)]
+    pub(crate) device_memory_limit: Option<u64>,
     /// Page cache: auto, direct (never through it) or buffered (always through it)
     #[arg(
         long,

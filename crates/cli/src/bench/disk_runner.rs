@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tload::probe::prefault;
-use tload::{Ceiling, Checkpoint, Loader, Report, Result, StoreOptions};
+use tload::{Ceiling, Checkpoint, Device, Loader, Report, Result, StoreOptions, release_staging};
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
@@ -79,8 +79,8 @@ impl<'a> DiskRunner<'a> {
         // A virtual machine hands freed memory back to its host; touching it again costs more than any disk and has nothing to
         // do with loading. So every contender alike is preceded by faulting in, and freeing, as much as it may take.
         let touched = match cell.mode {
-            Mode::Stream | Mode::Reload => budget,
-            Mode::Keep => total + budget,
+            Mode::Keep if keeps_in_host_memory(cell) => total + budget,
+            Mode::Stream | Mode::Reload | Mode::Keep => budget,
         };
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
         self.page_cache.prepare(cell.cache_state, self.interrupt)?;
@@ -96,10 +96,11 @@ impl<'a> DiskRunner<'a> {
     ) -> Result<Measurement> {
         let meter = Meter::start();
         let opened = Instant::now();
-        let loader = match before {
-            Some(loader) => loader,
-            None => Loader::open_with(self.checkpoint.location(), self.store)?
-                .options(cell.configuration.options()),
+        let loader = if let Some(loader) = before {
+            loader
+        } else {
+            let opened = Checkpoint::open_with(self.checkpoint.location(), self.store)?;
+            cell.configuration.loader(opened)
         };
         let mut stream = loader.stream()?;
         self.interrupt.watch(stream.canceller());
@@ -125,7 +126,7 @@ impl<'a> DiskRunner<'a> {
 
     /// A loader that has streamed everything once.
     fn load_before(&self, cell: &Cell) -> Result<Loader> {
-        let loader = Loader::new(self.checkpoint.clone()).options(cell.configuration.options());
+        let loader = cell.configuration.loader(self.checkpoint.clone());
         let mut stream = loader.stream()?;
         self.interrupt.watch(stream.canceller());
         stream.try_for_each(|tensor| tensor.map(drop))?;
@@ -133,10 +134,10 @@ impl<'a> DiskRunner<'a> {
     }
 
     fn ceiling(&self, cell: &Cell, residency: Residency) -> Result<Measurement> {
-        let loader = Loader::new(self.checkpoint.clone()).options(cell.configuration.options());
+        let loader = cell.configuration.loader(self.checkpoint.clone());
         let kind = match cell.mode {
-            Mode::Stream | Mode::Reload => Ceiling::Recycled,
-            Mode::Keep => Ceiling::Fresh,
+            Mode::Keep if keeps_in_host_memory(cell) => Ceiling::Fresh,
+            Mode::Stream | Mode::Reload | Mode::Keep => Ceiling::Recycled,
         };
         let meter = Meter::start();
         let report = loader.ceiling(kind)?;
@@ -196,6 +197,8 @@ impl Runner for DiskRunner<'_> {
         if contender == Contender::Fio && self.fio.is_none() {
             return Ok(None);
         }
+        // What the last load to a GPU left would make this one a reload.
+        release_staging();
         // Before the page cache is prepared: this load must leave nothing there.
         let before = match (contender, cell.mode) {
             (Contender::Tload, Mode::Reload) => Some(self.load_before(cell)?),
@@ -208,6 +211,11 @@ impl Runner for DiskRunner<'_> {
             Contender::Fio => self.fio(cell, residency),
         }
     }
+}
+
+/// Whether the run ends with every tensor in fresh memory of the host.
+pub(super) fn keeps_in_host_memory(cell: &Cell) -> bool {
+    cell.mode == Mode::Keep && cell.configuration.device == Device::Cpu
 }
 
 /// The size and number of the reads that a load had in flight. Its windows are longer than what it wants by up to two

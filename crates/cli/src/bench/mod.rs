@@ -3,10 +3,11 @@
 //! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds; in each round, `schedule` has
 //! a [`Runner`] run each cell's [`Contender`]s; the samples go into `results`, which `stats` sums up. `disk_runner` is
 //! the runner that measures, with `page_cache`, `usage` and `fio` in its service; tests use one that does
-//! not. `place` and `target` find or make the checkpoint; `warnings` says what a reader should know.
+//! not. `place` and `target` find or make the checkpoint; `gpu` keeps the GPU that tensors go to; `warnings` says what a reader should know.
 
 pub(crate) mod disk_runner;
 mod fio;
+mod gpu;
 mod page_cache;
 mod place;
 pub(crate) mod results;
@@ -20,9 +21,10 @@ pub(crate) mod warnings;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tload::{Cache, EngineChoice, Options, Report, Result};
+use tload::{Cache, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result};
 
 pub(crate) use fio::Fio;
+pub(crate) use gpu::Gpu;
 pub(crate) use page_cache::Residency;
 
 /// What becomes of the tensors.
@@ -47,9 +49,11 @@ pub(crate) enum CacheState {
     Remote,
 }
 
-/// How to read; `None` leaves the choice to the core.
+/// Where to and how to read; `None` leaves the choice to the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Configuration {
+    #[serde(serialize_with = "as_text")]
+    pub(crate) device: Device,
     #[serde(serialize_with = "as_text")]
     pub(crate) engine: EngineChoice,
     pub(crate) depth: Option<usize>,
@@ -57,13 +61,21 @@ pub(crate) struct Configuration {
     pub(crate) lanes: Option<usize>,
     pub(crate) in_flight_bytes: Option<u64>,
     pub(crate) memory_limit: Option<u64>,
+    pub(crate) device_memory_limit: Option<u64>,
     #[serde(serialize_with = "as_text")]
     pub(crate) cache: Cache,
     pub(crate) retries: Option<u32>,
 }
 
 impl Configuration {
-    pub(crate) fn options(&self) -> Options {
+    /// A loader of everything in `checkpoint`.
+    pub(crate) fn loader(&self, checkpoint: Checkpoint) -> Loader {
+        Loader::new(checkpoint)
+            .device(self.device)
+            .options(self.options())
+    }
+
+    fn options(&self) -> Options {
         let mut options = Options::default();
         options.engine = self.engine;
         options.cache = self.cache;
@@ -72,6 +84,7 @@ impl Configuration {
         options.extent_bytes = self.extent_bytes;
         options.lanes = self.lanes;
         options.memory_limit = self.memory_limit;
+        options.device_memory_limit = self.device_memory_limit;
         options.retries = self.retries;
         options
     }

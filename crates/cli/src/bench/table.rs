@@ -70,7 +70,7 @@ fn engine(cell: &CellResults) -> String {
     )
 }
 
-/// `8 × 1.0 MiB`, the lanes if there are several, and what object stores were asked for.
+/// `8 × 1.0 MiB`, the lanes if there are several, what object stores were asked for, and the way to GPUs.
 fn reads(cell: &CellResults) -> String {
     let last = cell.of(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
@@ -90,6 +90,19 @@ fn reads(cell: &CellResults) -> String {
         let bytes = format_bytes(report.remote_bytes);
         let _ = write!(reads, "; {requests}, {} repeated, {bytes}", report.retries);
     }
+    for device in &report.devices {
+        let seconds = format_seconds(device.copy_seconds);
+        let _ = write!(reads, "; {}, copies {seconds}", device.device);
+    }
+    if let Some(staging) = &report.staging {
+        let (bytes, pinned) = (staging.bytes, staging.pinned_bytes);
+        let share = if pinned == bytes {
+            "pinned".to_owned()
+        } else {
+            format!("staging, {} pinned", format_bytes(pinned))
+        };
+        let _ = write!(reads, ", {} {share}", format_bytes(bytes));
+    }
     reads
 }
 
@@ -97,7 +110,7 @@ fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "–".to_owned());
     let speed = summary.bytes_per_second;
     [
-        contender(cell.cell.mode, summary.contender).to_owned(),
+        contender(cell, summary.contender).to_owned(),
         format!("{:.2}", speed.median / 1e9),
         format!("{:.2}–{:.2}", speed.min / 1e9, speed.max / 1e9),
         summary
@@ -117,12 +130,14 @@ fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {
     ]
 }
 
-fn contender(mode: Mode, contender: Contender) -> &'static str {
-    match (contender, mode) {
-        (Contender::Tload, _) => "tload",
-        (Contender::Ceiling, Mode::Stream | Mode::Reload) => "ceiling: raw reads",
-        (Contender::Ceiling, Mode::Keep) => "ceiling: raw reads, fresh memory",
-        (Contender::Fio, _) => "fio",
+fn contender(cell: &CellResults, contender: Contender) -> &'static str {
+    match contender {
+        Contender::Tload => "tload",
+        Contender::Ceiling if disk_runner::keeps_in_host_memory(&cell.cell) => {
+            "ceiling: raw reads, fresh memory"
+        }
+        Contender::Ceiling => "ceiling: raw reads",
+        Contender::Fio => "fio",
     }
 }
 
@@ -159,5 +174,6 @@ pub(crate) fn describe_host(host: &HostRecord) -> String {
         host.memory_bytes
             .map(|bytes| format!("{} of memory", format_bytes(bytes))),
     );
+    facts.extend(host.gpu.clone());
     facts.join(", ")
 }

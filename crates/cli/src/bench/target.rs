@@ -7,7 +7,7 @@ use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions, format
 use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};
 use super::warnings::Warning;
-use super::{Mode, Plan};
+use super::{Gpu, Mode, Plan};
 use crate::host::{System, memory};
 use crate::interrupt::{Interrupt, Temporary};
 use crate::output::error::file as file_error;
@@ -108,9 +108,12 @@ impl<'a> Target<'a> {
     }
 
     /// Refuses to keep more than the machine can hold: the kernel would end some process, perhaps not ours.
-    pub(crate) fn fits(&self, plan: &Plan, system: &System) -> Result<()> {
-        let wanted = self.checkpoint.total_bytes() + SPARE_BYTES;
+    pub(crate) fn fits(&self, plan: &Plan, gpu: Option<&Gpu>, system: &System) -> Result<()> {
         let keeps = plan.cells.iter().any(|cell| cell.mode == Mode::Keep);
+        if let (Some(gpu), true) = (gpu, keeps) {
+            return gpu.has_room_for(self.checkpoint.total_bytes());
+        }
+        let wanted = self.checkpoint.total_bytes() + SPARE_BYTES;
         match memory::available(system) {
             Some(available) if keeps && available < wanted => Err(Error::new(
                 ErrorKind::OutOfMemory,

@@ -1,6 +1,6 @@
 //! A benchmark without a disk, for the tests of everything around the runs.
 
-use tload::{Cache, EngineChoice, Result};
+use tload::{Cache, Device, EngineChoice, Result};
 
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, Sample, SyntheticRecord};
@@ -14,12 +14,14 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
         mode: Mode::Stream,
         cache_state: CacheState::Cold,
         configuration: Configuration {
+            device: Device::Cpu,
             engine: EngineChoice::Auto,
             depth: Some(4 << index),
             extent_bytes: Some(1 << 20),
             lanes: None,
             in_flight_bytes: None,
             memory_limit: None,
+            device_memory_limit: None,
             cache: Cache::Auto,
             retries: None,
         },
@@ -44,7 +46,7 @@ pub(crate) fn results(plan: &Plan) -> Results {
             architecture: "x86_64",
             file_system: Some("ext4".to_owned()),
             disk: Some("nvme0n1".to_owned()),
-            ..HostRecord::collect(&system, None, None)
+            ..HostRecord::collect(&system, None, None, None)
         },
         CheckpointRecord {
             location: "models/llama".to_owned(),

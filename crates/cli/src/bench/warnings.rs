@@ -49,6 +49,10 @@ pub(crate) enum Warning {
         used: String,
         reason: String,
     },
+    NotPinned {
+        refused_bytes: u64,
+        reason: String,
+    },
     FirstRunSlow {
         times: f64,
     },
@@ -104,6 +108,12 @@ impl fmt::Display for Warning {
                 "engine {used} was used, not {}: {reason}. tload doctor says what stands in the way",
                 if requested == "auto" { "uring" } else { requested },
             ),
+            Self::NotPinned { refused_bytes, reason } => write!(
+                f,
+                "{} of staging memory could not be pinned, so the driver copies once more: {reason}. tload doctor looks \
+                 into it",
+                format_bytes(*refused_bytes),
+            ),
             Self::FirstRunSlow { times } => write!(
                 f,
                 "the first run took {times:.1} times as long as the others: a cache below the page cache, or a disk \
@@ -113,11 +123,7 @@ impl fmt::Display for Warning {
                 f,
                 "runs of {} differ by {} of their median: the device is shared or throttled. Trust the ratios, which \
                  are taken within rounds, more than the speeds; more --rounds help",
-                match contender {
-                    Contender::Tload => "tload",
-                    Contender::Ceiling => "the ceiling",
-                    Contender::Fio => "fio",
-                },
+                who(*contender),
                 format_share(*width),
             ),
             Self::TooShort { seconds } => write!(
@@ -158,6 +164,14 @@ fn not_as_asked(
     }
 }
 
+fn who(contender: Contender) -> &'static str {
+    match contender {
+        Contender::Tload => "tload",
+        Contender::Ceiling => "the ceiling",
+        Contender::Fio => "fio",
+    }
+}
+
 fn name(state: CacheState) -> &'static str {
     match state {
         CacheState::Cold => "cold",
@@ -172,6 +186,7 @@ pub(crate) fn of(results: &Results) -> Vec<Warning> {
     for cell in &results.cells {
         warnings.extend(page_cache(cell));
         warnings.extend(fallback(cell));
+        warnings.extend(not_pinned(cell));
         warnings.extend(slow_start(cell));
         warnings.extend(noise(cell));
         warnings.extend(too_small(cell));
@@ -214,6 +229,20 @@ fn fallback(cell: &CellResults) -> Option<Warning> {
         used: engine.name,
         reason: engine.reason,
     })
+}
+
+fn not_pinned(cell: &CellResults) -> Option<Warning> {
+    let reports = cell.of(Contender::Tload).filter_map(|sample| {
+        let report = sample.measurement.report.as_ref()?;
+        report.staging.as_ref()
+    });
+    let mut refused = reports.filter_map(|staging| {
+        Some(Warning::NotPinned {
+            refused_bytes: staging.bytes - staging.pinned_bytes,
+            reason: staging.refusal.clone()?,
+        })
+    });
+    refused.next()
 }
 
 fn slow_start(cell: &CellResults) -> Option<Warning> {

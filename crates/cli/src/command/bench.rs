@@ -11,7 +11,7 @@ use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::Results;
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
-use crate::bench::{CacheState, Fio, Plan, schedule, table};
+use crate::bench::{CacheState, Fio, Gpu, Plan, schedule, table};
 use crate::export::Exports;
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -35,6 +35,8 @@ pub(crate) fn run(
         args.markdown.as_deref(),
     )?;
     let store = options::store(&args.store)?;
+    let device = options::device(&args.device)?;
+    let gpu = Gpu::open(device)?;
     let target = target(args, &store, interrupt)?;
     // It reads files.
     let wants_fio = !args.no_fio && target.remote().is_none();
@@ -44,18 +46,23 @@ pub(crate) fn run(
         None => vec![CacheState::Remote],
     };
     let plan = Plan::new(
-        &options::configurations(&args.sweep),
+        &options::configurations(&args.sweep, device),
         &options::modes(args),
         &cache_states,
         args.rounds,
         fio.as_ref(),
     );
     let system = System::real();
-    target.fits(&plan, &system)?;
+    target.fits(&plan, gpu.as_ref(), &system)?;
 
     let mut known = machine_warnings(wants_fio && fio.is_none());
     known.extend(target.warnings.clone());
-    let host = HostRecord::collect(&system, target.path(), store_name(args, &target));
+    let host = HostRecord::collect(
+        &system,
+        target.path(),
+        store_name(args, &target),
+        gpu.as_ref().map(Gpu::describe),
+    );
     let mut results = record(arguments, &target, &plan, host, fio.as_ref());
     show_head(out, &results).map_err(standard_output)?;
     let mut runner = DiskRunner::new(&target.checkpoint, &store, fio, interrupt);

@@ -1,11 +1,11 @@
-//! `tload load`: streams a checkpoint into memory, shows how far it is, and prints the report.
+//! `tload load`: streams a checkpoint into CPU or GPU memory, shows how far it is, and prints the report.
 
 use std::io::{self, Write};
 use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Checkpoint, Loader, Report, Result, TensorStream};
+use tload::{Checkpoint, Device, Error, ErrorKind, Loader, Report, Result, TensorStream};
 
 use crate::args::LoadArgs;
 use crate::digest::Digest;
@@ -18,13 +18,18 @@ use crate::output::progress::Progress;
 const REDRAW: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    let device = options::device(args)?;
+    let device = options::device(&args.device)?;
+    let rules = options::device_map(&args.device_map)?;
     let store = options::store_within(&args.store, args.tuning.timeout)?;
     let checkpoint = Checkpoint::open_with(&options::location(&args.location)?, &store)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)
+        .device_map(rules)
         .options(options::options(&args.tuning));
+    if args.digest {
+        in_sight(&loader)?;
+    }
     let mut digest = args.digest.then(Digest::default);
     let (report, outcome) = stream(&loader, args, interrupt, digest.as_mut())?;
     if let Err(error) = outcome {
@@ -42,6 +47,19 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         write_text(out, &report, digest.as_deref())
     }
     .map_err(standard_output)
+}
+
+/// Refuses a digest of bytes that only a GPU can look into.
+fn in_sight(loader: &Loader) -> Result<()> {
+    let mut devices = loader.devices()?.into_iter();
+    let Some(device) = devices.find(|device| *device != Device::Cpu) else {
+        return Ok(());
+    };
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        format!("--digest looks at bytes in CPU memory; tensors are to go to {device}"),
+    )
+    .with_hint("leave out --digest, or use device=cpu"))
 }
 
 /// Of a load that began and failed: where its time went, and how far it came.

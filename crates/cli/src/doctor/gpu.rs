@@ -1,30 +1,122 @@
-//! NVIDIA GPUs, as the driver or the bus shows them.
+//! NVIDIA GPUs: as the bus or the kernel's driver shows them, and what a load can do with them through CUDA.
+
+use std::fmt::Write;
+
+use tload::buffer::{Staging, StagingNeed};
+use tload::cuda::{self, Context};
+use tload::{Error, Result, format_bytes};
 
 use super::{Finding, Level};
 use crate::host::System;
+use crate::output::flags::with_flags;
+use crate::output::quantity::format_count;
 
 /// NVIDIA's vendor number on the PCI bus.
 const VENDOR: &str = "0x10de";
+/// Slots of staging memory that are tried, and their size, bytes: 64 MiB, what the core pins at a time where it must.
+const SLOTS: usize = 64;
+const SLOT_BYTES: usize = 1 << 20;
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+/// What CUDA says.
+#[derive(Debug)]
+pub(super) struct Cuda {
+    /// As in `12080`.
+    version: i32,
+    devices: Vec<Result<Device>>,
+}
+
+/// One GPU, by its number in this process.
+#[derive(Debug)]
+struct Device {
+    /// `cuda:0 NVIDIA H200, 138.0 GiB of 139.8 GiB free, NUMA node 1`
+    text: String,
+    pinning: Result<Pinning>,
+}
+
+/// Staging memory as a load would have it.
+#[derive(Debug)]
+struct Pinning {
+    bytes: u64,
+    pinned_bytes: u64,
+    refusal: Option<String>,
+}
+
+impl Cuda {
+    /// Opens every GPU and takes staging memory for it, and lets go of all of it.
+    pub(super) fn look() -> Result<Self> {
+        let facts = cuda::driver()?;
+        let devices = (0..facts.devices).map(Device::look);
+        Ok(Self {
+            version: facts.version,
+            devices: devices.collect(),
+        })
+    }
+}
+
+impl Device {
+    fn look(ordinal: usize) -> Result<Self> {
+        let context = Context::open(ordinal)?;
+        let (facts, memory) = (context.facts(), context.free_memory()?);
+        let mut text = format!(
+            "cuda:{ordinal} {}, {} of {} free",
+            facts.name,
+            format_bytes(memory.free),
+            format_bytes(memory.total)
+        );
+        if let Some(node) = facts.numa_node {
+            // Writing to a string cannot fail.
+            let _ = write!(text, ", NUMA node {node}");
+        }
+        Ok(Self {
+            text,
+            pinning: Pinning::look(&context),
+        })
+    }
+}
+
+impl Pinning {
+    fn look(context: &Context) -> Result<Self> {
+        let staging = Staging::take(&StagingNeed {
+            slot_bytes: SLOT_BYTES,
+            slots: SLOTS,
+            bytes_max: SLOTS * SLOT_BYTES,
+            context: Some(context),
+        })?;
+        let facts = staging.facts();
+        Ok(Self {
+            bytes: facts.bytes as u64,
+            pinned_bytes: facts.pinned_bytes as u64,
+            refusal: facts.refusal.clone(),
+        })
+    }
+}
+
+pub(super) fn findings(system: &System, cuda: &Result<Cuda>) -> Vec<Finding> {
+    let mut findings = vec![seen(system, cuda.is_ok())];
+    match cuda {
+        Ok(cuda) => findings.extend(usable(cuda)),
+        Err(error) => findings.push(unusable(error)),
+    }
+    findings
+}
+
+/// What the machine shows without CUDA.
+fn seen(system: &System, has_cuda: bool) -> Finding {
     let finding = |value: String| Finding::ok("gpu", "GPUs", value);
     let driven = with_driver(system);
     if !driven.is_empty() {
-        return vec![finding(driven.join(", ")).advise(
-            Level::Note,
-            "this version loads into CPU memory only; the framework copies to the GPU",
-        )];
+        return finding(driven.join(", "));
     }
     let bare = on_the_bus(system);
     if bare.is_empty() {
-        return vec![finding("none seen".to_owned())];
+        // Containers show the driver and hide the rest.
+        let where_else = if has_cuda { " but by CUDA" } else { "" };
+        return finding(format!("none seen{where_else}"));
     }
-    vec![
-        finding(format!("{} on the bus, no driver", bare.join(", "))).advise(
-            Level::Note,
-            "install the NVIDIA driver, or expose it to this container",
-        ),
-    ]
+    finding(format!("{} on the bus, no driver", bare.join(", "))).advise(
+        Level::Note,
+        "install the NVIDIA driver, or expose it to this container",
+    )
 }
 
 fn with_driver(system: &System) -> Vec<String> {
@@ -50,4 +142,155 @@ fn on_the_bus(system: &System) -> Vec<String> {
                 .is_ok_and(|id| id == VENDOR)
         })
         .collect()
+}
+
+/// Loads go to CPU memory only.
+fn unusable(error: &Error) -> Finding {
+    Finding::ok("cuda", "CUDA", in_one_line(error)).advise(Level::Note, advice(error))
+}
+
+fn usable(cuda: &Cuda) -> Vec<Finding> {
+    let (major, minor) = (cuda.version / 1000, cuda.version % 1000 / 10);
+    let count = format_count(cuda.devices.len() as u64, "GPU");
+    let driver = format!("CUDA {major}.{minor}, {count}");
+    let mut findings = vec![Finding::ok("cuda", "CUDA", driver), devices(&cuda.devices)];
+    findings.extend(pinning(&cuda.devices));
+    findings
+}
+
+fn devices(devices: &[Result<Device>]) -> Finding {
+    let texts: Vec<String> = devices
+        .iter()
+        .map(|device| match device {
+            Ok(device) => device.text.clone(),
+            Err(error) => in_one_line(error),
+        })
+        .collect();
+    let finding = Finding::ok("cuda_devices", "CUDA devices", texts.join("; "));
+    match devices.iter().find_map(|device| device.as_ref().err()) {
+        Some(error) => finding.advise(Level::Warn, advice(error)),
+        None => finding,
+    }
+}
+
+/// None when no GPU could be opened.
+fn pinning(devices: &[Result<Device>]) -> Option<Finding> {
+    let opened = devices.iter().enumerate().filter_map(|(ordinal, device)| {
+        let pinning = &device.as_ref().ok()?.pinning;
+        Some((format!("cuda:{ordinal}"), pinning))
+    });
+    let mut texts = Vec::new();
+    let mut refused = false;
+    for (name, pinning) in opened {
+        refused |= pinning.as_ref().map_or(true, |it| it.refusal.is_some());
+        texts.push(match pinning {
+            Ok(pinning) => format!("{name} {}", pinning.describe()),
+            Err(error) => format!("{name}: {}", in_one_line(error)),
+        });
+    }
+    if texts.is_empty() {
+        return None;
+    }
+    let finding = Finding::ok("pinning", "pinned memory", texts.join("; "));
+    if refused {
+        return Some(finding.advise(
+            Level::Warn,
+            "the driver copies once more on the way to the GPU, at about half the speed: give the container more memory, \
+             or raise what may be locked (ulimit -l)",
+        ));
+    }
+    Some(finding)
+}
+
+impl Pinning {
+    fn describe(&self) -> String {
+        let tried = format_bytes(self.bytes);
+        let refusal = self.refusal.as_ref();
+        refusal.map_or_else(
+            || format!("{tried} of {tried}"),
+            |refusal| {
+                let pinned = format_bytes(self.pinned_bytes);
+                format!("{pinned} of {tried} ({refusal})")
+            },
+        )
+    }
+}
+
+fn in_one_line(error: &Error) -> String {
+    let mut text = error.to_string();
+    if let Some(cause) = std::error::Error::source(error) {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+    }
+    text
+}
+
+fn advice(error: &Error) -> String {
+    with_flags(error.hint().unwrap_or("see whether `nvidia-smi` works"))
+}
+
+#[cfg(test)]
+mod tests {
+    use tload::ErrorKind;
+
+    use super::*;
+    use crate::host::testing::system;
+
+    fn refusal() -> Error {
+        Error::new(ErrorKind::Unsupported, "no CUDA driver was found")
+            .with_hint("install it, or use device=cpu")
+    }
+
+    #[test]
+    fn nvidia_gpus_are_seen_by_driver_or_by_vendor() {
+        let seen = |files: &[(&str, &str)]| {
+            let (_folder, system) = system(files);
+            findings(&system, &Err(refusal())).remove(0)
+        };
+        let driven = seen(&[(
+            "proc/driver/nvidia/gpus/0000:01:00.0/information",
+            "Model: \t NVIDIA H200\n",
+        )]);
+        assert_eq!(driven.value, "NVIDIA H200 (0000:01:00.0)");
+        assert_eq!(driven.level, Level::Ok);
+        let bare = seen(&[("sys/class/drm/card0/device/vendor", "0x10de\n")]);
+        assert_eq!(bare.level, Level::Note);
+        assert_eq!(seen(&[]).value, "none seen");
+    }
+
+    #[test]
+    fn without_a_driver_there_is_its_reason_and_what_to_do() {
+        let (_folder, system) = system(&[]);
+        let findings = findings(&system, &Err(refusal()));
+        assert_eq!(findings.len(), 2);
+        assert_eq!(findings[1].level, Level::Note);
+        assert_eq!(findings[1].value, "no CUDA driver was found");
+        assert_eq!(
+            findings[1].advice.as_deref(),
+            Some("install it, or use --device cpu")
+        );
+    }
+
+    #[test]
+    fn one_gpu_that_fails_hides_no_other() {
+        let works = Device {
+            text: "cuda:1 works".to_owned(),
+            pinning: Ok(Pinning {
+                bytes: 64 << 20,
+                pinned_bytes: 0,
+                refusal: Some("no".to_owned()),
+            }),
+        };
+        let broken = Error::new(ErrorKind::Device, "cannot use GPU cuda:0").with_source("lost");
+        let cuda = Cuda {
+            version: 12_080,
+            devices: vec![Err(broken), Ok(works)],
+        };
+        let found = usable(&cuda);
+        assert_eq!(found[0].value, "CUDA 12.8, 2 GPUs");
+        assert_eq!(found[1].value, "cannot use GPU cuda:0: lost; cuda:1 works");
+        assert_eq!(found[1].level, Level::Warn);
+        assert_eq!(found[2].value, "cuda:1 0 B of 64.0 MiB (no)");
+        assert_eq!(found[2].level, Level::Warn);
+    }
 }

@@ -92,7 +92,7 @@ pub(crate) fn examine(
     let mut findings = kernel::findings(system);
     findings.extend(ring::findings(system));
     findings.extend(memory::findings(system));
-    findings.extend(gpu::findings(system));
+    findings.extend(gpu::findings(system, &gpu::Cuda::look()));
     match checkpoint {
         Some(Ok(checkpoint)) => findings.extend(place::findings(system, checkpoint)),
         Some(Err(error)) => findings.push(place::unreadable(error)),

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Format;
 use crate::bench::results::{CellResults, Results, Sample};
 
-const HEADER: [&str; 33] = [
+const HEADER: [&str; 38] = [
     "round",
     "position",
     "contender",
@@ -34,6 +34,11 @@ const HEADER: [&str; 33] = [
     "remote_bytes",
     "requests",
     "retries",
+    "device",
+    "copies",
+    "copy_seconds",
+    "staging_bytes",
+    "pinned_bytes",
     "tload_version",
     "kernel",
     "cpu",
@@ -61,6 +66,8 @@ impl Format for Csv {
 fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
     let (run, host) = (&sample.measurement, &results.host);
     let report = run.report.as_ref();
+    let gpu = report.and_then(|report| report.devices.first());
+    let staging = report.and_then(|report| report.staging.as_ref());
     let fields: [String; HEADER.len()] = [
         sample.round.to_string(),
         sample.position.to_string(),
@@ -88,6 +95,11 @@ fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
         field(report.map(|report| report.remote_bytes)),
         field(report.map(|report| report.requests)),
         field(report.map(|report| report.retries)),
+        cell.cell.configuration.device.to_string(),
+        field(gpu.map(|gpu| gpu.copies)),
+        field(gpu.map(|gpu| gpu.copy_seconds)),
+        field(staging.map(|staging| staging.bytes)),
+        field(staging.map(|staging| staging.pinned_bytes)),
         results.tload.version.to_owned(),
         field(host.kernel.as_ref()),
         field(host.cpu.as_ref()),

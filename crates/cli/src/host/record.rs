@@ -25,11 +25,19 @@ pub(crate) struct HostRecord {
     pub(crate) disk_scheduler: Option<String>,
     /// `s3 at 127.0.0.1:9000`: protocol and host of an object store.
     pub(crate) store: Option<String>,
+    /// `cuda:0, NVIDIA H200`: the GPU that tensors went to.
+    pub(crate) gpu: Option<String>,
 }
 
 impl HostRecord {
-    /// `path`: a file of the checkpoint, if one is on a file system; `store`: the object store, if one is in it.
-    pub(crate) fn collect(system: &System, path: Option<&Path>, store: Option<String>) -> Self {
+    /// `path`: a file of the checkpoint, if one is on a file system; `store`: the object store, if one is in it; `gpu`: where
+    /// tensors go, if not to CPU memory.
+    pub(crate) fn collect(
+        system: &System,
+        path: Option<&Path>,
+        store: Option<String>,
+        gpu: Option<String>,
+    ) -> Self {
         let file_system = path.and_then(|path| probe::file_system(path).ok());
         let disk = file_system
             .as_ref()
@@ -49,6 +57,7 @@ impl HostRecord {
             disk_model: disk.model,
             disk_scheduler: disk.scheduler,
             store,
+            gpu,
         }
     }
 }

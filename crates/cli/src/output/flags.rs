@@ -1,7 +1,8 @@
 //! The core speaks of its options by their fields; who typed a command knows them as flags.
 
 /// A field, and its flag.
-const FLAGS: [(&str, &str); 4] = [
+const FLAGS: [(&str, &str); 5] = [
+    ("device_memory_limit", "--device-memory-limit"),
     ("memory_limit", "--memory-limit"),
     ("extent_bytes", "--extent"),
     ("in_flight_bytes", "--in-flight"),
@@ -72,6 +73,10 @@ mod tests {
                 "use --cache auto, or --cache buffered",
             ),
             ("set memory_limit=8", "set --memory-limit 8"),
+            (
+                "free memory of the GPU, or lower device_memory_limit",
+                "free memory of the GPU, or lower --device-memory-limit",
+            ),
             (
                 "raise timeout, or see the report's stages",
                 "raise --timeout, or see the report's stages",

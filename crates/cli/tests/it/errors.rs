@@ -55,9 +55,9 @@ fn usage_errors_are_status_2() {
     }
     fails(&["load", "x", "--device", "toaster"], 2, &["toaster"]);
     fails(
-        &["load", "x", "--device", "cuda"],
+        &["load", "x", "--device", "mps"],
         7,
-        &["CPU memory only", "hint: "],
+        &["CUDA GPUs", "hint: use --device cpu"],
     );
     fails(
         &["load", "x", "--timeout", "1 fortnight"],

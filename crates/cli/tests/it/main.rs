@@ -5,6 +5,8 @@
 mod bench;
 mod checkpoints;
 mod cp;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod doctor;
 mod errors;
 mod help;
