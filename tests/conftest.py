@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
+import gpu
 import servers
 import tload._stream
 from files import EVERY_DTYPE, Content, write_file
+from tload import _cuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +72,41 @@ def web() -> Iterator[servers.Web]:
     """A web server with ranges, which can be told to stall."""
     with servers.web() as server:
         yield server
+
+
+def require_stub() -> Path:
+    """Return where the stand-in for CUDA's driver is, or skip loudly."""
+    library = gpu.library()
+    if library is None:
+        skip_loudly("cuda-stub", "no libtload_cuda_stub.so; cargo build --package tload-cuda-stub makes it")
+    return library
+
+
+@pytest.fixture
+def cuda(request: pytest.FixtureRequest) -> Iterator[gpu.Stub]:
+    """A driver over host memory with two GPUs. At the end, nothing may have been left behind or done wrong."""
+    stub = gpu.Stub.load(require_stub())
+    tload.release_staging()
+    stub.reset()
+    failed = request.session.testsfailed
+    yield stub
+    gc.collect()
+    # The traceback of a failed test keeps tensors alive.
+    if request.session.testsfailed == failed:
+        stub.settle()
+        assert stub.count("violations") == 0, stub.violation()
+
+
+@pytest.fixture
+def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.TorchCuda]:
+    """Torch with two GPUs: its allocator gives memory of the processor that the driver takes for that of its GPUs."""
+    require("torch")
+    memory = gpu.TorchCuda(cuda)
+    for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes"):
+        monkeypatch.setattr(_cuda, name, getattr(memory, name))
+    yield memory
+    gc.collect()
+    assert memory.live() == 0, "memory left behind"
 
 
 @pytest.fixture(scope="session")

@@ -29,6 +29,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
     "out_of_memory": (tload.OutOfMemoryError, MemoryError),
     "io": (tload.IoError, OSError),
     "remote": (tload.RemoteError, ConnectionError),
+    "device": (tload.DeviceError, RuntimeError),
     "changed": (tload.ChangedError, OSError),
     "timed_out": (tload.LoadTimeoutError, TimeoutError),
     "cancelled": (tload.CancelledError, tload.Error),

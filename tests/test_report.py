@@ -37,6 +37,8 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert report.direct_bytes + report.buffered_bytes == report.read_bytes
     assert (report.remote_bytes, report.requests) == (0, 0)
     assert report.copied_bytes == 0, "nothing is copied in memory"
+    assert report.staging is None, "nothing takes a way round"
+    assert report.devices == ()
     assert report.engine.name in {"uring", "pread"}
     assert report.engine.requested == "auto"
     assert report.engine.reason

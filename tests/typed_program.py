@@ -4,6 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import assert_type
 
+import numpy as np
+import numpy.typing as npt
+import torch
+
 import tload
 
 with tload.open("model") as checkpoint:
@@ -27,6 +31,26 @@ def show(progress: tload.Progress) -> None:
     assert_type(progress.fraction, float)
 
 
+tload.load("model", device="cuda", device_map={"lm_head.*": "cuda:1"}, device_memory_limit="1 GiB")
+tload.load("model", device=0)
+tload.load("model", device=0.5)  # type: ignore[call-overload]
+tload.load("model", device_map=["cuda:1"])  # type: ignore[call-overload]
+assert_type(tensor.device, str)
+assert_type(stream.report.devices[0].copy_seconds, float)
+assert_type(stream.report.staging, tload.StagingReport | None)
+assert_type(tload.release_staging(), int)
+
+
+def fill(
+    module: torch.nn.Module, tensors: dict[str, torch.Tensor], arrays: Mapping[str, npt.NDArray[np.float32]]
+) -> None:
+    assert_type(tload.load_into(module, "model", strict=False, depth=8), tload.Report)
+    tload.load_into(tensors, ["a", Path("b")], cast=True, glob="*.weight", progress=True)
+    tload.load_into(arrays, checkpoint, options=options, timeout=2.5)
+    tload.load_into(module, "model", device="cuda")  # type: ignore[call-arg]
+    tload.load_into([module], "model")  # type: ignore[arg-type]
+
+
 options = tload.Options(depth=8, retries=0, timeout=30)
 store = {"endpoint": "http://127.0.0.1:9000", "region": "eu-west-1"}
 tload.open("s3://bucket/model", store=store)
@@ -44,6 +68,8 @@ try:
 except tload.NoSuchTensorError as error:
     assert_type(error.tensor, str | None)
     assert_type(error.range, tuple[int, int] | None)
+except tload.DeviceError as error:
+    assert_type(error.hint, str | None)
 except tload.RemoteError as error:
     assert_type(error.status, int | None)
     assert_type(error.request_id, str | None)

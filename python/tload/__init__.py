@@ -7,14 +7,19 @@ Safetensors checkpoints are read in place and arrive as tensors while later ones
 ...     module.get_parameter(name).data.copy_(tensor)
 >>> state = tload.load("model_dir")  # doctest: +SKIP
 >>> state = tload.load("s3://bucket/model_dir", store={"region": "eu-west-1"})  # doctest: +SKIP
+>>> state = tload.load("model_dir", device="cuda")  # doctest: +SKIP
+>>> tload.load_into(module, "model_dir")  # doctest: +SKIP
 >>> with tload.open("model_dir") as checkpoint:  # headers only  # doctest: +SKIP
 ...     print(checkpoint["lm_head.weight"].shape)
 """
+
+import atexit
 
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
 from tload._errors import (
     CancelledError,
     ChangedError,
+    DeviceError,
     Error,
     FormatError,
     InvalidRequestError,
@@ -27,16 +32,19 @@ from tload._errors import (
     RemoteError,
     UnsupportedError,
 )
+from tload._into import load_into
 from tload._options import Options
 from tload._progress import Progress
-from tload._report import EngineReport, Report, StageTimes
+from tload._report import DeviceReport, EngineReport, Report, StageTimes, StagingReport
 from tload._stream import TensorStream, load, stream
-from tload._tload import Tensor, __version__
+from tload._tload import Tensor, __version__, release_staging
 
 __all__ = [
     "CancelledError",
     "ChangedError",
     "Checkpoint",
+    "DeviceError",
+    "DeviceReport",
     "EngineReport",
     "Error",
     "FormatError",
@@ -53,12 +61,18 @@ __all__ = [
     "Report",
     "Shard",
     "StageTimes",
+    "StagingReport",
     "Tensor",
     "TensorInfo",
     "TensorStream",
     "UnsupportedError",
     "__version__",
     "load",
+    "load_into",
     "open",
+    "release_staging",
     "stream",
 ]
+
+# While the driver is still there: at its own exit it would find memory pinned that nobody can unpin any more.
+atexit.register(release_staging)

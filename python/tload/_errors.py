@@ -156,6 +156,12 @@ class RemoteError(_SystemError, ConnectionError):
     kind = "remote"
 
 
+class DeviceError(Error, RuntimeError):
+    """The GPU or its driver failed: look at the GPU, or start a new process."""
+
+    kind = "device"
+
+
 class ChangedError(_SystemError):
     """A file or object changed or shrank while it was read: load again when nobody writes to it."""
 
@@ -191,6 +197,7 @@ BY_KIND: dict[str, type[Error]] = {
         OutOfMemoryError,
         IoError,
         RemoteError,
+        DeviceError,
         ChangedError,
         LoadTimeoutError,
         CancelledError,

@@ -22,7 +22,7 @@ Order: TypeAlias = Literal["ready", "file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to load. Every field may also be given to `stream` and `load` directly, which wins over `options=`.
+    """How to load. Every field is also a keyword of `stream`, `load` and `load_into`, which wins over `options=`.
 
     Sizes are bytes as `int`, or text with a unit: `"4 MiB"` (powers of 1024), `"4 MB"` (powers of 1000). `None` means:
     what the environment variable says, or else what suits the storage.
@@ -51,9 +51,14 @@ class Options:
     lanes: int | None = None
     """Threads that read files, each with its own engine. Default: `TLOAD_LANES`, else 1."""
     memory_limit: int | str | None = None
-    """Bytes that the load may hold and the caller has not received yet. What the caller has received does not count.
-    Default: `TLOAD_MEMORY_LIMIT`, else 512 MiB; or the largest tensor, and beside it a quarter of it or what may be in
-    flight, if that is more."""
+    """Bytes of host memory that the load may hold and the caller has not received yet. What the caller has received
+    does not count; staging memory on the way to GPUs or into memory of the caller's does. Default:
+    `TLOAD_MEMORY_LIMIT`, else 512 MiB; or the largest tensor, and beside it a quarter of it or what may be in flight,
+    if that is more."""
+    device_memory_limit: int | str | None = None
+    """Bytes of each GPU that the load may hold and the caller has not received yet. What the caller has received does
+    not count, nor does memory of the caller's that `load_into` fills. Default: `TLOAD_DEVICE_MEMORY_LIMIT`, else as for
+    `memory_limit`, and no more than is free."""
     retries: int | None = None
     """How often a failed request to an object store is tried again before the load fails; 0: never. Only what is
     missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`, else 8."""
@@ -76,6 +81,7 @@ class OptionKeywords(TypedDict, total=False):
     extent_bytes: int | str | None
     lanes: int | None
     memory_limit: int | str | None
+    device_memory_limit: int | str | None
     retries: int | None
     timeout: float | None
 
@@ -90,6 +96,7 @@ VARIABLES = {
     "extent_bytes": "TLOAD_EXTENT",
     "lanes": "TLOAD_LANES",
     "memory_limit": "TLOAD_MEMORY_LIMIT",
+    "device_memory_limit": "TLOAD_DEVICE_MEMORY_LIMIT",
     "retries": "TLOAD_RETRIES",
     "timeout": "TLOAD_TIMEOUT",
 }

@@ -24,6 +24,40 @@ class EngineReport:
 
 
 @dataclass(frozen=True, slots=True)
+class StagingReport:
+    """Staging memory on the way to GPUs or into memory of the caller's. It is part of `memory_limit`."""
+
+    bytes: int
+    """Bytes."""
+    slots: int
+    """Pieces that it was cut into, one for each read."""
+    pinned_bytes: int
+    """Bytes that GPUs read by themselves; the driver copies the others once more."""
+    reused: bool
+    """Whether an earlier load of the process had left it."""
+    refusal: str | None
+    """Why not all of it was pinned, or `None`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What went to one GPU."""
+
+    device: str
+    """For example `"cuda:0"`."""
+    memory_limit: int
+    """Bytes that the load was allowed to hold there for the caller; 0 when all went into memory of the caller's."""
+    memory_peak: int
+    """Bytes that it held at most."""
+    copies: int
+    """Copies to it."""
+    copied_bytes: int
+    """Their bytes."""
+    copy_seconds: float
+    """In which a copy was running or waiting for the GPU's copy engine, all lanes added up."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds that the lanes spent, all lanes added up."""
 
@@ -33,6 +67,8 @@ class StageTimes:
     """Waiting for storage."""
     memory_wait: float
     """Waiting for memory, because the caller was slower than storage."""
+    copy_wait: float
+    """Waiting for copies to a GPU, with nothing being read."""
     deliver: float
     """Completing tensors and handing them over."""
     consumer_wait: float
@@ -81,6 +117,10 @@ class Report:
     """Bytes that the load was allowed to hold for the caller."""
     memory_peak: int
     """Bytes that it held at most."""
+    staging: StagingReport | None
+    """Staging memory, or `None` when everything was read into its place."""
+    devices: tuple[DeviceReport, ...]
+    """GPUs that tensors went to."""
     recycled_regions: int
     """Pieces of memory that were used again."""
     fresh_regions: int
@@ -111,6 +151,7 @@ class Report:
         plain = dataclasses.asdict(self)
         del plain["text"]
         plain["notes"] = list(self.notes)
+        plain["devices"] = list(plain["devices"])
         plain["engine"]["features"] = list(self.engine.features)
         plain["bytes_per_second"] = self.bytes_per_second
         return plain
@@ -124,5 +165,13 @@ def read_report(document: str, text: str) -> Report:
     fields = json.loads(document)
     engine = fields.pop("engine")
     engine["features"] = tuple(engine["features"])
+    staging = fields.pop("staging")
     fields["notes"] = tuple(fields["notes"])
-    return Report(engine=EngineReport(**engine), stages=StageTimes(**fields.pop("stages")), text=text, **fields)
+    fields["devices"] = tuple(DeviceReport(**device) for device in fields["devices"])
+    return Report(
+        engine=EngineReport(**engine),
+        staging=None if staging is None else StagingReport(**staging),
+        stages=StageTimes(**fields.pop("stages")),
+        text=text,
+        **fields,
+    )

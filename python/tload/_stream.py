@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
 
-from tload import _numpy, _tload, _torch
+from tload import _cuda, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
-from tload._errors import InvalidRequestError
+from tload._errors import InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, resolve
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
@@ -166,7 +166,8 @@ def log_notes(report: Report) -> None:
 class LoadKeywords(OptionKeywords, total=False):
     """What `stream` and `load` take beside the source and the framework."""
 
-    device: str | torch.device
+    device: str | int | torch.device
+    device_map: Mapping[str, str | int | torch.device] | None
     names: Names | None
     glob: Names | None
     regex: Names | None
@@ -191,7 +192,8 @@ def stream(
     source: Source,
     *,
     framework: Framework = "torch",
-    device: str | torch.device = "cpu",
+    device: str | int | torch.device = "cpu",
+    device_map: Mapping[str, str | int | torch.device] | None = None,
     names: Names | None = None,
     glob: Names | None = None,
     regex: Names | None = None,
@@ -206,6 +208,7 @@ def stream(
     extent_bytes: int | str | None = None,
     lanes: int | None = None,
     memory_limit: int | str | None = None,
+    device_memory_limit: int | str | None = None,
     retries: int | None = None,
     timeout: float | None = None,
 ) -> TensorStream[Any]:
@@ -220,7 +223,13 @@ def stream(
         framework: What the tensors are: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`; bfloat16 and 8-bit
             floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack`
             can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to.
-        device: Where the tensors are to live. Default, and all that this version can do: `"cpu"`.
+        device: Where the tensors are to live: `"cpu"`, or memory of an NVIDIA GPU: `"cuda:N"`, or `"cuda"`, which is
+            torch's current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"` the memory is
+            from torch's caching allocator, on the current stream of the thread that calls this and the stream, as with
+            `torch.empty`; with `"dlpack"` it is tload's own. All bytes are there when a tensor is yielded: no stream
+            has to wait for them. Default: `"cpu"`.
+        device_map: Where to, by name: a mapping of globs of whole names to devices. The first glob that matches a
+            name says its device; `device` is for the others. Default: none.
         names: Load the tensors of these names. With none of `names`, `glob` and `regex`: load all; with several: load
             what any of them selects.
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
@@ -240,16 +249,21 @@ def stream(
         extent_bytes: See `Options.extent_bytes`. Bytes.
         lanes: See `Options.lanes`. Threads.
         memory_limit: See `Options.memory_limit`. Bytes.
+        device_memory_limit: See `Options.device_memory_limit`. Bytes of each GPU.
         retries: See `Options.retries`. Tries after the first.
         timeout: See `Options.timeout`. Seconds.
 
     Raises:
         Error: Any failure. Most are raised here, before a tensor moves; those of reading are raised by the iterator.
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
-        NoSuchTensorError: A name or pattern selects nothing.
-        InvalidRequestError: An argument cannot work.
-        UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype.
-        OutOfMemoryError: `memory_limit` is too small for what is to be loaded, or the machine's memory is.
+        NoSuchTensorError: A name or pattern selects nothing, or a glob of `device_map` matches nothing of the
+            checkpoint.
+        InvalidRequestError: An argument cannot work; there is no GPU of that number; `framework="numpy"` with a GPU.
+        UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype;
+            there is no CUDA driver, or torch cannot use it.
+        OutOfMemoryError: `memory_limit` or `device_memory_limit` is too small for what is to be loaded, or the memory
+            of the machine or a GPU is. While reading, too: others may take a GPU's memory meanwhile.
+        DeviceError: A GPU or its driver failed. While reading, too.
         RemoteError: An object store cannot be reached, or failed again and again.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
@@ -267,6 +281,7 @@ def stream(
         extent_bytes=extent_bytes,
         lanes=lanes,
         memory_limit=memory_limit,
+        device_memory_limit=device_memory_limit,
         retries=retries,
         timeout=timeout,
     )
@@ -274,17 +289,19 @@ def stream(
     resolved = resolve(options, keywords)
     loader = _tload.Loader(
         open_raw(source, store, resolved.timeout),
-        names=_texts("names", names),
-        globs=_texts("glob", glob),
-        regexes=_texts("regex", regex),
-        device=str(device),
+        names=texts("names", names),
+        globs=texts("glob", glob),
+        regexes=texts("regex", regex),
+        device=_cuda.device_name(device, framework),
+        device_map=_device_map(device_map, framework),
         options=resolved,
     )
     infos = tuple(TensorInfo(*info) for info in loader.selected())
     # All that can fail comes before the first read.
     convert = make_converter(infos)
+    allocator = _allocator(framework, loader.devices())
     watcher = watcher_for(progress, sum(info.nbytes for info in infos))
-    return TensorStream(loader.stream(), infos, convert, watcher)
+    return TensorStream(loader.stream(allocator), infos, convert, watcher)
 
 
 @overload
@@ -303,7 +320,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     """Load tensors into a dict by name, in the order of the files.
 
     Takes the same arguments as `tload.stream`, with the same defaults and errors. All that is selected must fit into
-    memory.
+    the memory of its device.
 
     Args:
         source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
@@ -311,7 +328,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
         framework: What the tensors are: `"torch"` (the default), `"numpy"` or `"dlpack"`.
         **keywords: As in `tload.stream`, which says more of each:
 
-            - `device="cpu"`: Where the tensors are.
+            - `device="cpu"`: Where the tensors are to live.
+            - `device_map=None`: Where to, by glob of names.
             - `names=None`: Load only the tensors of these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
@@ -319,7 +337,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
             - `engine=None`, `cache=None`, `order=None`, `depth=None`, `in_flight_bytes=None`, `extent_bytes=None`,
-              `lanes=None`, `memory_limit=None`, `retries=None`, `timeout=None`: See the fields of `Options`.
+              `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `retries=None`, `timeout=None`: See the
+              fields of `Options`.
 
     Raises:
         Error: Any failure: see `tload.stream`.
@@ -347,7 +366,33 @@ def _converters(
     raise InvalidRequestError(message)
 
 
-def _texts(name: str, value: Names | None) -> list[str]:
+def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -> list[tuple[str, str]]:
+    if device_map is None:
+        return []
+    if not isinstance(device_map, Mapping):
+        message = f"device_map: wanted a mapping of globs to devices, found {type(device_map).__qualname__}"
+        raise TypeError(message)
+    for glob in device_map:
+        if not isinstance(glob, str):
+            message = f"device_map: wanted globs (str) as keys, found {type(glob).__qualname__}"
+            raise TypeError(message)
+    return [(glob, _cuda.device_name(device, framework)) for glob, device in device_map.items()]
+
+
+def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:
+    """Return what gives GPU memory, or `None` if the core has its own or needs none."""
+    gpu = next((device for device in devices if _cuda.ordinal_of(device) is not None), None)
+    if gpu is None or framework == "dlpack":
+        return None
+    if framework == "numpy":
+        message = f'framework="numpy" and device {gpu!r}: numpy arrays live in CPU memory'
+        hint = 'pass framework="torch", or framework="dlpack" for CuPy, JAX and others'
+        raise advise(InvalidRequestError, message, hint)
+    _cuda.check()
+    return _cuda.Allocator()
+
+
+def texts(name: str, value: Names | None) -> list[str]:
     if value is None:
         return []
     texts = [value] if isinstance(value, str) else list(value)

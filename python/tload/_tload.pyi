@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Protocol, final
+from typing import Any, Protocol, TypeAlias, final
 
 from typing_extensions import CapsuleType
 
@@ -21,6 +21,7 @@ __all__ = [
     "cli_main",
     "format_bytes",
     "parse_store_option",
+    "release_staging",
 ]
 
 __version__: str
@@ -47,9 +48,25 @@ class _Options(Protocol):
     @property
     def memory_limit(self) -> int | str | None: ...
     @property
+    def device_memory_limit(self) -> int | str | None: ...
+    @property
     def retries(self) -> int | None: ...
     @property
     def timeout(self) -> float | None: ...
+
+class _Allocator(Protocol):
+    """Asked on the thread that calls `Loader.stream` and `Stream.receive`. What it raises ends the load."""
+
+    def allocate(self, ordinal: int, nbytes: int) -> tuple[object, int, int]:
+        """Return what keeps the memory, its address, and the stream behind whose work it may be written to."""
+
+    def free_bytes(self, ordinal: int) -> int: ...
+
+_Memory: TypeAlias = tuple[int, int, int, object]
+"""Address, bytes, the stream that it is ordered with (0 on the CPU), and what keeps it."""
+
+_Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None]
+"""Name, dtype as safetensors files write it, shape, device, and memory if it is contiguous."""
 
 def check_options(options: _Options) -> None:
     """Fail as a load with these options would that fails whatever the checkpoint is."""
@@ -59,6 +76,14 @@ def check_store(store: Sequence[tuple[str, str]]) -> None:
 
 def parse_store_option(text: str) -> tuple[str, str]:
     """Key and value of `key=value`."""
+
+def release_staging() -> int:
+    """Free the staging memory that loads have left for the next one, and return its bytes.
+
+    A load to a GPU or into memory of the caller's reads into staging memory. Pinning that for the GPU takes longer than
+    most reads, so up to 1 GiB of it is kept for the process's next load. Python's end frees it too. Memory of a load
+    that is running is left alone.
+    """
 
 def format_bytes(bytes: int) -> str:
     """Show a size with one decimal and a binary unit."""
@@ -95,9 +120,16 @@ class Loader:
         regexes: Sequence[str],
         device: str,
         options: _Options,
+        device_map: Sequence[tuple[str, str]] = ...,
+        receivers: Sequence[_Receiver] | None = None,
+        strict: bool = True,
+        cast: bool = False,
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
-    def stream(self) -> Stream: ...
+    def devices(self) -> list[str]:
+        """Return the device of each of `selected()`."""
+
+    def stream(self, allocator: _Allocator | None = None) -> Stream: ...
 
 @final
 class Stream:
@@ -133,28 +165,46 @@ class Tensor:
     def nbytes(self) -> int:
         """Length in bytes."""
 
+    @property
+    def device(self) -> str:
+        """Where it is: `"cpu"`, or for example `"cuda:1"`."""
+
+    def owner(self) -> tuple[Any, int] | None:
+        """Return what torch's allocator gave for its memory, and where in that it begins, in bytes.
+
+        `None` for memory of the load's own, and for a tensor without bytes. Of the tensors that are handed out with
+        `framework="dlpack"`, none has an owner.
+        """
+
     def flat(self) -> FlatBytes:
         """The same memory as one row of bytes, for libraries whose DLPack lacks the dtype."""
 
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Export the memory, without a copy unless `copy=True`.
+        """Export the memory, without a copy unless `copy=True`, which only tensors in CPU memory can be asked for.
 
         `F4` is exported as pairs (4 bits, 2 lanes) with the last dimension halved, as in torch; when that dimension is
         odd, and for the 6-bit floats, the shape stays and the elements are packed.
 
+        Args:
+            stream: The consumer's stream. On a GPU: `None`, -1, 1 (the default stream), 2 (the thread's own), or the
+                address of one; none of them has to wait, since all bytes are there already. For the CPU: `None`.
+            max_version: The newest version of DLPack that the consumer knows. Default: one from before version 1.
+            dl_device: Where the consumer wants the memory: only where it is. Default: there.
+            copy: `True` for a copy; `None` and `False` for the memory itself.
+
         Raises:
-            BufferError: The consumer wants another device than the CPU, or names a stream of a device.
+            BufferError: The consumer wants another device, names a stream that is none, or wants a copy on a GPU.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return `(1, 0)`: the CPU."""
+        """Return `(1, 0)` for the CPU, `(2, N)` for `"cuda:N"`."""
 
 @final
 class FlatBytes:
@@ -163,7 +213,7 @@ class FlatBytes:
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,

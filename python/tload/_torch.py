@@ -1,9 +1,13 @@
-"""Loaded tensors as torch tensors, without a copy. Imports torch when used."""
+"""Loaded tensors as torch tensors, without a copy. Imports torch when used.
+
+On a GPU a tensor is a view of memory that torch's own allocator gave: see `_cuda.py`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tload import _cuda
 from tload._errors import UnsupportedError, advise
 
 if TYPE_CHECKING:
@@ -64,12 +68,22 @@ def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], torch.Te
             raise _unsupported([info], "F4", reason)
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
-        # By way of bytes: torch's own DLPack import refuses some of these dtypes in some of its versions.
-        flat = from_dlpack(tensor.flat())
-        shape = tensor.shape
+        dtype, shape = dtypes[tensor.dtype], tensor.shape
         if tensor.dtype == "F4":
             shape = (*shape[:-1], shape[-1] // 2)
-        return flat.view(dtypes[tensor.dtype]).view(shape)
+        ordinal = _cuda.ordinal_of(tensor.device)
+        if ordinal is None:
+            # By way of bytes: torch's own DLPack import refuses some of these dtypes in some of its versions.
+            flat = from_dlpack(tensor.flat())
+        else:
+            memory = tensor.owner()
+            if memory is None:
+                return _cuda.empty(ordinal, shape, dtype)
+            owner, offset = memory
+            # `data`: neighbours in one allocation must not share autograd's count of changes.
+            own: torch.Tensor = owner[offset : offset + tensor.nbytes].view(dtype).view(shape).data
+            return own
+        return flat.view(dtype).view(shape)
 
     return convert
 

@@ -6,8 +6,11 @@
 //! ```
 //!
 //! An export owns a share of the tensor, so the bytes live as long as the last consumer. `free` runs on any thread and
-//! without the interpreter: it touches no Python object. Structures and codes: `dlpack.h` 1.1,
-//! <https://github.com/dmlc/dlpack>.
+//! without the interpreter: it touches no Python object, and memory of a GPU is given back behind what the consumer has been
+//! given there. Structures and codes: `dlpack.h` 1.1, <https://github.com/dmlc/dlpack>.
+//!
+//! Of a tensor on a GPU all bytes are there when the core hands it out: the processor has seen their copies end. So a consumer's
+//! stream, whichever it is, has nothing to wait for, and no event is recorded.
 
 #![expect(
     unsafe_code,
@@ -21,11 +24,14 @@ use std::ptr::{self, NonNull};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyBool, PyCapsule};
 use tload::{Dtype, Tensor};
 
-/// `kDLCPU`, device 0: where every tensor is.
-pub(crate) const CPU: (i32, i32) = (1, 0);
+/// `kDLCPU`, device 0.
+const CPU: (i32, i32) = (1, 0);
+
+/// `kDLCUDA`.
+const CUDA: i32 = 2;
 
 /// The version whose structures stand below, and the first that has codes for 8-bit, 6-bit and 4-bit floats.
 const VERSION: (u32, u32) = (1, 1);
@@ -40,8 +46,45 @@ pub(crate) struct Request {
     pub(crate) max_version: Option<(u32, u32)>,
     pub(crate) dl_device: Option<(i32, i32)>,
     pub(crate) copy: Option<bool>,
-    /// Whether it named a stream of a device to wait for.
-    pub(crate) has_stream: bool,
+}
+
+/// What a consumer may name as its stream, by the array API's words: none, `-1` (do not wait), the default stream (1), that of
+/// the thread (2), or the address of one.
+///
+/// # Errors
+///
+/// `BufferError` for anything else.
+pub(crate) fn check_stream(device: (i32, i32), stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    let Some(stream) = stream else {
+        return Ok(());
+    };
+    if device == CPU {
+        return Err(PyBufferError::new_err(
+            "the tensor is in CPU memory, which has no streams; pass stream=None",
+        ));
+    }
+    let is_bool = stream.is_instance_of::<PyBool>();
+    // A stream's address may take all 64 bits.
+    let number = stream.extract::<i128>().ok().filter(|_| !is_bool);
+    match number {
+        Some(-1 | 1..) => Ok(()),
+        Some(0) => Err(PyBufferError::new_err(
+            "stream=0 may mean two streams in CUDA; pass 1 for the default stream or 2 for the thread's own",
+        )),
+        _ => Err(PyBufferError::new_err(format!(
+            "stream={} is no stream; pass None, -1, 1, 2, or the address of one",
+            stream.repr()?
+        ))),
+    }
+}
+
+/// The device as DLPack says it.
+pub(crate) fn device(device: tload::Device) -> (i32, i32) {
+    if let tload::Device::Cuda(ordinal) = device {
+        (CUDA, i32::try_from(ordinal).expect("there are few GPUs"))
+    } else {
+        CPU
+    }
 }
 
 /// Element type and shape as DLPack says them.
@@ -76,6 +119,13 @@ impl Layout {
             dtype: DataType { code, bits, lanes },
             shape,
         })
+    }
+
+    /// The layout of a row of so many bytes.
+    pub(crate) fn of_bytes(len: u64) -> PyResult<Self> {
+        let len = usize::try_from(len)
+            .map_err(|_| PyBufferError::new_err("the tensor is too large for DLPack"))?;
+        Self::of(Dtype::U8, &[len])
     }
 
     /// Elements from one to the next along each dimension.
@@ -121,22 +171,33 @@ fn code_and_bits(dtype: Dtype) -> (u8, u8) {
 ///
 /// # Errors
 ///
-/// `BufferError` when the consumer wants what CPU memory cannot be.
+/// `BufferError` when the consumer wants what the tensor's memory cannot be.
 pub(crate) fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
+    device: (i32, i32),
     layout: Layout,
     request: &Request,
 ) -> PyResult<Bound<'py, PyCapsule>> {
-    if request.has_stream {
+    let name = if device == CPU { "CPU" } else { "GPU" };
+    if let Some(wanted) = request.dl_device.filter(|wanted| *wanted != device) {
+        return Err(PyBufferError::new_err(format!(
+            "the tensor is in {name} memory (DLPack device {device:?}) and cannot be exported to device {wanted:?}; \
+             load it there with device=, or import it and let the importing library copy it"
+        )));
+    }
+    let given = tensor
+        .device_bytes()
+        .is_some_and(|bytes| bytes.owner().is_some());
+    if given || tensor.target().is_some() {
         return Err(PyBufferError::new_err(
-            "the tensor is in CPU memory, which has no streams; pass stream=None",
+            "the tensor is in memory of the caller's: use that",
         ));
     }
-    if let Some(device) = request.dl_device.filter(|device| *device != CPU) {
-        return Err(PyBufferError::new_err(format!(
-            "the tensor is in CPU memory (DLPack device {CPU:?}) and cannot be exported to device {device:?}"
-        )));
+    if device != CPU && request.copy == Some(true) {
+        return Err(PyBufferError::new_err(
+            "tload copies nothing on a GPU; import the tensor without copy=True and let the importing library copy it",
+        ));
     }
     let copied = request.copy == Some(true);
     let bytes = if copied {
@@ -151,15 +212,17 @@ pub(crate) fn export<'py>(
                 minor: minor.min(VERSION.1),
             };
             let flags = if copied { FLAG_COPIED } else { 0 };
-            capsule(py, bytes, layout, |tensor, context| ManagedVersioned {
-                version,
-                context,
-                deleter: free::<ManagedVersioned>,
-                flags,
-                tensor,
+            capsule(py, bytes, device, layout, |tensor, context| {
+                ManagedVersioned {
+                    version,
+                    context,
+                    deleter: free::<ManagedVersioned>,
+                    flags,
+                    tensor,
+                }
             })
         }
-        _ => capsule(py, bytes, layout, |tensor, context| Managed {
+        _ => capsule(py, bytes, device, layout, |tensor, context| Managed {
             tensor,
             context,
             deleter: free::<Managed>,
@@ -290,6 +353,7 @@ impl Bytes {
 fn capsule<M: Exported>(
     py: Python<'_>,
     bytes: Bytes,
+    device: (i32, i32),
     layout: Layout,
     exported: impl FnOnce(TensorView, *mut c_void) -> M,
 ) -> PyResult<Bound<'_, PyCapsule>> {
@@ -297,8 +361,8 @@ fn capsule<M: Exported>(
     let view = TensorView {
         start: bytes.start(),
         device: Device {
-            kind: CPU.0,
-            index: CPU.1,
+            kind: device.0,
+            index: device.1,
         },
         dimensions: i32::try_from(layout.shape.len())
             .map_err(|_| PyBufferError::new_err("the tensor has too many dimensions for DLPack"))?,

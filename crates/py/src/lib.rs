@@ -4,6 +4,7 @@
 //! and wraps what came back. The public face, with its types and docs, is the Python package in `python/tload`; the
 //! stub of this module is `python/tload/_tload.pyi`.
 
+mod allocator;
 mod checkpoint;
 mod dlpack;
 mod error;
@@ -11,6 +12,7 @@ mod forked;
 mod interrupt;
 mod loader;
 mod options;
+mod receivers;
 mod store;
 mod stream;
 mod tensor;
@@ -48,6 +50,12 @@ mod _tload {
             drop(io::stdout().flush());
             status
         })
+    }
+
+    /// Frees the staging memory that loads to GPUs and into memory of the caller's have left for the next one; bytes.
+    #[pyfunction]
+    fn release_staging(py: Python<'_>) -> usize {
+        py.detach(tload::release_staging)
     }
 
     #[pymodule_init]

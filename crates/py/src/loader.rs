@@ -1,13 +1,17 @@
-//! A load for Python before it starts: what it would bring, and the start.
+//! A load for Python before it starts: what it would bring, where to, and the start.
 
 use pyo3::prelude::*;
+use tload::{Device, ReceiverRules, Selection};
 
+use crate::allocator::{PythonAllocator, Raised};
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::error::exception;
 use crate::forked::Owned;
 use crate::interrupt;
 use crate::options::{OptionsArgument, selection};
+use crate::receivers::ReceiverArgument;
 use crate::stream::Stream;
+use crate::tensor::Empties;
 
 /// A load that has not started.
 #[pyclass(frozen, module = "tload._tload")]
@@ -19,8 +23,15 @@ pub(crate) struct Loader {
 #[pymethods]
 impl Loader {
     /// Loads what any name, glob or regular expression selects; without any of them, everything.
+    ///
+    /// Of `device_map`, the first glob that matches a name says its device. With `receivers`, tensors go into memory of the
+    /// caller's instead, by name: devices are theirs.
     #[new]
-    #[pyo3(signature = (checkpoint, *, names, globs, regexes, device, options))]
+    #[pyo3(signature = (checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(), receivers=None, strict=true, cast=false))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords; Python gives each by its name"
+    )]
     fn new(
         py: Python<'_>,
         checkpoint: &Bound<'_, Checkpoint>,
@@ -29,11 +40,29 @@ impl Loader {
         regexes: Vec<String>,
         device: &str,
         options: OptionsArgument<'_>,
+        device_map: Vec<(String, String)>,
+        receivers: Option<Vec<ReceiverArgument>>,
+        strict: bool,
+        cast: bool,
     ) -> PyResult<Self> {
-        let inner = tload::Loader::new(checkpoint.get().share(py)?)
+        let failed = |error| exception(py, &error);
+        let rules = device_map.into_iter().map(|(glob, device)| {
+            let device: Device = device.parse()?;
+            Ok((Selection::glob(&glob)?, device))
+        });
+        let rules = rules.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
+        let mut inner = tload::Loader::new(checkpoint.get().share(py)?)
             .tensors(selection(py, names, globs, regexes)?)
-            .device(device.parse().map_err(|error| exception(py, &error))?)
+            .device(device.parse().map_err(failed)?)
+            .device_map(rules)
             .options(options.read()?);
+        if let Some(receivers) = receivers {
+            let receivers = receivers.into_iter().map(|receiver| receiver.read(py));
+            let receivers = receivers.collect::<PyResult<_>>()?;
+            inner = inner
+                .into_receivers(receivers, ReceiverRules { strict, cast })
+                .map_err(failed)?;
+        }
         Ok(Self {
             inner: Owned::new(inner),
         })
@@ -48,9 +77,29 @@ impl Loader {
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// Starts to read.
-    fn stream(&self, py: Python<'_>) -> PyResult<Stream> {
+    /// The device of each of these.
+    fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
+        let devices = self.inner.devices();
+        let devices = devices.map_err(|error| exception(py, &error))?;
+        Ok(devices.iter().map(Device::to_string).collect())
+    }
+
+    /// Starts to read. GPU memory comes from `allocator`, if there is one: here and in `Stream.receive`, on the calling thread.
+    #[pyo3(signature = (allocator=None))]
+    fn stream(&self, py: Python<'_>, allocator: Option<Py<PyAny>>) -> PyResult<Stream> {
         let loader = self.inner.clone();
-        interrupt::run(py, move || loader.stream()).map(Stream::new)
+        let empties = Empties::of(&loader).map_err(|error| exception(py, &error))?;
+        let raised = Raised::default();
+        let Some(allocator) = allocator else {
+            let stream = interrupt::run(py, move || loader.stream())?;
+            return Ok(Stream::new(stream, empties, raised));
+        };
+        // Not on a thread of its own: the allocator's current device and stream are this thread's.
+        let allocator = PythonAllocator::new(allocator, raised.clone());
+        let started = py.detach(|| loader.stream_with(Box::new(allocator)));
+        let started = started.map_err(|error| raised.exception(py, &error))?;
+        let stream = Stream::new(started, empties, raised.clone());
+        raised.check(py)?;
+        Ok(stream)
     }
 }

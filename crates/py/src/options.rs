@@ -24,6 +24,7 @@ pub(crate) struct OptionsArgument<'py> {
     extent_bytes: Option<Bound<'py, PyAny>>,
     lanes: Option<Bound<'py, PyAny>>,
     memory_limit: Option<Bound<'py, PyAny>>,
+    device_memory_limit: Option<Bound<'py, PyAny>>,
     retries: Option<Bound<'py, PyAny>>,
     timeout: Option<Bound<'py, PyAny>>,
 }
@@ -50,6 +51,9 @@ impl OptionsArgument<'_> {
         })?;
         options.memory_limit = read(self.memory_limit.as_ref(), |value| {
             size("memory_limit", value)
+        })?;
+        options.device_memory_limit = read(self.device_memory_limit.as_ref(), |value| {
+            size("device_memory_limit", value)
         })?;
         options.retries = read(self.retries.as_ref(), |value| whole("retries", value))?;
         options.timeout = read(self.timeout.as_ref(), seconds)?;

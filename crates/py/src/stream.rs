@@ -7,15 +7,17 @@ use std::mem::ManuallyDrop;
 use std::process;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorStream};
 
+use crate::allocator::Raised;
 use crate::error::exception;
 use crate::interrupt::SIGNAL_STEP;
-use crate::tensor::Tensor;
+use crate::tensor::{Empties, Tensor};
 
 /// How far a load is: tensors in all and received, bytes in all, received and read.
 type ProgressValues = (u64, u64, u64, u64, u64);
@@ -28,6 +30,12 @@ pub(crate) struct Stream {
     running: Mutex<Option<Box<TensorStream>>>,
     last: OnceLock<Last>,
     canceller: Canceller,
+    empties: Empties,
+    /// What the caller's allocator of GPU memory has raised.
+    raised: Raised,
+    /// The thread that is in `receive`. Python runs there whenever the allocator does, and with it whatever a signal's handler or
+    /// a finalizer calls; the stream is locked then.
+    receiving: Mutex<Option<ThreadId>>,
     process: u32,
 }
 
@@ -45,6 +53,7 @@ impl Stream {
     /// The next tensor; `None` when none came within `timeout` seconds. At the end: `StopIteration`.
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
+        self.check_receiving(py)?;
         let deadline = match timeout {
             None => None,
             Some(seconds) => Some(
@@ -61,15 +70,24 @@ impl Stream {
                     .min(SIGNAL_STEP)
             });
             let polled = py.detach(|| match &mut *self.lock() {
-                Some(stream) => stream.wait(step),
+                Some(stream) => {
+                    self.receiving_on(Some(thread::current().id()));
+                    let polled = stream.wait(step);
+                    self.receiving_on(None);
+                    polled
+                }
                 None if self.last.get().is_some_and(|last| last.cut_short) => {
                     Poll::Ready(Some(Err(closed())))
                 }
                 None => Poll::Ready(None),
             });
+            // Ctrl-C is honoured before anything is handed over.
+            self.raised.check(py)?;
             match polled {
-                Poll::Ready(Some(Ok(tensor))) => return Ok(Some(Tensor::new(tensor))),
-                Poll::Ready(Some(Err(error))) => return Err(exception(py, &error)),
+                Poll::Ready(Some(Ok(tensor))) => {
+                    return Ok(Some(Tensor::new(tensor, &self.empties)));
+                }
+                Poll::Ready(Some(Err(error))) => return Err(self.raised.exception(py, &error)),
                 Poll::Ready(None) => return Err(PyStopIteration::new_err(())),
                 Poll::Pending => py.check_signals()?,
             }
@@ -94,6 +112,10 @@ impl Stream {
         }
         py.detach(|| {
             self.canceller.cancel();
+            if self.is_receiving_here() {
+                // From within `receive`, which ends now and has the lock.
+                return;
+            }
             if let Some(mut stream) = self.lock().take() {
                 // The report says how the stream ended once the stream has said so.
                 let cut_short = matches!(stream.wait(Duration::ZERO), Poll::Ready(Some(_)));
@@ -110,6 +132,7 @@ impl Stream {
     /// How far it is.
     fn progress(&self, py: Python<'_>) -> PyResult<ProgressValues> {
         self.check_process(py)?;
+        self.check_receiving(py)?;
         let progress = py
             .detach(|| match &*self.lock() {
                 Some(stream) => Some(stream.progress()),
@@ -128,6 +151,7 @@ impl Stream {
     /// The report as JSON and as text for people.
     fn report(&self, py: Python<'_>) -> PyResult<(String, String)> {
         self.check_process(py)?;
+        self.check_receiving(py)?;
         let report = py
             .detach(|| match &*self.lock() {
                 Some(stream) => Some(stream.report()),
@@ -141,9 +165,12 @@ impl Stream {
 }
 
 impl Stream {
-    pub(crate) fn new(stream: TensorStream) -> Self {
+    pub(crate) fn new(stream: TensorStream, empties: Empties, raised: Raised) -> Self {
         Self {
             canceller: stream.canceller(),
+            empties,
+            raised,
+            receiving: Mutex::default(),
             running: Mutex::new(Some(Box::new(stream))),
             last: OnceLock::new(),
             process: process::id(),
@@ -166,6 +193,28 @@ impl Stream {
         let error = Error::new(ErrorKind::InvalidRequest, message).with_hint(
             "start the stream in the process that reads it, or use multiprocessing's start method \"spawn\"",
         );
+        Err(exception(py, &error))
+    }
+
+    fn receiving_on(&self, thread: Option<ThreadId>) {
+        *self
+            .receiving
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = thread;
+    }
+
+    fn is_receiving_here(&self) -> bool {
+        let receiving = self.receiving.lock();
+        *receiving.unwrap_or_else(PoisonError::into_inner) == Some(thread::current().id())
+    }
+
+    fn check_receiving(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_receiving_here() {
+            return Ok(());
+        }
+        let message = "the stream is used while it asks for GPU memory on this thread";
+        let error = Error::new(ErrorKind::InvalidRequest, message)
+            .with_hint("in a signal handler, call cancel() or close(), and nothing else");
         Err(exception(py, &error))
     }
 

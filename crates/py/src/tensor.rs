@@ -1,8 +1,12 @@
-//! One loaded tensor for Python: what it is, and its bytes by DLPack.
+//! One loaded tensor for Python: what it is, where, and its bytes by DLPack.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyTuple};
-use tload::Dtype;
+use tload::Device;
 
 use crate::dlpack::{self, Layout, Request};
 use crate::forked::Owned;
@@ -12,12 +16,35 @@ use crate::forked::Owned;
 #[derive(Debug)]
 pub(crate) struct Tensor {
     inner: Owned<tload::Tensor>,
+    device: Device,
+}
+
+/// On which GPU a load's tensors without bytes are to be: to the core they are nowhere.
+#[derive(Debug)]
+pub(crate) struct Empties(HashMap<String, Device>);
+
+impl Empties {
+    pub(crate) fn of(loader: &tload::Loader) -> tload::Result<Self> {
+        let (selected, devices) = (loader.selected()?, loader.devices()?);
+        let empties = selected
+            .iter()
+            .zip(devices)
+            .filter(|(info, device)| info.byte_len() == 0 && *device != Device::Cpu);
+        let named = empties.map(|(info, device)| (info.name().to_owned(), device));
+        Ok(Self(named.collect()))
+    }
 }
 
 impl Tensor {
-    pub(crate) fn new(inner: tload::Tensor) -> Self {
+    pub(crate) fn new(inner: tload::Tensor, empties: &Empties) -> Self {
+        let device = match inner.ordinal() {
+            Some(ordinal) => Device::Cuda(ordinal),
+            None if inner.byte_len() > 0 => Device::Cpu,
+            None => empties.0.get(inner.name()).copied().unwrap_or_default(),
+        };
         Self {
             inner: Owned::new(inner),
+            device,
         }
     }
 }
@@ -48,10 +75,29 @@ impl Tensor {
         self.inner.byte_len()
     }
 
+    /// Where it is: `"cpu"`, or for example `"cuda:1"`.
+    #[getter]
+    fn device(&self) -> String {
+        self.device.to_string()
+    }
+
+    /// What the caller's allocator gave for the memory that it is in, and where in it it begins, in bytes; `None` for memory of
+    /// the load's own, and for a tensor without bytes.
+    fn owner(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, usize)>> {
+        let Some((owner, offset)) = self.inner.device_bytes().and_then(|bytes| bytes.owner())
+        else {
+            return Ok(None);
+        };
+        let owner = Arc::clone(owner).downcast::<Py<PyAny>>();
+        let owner = owner.map_err(|_| PyRuntimeError::new_err("memory of an unknown owner"))?;
+        Ok(Some((owner.clone_ref(py), offset)))
+    }
+
     /// The same memory as one row of bytes, for libraries whose DLPack lacks the dtype.
     fn flat(&self) -> FlatBytes {
         FlatBytes {
             inner: Owned::new(tload::Tensor::clone(&self.inner)),
+            device: self.device,
         }
     }
 
@@ -67,22 +113,27 @@ impl Tensor {
         let layout = Layout::of(self.inner.dtype(), self.inner.shape())?;
         let request = Request {
             max_version,
-            copy,
             dl_device,
-            has_stream: stream.is_some(),
+            copy,
         };
-        dlpack::export(py, &self.inner, layout, &request)
+        let device = dlpack::device(self.device);
+        dlpack::check_stream(device, stream)?;
+        dlpack::export(py, &self.inner, device, layout, &request)
     }
 
-    #[expect(clippy::unused_self, reason = "a method of the protocol")]
     fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::CPU
+        dlpack::device(self.device)
     }
 
     fn __repr__(&self) -> String {
         let shape: Vec<String> = self.inner.shape().iter().map(usize::to_string).collect();
+        let device = if self.device == Device::Cpu {
+            String::new()
+        } else {
+            format!(" on {}", self.device)
+        };
         format!(
-            "<tload.Tensor {:?} {} [{}]>",
+            "<tload.Tensor {:?} {} [{}]{device}>",
             self.name(),
             self.dtype(),
             shape.join(", ")
@@ -95,6 +146,7 @@ impl Tensor {
 #[derive(Debug)]
 pub(crate) struct FlatBytes {
     inner: Owned<tload::Tensor>,
+    device: Device,
 }
 
 #[pymethods]
@@ -108,18 +160,18 @@ impl FlatBytes {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let layout = Layout::of(Dtype::U8, &[self.inner.bytes().len()])?;
+        let layout = Layout::of_bytes(self.inner.byte_len())?;
         let request = Request {
             max_version,
-            copy,
             dl_device,
-            has_stream: stream.is_some(),
+            copy,
         };
-        dlpack::export(py, &self.inner, layout, &request)
+        let device = dlpack::device(self.device);
+        dlpack::check_stream(device, stream)?;
+        dlpack::export(py, &self.inner, device, layout, &request)
     }
 
-    #[expect(clippy::unused_self, reason = "a method of the protocol")]
     fn __dlpack_device__(&self) -> (i32, i32) {
-        dlpack::CPU
+        dlpack::device(self.device)
     }
 }

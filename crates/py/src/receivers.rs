@@ -1,0 +1,74 @@
+//! Memory of the caller's that a load writes into, as Python describes it.
+//!
+//! `python/tload/_receivers.py` looks at modules, tensors and arrays; what fits is for the core to say.
+
+#![expect(
+    unsafe_code,
+    reason = "vouches for memory that Python says is a tensor's"
+)]
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tload::{Device, Dtype, KeepAlive, Receiver, Target};
+
+use crate::error::{exception, invalid_request};
+
+/// Name, dtype as safetensors files write it (none if they cannot), shape, device, and its memory if that is contiguous.
+type Described = (
+    String,
+    Option<String>,
+    Vec<usize>,
+    String,
+    Option<MemoryDescribed>,
+);
+
+/// Address, bytes, the stream that it is ordered with (on a GPU), and the object that keeps it.
+type MemoryDescribed = (u64, usize, u64, Py<PyAny>);
+
+/// What the caller has for one tensor.
+#[derive(FromPyObject)]
+#[pyo3(transparent)]
+pub(crate) struct ReceiverArgument(Described);
+
+impl ReceiverArgument {
+    pub(crate) fn read(self, py: Python<'_>) -> PyResult<Receiver> {
+        let (name, dtype, shape, device, memory) = self.0;
+        let device: Device = device.parse().map_err(|error| exception(py, &error))?;
+        let dtype = dtype.map(|dtype| named(py, &dtype)).transpose()?;
+        let memory = memory
+            .map(|memory| target(py, device, memory))
+            .transpose()?;
+        Ok(Receiver {
+            name,
+            dtype,
+            shape,
+            device,
+            memory,
+        })
+    }
+}
+
+fn named(py: Python<'_>, name: &str) -> PyResult<Dtype> {
+    let found = Dtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+    found.ok_or_else(|| invalid_request(py, format!("dtype {name:?} is unknown")))
+}
+
+fn target(py: Python<'_>, device: Device, memory: MemoryDescribed) -> PyResult<Target> {
+    let (address, len, stream, owner) = memory;
+    // Also the memory of a load that was given up while a read hung: the read may still end.
+    let owner: KeepAlive = Arc::new(owner);
+    if let Device::Cuda(ordinal) = device {
+        // SAFETY: the caller is this package, which read address and length off a tensor that `owner` keeps, and the stream off
+        // the library that orders work on it. That nobody uses the tensor during the load is in the docs of `load_into`.
+        return Ok(unsafe { Target::cuda(ordinal, address, len, stream, Some(owner)) });
+    }
+    let address = usize::try_from(address).ok();
+    let start =
+        address.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut(address)));
+    let start =
+        start.ok_or_else(|| invalid_request(py, "memory cannot be at address 0".to_owned()))?;
+    // SAFETY: as above, of an array or tensor in host memory that may be written to.
+    Ok(unsafe { Target::host(start, len, Some(owner)) })
+}

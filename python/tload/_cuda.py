@@ -1,0 +1,117 @@
+"""GPU memory from PyTorch's caching allocator, for a load to fill. Imports torch when used.
+
+The functions below are all that is asked of torch: its memory, its current device and stream, and what it could give.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from tload._errors import UnsupportedError, advise
+
+if TYPE_CHECKING:
+    import torch
+
+HINT = 'load to device="cpu", or pass framework="dlpack", which needs the NVIDIA driver and no torch'
+
+
+def check() -> None:
+    """Raise `UnsupportedError` if torch cannot use an NVIDIA GPU."""
+    import torch
+
+    version = torch.__version__
+    if torch.version.hip is not None:
+        raise advise(UnsupportedError, f"torch {version} is built for ROCm; tload loads to CUDA GPUs", HINT)
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call, unused-ignore]
+        message = f"torch {version} is built without CUDA, so its tensors cannot be on a GPU"
+        raise advise(UnsupportedError, message, f"install torch with CUDA, {HINT}")
+    if not torch.cuda.is_available():
+        message = f"torch {version} finds no CUDA GPU (torch.cuda.is_available() is False)"
+        raise advise(UnsupportedError, message, f"see whether nvidia-smi works, {HINT}")
+
+
+def device_of(tensor: torch.Tensor) -> str:
+    """Return the device of a tensor, as the core names it."""
+    return str(tensor.device)
+
+
+def current_device() -> int:
+    """Return the number of the GPU that torch calls just "cuda" on this thread."""
+    import torch
+
+    return torch.cuda.current_device()
+
+
+def current_stream(ordinal: int) -> int:
+    """Return the address of the stream that torch gives this thread's work on a GPU; 0 is the default stream."""
+    import torch
+
+    return torch.cuda.current_stream(ordinal).cuda_stream  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+
+def free_bytes(ordinal: int) -> int:
+    """Return how many bytes torch could give: what is free, and what it keeps and nobody uses."""
+    import torch
+
+    free, _total = torch.cuda.mem_get_info(ordinal)
+    return int(free) + torch.cuda.memory_reserved(ordinal) - torch.cuda.memory_allocated(ordinal)
+
+
+def empty(ordinal: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor on a GPU whose bytes mean nothing yet."""
+    import torch
+
+    return torch.empty(shape, dtype=dtype, device=torch.device("cuda", ordinal))
+
+
+class Allocator:
+    """What the core asks for GPU memory, on the thread that waits for tensors."""
+
+    __slots__ = ()
+
+    def allocate(self, ordinal: int, nbytes: int) -> tuple[torch.Tensor, int, int]:
+        """Return a tensor of bytes, its address, and the stream behind whose work it may be written to."""
+        import torch
+
+        try:
+            owner = empty(ordinal, (nbytes,), torch.uint8)
+        except torch.cuda.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
+        return owner, owner.data_ptr(), current_stream(ordinal)
+
+    def free_bytes(self, ordinal: int) -> int:
+        """Return how many bytes `allocate` could give."""
+        return free_bytes(ordinal)
+
+
+def ordinal_of(device: str) -> int | None:
+    """Return the number of a GPU as the core names it, or `None` for the CPU."""
+    kind, _, ordinal = device.partition(":")
+    return int(ordinal or 0) if kind == "cuda" else None
+
+
+def device_name(device: object, framework: object) -> str:
+    """Return a device as the core wants it. To torch, "cuda" is its current device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        # As in torch, safetensors and device maps of Hugging Face.
+        return f"cuda:{device}"
+    name = str(device)
+    if name == "cuda" and framework == "torch" and is_torch_installed():
+        check()
+        return f"cuda:{current_device()}"
+    return name
+
+
+def is_torch_installed() -> bool:
+    """Whether torch can be imported. If it cannot, another error says so."""
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def imported(module: str) -> Any:
+    """Return a module if somebody has imported it already; nothing of it can be passed in otherwise."""
+    return sys.modules.get(module)

@@ -1,0 +1,224 @@
+"""What callers have for tensors to be loaded into: torch tensors and numpy arrays, as the core wants them described."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tload import _cuda, _numpy, _torch
+from tload._errors import InvalidRequestError, advise
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    import torch
+
+    from tload import _tload
+
+Described: TypeAlias = tuple[str, str | None, tuple[int, ...], str, tuple[int, int, int, object] | None]
+
+EXTRA_STATE = "_extra_state"
+"""What modules keep beside tensors: no checkpoint of tensors has it."""
+
+NAMES_SHOWN = 100
+"""Targets that an error names: a whole model on "meta" would be thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A tensor or array of the caller's."""
+
+    described: Described
+    target: Any
+
+    @property
+    def name(self) -> str:
+        """The name of what is to be loaded into it."""
+        return self.described[0]
+
+    def is_filled_by_the_core(self, dtype: str) -> bool:
+        """Whether the bytes of a tensor of this dtype go straight into it."""
+        return self.described[4] is not None and self.described[1] == dtype
+
+    def fill(self, tensor: _tload.Tensor, convert: _Converters) -> None:
+        """Copy a tensor that was loaded beside it."""
+        if tensor.nbytes == 0:
+            return
+        if _is_tensor(self.target):
+            import torch
+
+            # A tensor made in inference mode can be changed in that mode only.
+            with torch.inference_mode() if self.target.is_inference() else torch.no_grad():
+                self.target.copy_(convert.torch(tensor))
+        else:
+            import numpy as np
+
+            np.copyto(self.target, convert.numpy(tensor), casting="unsafe")
+
+
+@dataclass(frozen=True, slots=True)
+class _Converters:
+    """How loaded tensors become those of a library."""
+
+    torch: Any
+    numpy: Any
+
+
+def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Converters:
+    """Return what makes tensors and arrays of what has to be copied, or raise `UnsupportedError` for what cannot be."""
+    copied = [info for info in infos if info.nbytes and not receivers[info.name].is_filled_by_the_core(info.dtype)]
+    tensors = [info for info in copied if _is_tensor(receivers[info.name].target)]
+    arrays = [info for info in copied if not _is_tensor(receivers[info.name].target)]
+    packed = [info for info in tensors if "F4" in {info.dtype, receivers[info.name].described[1]}]
+    converted = [info for info in packed if info.dtype != receivers[info.name].described[1]]
+    if converted:
+        hint = "load them as they are (load), and convert them by a library that can"
+        raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
+    return _Converters(
+        torch=_torch.converter(tensors) if tensors else None,
+        numpy=_numpy.converter(arrays) if arrays else None,
+    )
+
+
+def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
+    """Describe everything that can be loaded into, and why other things cannot, by name.
+
+    Raises:
+        TypeError: `target` is neither a module nor a mapping.
+    """
+    torch = _cuda.imported("torch")
+    if torch is not None and isinstance(target, torch.nn.Module):
+        target = target.state_dict(keep_vars=True)
+    if not isinstance(target, Mapping):
+        message = f"target: wanted a torch.nn.Module or a mapping of names, found {type(target).__qualname__}"
+        raise TypeError(message)
+    receivers: dict[str, Receiver] = {}
+    faults: dict[str, str] = {}
+    for name, value in target.items():
+        if not isinstance(name, str):
+            message = f"target: wanted names (str) as keys, found {type(name).__qualname__}"
+            raise TypeError(message)
+        described = _describe(name, value)
+        if not isinstance(described, str):
+            receivers[name] = Receiver(described, value)
+        elif not name.endswith(EXTRA_STATE):
+            faults[name] = described
+    return receivers, faults
+
+
+def refuse(faults: Mapping[str, str]) -> None:
+    """Raise `InvalidRequestError` that names what cannot be loaded into, if there is any."""
+    if not faults:
+        return
+    shown = "; ".join(f"{name!r} {reason}" for name, reason in list(faults.items())[:NAMES_SHOWN])
+    if len(faults) > NAMES_SHOWN:
+        shown += f"; and {len(faults) - NAMES_SHOWN} more"
+    hint = "give them memory first (module.to_empty(device=…), DTensor.to_local()), or leave them out"
+    raise advise(InvalidRequestError, f"nothing can be loaded into these: {shown}", hint)
+
+
+def mark_changed(receivers: Iterable[Receiver]) -> None:
+    """Tell autograd of tensors that were written behind its back: a graph that needs their old values then says so."""
+    for receiver in receivers:
+        if _is_tensor(receiver.target) and not receiver.target.is_inference():
+            import torch
+
+            torch.autograd.graph.increment_version(receiver.target)
+
+
+def _is_tensor(value: object) -> bool:
+    torch = _cuda.imported("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _describe(name: str, value: object) -> Described | str:
+    """Return what the core wants to know, or why nothing can be loaded into it."""
+    if _is_tensor(value):
+        return _describe_tensor(name, value)  # type: ignore[arg-type]
+    numpy = _cuda.imported("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return _describe_array(name, value)
+    return f"is no tensor or array but a {type(value).__qualname__}"
+
+
+def _describe_tensor(name: str, tensor: torch.Tensor) -> Described | str:
+    reason = _unfit(tensor)
+    if reason is not None:
+        return reason
+    device = _cuda.device_of(tensor)
+    ordinal = _cuda.ordinal_of(device)
+    stream = 0 if ordinal is None else _cuda.current_stream(ordinal)
+    dtype = _torch_names().get(tensor.dtype)
+    shape = tuple(tensor.shape)
+    if dtype == "F4" and shape:
+        shape = (*shape[:-1], shape[-1] * 2)
+    memory = None
+    nbytes = tensor.numel() * tensor.element_size()
+    if nbytes and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        memory = (tensor.data_ptr(), nbytes, stream, tensor)
+    return name, dtype, shape, device, memory
+
+
+def _unfit(tensor: torch.Tensor) -> str | None:
+    """Return why nothing can be loaded into a tensor."""
+    import torch
+
+    if torch.nn.parameter.is_lazy(tensor):
+        # Of such a one, nothing else may be asked.
+        return "is not initialised yet, so it has no shape"
+    device = _cuda.device_of(tensor)
+    strided = tensor.layout == torch.strided and not tensor.is_nested
+    reasons = {
+        "is on the meta device, which has no memory": tensor.is_meta,
+        f"is sparse ({str(tensor.layout).removeprefix('torch.')})": tensor.layout != torch.strided,
+        "is quantized": getattr(tensor, "is_quantized", False),
+        "is nested": tensor.is_nested,
+        f"is on {device}": device != "cpu" and _cuda.ordinal_of(device) is None,
+        "has several elements at one place in memory": strided and _repeats(tensor.shape, tensor.stride()),
+        f"is a {type(tensor).__name__} without memory of its own": strided and not _has_memory(tensor),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether it is no subclass that wraps other tensors."""
+    try:
+        return tensor.numel() == 0 or tensor.data_ptr() != 0
+    except RuntimeError:
+        return False
+
+
+def _describe_array(name: str, array: npt.NDArray[Any]) -> Described | str:
+    if not array.flags.writeable:
+        return "is read-only"
+    if _repeats(array.shape, array.strides):
+        return "has several elements at one place in memory"
+    memory = None
+    if array.nbytes and array.flags.c_contiguous:
+        memory = (array.ctypes.data, array.nbytes, 0, array)
+    return name, _numpy_name(array.dtype), array.shape, "cpu", memory
+
+
+def _repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    if 0 in shape:
+        return False
+    reach = 0
+    steps = sorted((abs(stride), dim) for dim, stride in zip(shape, strides, strict=True) if dim > 1)
+    for stride, dim in steps:
+        if stride <= reach:
+            return True
+        reach += stride * (dim - 1)
+    return False
+
+
+def _torch_names() -> dict[torch.dtype, str]:
+    import torch
+
+    return {getattr(torch, its): ours for ours, its in _torch.DTYPES.items() if hasattr(torch, its)}
+
+
+def _numpy_name(dtype: Any) -> str | None:
+    # Of a foreign byte order, what would be written is not what would be read.
+    if not dtype.isnative:
+        return None
+    return {its: ours for ours, its in {**_numpy.DTYPES, **_numpy.ML_DTYPES}.items()}.get(dtype.name)

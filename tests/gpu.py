@@ -1,0 +1,160 @@
+"""GPUs for machines without one: a driver over host memory, and what plays torch's CUDA on it.
+
+The driver is `crates/cuda-stub`. Its library calls itself libcuda.so, so whoever opens that name later gets it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tload
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "libtload_cuda_stub.so"
+LEFT = ("allocations", "allocated_bytes", "registrations", "host_allocations", "streams", "events", "contexts")
+PATIENCE = 20.0
+"""Seconds: loads that were given up end when their copies do."""
+
+
+def library() -> Path | None:
+    """Where the built driver is; the newest, if there are several."""
+    target = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).parent.parent / "target")
+    places = [target / profile / folder / FILE for profile in ("debug", "release") for folder in ("", "deps")]
+    found = [place for place in places if place.is_file()]
+    return max(found, key=lambda place: place.stat().st_mtime, default=None)
+
+
+class Stub:
+    """The driver that this process has opened: what is alive, what was called, what is to go wrong."""
+
+    _loaded: Stub | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        for name, arguments, result in (
+            ("set", (ctypes.c_char_p, ctypes.c_char_p), ctypes.c_int),
+            ("live", (ctypes.c_char_p,), ctypes.c_int64),
+            ("count", (ctypes.c_char_p,), ctypes.c_int64),
+            ("violation", (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_int64),
+            ("reset", (), ctypes.c_int),
+            ("adopt", (ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int), ctypes.c_int),
+            ("disown", (ctypes.c_size_t,), ctypes.c_int),
+        ):
+            function = self._function(name)
+            function.argtypes, function.restype = arguments, result
+
+    @classmethod
+    def load(cls, path: Path) -> Stub:
+        if cls._loaded is None:
+            cls._loaded = cls(path)
+        return cls._loaded
+
+    def _function(self, name: str) -> Any:
+        return getattr(self._library, f"tload_cuda_stub_{name}")
+
+    def set(self, key: str, value: object) -> None:
+        assert self._function("set")(key.encode(), str(value).encode()) == 0, (key, value)
+
+    def live(self, kind: str) -> int:
+        count: int = self._function("live")(kind.encode())
+        assert count >= 0, kind
+        return count
+
+    def count(self, name: str) -> int:
+        return int(self._function("count")(name.encode()))
+
+    def violation(self) -> str:
+        text = ctypes.create_string_buffer(4096)
+        self._function("violation")(text, len(text))
+        return text.value.decode()
+
+    def reset(self) -> None:
+        self._function("reset")()
+
+    def adopt(self, address: int, nbytes: int, ordinal: int) -> None:
+        assert self._function("adopt")(address, nbytes, ordinal) == 0, "cannot be adopted"
+
+    def disown(self, address: int) -> None:
+        assert self._function("disown")(address) == 0, "was not adopted"
+
+    def left(self) -> dict[str, int]:
+        return {kind: count for kind in LEFT if (count := self.live(kind))}
+
+    def settle(self) -> None:
+        """Wait until nothing is left of any load."""
+        deadline = time.monotonic() + PATIENCE
+        tload.release_staging()
+        while self.left() and time.monotonic() < deadline:
+            time.sleep(0.005)
+            tload.release_staging()
+        assert self.left() == {}, "left behind"
+
+
+class TorchCuda:
+    """What `tload._cuda` asks of torch, with CPU tensors that the driver takes for memory of its GPUs."""
+
+    def __init__(self, stub: Stub) -> None:
+        self.stub = stub
+        self.device = 0
+        self.free = 1 << 30
+        self.stream = 0
+        self.streams_asked: list[int] = []
+        self.allocated: list[tuple[int, int]] = []
+        """GPU and bytes of each allocation."""
+        self.fails_at: dict[int, BaseException] = {}
+        """What allocation raises, by how many came before."""
+        self._storages: list[Any] = []
+        self._devices: dict[int, int] = {}
+
+    def check(self) -> None:
+        """Torch can use CUDA."""
+
+    def current_device(self) -> int:
+        return self.device
+
+    def current_stream(self, ordinal: int) -> int:
+        self.streams_asked.append(ordinal)
+        return self.stream
+
+    def free_bytes(self, ordinal: int) -> int:  # noqa: ARG002
+        return self.free
+
+    def empty(self, ordinal: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        import torch
+
+        if len(self.allocated) in self.fails_at:
+            raise self.fails_at.pop(len(self.allocated))
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            tensor.view(torch.uint8).fill_(0xEE)
+        self.allocated.append((ordinal, tensor.nbytes))
+        return self.on_gpu(tensor, ordinal)
+
+    def on_gpu(self, tensor: torch.Tensor, ordinal: int) -> torch.Tensor:
+        """From now on the tensor is on a GPU, as long as it lives."""
+        from torch.multiprocessing.reductions import StorageWeakRef
+
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            address = storage.data_ptr()
+            self.stub.adopt(address, storage.nbytes(), ordinal)
+            self._devices[address] = ordinal
+            # Not at Python's end, which leaves the memory where it is.
+            weakref.finalize(tensor, self.stub.disown, address).atexit = False
+            self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call, unused-ignore]
+        return tensor
+
+    def device_of(self, tensor: torch.Tensor) -> str:
+        ordinal = self._devices.get(tensor.untyped_storage().data_ptr())
+        return str(tensor.device) if ordinal is None else f"cuda:{ordinal}"
+
+    def live(self) -> int:
+        """How many allocations anybody still has."""
+        return sum(not storage.expired() for storage in self._storages)

@@ -1,0 +1,178 @@
+"""Loads into GPU memory of tload's own: where tensors go, what limits hold, how a load ends early."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from capsules import look
+from conftest import require
+from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    import gpu
+
+Floats = tuple[Path, dict[str, Content]]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def megabytes(tmp_path: Path) -> tuple[Path, dict[str, Content]]:
+    path = tmp_path / "large.safetensors"
+    tensors = {f"t{index:02}": Content("U8", (2 * MIB,), tile(index, 2 * MIB)) for index in range(16)}
+    write_file(path, tensors)
+    return path, tensors
+
+
+def raw(tensor: tload.Tensor) -> bytes:
+    return look(tensor.__dlpack__()).raw
+
+
+@pytest.mark.usefixtures("cuda")
+def test_names_say_the_device(floats: Floats) -> None:
+    rules = {"layer.1?.*": "cuda:1", "layer.1*": "cpu", "layer.2.*": "cuda"}
+    loaded = tload.load(floats[0], framework="dlpack", device="cuda:0", device_map=rules)
+    for name, tensor in loaded.items():
+        index = int(name.split(".")[1])
+        wanted = "cuda:1" if index >= 10 else "cpu" if index == 1 else "cuda:0"
+        assert tensor.device == wanted, name
+        assert raw(tensor) == floats[1][name].raw
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_rule_for_what_is_not_selected_is_no_mistake_and_one_for_nothing_is(floats: Floats) -> None:
+    rules = {"layer.3.*": "cuda:1"}
+    loaded = tload.load(floats[0], framework="dlpack", names="layer.2.weight", device_map=rules)
+    assert [tensor.device for tensor in loaded.values()] == ["cpu"]
+    with pytest.raises(tload.NoSuchTensorError, match=r"layer\.99"):
+        tload.load(floats[0], framework="dlpack", device_map={"layer.99.*": "cuda:0"})
+
+
+def test_the_report_tells_of_staging_and_devices(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+    path, tensors = megabytes
+    rules = {"t0*": "cuda:0"}
+    stream = tload.stream(path, framework="dlpack", device="cuda:1", device_map=rules, device_memory_limit="8 MiB")
+    for name, tensor in stream:
+        assert raw(tensor) == tensors[name].raw
+    report = stream.report
+    assert report.outcome == "complete"
+    assert report.staging is not None
+    assert 0 < report.staging.bytes <= report.memory_limit
+    assert report.staging.pinned_bytes == report.staging.bytes
+    assert report.staging.slots > 0
+    assert (report.staging.reused, report.staging.refusal) == (False, None)
+    devices = {device.device: device for device in report.devices}
+    assert {name: device.copied_bytes for name, device in devices.items()} == {
+        "cuda:0": 20 * MIB,
+        "cuda:1": 12 * MIB,
+    }
+    for device in devices.values():
+        assert device.copies > 0
+        assert device.memory_limit == 8 * MIB
+        assert 0 < device.memory_peak <= 8 * MIB
+        assert device.copy_seconds >= 0.0
+    assert report.stages.copy_wait >= 0.0
+    plain = report.to_dict()
+    assert [device["device"] for device in plain["devices"]] == [device.device for device in report.devices]
+    assert plain["staging"]["bytes"] == report.staging.bytes
+    assert "cuda:1" in str(report)
+    assert cuda.count("pageable_copies") == 0
+
+
+def test_staging_memory_is_kept_for_the_next_load_until_it_is_released(cuda: gpu.Stub, floats: Floats) -> None:
+    def load() -> tload.Report:
+        stream = tload.stream(floats[0], framework="dlpack", device="cuda:0")
+        list(stream)
+        return stream.report
+
+    first, second = load(), load()
+    assert first.staging is not None
+    assert second.staging is not None
+    assert (first.staging.reused, second.staging.reused) == (False, True)
+    assert cuda.live("registrations") > 0
+    assert tload.release_staging() == first.staging.bytes
+    assert tload.release_staging() == 0
+    assert cuda.live("registrations") == 0
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_device_limit_that_is_too_small_says_what_would_do(megabytes: tuple[Path, dict[str, Content]]) -> None:
+    with pytest.raises(MemoryError) as caught:
+        tload.stream(megabytes[0], framework="dlpack", device="cuda:1", device_memory_limit="1 MiB")
+    assert isinstance(caught.value, tload.OutOfMemoryError)
+    assert "device_memory_limit" in str(caught.value)
+    assert "cuda:1" in str(caught.value)
+    assert caught.value.tensor is not None
+
+
+def test_a_gpu_that_is_full_is_found_out_before_the_first_read(
+    cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    cuda.set("busy", (1 << 30) - MIB)
+    with pytest.raises(tload.OutOfMemoryError, match="cuda:0"):
+        tload.stream(megabytes[0], framework="dlpack", device="cuda:0")
+    assert cuda.live("allocations") == 0
+
+
+def test_a_gpu_that_fills_up_during_the_load(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+    stream = tload.stream(megabytes[0], framework="dlpack", device="cuda:0", device_memory_limit="4 MiB")
+    kept = dict([next(stream)])
+    cuda.set("busy", 1 << 30)
+    with pytest.raises(tload.OutOfMemoryError, match=r"cuda:0 has no room for 2\.0 MiB .* are free") as caught:
+        kept.update(stream)
+    assert caught.value.tensor in megabytes[1]
+    assert stream.report.outcome == "out_of_memory"
+    for name, tensor in kept.items():
+        assert raw(tensor) == megabytes[1][name].raw, "what was handed out stays good"
+
+
+def test_a_copy_that_fails_is_a_device_error(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+    cuda.set("fail", "cuMemcpyHtoDAsync_v2:719:3")
+    with pytest.raises(RuntimeError) as caught:
+        tload.load(megabytes[0], framework="dlpack", device="cuda:0")
+    assert isinstance(caught.value, tload.DeviceError)
+    assert caught.value.kind == "device"
+    assert "cuda:0" in str(caught.value)
+
+
+@pytest.mark.parametrize("way", ["close", "cancel", "drop", "with"])
+def test_a_consumer_that_leaves_half_way(way: str, cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
+    cuda.set("copy_delay_us", 2000)
+    stream = tload.stream(megabytes[0], framework="dlpack", device="cuda:0", device_memory_limit="6 MiB")
+    name, kept = next(stream)
+    if way == "close":
+        stream.close()
+    elif way == "with":
+        with stream:
+            next(stream)
+    elif way == "cancel":
+        stream.cancel()
+        with pytest.raises(tload.CancelledError):
+            list(stream)
+    del stream
+    gc.collect()
+    assert raw(kept) == megabytes[1][name].raw
+    del kept
+    cuda.settle()
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_gpu_that_is_not_there(floats: Floats) -> None:
+    with pytest.raises(tload.InvalidRequestError, match="there is no cuda:7: this process sees 2 GPUs") as caught:
+        tload.stream(floats[0], framework="dlpack", device="cuda:7")
+    assert caught.value.hint is not None
+    assert "CUDA_VISIBLE_DEVICES" in caught.value.hint
+
+
+@pytest.mark.parametrize("keywords", [{"device": "cuda"}, {"device_map": {"layer.3.*": "cuda:0"}}])
+def test_numpy_arrays_are_on_no_gpu(keywords: dict[str, Any], cuda: gpu.Stub, floats: Floats) -> None:
+    require("numpy")
+    with pytest.raises(tload.InvalidRequestError, match="'cuda:0': numpy arrays live in CPU memory") as caught:
+        tload.stream(floats[0], framework="numpy", **keywords)
+    assert caught.value.hint is not None
+    assert 'framework="dlpack"' in caught.value.hint
+    assert cuda.count("cuInit") == 0, "nobody looks for a driver"

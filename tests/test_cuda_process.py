@@ -1,0 +1,253 @@
+"""What a process has: no driver, one that is none, Ctrl-C, a fork, an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import require, require_stub
+from files import Content, tile, write_file
+from test_interrupt import MIB, assert_prompt, running
+
+TESTS = str(Path(__file__).parent)
+
+
+@pytest.fixture
+def megabytes(tmp_path: Path) -> Path:
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index:02}": Content("U8", (2 * MIB,), tile(index, 2 * MIB)) for index in range(16)})
+    return path
+
+
+def run(script: str, *arguments: object, environment: dict[str, str] | None = None) -> None:
+    # What the child says on standard error is a mistake, but for this.
+    python = (sys.executable, "-W", "ignore:this is a debug build of tload:RuntimeWarning")
+    done = subprocess.run(
+        [*python, "-c", script, *map(str, arguments)],
+        env=os.environ | {"PYTHONPATH": TESTS} | (environment or {}),
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+
+
+REFUSED = """
+import sys, tload
+path, *words = sys.argv[1:]
+for framework in ("dlpack", "torch"):
+    if framework == "torch":
+        from tload import _cuda
+        _cuda.check = _cuda.current_device = lambda: 0
+    for keywords in ({"device": "cuda"}, {"device": "cuda:1"}, {"device_map": {"t00": "cuda:1"}}):
+        try:
+            tload.stream(path, framework=framework, **keywords)
+        except tload.UnsupportedError as error:
+            for word in words:
+                assert word in str(error), error
+            assert error.hint
+        else:
+            raise AssertionError("no error")
+assert len(tload.load(path, framework="dlpack")) == 16, "the CPU needs no driver"
+"""
+
+
+def test_without_a_driver(megabytes: Path, tmp_path: Path) -> None:
+    require("torch")
+    # Before any that the system has.
+    for name in ("libcuda.so", "libcuda.so.1"):
+        (tmp_path / name).write_text("no library")
+    run(REFUSED, megabytes, "no CUDA driver was found", environment={"LD_LIBRARY_PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TLOAD_CUDA_STUB_STUB_LIBRARY": "1"}, "the toolkit's stub"),
+        ({"TLOAD_CUDA_STUB_DEVICES": "0"}, "sees no GPU"),
+        ({"TLOAD_CUDA_STUB_VERSION": "11000"}, "the CUDA driver supports CUDA 11.0"),
+    ],
+)
+def test_with_a_driver_that_cannot_be_used(environment: dict[str, str], message: str, megabytes: Path) -> None:
+    require("torch")
+    load = f"import ctypes; ctypes.CDLL({str(require_stub())!r})"
+    run(load + REFUSED, megabytes, message, environment=environment)
+
+
+EXIT = """
+import atexit, sys
+import gpu  # imports tload, whose end comes before ours
+
+path, library, way = sys.argv[1:]
+stub = gpu.Stub.load(library)
+import tload
+
+def look():
+    if way == "done":
+        assert stub.left() == {}, stub.left()
+    assert stub.count("violations") == 0, stub.violation()
+    print("looked", flush=True)
+
+atexit.unregister(tload.release_staging)
+atexit.register(look)
+atexit.register(tload.release_staging)
+keywords = {"device": "cuda:0", "device_memory_limit": "6 MiB"}
+if way == "done":
+    loaded = tload.load(path, framework="dlpack", device="cuda:1")
+    assert stub.live("registrations") > 0
+    del loaded
+elif way == "running":
+    stream = tload.stream(path, framework="dlpack", **keywords)
+    name, tensor = next(stream)
+    capsules = [tensor.__dlpack__(), tensor.__dlpack__(max_version=(1, 0))]
+else:
+    from tload import _cuda
+    memory = gpu.TorchCuda(stub)
+    for name in ("check", "current_stream", "empty", "free_bytes"):
+        setattr(_cuda, name, getattr(memory, name))
+    stream = tload.stream(path, **keywords)
+    item = next(stream)
+"""
+
+
+@pytest.mark.parametrize("way", ["done", "running", "torch"])
+def test_python_ends_well(way: str, megabytes: Path) -> None:
+    require("torch")
+    for ending in ("", "sys.exit(0)"):
+        run(EXIT + ending, megabytes, require_stub(), way)
+
+
+def test_staging_memory_is_released_at_exit(megabytes: Path) -> None:
+    script = """
+import atexit, ctypes, sys
+path, library = sys.argv[1:]
+stub = ctypes.CDLL(library)
+stub.tload_cuda_stub_live.restype = ctypes.c_int64
+
+def look():
+    print(stub.tload_cuda_stub_live(b"registrations"), flush=True)
+
+atexit.register(look)  # before tload's: it runs after
+import tload
+tload.load(path, framework="dlpack", device="cuda:0")
+look()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(megabytes), str(require_stub())],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    before, after = map(int, done.stdout.split())
+    assert before > 0
+    assert after == 0
+
+
+INTERRUPTED = """
+import ctypes, sys, time
+import tload
+path, library, way = sys.argv[1:]
+stub = ctypes.CDLL(library)
+if way == "copies":
+    stub.tload_cuda_stub_set(b"copy_delay_us", b"5000000")
+tload.release_staging()
+try:
+    if way == "copies":
+        stream = tload.stream(path, framework="dlpack", device="cuda:0", device_memory_limit="6 MiB")
+        print("ready", flush=True)
+        next(stream)
+    else:
+        print("ready", flush=True)
+        while True:
+            tload.load(path, framework="dlpack", device="cuda:0")
+except KeyboardInterrupt:
+    print(time.monotonic(), flush=True)
+    stub.tload_cuda_stub_set(b"copy_delay_us", b"0")
+    raise
+"""
+
+
+@pytest.mark.parametrize("way", ["loop", "copies"])
+def test_ctrl_c_stops_a_load_to_a_gpu(way: str, megabytes: Path) -> None:
+    tries = []
+    for _ in range(3):
+        with running(INTERRUPTED, megabytes, require_stub(), way) as child:
+            sent = time.monotonic()
+            child.send_signal(signal.SIGINT)
+            stdout, stderr = child.communicate(timeout=60)
+            assert "KeyboardInterrupt" in stderr
+            assert child.returncode == -signal.SIGINT, stderr
+            tries.append(float(stdout) - sent)
+    assert_prompt(tries)
+
+
+FORK = """
+import gc, os, sys, warnings
+import gpu
+import tload
+from capsules import look
+warnings.simplefilter("ignore", DeprecationWarning)  # Python warns of threads and fork, and is right
+
+path, library, way = sys.argv[1:]
+stub = gpu.Stub.load(library)
+if way == "torch":
+    from tload import _cuda
+    memory = gpu.TorchCuda(stub)
+    for name in ("check", "current_stream", "empty", "free_bytes"):
+        setattr(_cuda, name, getattr(memory, name))
+list(tload.stream(path, framework="dlpack", device="cuda:1"))  # leaves staging memory
+stream = tload.stream(path, framework=way, device="cuda:0", device_memory_limit="6 MiB")
+name, kept = next(stream)
+
+child = os.fork()
+if child == 0:
+    try:
+        for use in (lambda: next(stream), lambda: stream.report, stream.cancel):
+            try:
+                use()
+            except tload.InvalidRequestError as error:
+                assert "which fork made of it" in str(error), error
+            else:
+                raise AssertionError("no error")
+        stream.close()
+        if way == "dlpack":
+            del use, stream, kept
+        gc.collect()
+        assert len(tload.load(path, framework="dlpack")) == 16, "a load of its own works"
+        try:
+            tload.load(path, framework="dlpack", device="cuda:0")
+        except tload.Error as error:
+            print(repr(error), error.hint, flush=True)
+            assert "fork" in str(error), error
+        else:
+            raise AssertionError("CUDA does not survive fork")
+        assert tload.release_staging() == 0, "it is the parent's"
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+    if way == "torch":
+        os._exit(0)  # the parent's memory is no longer the stub's to give back
+    sys.exit(0)  # through Python's own end, as multiprocessing does
+_, status = os.waitpid(child, 0)
+assert status == 0, status
+assert 1 + len(list(stream)) == 16
+assert stream.report.outcome == "complete"
+del stream, kept
+gc.collect()
+stub.settle()
+assert stub.count("violations") == 0, stub.violation()
+"""
+
+
+@pytest.mark.parametrize("way", ["dlpack", "torch"])
+def test_a_fork_leaves_the_parents_load_alone(way: str, megabytes: Path) -> None:
+    require("torch")
+    run(FORK, megabytes, require_stub(), way)

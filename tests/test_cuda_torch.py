@@ -1,0 +1,279 @@
+"""Loads into GPU memory that torch's allocator gives, played by CPU tensors that the driver takes for GPU memory."""
+
+from __future__ import annotations
+
+import gc
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from conftest import require
+from files import Content, tile, write_file
+from test_frameworks import only, shape_in_pairs
+from tload import _cuda, _torch
+
+if TYPE_CHECKING:
+    import gpu
+
+Every = tuple[Path, dict[str, Content]]
+Floats = tuple[Path, dict[str, Content]]
+MIB = 1 << 20
+
+
+@pytest.fixture
+def megabytes(tmp_path: Path) -> tuple[Path, dict[str, Content]]:
+    path = tmp_path / "large.safetensors"
+    tensors = {f"t{index:02}": Content("U8", (2 * MIB,), tile(index, 2 * MIB)) for index in range(16)}
+    write_file(path, tensors)
+    return path, tensors
+
+
+def raw(tensor: Any) -> bytes:
+    torch = require("torch")
+    return bytes(tensor.reshape(-1).view(torch.uint8).numpy())
+
+
+def test_every_dtype_that_torch_has_arrives_in_its_memory(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+    torch = require("torch")
+    path, tensors = every_dtype
+    names = only(tensors, set(_torch.DTYPES))
+    loaded = tload.load(path, names=names, device="cuda:1")
+    assert list(loaded) == names
+    for name in names:
+        tensor, content = loaded[name], tensors[name]
+        assert tensor.dtype == getattr(torch, _torch.DTYPES[content.dtype]), name
+        assert tuple(tensor.shape) == shape_in_pairs(content), name
+        assert tensor.is_contiguous()
+        assert tensor.is_leaf
+        if tensor.numel():
+            assert raw(tensor) == content.raw, name
+            assert torch_cuda.device_of(tensor) == "cuda:1", "of the allocator's memory"
+            assert tensor.data_ptr() % tensor.element_size() == 0
+    assert {ordinal for ordinal, _ in torch_cuda.allocated} == {1}
+    assert set(torch_cuda.streams_asked) == {1}
+    assert torch_cuda.stub.count("cuMemAllocAsync") + torch_cuda.stub.count("cuMemAlloc_v2") == 0, "no other memory"
+
+
+def test_torch_names_what_it_lacks_before_anything_is_allocated(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+    with pytest.raises(tload.UnsupportedError, match="F6_E2M3"):
+        tload.stream(every_dtype[0], device="cuda:0")
+    assert torch_cuda.allocated == []
+
+
+def test_memory_goes_back_to_torch_when_the_last_view_goes(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+    loaded = tload.load(floats[0], device="cuda:0")
+    view = loaded["layer.3.weight"][1][2:5]
+    wanted = view.clone()
+    del loaded
+    gc.collect()
+    assert torch_cuda.live() == 1
+    assert view.equal(wanted)
+    del view
+    gc.collect()
+    assert torch_cuda.live() == 0
+
+
+def test_two_devices_and_the_cpu_at_once(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+    torch = require("torch")
+    rules = {"layer.1.*": torch.device("cuda", 0), "layer.2.*": "cpu"}
+    loaded = tload.load(floats[0], device="cuda:1", device_map=rules)
+    places = {"layer.1.weight": "cuda:0", "layer.2.weight": "cpu"}
+    for name, tensor in loaded.items():
+        assert torch_cuda.device_of(tensor) == places.get(name, "cuda:1")
+        assert raw(tensor) == floats[1][name].raw
+
+
+def test_cuda_alone_is_torchs_current_device(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+    torch_cuda.device = 1
+    for keywords in ({"device": "cuda"}, {"device_map": {"*": "cuda"}}):
+        loaded = tload.load(floats[0], **keywords)
+        assert {torch_cuda.device_of(tensor) for tensor in loaded.values()} == {"cuda:1"}
+    loaded_by_dlpack = tload.load(floats[0], framework="dlpack", device="cuda")
+    assert {tensor.device for tensor in loaded_by_dlpack.values()} == {"cuda:0"}
+
+
+def test_memory_is_asked_for_on_the_callers_thread_and_within_the_limit(
+    torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    empty = torch_cuda.empty
+
+    def noting(*arguments: Any) -> Any:
+        threads.add(threading.current_thread())
+        return empty(*arguments)
+
+    monkeypatch.setattr(_cuda, "empty", noting)
+    path, tensors = megabytes
+    stream = tload.stream(path, device="cuda:0", device_memory_limit="6 MiB")
+    assert len(torch_cuda.allocated) == 3
+    for name, tensor in stream:
+        assert raw(tensor) == tensors[name].raw
+        del tensor
+        assert torch_cuda.live() <= 4
+    assert threads == {threading.current_thread()}
+    assert stream.report.devices[0].memory_peak == 6 * MIB
+
+
+def test_what_torch_could_give_bounds_the_load(
+    torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    torch_cuda.free = MIB
+    with pytest.raises(tload.OutOfMemoryError, match="cuda:0"):
+        tload.stream(megabytes[0], device="cuda:0")
+    assert torch_cuda.allocated == []
+    torch_cuda.free = 7 * MIB
+    stream = tload.stream(megabytes[0], device="cuda:0")
+    assert len(torch_cuda.allocated) == 2
+    stream.close()
+
+
+@pytest.mark.parametrize("at", [0, 1, 7])
+def test_torch_runs_out_of_memory(
+    at: int, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    torch = require("torch")
+    torch_cuda.fails_at[at] = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+    path, tensors = megabytes
+    kept = {}
+    with pytest.raises(MemoryError) as caught:  # noqa: PT012
+        for name, tensor in tload.stream(path, device="cuda:0", device_memory_limit="4 MiB"):
+            kept[name] = tensor  # noqa: PERF403  # what came before the error counts
+    error = caught.value
+    assert isinstance(error, tload.OutOfMemoryError)
+    assert re.search(r"cuda:0 has no room for 2\.0 MiB \(2097152 bytes\): .* are free", str(error))
+    assert "Tried to allocate 2.00 MiB" in str(error)
+    assert error.tensor in tensors
+    assert error.__cause__ is not None
+    assert isinstance(error.__cause__.__cause__, torch.cuda.OutOfMemoryError)
+    assert len(kept) < len(tensors)
+    for name, tensor in kept.items():
+        assert raw(tensor) == tensors[name].raw, "what was handed out stays good"
+
+
+@pytest.mark.parametrize("at", [0, 7])
+def test_whatever_else_torch_raises_is_told(
+    at: int, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    original = RuntimeError("CUDA error: an illegal memory access was encountered")
+    torch_cuda.fails_at[at] = original
+    with pytest.raises(tload.DeviceError, match="illegal memory access") as caught:
+        list(tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB"))
+    assert caught.value.__cause__ is original
+
+
+@pytest.mark.parametrize("at", [0, 7])
+@pytest.mark.parametrize("order", [KeyboardInterrupt, SystemExit])
+def test_an_order_to_stop_is_not_lost(
+    at: int, order: type[BaseException], torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    torch_cuda.fails_at[at] = order("now")
+    seen: list[str] = []
+    with pytest.raises(order, match="now"):  # noqa: PT012
+        for name, _ in tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB"):
+            seen.append(name)
+    assert len(torch_cuda.allocated) == at
+    # Two before the first tensor, one more with each: the tensor that came with the order is not handed out.
+    assert len(seen) == max(at - 2, 0)
+
+
+@pytest.mark.parametrize("way", ["close", "cancel", "drop"])
+def test_a_consumer_that_leaves_half_way(
+    way: str, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
+) -> None:
+    torch_cuda.stub.set("copy_delay_us", 2000)
+    stream = tload.stream(megabytes[0], device="cuda:0", device_memory_limit="6 MiB")
+    name, kept = next(stream)
+    if way == "close":
+        stream.close()
+    elif way == "cancel":
+        stream.cancel()
+        with pytest.raises(tload.CancelledError):
+            list(stream)
+    del stream
+    gc.collect()
+    torch_cuda.stub.settle()
+    assert raw(kept) == megabytes[1][name].raw
+    assert torch_cuda.live() == 1
+
+
+@pytest.mark.parametrize("way", ["close", "cancel"])
+def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
+    way: str,
+    torch_cuda: gpu.TorchCuda,
+    megabytes: tuple[Path, dict[str, Content]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    empty = torch_cuda.empty
+    refused: list[Any] = []
+
+    def interrupted(*arguments: Any) -> Any:
+        if len(torch_cuda.allocated) == 5:
+            for use in (lambda: stream.report, lambda: stream.progress, lambda: stream._raw.receive(None)):
+                with pytest.raises(tload.InvalidRequestError, match="while it asks for GPU memory"):
+                    use()
+                refused.append(use)
+            getattr(stream, way)()
+        return empty(*arguments)
+
+    stream = tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB")
+    monkeypatch.setattr(_cuda, "empty", interrupted)
+    seen: list[str] = []
+    with pytest.raises(tload.CancelledError):
+        seen.extend(name for name, _ in stream)
+    assert len(refused) == 3
+    assert stream.report.outcome == "cancelled"
+
+
+def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
+    # No stream is there: that the driver refuses it shows that it was asked.
+    torch_cuda.stream = 0xDEAD0
+    with pytest.raises(tload.DeviceError, match="cuda:1"):
+        tload.load(floats[0], device="cuda:1")
+    assert torch_cuda.streams_asked == [1]
+
+
+def test_torch_without_cuda_says_so_before_anything_is_read(
+    cuda: gpu.Stub, floats: Floats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = require("torch")
+    if torch.cuda.is_available():
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    for keywords in ({"device": "cuda"}, {"device": "cuda:0"}, {"device_map": {"layer.3.*": "cuda:1"}}):
+        with pytest.raises(tload.UnsupportedError, match="finds no CUDA GPU") as caught:
+            tload.stream(floats[0], **keywords)
+        assert caught.value.hint is not None
+        assert 'framework="dlpack"' in caught.value.hint
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    with pytest.raises(tload.UnsupportedError, match="is built without CUDA"):
+        tload.stream(floats[0], device="cuda:0")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(tload.UnsupportedError, match="is built for ROCm"):
+        tload.stream(floats[0], device="cuda:0")
+    assert cuda.count("cuInit") == 0
+    assert len(tload.load(floats[0], names="layer.2.weight")) == 1, "the CPU needs none of it"
+
+
+def test_what_is_asked_of_torch_is_there() -> None:
+    torch = require("torch")
+    for name in ("current_device", "current_stream", "mem_get_info", "memory_reserved", "memory_allocated"):
+        assert callable(getattr(torch.cuda, name))
+    assert issubclass(torch.cuda.OutOfMemoryError, Exception)
+    assert _cuda.device_of(torch.zeros(1)) == "cpu"
+    assert (_cuda.ordinal_of("cpu"), _cuda.ordinal_of("cuda:11"), _cuda.ordinal_of("meta")) == (None, 11, None)
+
+
+def test_neighbours_do_not_share_autograds_count_of_changes(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
+    torch = require("torch")
+    path = tmp_path / "small.safetensors"
+    write_file(path, {name: Content("F32", (64,), tile(1, 256)) for name in ("a", "b")})
+    loaded = tload.load(path, device=0)
+    assert len(torch_cuda.allocated) == 1, "one region"
+    with torch.no_grad():
+        loaded["a"].add_(1)
+    assert loaded["b"]._version == 0
+    assert not loaded["b"]._is_view()

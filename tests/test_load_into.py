@@ -1,0 +1,364 @@
+"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or everything left as it was."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tload
+from conftest import require
+from files import Content, tile, write_file
+from test_frameworks import only, shape_in_pairs
+from tload import _numpy, _torch
+
+Every = tuple[Path, dict[str, Content]]
+Floats = tuple[Path, dict[str, Content]]
+MIB = 1 << 20
+
+
+def raw(tensor: Any) -> bytes:
+    torch = require("torch")
+    return bytes(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def empty_for(content: Content) -> Any:
+    torch = require("torch")
+    return torch.empty(shape_in_pairs(content), dtype=getattr(torch, _torch.DTYPES[content.dtype]))
+
+
+def save(path: Path, tensors: dict[str, Any]) -> Path:
+    """Write torch tensors."""
+    torch = require("torch")
+    names = {getattr(torch, its): ours for ours, its in _torch.DTYPES.items()}
+    write_file(path, {n: Content(names[t.dtype], tuple(t.shape), raw(t)) for n, t in tensors.items()})
+    return path
+
+
+def test_every_dtype_goes_straight_into_a_tensor(every_dtype: Every) -> None:
+    path, tensors = every_dtype
+    names = only(tensors, set(_torch.DTYPES))
+    target = {name: empty_for(tensors[name]) for name in names}
+    addresses = {name: tensor.data_ptr() for name, tensor in target.items()}
+    report = tload.load_into(target, path, names=names)
+    for name, tensor in target.items():
+        assert raw(tensor) == tensors[name].raw, name
+        assert tensor.data_ptr() == addresses[name]
+    assert report.outcome == "complete"
+    assert report.tensors == len(names)
+    assert report.staging is not None
+    assert report.devices == ()
+
+
+def test_every_dtype_goes_straight_into_an_array(every_dtype: Every) -> None:
+    np = require("numpy")
+    ml_dtypes = require("ml_dtypes")
+    path, tensors = every_dtype
+    names = only(tensors, {*_numpy.DTYPES, *_numpy.ML_DTYPES})
+    dtypes = _numpy.DTYPES | {ours: getattr(ml_dtypes, its) for ours, its in _numpy.ML_DTYPES.items()}
+    target = {name: np.zeros(tensors[name].shape, dtypes[tensors[name].dtype]) for name in names}
+    report = tload.load_into(target, path, names=names)
+    for name, array in target.items():
+        assert array.tobytes() == tensors[name].raw, name
+    assert report.tensors == len(names)
+
+
+@pytest.mark.parametrize("engine", ["auto", "pread"])
+def test_a_module_with_many_files(engine: Any, tmp_path: Path) -> None:
+    torch = require("torch")
+    torch.manual_seed(0)
+
+    def build() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(300, 700), torch.nn.BatchNorm1d(700), torch.nn.Linear(700, 3, dtype=torch.bfloat16)
+        )
+
+    saved = build()
+    saved[1].running_mean.normal_()
+    state = saved.state_dict()
+    half = len(state) // 2
+    paths = [
+        save(tmp_path / f"{index}.safetensors", dict(part))
+        for index, part in enumerate((list(state.items())[:half], list(state.items())[half:]))
+    ]
+    model = build()
+    parameters = dict(model.named_parameters())
+    calls: list[tload.Progress] = []
+    report = tload.load_into(model, paths, engine=engine, memory_limit="8 MiB", progress=calls.append)
+    assert calls[-1].fraction == 1.0
+    assert report.memory_limit <= 8 * MIB
+    assert dict(model.named_parameters()) == parameters, "the same objects"
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    assert all(parameter.requires_grad and parameter.grad_fn is None for parameter in model.parameters())
+
+
+def test_other_dtypes_and_strides_are_copied(tmp_path: Path) -> None:
+    torch = require("torch")
+    np = require("numpy")
+    values = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    path = save(tmp_path / "a.safetensors", dict.fromkeys("abcdefg", values))
+    base = torch.zeros(8, 12)
+    target = {
+        "a": torch.zeros(4, 6, dtype=torch.bfloat16),
+        "b": torch.zeros(6, 4).t(),
+        "c": base[::2, ::2],
+        "d": torch.nn.Parameter(torch.zeros(4, 6, dtype=torch.float64)),
+        "e": np.zeros((4, 6), np.int16),
+        "f": np.zeros((6, 4), np.float32).T,
+        "g": np.zeros((4, 6), ">f4"),
+    }
+    tload.load_into(target, path, cast=True)
+    for name in "abcd":
+        assert torch.equal(target[name].detach().float(), values), name
+    for name in "efg":
+        assert (np.asarray(target[name], np.float32) == values.numpy()).all(), name
+    assert base.sum() == values.sum(), "nothing beside the view"
+
+
+def test_strides_alone_need_no_cast(tmp_path: Path) -> None:
+    torch = require("torch")
+    values = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    path = save(tmp_path / "a.safetensors", {"a": values})
+    target = {"a": torch.zeros(6, 4).t()}
+    tload.load_into(target, path)
+    assert torch.equal(target["a"], values)
+
+
+@pytest.mark.parametrize("saved", [("one",), ("two",), ("one", "two")])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_tied_parameters_are_filled_whichever_was_saved(saved: tuple[str, ...], dtype: str, tmp_path: Path) -> None:
+    torch = require("torch")
+    values = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    path = save(tmp_path / "a.safetensors", {f"{name}.weight": values for name in saved})
+    model = torch.nn.Module()
+    model.one = torch.nn.Linear(4, 3, bias=False, dtype=getattr(torch, dtype))
+    model.two = torch.nn.Linear(4, 3, bias=False)
+    model.two.weight = model.one.weight
+    report = tload.load_into(model, path, cast=dtype != "float32")
+    assert torch.equal(model.two.weight.float(), values)
+    assert model.one.weight is model.two.weight
+    assert report.tensors == 1
+
+
+def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {name: torch.ones(2, 3) for name in ("fits", "shape", "dtype", "extra")})
+    target = {
+        "fits": torch.zeros(2, 3),
+        "shape": torch.zeros(3, 2),
+        "dtype": torch.zeros(2, 3, dtype=torch.float16),
+        "missing": torch.zeros(1),
+    }
+    with pytest.raises(ValueError, match="do not fit") as caught:
+        tload.load_into(target, path)
+    assert isinstance(caught.value, tload.InvalidRequestError)
+    for text in (
+        '1 missing in the checkpoint: "missing"',
+        '1 of the checkpoint unexpected: "extra"',
+        '"shape" has shape [2, 3] in the checkpoint, [3, 2] here',
+        '"dtype" is F32 in the checkpoint, F16 here',
+    ):
+        assert text in str(caught.value)
+    assert all(not tensor.any() for tensor in target.values())
+    assert caught.value.hint is not None
+    assert "cast" in caught.value.hint
+
+
+def test_without_strict_what_both_have_is_loaded(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"a": torch.ones(2), "b": torch.ones(2)})
+    target = {"b": torch.zeros(2), "c": torch.zeros(2)}
+    report = tload.load_into(target, path, strict=False)
+    assert (target["b"].tolist(), target["c"].tolist()) == ([1, 1], [0, 0])
+    assert report.tensors == 1
+    assert tload.load_into({"x": torch.zeros(2)}, path, strict=False).tensors == 0
+    assert tload.load_into({}, path, strict=False).tensors == 0
+    with pytest.raises(tload.InvalidRequestError, match="2 of the checkpoint unexpected"):
+        tload.load_into({}, path)
+
+
+def test_a_selection_leaves_other_targets_alone(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"a": torch.ones(2), "b": torch.ones(2)})
+    target = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    tload.load_into(target, path, glob="a*", strict=False)
+    assert (target["a"].tolist(), target["b"].tolist()) == ([1, 1], [0, 0])
+    with pytest.raises(tload.NoSuchTensorError, match="nope"):
+        tload.load_into(target, path, names="nope", strict=False)
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_what_nothing_can_be_loaded_into_is_named(tmp_path: Path) -> None:
+    torch = require("torch")
+    np = require("numpy")
+    path = save(tmp_path / "a.safetensors", {"good": torch.ones(2)})
+    read_only = np.zeros(2, np.float32)
+    read_only.flags.writeable = False
+    target = {
+        "good": torch.zeros(2),
+        "meta": torch.zeros(2, device="meta"),
+        "sparse": torch.eye(2).to_sparse(),
+        "quantized": torch.quantize_per_tensor(torch.zeros(2), 1.0, 0, torch.quint8),
+        "expanded": torch.zeros(1).expand(2),
+        "array": read_only,
+        "broadcast": np.lib.stride_tricks.as_strided(np.zeros(1, np.float32), (2,), (0,)),
+        "list": [0.0, 0.0],
+    }
+    with pytest.raises(tload.InvalidRequestError) as caught:
+        tload.load_into(target, path)
+    for text in (
+        "'meta' is on the meta device",
+        "'sparse' is sparse (sparse_coo)",
+        "'quantized' is quantized",
+        "'expanded' has several elements at one place",
+        "'array' is read-only",
+        "'broadcast' has several elements at one place",
+        "'list' is no tensor or array but a list",
+    ):
+        assert text in str(caught.value), text
+    assert "'good'" not in str(caught.value)
+    assert target["good"].tolist() == [0, 0]
+    with torch.device("meta"):
+        module = torch.nn.Linear(2, 2)
+    with pytest.raises(tload.InvalidRequestError, match=r"'weight' is on the meta device.*'bias' is on the meta"):
+        tload.load_into(module, path)
+
+
+def test_a_mistaken_call(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"a": torch.ones(2)})
+    wrong: Any
+    for wrong in ([torch.zeros(2)], torch.zeros(2), None):
+        with pytest.raises(TypeError, match=r"target: wanted a torch\.nn\.Module or a mapping of names, found"):
+            tload.load_into(wrong, path)
+    wrong = {3: torch.zeros(2)}
+    with pytest.raises(TypeError, match=r"target: wanted names \(str\) as keys, found int"):
+        tload.load_into(wrong, path)
+    with pytest.raises(TypeError, match=r"load_into\(\) got an unexpected keyword argument 'device'"):
+        tload.load_into({}, path, device="cpu")  # type: ignore[call-arg]
+    shared = torch.zeros(4)
+    with pytest.raises(tload.InvalidRequestError, match="share some of their memory"):
+        tload.load_into({"a": shared[:2], "b": shared[1:3]}, path, strict=False)
+
+
+def test_what_torch_lacks_is_said_before_a_byte_is_written(every_dtype: Every) -> None:
+    torch = require("torch")
+    path, tensors = every_dtype
+    name = "F6_E2M3.1"
+    target = {"F32.4": torch.zeros(7), name: torch.zeros(tensors[name].shape)}
+    with pytest.raises(tload.UnsupportedError, match="F6_E2M3"):
+        tload.load_into(target, path, strict=False, cast=True)
+    assert not target["F32.4"].any()
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
+def test_what_is_raised_meanwhile_ends_the_load(kind: type[BaseException], tmp_path: Path) -> None:
+    np = require("numpy")
+    path = tmp_path / "a.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)})
+    target = {f"t{index}": np.zeros(MIB, np.uint8) for index in range(32)}
+
+    def stop(_: tload.Progress) -> None:
+        raise kind("stop")
+
+    before = set(threading.enumerate())
+    lanes = _lanes()
+    with pytest.raises(kind, match="stop"):
+        tload.load_into(target, path, progress=stop, depth=1)
+    gc.collect()
+    assert set(threading.enumerate()) == before
+    assert _lanes() == lanes, "no thread of the load is left"
+
+
+def _lanes() -> list[str]:
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return sorted(name for name in names if name.startswith("tload"))
+
+
+def test_what_is_not_selected_needs_no_memory(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"a.weight": torch.ones(2), "b.weight": torch.ones(2)})
+    target = {"a.weight": torch.zeros(2), "b.weight": torch.zeros(2, device="meta"), "c": [1]}
+    tload.load_into(target, path, glob="a.*", strict=False)
+    assert target["a.weight"].tolist() == [1, 1]
+    with pytest.raises(tload.InvalidRequestError, match=r"'b\.weight' is on the meta device"):
+        tload.load_into(target, path, strict=False)
+
+
+def test_extra_state_of_modules_is_no_tensor_and_no_fault(tmp_path: Path) -> None:
+    torch = require("torch")
+
+    class Extra(torch.nn.Linear):  # type: ignore[name-defined, misc]
+        def get_extra_state(self) -> dict[str, int]:
+            return {"scale": 1}
+
+    module = Extra(2, 1, bias=False)
+    path = save(tmp_path / "a.safetensors", {"weight": torch.full((1, 2), 3.0)})
+    tload.load_into(module, path)
+    assert module.weight.tolist() == [[3, 3]]
+
+
+def test_elements_that_share_memory_without_a_stride_of_zero_are_refused(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"window": torch.ones(4, 4), "turned": torch.ones(3, 2)})
+    window = {"window": torch.zeros(10).as_strided((4, 4), (1, 1)), "turned": torch.zeros(2, 3).T}
+    with pytest.raises(tload.InvalidRequestError, match="'window' has several elements at one place") as caught:
+        tload.load_into(window, path)
+    assert "turned" not in str(caught.value)
+
+
+def test_a_lazy_parameter_is_named(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})
+    with pytest.raises(tload.InvalidRequestError, match="'weight' is not initialised yet"):
+        tload.load_into(torch.nn.LazyLinear(2, bias=False), path)
+
+
+def test_a_tensor_without_memory_of_its_own_is_named(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})
+
+    class Wrapper(torch.Tensor):  # type: ignore[name-defined, misc]
+        @staticmethod
+        def __new__(cls: Any, inner: Any) -> Any:
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            raise NotImplementedError(str(func))
+
+    with pytest.raises(tload.InvalidRequestError, match="'weight' is a Wrapper without memory of its own"):
+        tload.load_into({"weight": Wrapper(torch.zeros(2, 2))}, path)
+
+
+def test_inference_tensors_are_converted_too(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = save(tmp_path / "a.safetensors", {"weight": torch.ones(2, 2)})
+    with torch.inference_mode():
+        target = {"weight": torch.zeros(2, 2, dtype=torch.float64)}
+    tload.load_into(target, path, cast=True)
+    assert target["weight"].tolist() == [[1, 1], [1, 1]]
+
+
+def test_four_bit_floats_are_not_converted(tmp_path: Path) -> None:
+    torch = require("torch")
+    path = tmp_path / "a.safetensors"
+    write_file(path, {"other": Content("F32", (1,), bytes(4)), "packed": Content("F4", (2, 8), bytes(8))})
+    target = {"other": torch.ones(1), "packed": torch.ones(2, 8)}
+    with pytest.raises(tload.UnsupportedError, match="4-bit"):
+        tload.load_into(target, path, cast=True)
+    assert target["other"].tolist() == [1], "nothing was written"
+
+
+def test_autograd_hears_of_what_was_written_behind_its_back(tmp_path: Path) -> None:
+    torch = require("torch")
+    module = torch.nn.Linear(2, 1, bias=False)
+    path = save(tmp_path / "a.safetensors", {"weight": torch.ones(1, 2)})
+    loss = (module.weight * module.weight).sum()
+    tload.load_into(module, path)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
