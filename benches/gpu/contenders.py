@@ -1,0 +1,172 @@
+"""Who is measured, and one run of one of them: a process of its own that ends in time, whatever it does.
+
+Importing torch takes longer than most loads, so runs are forked from a server that has imported it and has not touched CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+LOADERS = Path(__file__).parent / "loaders"
+#: No run takes longer, seconds.
+RUN_SECONDS_MAX = 60.0
+#: With less time than this a run is not begun: a CUDA context alone may take a second or two.
+RUN_SECONDS_MIN = 4.0
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    script: str
+    options: dict[str, Any] = field(default_factory=dict)
+    #: The folder under `--site` that its package was installed into; none for what the interpreter has.
+    site: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_ours(self) -> bool:
+        return self.site == "tload"
+
+    @property
+    def is_ceiling(self) -> bool:
+        return self.script.startswith("ceiling")
+
+
+def tload(name: str, **options: Any) -> Contender:
+    return Contender(name, "load_tload.py", options, "tload")
+
+
+COPY_CEILING = Contender("ceiling: pinned copies", "ceiling_copy.py")
+READ_CEILING = Contender("ceiling: raw reads", "ceiling_read.py")
+LANES = [tload("tload, defaults"), *(tload(f"tload, {lanes} lanes", lanes=lanes) for lanes in (2, 4, 8))]
+PEERS = [
+    Contender("safetensors prefetch", "load_prefetch.py", site="prefetch"),
+    Contender("InstantTensor", "load_instanttensor.py", site="instanttensor"),
+    Contender("fastsafetensors, nogds", "load_fastsafetensors.py", site="fastsafetensors"),
+    Contender("Run:ai + .to()", "load_runai.py", site="runai", environment={"RUNAI_STREAMER_CONCURRENCY": "16"}),
+    Contender("safetensors load_file", "load_safetensors.py"),
+]
+#: Reads through the page cache; the default reads past it whatever it holds.
+BUFFERED = tload("tload, 4 lanes, buffered", lanes=4, cache="buffered")
+TUNING = [
+    tload("tload, uring, 4 lanes", engine="uring", lanes=4),
+    tload("tload, pread, 4 lanes", engine="pread", lanes=4),
+    tload("tload, extents of 1 MiB, 4 lanes", extent_bytes="1 MiB", lanes=4),
+    tload("tload, extents of 16 MiB, 4 lanes", extent_bytes="16 MiB", lanes=4),
+    tload("tload, memory of 2 GiB, 4 lanes", memory_limit="2 GiB", lanes=4),
+    tload("tload, dlpack, 4 lanes", framework="dlpack", lanes=4),
+]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where all runs happen."""
+
+    device: str
+    #: Holds a folder for each installed package; none: the interpreter's own.
+    site: Path | None
+    #: Loads after the first in each process.
+    again: int
+    #: Bytes of each copy of the ceiling.
+    copy_bytes: int
+    #: How processes begin: `"forkserver"`, or `"spawn"`, which imports torch anew for each.
+    start: str = "forkserver"
+
+    @property
+    def processes(self) -> Any:
+        return multiprocessing.get_context(self.start)
+
+
+def start_server(setting: Setting) -> None:
+    """Import torch where runs are forked from. The first run waits for it otherwise."""
+    if setting.start != "forkserver":
+        return
+    setting.processes.set_forkserver_preload(["torch"])
+    process = setting.processes.Process(target=_nothing)
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    pass
+
+
+def paths_of(contender: Contender, setting: Setting) -> list[str]:
+    """Where the packages of this contender are, beside the interpreter's own."""
+    return [str(setting.site / contender.site)] if contender.site and setting.site else []
+
+
+def environment_of(contender: Contender, setting: Setting) -> dict[str, str]:
+    """For a program that is started rather than forked."""
+    paths = [*paths_of(contender, setting), os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def missing(contender: Contender, setting: Setting) -> str | None:
+    """Why this contender cannot run at all, if so."""
+    if contender.site is None or (setting.site is None and contender.is_ours):
+        return None
+    if setting.site is None or not (setting.site / contender.site).is_dir():
+        return "its wheel was not given, or cannot be imported"
+    return None
+
+
+def _become(
+    script: Path, arguments: list[str], paths: list[str], environment: dict[str, str], out: Path, errors: Path
+) -> None:
+    """In the forked process: be the program that the loader is."""
+    for path, number in ((out, 1), (errors, 2)):
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.update(environment)
+    sys.path[:0] = [str(script.parent), *paths]
+    sys.argv = [str(script), *arguments]
+    warnings.simplefilter("ignore")
+    runpy.run_path(str(script), run_name="__main__")
+    sys.stdout.flush()
+    # Without the interpreter's end: some peers hang or crash there, and the result is out.
+    os._exit(0)
+
+
+def run(
+    contender: Contender, folder: Path, state: str, setting: Setting, seconds: float, *, memory: bool, patience: float
+) -> dict[str, Any]:
+    """What the loader printed; or `error`, in a few words. Takes `seconds` at most, and begins no third load after `patience`."""
+    options = contender.options | ({"bytes": setting.copy_bytes} if contender == COPY_CEILING else {})
+    arguments = [str(folder), "--device", setting.device, "--state", state, "--again", str(setting.again)]
+    arguments += ["--options", json.dumps(options), *(["--memory"] if memory else [])]
+    arguments += ["--patience", str(patience)]
+    with tempfile.TemporaryDirectory(prefix="tload-gpu-run-") as scratch:
+        out, errors = Path(scratch) / "out", Path(scratch) / "errors"
+        script, paths = LOADERS / contender.script, paths_of(contender, setting)
+        began = time.monotonic()
+        become = (script, arguments, paths, contender.environment, out, errors)
+        process = setting.processes.Process(target=_become, args=become)
+        process.start()
+        process.join(seconds)
+        ended = process.exitcode is not None
+        if not ended:
+            process.kill()
+            process.join()
+        wall = {"wall_seconds": time.monotonic() - began}
+        told, complaints = (path.read_text(errors="replace") if path.exists() else "" for path in (out, errors))
+    if not ended:
+        return {"error": f"did not end within {seconds:.0f} s", "stderr": complaints[-4000:], **wall}
+    if process.exitcode != 0:
+        said = complaints.strip().splitlines() or [f"status {process.exitcode}"]
+        return {"error": said[-1][:300], "stderr": complaints[-4000:], **wall}
+    try:
+        return json.loads(told.strip().splitlines()[-1]) | wall
+    except (IndexError, ValueError):
+        return {"error": f"printed no result: {told[-200:]!r}", "stderr": complaints[-4000:], **wall}

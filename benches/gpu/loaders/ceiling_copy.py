@@ -1,0 +1,37 @@
+"""The ceiling of the bus: one large pinned tensor to the device, again and again, with nothing else going on.
+
+Option: `bytes` of the tensor, 2 GiB by default; the folder is only there to be ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+
+import timed
+import torch
+
+COPIES = 8
+
+
+def main() -> None:
+    args = timed.arguments()
+    timed.warm_context(args.device)
+    nbytes = int(args.options.get("bytes", 2 << 30))
+    host = torch.empty(nbytes, dtype=torch.uint8, pin_memory=args.device != "cpu")
+    host.fill_(1)
+    there = torch.empty_like(host, device=args.device, pin_memory=False)
+    samples = []
+    for _ in range(2 + args.again):
+        timed.wait(args.device)
+        cpu, start = timed.cpu_seconds(), time.perf_counter()
+        for _ in range(COPIES):
+            there.copy_(host, non_blocking=True)
+        timed.wait(args.device)
+        seconds, cpu = time.perf_counter() - start, timed.cpu_seconds() - cpu
+        samples.append({"kind": "again", "seconds": seconds, "cpu_seconds": cpu, "bytes": COPIES * nbytes})
+    # The first warms up the clocks of the bus.
+    print(json.dumps({"samples": samples[1:]}))
+
+
+main()

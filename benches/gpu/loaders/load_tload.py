@@ -1,0 +1,19 @@
+"""tload: `tload.stream` into torch's memory on the device, everything kept. Options are those of `tload.stream`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import timed
+
+import tload
+
+
+def load(files: list[Path], device: str, options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    stream = tload.stream(files[0].parent, device=device, **options)
+    tensors = dict(stream)
+    return tensors, {"report": stream.report.to_dict()}
+
+
+timed.run(load)

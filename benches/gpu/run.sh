@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# Checks and measures loads to a GPU with one command, in less than nine minutes, fetching nothing.
+#
+#     benches/gpu/run.sh WHEELS [OUT] [option of measure.py]…
+#
+# WHEELS is a folder of wheels for this machine's Python: tload's own, and those of the peers that are to be measured
+# (instanttensor, fastsafetensors, runai_model_streamer, safetensors 0.9 or newer). A peer without one is skipped, loudly. OUT is
+# where the results go: $OUT, or ./gpu-results. PYTHON names an interpreter that has torch and safetensors; SECONDS_MAX is the time
+# for everything. Checkpoints are made in /dev/shm (25 GiB; where a container's is smaller, in another tmpfs or else in the page cache
+# of --disk, which is said) and on --disk (/var/tmp; 25 GiB more). `--dry-run` tries it all on a machine without a GPU, and measures nothing.
+set -euo pipefail
+
+usage() {
+    sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "$0"
+}
+
+case "${1:-}" in
+'' | -h | --help)
+    usage
+    exit "$([ $# -gt 0 ] && echo 0 || echo 2)"
+    ;;
+esac
+
+wheels=$1
+shift
+out=${OUT:-gpu-results}
+if [ $# -gt 0 ] && [[ $1 != -* ]]; then
+    out=$1
+    shift
+fi
+python=${PYTHON:-python3}
+seconds_max=${SECONDS_MAX:-525}
+here=$(cd "$(dirname "$0")" && pwd)
+device=cuda:0
+for argument in "$@"; do
+    if [ "$argument" = --dry-run ]; then device=cpu; fi
+done
+
+mkdir -p "$out"
+site=$(mktemp -d -t tload-gpu-site-XXXXXX)
+trap 'rm -rf "$site"' EXIT
+
+# install NAME MODULE WHEEL…: into a folder of its own, so that no package changes what another finds.
+install() {
+    local name=$1 module=$2
+    shift 2
+    if [ ! -e "$1" ]; then
+        echo "SKIPPED: $name: $wheels has no wheel of it" >&2
+        return 1
+    fi
+    if ! "$python" -m pip install --quiet --no-index --no-deps --disable-pip-version-check --root-user-action ignore \
+        --target "$site/$name" "$@" >&2; then
+        echo "SKIPPED: $name: its wheel cannot be installed" >&2
+        rm -rf "${site:?}/$name"
+        return 1
+    fi
+    if ! PYTHONPATH=$site/$name timeout 60 "$python" -W ignore -c "import torch, $module" >&2; then
+        echo "SKIPPED: $name: it cannot be imported" >&2
+        rm -rf "${site:?}/$name"
+        return 1
+    fi
+}
+
+install tload tload "$wheels"/tload-*.whl || exit 1
+install instanttensor instanttensor "$wheels"/instanttensor-*.whl || true
+install fastsafetensors fastsafetensors "$wheels"/fastsafetensors-*.whl || true
+install runai runai_model_streamer "$wheels"/runai_model_streamer-*.whl || true
+install prefetch 'safetensors; safetensors.safe_open.prefetch' "$wheels"/safetensors-*.whl || true
+echo "installed after $SECONDS s: $(ls "$site" | tr '\n' ' ')" >&2
+
+status=0
+PYTHONPATH=$site/tload timeout 150 "$python" -W ignore "$here/check.py" "$out" --device "$device" 2>&1 | tee "$out/check.txt" || status=1
+echo "checked after $SECONDS s" >&2
+
+left=$((seconds_max - SECONDS))
+timeout $((left + 15)) "$python" "$here/measure.py" "$out" --site "$site" --budget "$left" "$@" || status=1
+echo "$SECONDS s in all; results are in $out" >&2
+exit $status
