@@ -1,12 +1,14 @@
 //! For tests, ours and yours: contracts as suites, storage without a disk, checkpoints to read.
 //!
 //! Only with the feature `testing`. [`conformance`] says what every engine and every sink must do; [`sim`] is an engine over
-//! memory that is as unkind as storage can be; [`simulation`] runs a whole load on it; [`fixtures`] makes bytes and files.
+//! memory that is as unkind as storage can be; [`simulation`] runs a whole load on it; [`storage`] says how long
+//! reads would take on storage of any kind; [`fixtures`] makes bytes and files.
 
 pub mod conformance;
 pub mod fixtures;
 pub mod sim;
 pub mod simulation;
+pub mod storage;
 
 use crate::engine::Engine;
 use crate::error::Result;
@@ -28,6 +30,7 @@ pub fn run_lane<E: Engine, S: Sink>(
 ) -> Result<()> {
     let counters = Counters::default();
     let work = LaneWork {
+        index: 0,
         deliver: &|ready| ready.drain(..).for_each(deliver),
         counters: &counters,
     };
@@ -41,4 +44,13 @@ pub fn run_lane<E: Engine, S: Sink>(
 /// The tensor now belongs to the caller, as if a stream had handed it out: its bytes leave the budget.
 pub fn receive(tensor: &Tensor) {
     tensor.received();
+}
+
+/// How many tensors a header, without the length before it, describes in a file of `file_bytes` bytes.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::HeaderError> {
+    crate::format::parse(header, file_bytes).map(|header| header.tensors.len())
 }

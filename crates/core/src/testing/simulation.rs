@@ -164,6 +164,7 @@ impl Simulation {
             let (mut engine, mut sink) = (self.engine(config), sink.clone());
             std::thread::spawn(move || {
                 let work = LaneWork {
+                    index: 0,
                     deliver: &|ready| shared.push(ready),
                     counters: &counters,
                 };

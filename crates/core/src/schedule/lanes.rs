@@ -1,0 +1,221 @@
+//! How many lanes read a group. Pure.
+//!
+//! One lane waits for storage most of the time; another would only wait beside it. But copies from the page cache, the first touch of
+//! fresh memory and some file systems keep the thread of a lane busy inside the kernel. When that is so, a further lane is tried, and
+//! stays only if more comes: threads are not free, and what looks busy may be waiting for the same lock or the same memory.
+//!
+//! Worked example (windows of 20 ms): one lane was busy for 19 and 20 ms of two windows, in which 400 MB came. A second begins. In
+//! the next two windows 750 MB come, 1.9 times as many: it stays. A third brings 760 MB: it ends, and nothing more is tried.
+
+use std::time::Duration;
+
+/// How long lanes are watched before anything is concluded: at 10 GB/s some 50 extents.
+pub const WINDOW: Duration = Duration::from_millis(20);
+
+/// Windows in a row that must say the same.
+const WINDOWS: u32 = 2;
+
+/// A lane with less time left than this is what limits the load, percent.
+const BUSY_PERCENT: u32 = 85;
+
+/// What a further lane must bring to stay, percent.
+const GAIN_PERCENT: u64 = 10;
+
+/// The lanes of one group.
+#[derive(Clone, Debug)]
+pub struct LaneCount {
+    /// Lanes that read; those with a lower number.
+    wanted: usize,
+    most: usize,
+    /// The number of the lane that brought nothing.
+    ended: Option<usize>,
+    window: Window,
+    /// Busy windows in a row.
+    busy_windows: u32,
+    /// Bytes a second before the last lane began, and windows since then.
+    trial: Option<(u64, u32)>,
+    /// Bytes a second of the windows that count.
+    rate: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    since: Duration,
+    /// Bytes that had come when it began.
+    bytes: u64,
+    busy: Duration,
+    watched: Duration,
+}
+
+impl LaneCount {
+    /// So many lanes, whatever happens.
+    pub fn fixed(lanes: usize) -> Self {
+        Self::up_to(lanes, lanes)
+    }
+
+    /// `first` lanes to begin with, and others up to `most` while each brings more.
+    pub fn up_to(first: usize, most: usize) -> Self {
+        Self {
+            wanted: first,
+            most,
+            ended: None,
+            window: Window::default(),
+            busy_windows: 0,
+            trial: None,
+            rate: 0,
+        }
+    }
+
+    /// Lanes that should be reading now.
+    pub fn wanted(&self) -> usize {
+        self.wanted
+    }
+
+    /// Most lanes there can be.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether a lane should begin, or go on.
+    pub fn wants(&self, lane: usize) -> bool {
+        lane < self.wanted
+    }
+
+    /// Whether a lane that is not wanted may yet be.
+    pub fn may_want(&self, lane: usize) -> bool {
+        self.ended.is_none() && lane < self.most
+    }
+
+    /// A lane that was wanted could not begin: there will be no more.
+    pub fn failed(&mut self) {
+        self.trial = None;
+        self.wanted = self.wanted.saturating_sub(1).max(1);
+        self.ended = Some(self.wanted);
+    }
+
+    /// One lane's thread was busy for `busy` of the last `watched`; `bytes` have come over all lanes by `now`. Whether that changes
+    /// anything.
+    pub fn observe(
+        &mut self,
+        now: Duration,
+        busy: Duration,
+        watched: Duration,
+        bytes: u64,
+    ) -> bool {
+        if self.ended.is_some() || (self.wanted == self.most && self.trial.is_none()) {
+            return false;
+        }
+        self.window.busy += busy;
+        self.window.watched += watched;
+        let lanes = u32::try_from(self.wanted).unwrap_or(u32::MAX);
+        let elapsed = now.saturating_sub(self.window.since);
+        if elapsed < WINDOW || self.window.watched < WINDOW * lanes / 2 {
+            return false;
+        }
+        let window = self.window;
+        self.window = Window {
+            since: now,
+            bytes,
+            ..Window::default()
+        };
+        let came = u128::from(bytes.saturating_sub(window.bytes));
+        let rate = came * 1_000_000_000 / elapsed.as_nanos().max(1);
+        let rate = u64::try_from(rate).unwrap_or(u64::MAX);
+        let is_busy = window.busy * 100 >= window.watched * BUSY_PERCENT;
+        self.conclude(rate, is_busy)
+    }
+
+    fn conclude(&mut self, rate: u64, is_busy: bool) -> bool {
+        if let Some((before, windows)) = &mut self.trial {
+            *windows += 1;
+            // The first window has the start of the lane in it.
+            if *windows == 1 {
+                self.rate = 0;
+                return false;
+            }
+            self.rate = self.rate.max(rate);
+            if *windows <= WINDOWS {
+                return false;
+            }
+            let needed = *before / 100 * (100 + GAIN_PERCENT);
+            self.trial = None;
+            self.busy_windows = 0;
+            if self.rate < needed {
+                self.wanted -= 1;
+                self.ended = Some(self.wanted);
+                return true;
+            }
+            return false;
+        }
+        if !is_busy {
+            self.busy_windows = 0;
+            return false;
+        }
+        self.busy_windows += 1;
+        self.rate = if self.busy_windows == 1 {
+            rate
+        } else {
+            self.rate.max(rate)
+        };
+        if self.busy_windows < WINDOWS {
+            return false;
+        }
+        self.trial = Some((self.rate, 0));
+        self.wanted += 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1_000_000;
+
+    /// Runs `lanes` for `windows` windows; each lane is busy for `busy` percent, and `rate` says what comes, by lanes, in MB/s.
+    fn run(lanes: &mut LaneCount, windows: u32, busy: u32, rate: impl Fn(usize) -> u64) {
+        let (mut bytes, mut now) = (lanes.window.bytes, lanes.window.since);
+        for _ in 0..windows {
+            now += WINDOW;
+            bytes += rate(lanes.wanted()) * MB / 50;
+            for _ in 0..lanes.wanted() {
+                lanes.observe(now, WINDOW * busy / 100, WINDOW, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_lane_that_waits_for_storage_stays_alone() {
+        let mut lanes = LaneCount::up_to(1, 8);
+        run(&mut lanes, 100, 60, |_| 3000);
+        assert_eq!(lanes.wanted(), 1);
+    }
+
+    #[test]
+    fn busy_lanes_get_company_while_more_comes() {
+        let mut lanes = LaneCount::up_to(1, 8);
+        run(&mut lanes, 100, 97, |lanes| 9000 * lanes.min(3) as u64);
+        assert_eq!(lanes.wanted(), 3, "the fourth brought nothing and ended");
+        assert!(!lanes.wants(3) && !lanes.may_want(4));
+    }
+
+    #[test]
+    fn no_more_than_there_can_be_and_none_when_they_were_asked_for() {
+        let mut lanes = LaneCount::up_to(1, 2);
+        run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);
+        assert_eq!(lanes.wanted(), 2);
+        let mut lanes = LaneCount::fixed(1);
+        run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);
+        assert_eq!(lanes.wanted(), 1);
+    }
+
+    #[test]
+    fn one_busy_window_proves_nothing() {
+        let mut lanes = LaneCount::up_to(1, 2);
+        for _ in 0..20 {
+            run(&mut lanes, 1, 100, |_| 1000);
+            run(&mut lanes, 1, 50, |_| 1000);
+        }
+        assert_eq!(lanes.wanted(), 1);
+    }
+}

@@ -1,0 +1,155 @@
+//! What one limit brings: bytes per second over whole turns, and whether the limit was what held the load back.
+
+use std::time::Duration;
+
+use super::InFlight;
+
+/// A sample counts when the load was as deep as allowed for so much of it.
+const FULL_SHARE_MIN: f64 = 0.8;
+
+/// What a sample needs at the least.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    /// Reads: their latencies differ.
+    pub(super) reads: u32,
+    /// Hosts complete reads in batches, and throughput between windows of 20 ms varies by 10 to 15 % on a virtual disk.
+    pub(super) time: Duration,
+}
+
+/// A sample.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// Bytes per second.
+    pub(super) rate: f64,
+    /// Whether the limit held the load back. If not, the rate says nothing of it.
+    pub(super) counts: bool,
+    pub(super) took: Duration,
+}
+
+/// Measures from one sample to the next.
+#[derive(Debug)]
+pub(super) struct Meter {
+    needs: Needs,
+    /// Bytes per second; 0 if there is nothing to expect.
+    expected: f64,
+    last: Option<Duration>,
+    since: Duration,
+    /// In flight when last there was room for no more.
+    full: Option<InFlight>,
+    /// The same at any time before.
+    turn: InFlight,
+    full_for: Duration,
+    /// Bytes of reads that began under another limit.
+    skip: u64,
+    bytes: u64,
+    reads: u32,
+    /// Bytes at which the next whole turn ends.
+    turn_ends: u64,
+    /// Whole turns so far.
+    turns: u32,
+}
+
+impl Meter {
+    pub(super) fn new(needs: Needs) -> Self {
+        Self {
+            needs,
+            expected: 0.0,
+            last: None,
+            since: Duration::ZERO,
+            full: None,
+            turn: InFlight::default(),
+            full_for: Duration::ZERO,
+            skip: 0,
+            bytes: 0,
+            reads: 0,
+            turn_ends: 0,
+            turns: 0,
+        }
+    }
+
+    /// What is in flight when there is room for no more.
+    pub(super) fn turn(&self) -> InFlight {
+        self.turn
+    }
+
+    /// Starts a sample once reads of `skip` bytes have ended. At half of the `expected` rate it need not wait for a whole turn: a
+    /// deep queue in front of slow storage takes seconds for one.
+    pub(super) fn restart(&mut self, needs: Needs, skip: u64, expected: f64) {
+        self.needs = needs;
+        self.expected = expected;
+        self.skip = skip;
+        self.clear();
+    }
+
+    fn clear(&mut self) {
+        self.since = self.last.unwrap_or_default();
+        self.full_for = Duration::ZERO;
+        self.bytes = 0;
+        self.reads = 0;
+        self.turn_ends = 0;
+        self.turns = 0;
+    }
+
+    /// A read has begun. The first one starts the clock.
+    pub(super) fn began(&mut self, now: Duration) {
+        self.full = None;
+        if self.last.is_none() {
+            self.last = Some(now);
+            self.since = now;
+        }
+    }
+
+    /// There is room for no more.
+    pub(super) fn full(&mut self, in_flight: InFlight) {
+        self.full = Some(in_flight);
+        self.turn = in_flight;
+    }
+
+    /// A read has ended. A sample, if that completes one.
+    pub(super) fn ended(&mut self, window: usize, now: Duration) -> Option<Sample> {
+        let last = self.last.unwrap_or(now);
+        // Lanes ask for the time one after another, and tell it in any order.
+        let now = now.max(last);
+        if self.full.take().is_some() {
+            self.full_for += now.saturating_sub(last);
+        }
+        self.last = Some(now);
+        if self.skip > 0 {
+            self.skip = self.skip.saturating_sub(window as u64);
+            if self.skip == 0 {
+                self.clear();
+            }
+            return None;
+        }
+        self.bytes += window as u64;
+        self.reads += 1;
+        let took = now.saturating_sub(self.since);
+        let slow = self.expected * took.as_secs_f64() > 2.0 * float(self.turn.bytes);
+        if self.bytes < self.turn_ends && !slow {
+            return None;
+        }
+        if self.turn_ends > 0 {
+            self.turns += 1;
+        }
+        self.turn_ends += self.turn.bytes.max(1);
+        let enough = self.turns > 0 && self.reads >= self.needs.reads && took >= self.needs.time;
+        if !enough || took.is_zero() {
+            return None;
+        }
+        let sample = Sample {
+            rate: float(self.bytes) / took.as_secs_f64(),
+            counts: self.full_for.as_secs_f64() >= FULL_SHARE_MIN * took.as_secs_f64(),
+            took,
+        };
+        self.clear();
+        Some(sample)
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a sample has far fewer than 2^52 bytes, and nobody minds one of them"
+)]
+fn float(bytes: u64) -> f64 {
+    bytes as f64
+}

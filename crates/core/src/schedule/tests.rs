@@ -1,0 +1,295 @@
+//! Which extent comes next: once each, side by side, within limits.
+
+use std::convert::Infallible;
+
+use super::*;
+use crate::plan::{Layout, Wanted, build};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// `sources` files of four 2 MiB tensors each, read in 1 MiB extents.
+fn plan(sources: usize) -> Plan {
+    let wanted: Vec<_> = (0..sources)
+        .flat_map(|source| {
+            (0..4u64).map(move |tensor| Wanted {
+                source,
+                range: tensor * 2 * MIB..(tensor + 1) * 2 * MIB,
+                alignment: 1,
+                destination: 0,
+            })
+        })
+        .collect();
+    let layout = Layout {
+        extent_bytes: MIB,
+        alignment: 4 * KIB,
+        gap_bytes: 0,
+    };
+    build(
+        &wanted,
+        &vec![layout; sources],
+        &[crate::plan::Arrangement::InPlace],
+    )
+}
+
+fn take(schedule: &mut Schedule, plan: &Plan, memory: bool) -> Next {
+    schedule
+        .next(0, Duration::ZERO, plan, |_| Ok::<_, Infallible>(memory))
+        .expect("infallible")
+}
+
+fn drain(schedule: &mut Schedule, plan: &Plan) -> Vec<usize> {
+    let mut extents = Vec::new();
+    loop {
+        match take(schedule, plan, true) {
+            Next::Extent(extent) => {
+                extents.push(extent);
+                schedule.ended(&plan.extents[extent], Duration::ZERO);
+            }
+            Next::Done => return extents,
+            stall @ (Next::Deep | Next::Starved) => panic!("stalled: {stall:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_extent_is_given_out_once_and_in_order_within_its_region() {
+    let plan = plan(3);
+    for order in [Order::Ready, Order::File] {
+        let mut schedule = Schedule::new(&plan, order, Groups::one(Depth::fixed(4, 64 * MIB)));
+        let mut extents = drain(&mut schedule, &plan);
+        for region in &plan.regions {
+            let of_region: Vec<_> = extents
+                .iter()
+                .filter(|extent| region.extents.contains(extent))
+                .collect();
+            assert!(of_region.is_sorted());
+        }
+        extents.sort_unstable();
+        assert_eq!(extents, (0..plan.extents.len()).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn sources_are_interleaved_unless_file_order_is_asked_for() {
+    let plan = plan(3);
+    let sources = |order| {
+        let mut schedule = Schedule::new(&plan, order, Groups::one(Depth::fixed(8, 64 * MIB)));
+        let first: Vec<_> = drain(&mut schedule, &plan)[..6]
+            .iter()
+            .map(|&extent| plan.extents[extent].source)
+            .collect();
+        first
+    };
+    let mut ready = sources(Order::Ready);
+    ready.sort_unstable();
+    assert_eq!(ready, [0, 0, 1, 1, 2, 2]);
+    assert_eq!(sources(Order::File), [0; 6]);
+}
+
+#[test]
+fn depth_bounds_jobs_and_bytes_but_never_stops_everything() {
+    let plan = plan(1);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(2, 64 * MIB)));
+    assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
+    assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
+    assert_eq!(take(&mut schedule, &plan, true), Next::Deep);
+
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(9, 1)));
+    let Next::Extent(first) = take(&mut schedule, &plan, true) else {
+        panic!("one is allowed")
+    };
+    assert_eq!(take(&mut schedule, &plan, true), Next::Deep);
+    schedule.ended(&plan.extents[first], Duration::ZERO);
+    assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
+}
+
+#[test]
+fn without_memory_open_regions_go_on_and_then_the_lane_waits() {
+    let plan = plan(2);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(16, 64 * MIB)));
+    let only_first = schedule.next(0, Duration::ZERO, &plan, |region| {
+        Ok::<_, Infallible>(region == 0)
+    });
+    assert_eq!(only_first, Ok(Next::Extent(0)));
+    assert_eq!(take(&mut schedule, &plan, false), Next::Extent(1));
+    assert_eq!(take(&mut schedule, &plan, false), Next::Starved);
+    assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
+}
+
+#[test]
+fn a_stopped_schedule_is_done() {
+    let plan = plan(1);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(2, MIB)));
+    schedule.stop();
+    assert_eq!(take(&mut schedule, &plan, true), Next::Done);
+}
+
+/// Two groups: sources 0 and 2 in the first, 1 in the second.
+fn two_groups(stride: u64) -> Groups {
+    let depth = Depth::fixed(64, 64 * MIB).with_stride(stride);
+    let members = [(0, 0), (1, 0), (0, 1)].map(|(group, index)| Member { group, index });
+    Groups::new(vec![depth, depth], members.to_vec())
+}
+
+#[test]
+fn a_group_reads_its_own_sources_within_its_own_limits() {
+    let plan = plan(3);
+    let mut schedule = Schedule::new(&plan, Order::Ready, two_groups(0));
+    let mut seen = [Vec::new(), Vec::new()];
+    for (group, seen) in seen.iter_mut().enumerate() {
+        while let Next::Extent(extent) = schedule
+            .next(group, Duration::ZERO, &plan, |_| Ok::<_, Infallible>(true))
+            .expect("infallible")
+        {
+            seen.push(plan.extents[extent].source);
+        }
+    }
+    assert!(seen[0].iter().all(|source| *source != 1) && seen[0].len() == 16);
+    assert_eq!(seen[1], [1; 8]);
+    assert_eq!(schedule.in_flight().jobs, 24);
+}
+
+#[test]
+fn in_file_order_a_group_waits_for_what_comes_first() {
+    let plan = plan(3);
+    let mut schedule = Schedule::new(&plan, Order::File, two_groups(0));
+    let mut next = |group| {
+        schedule
+            .next(group, Duration::ZERO, &plan, |_| Ok::<_, Infallible>(true))
+            .expect("infallible")
+    };
+    assert_eq!(next(1), Next::Starved, "source 0 comes first");
+    while let Next::Extent(extent) = next(0) {
+        assert_eq!(plan.extents[extent].source, 0);
+    }
+    assert_eq!(next(0), Next::Starved, "source 1 comes first");
+    while let Next::Extent(extent) = next(1) {
+        assert_eq!(plan.extents[extent].source, 1);
+    }
+    assert!(matches!(next(0), Next::Extent(_)));
+}
+
+#[test]
+fn memory_comes_in_the_order_of_sources_side_by_side_or_of_the_file() {
+    let plan = plan(3);
+    assert_eq!(
+        beginnings(&plan, Order::Ready),
+        [0, 4, 8, 1, 5, 9, 2, 6, 10, 3, 7, 11]
+    );
+    assert_eq!(beginnings(&plan, Order::File), (0..12).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_source_keeps_its_turn_for_a_stride() {
+    let plan = plan(2);
+    let depth = Depth::fixed(64, 64 * MIB).with_stride(3 * MIB);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+    let sources: Vec<_> = fill(&mut schedule, &plan)
+        .into_iter()
+        .map(|extent| plan.extents[extent].source)
+        .collect();
+    assert_eq!(sources, [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1]);
+}
+
+/// Sources of the reads in flight, once there is no room for more.
+fn fill(schedule: &mut Schedule, plan: &Plan) -> Vec<usize> {
+    let mut extents = Vec::new();
+    while let Next::Extent(extent) = take(schedule, plan, true) {
+        extents.push(extent);
+    }
+    extents
+}
+
+fn sources_of(plan: &Plan, extents: &[usize]) -> usize {
+    let sources = extents.iter().map(|extent| plan.extents[*extent].source);
+    sources.collect::<std::collections::BTreeSet<_>>().len()
+}
+
+#[test]
+fn as_many_sources_are_read_as_there_are_reads() {
+    let plan = plan(64);
+    for jobs in [1, 2, 5, 40, 64] {
+        let depth = Depth::fixed(jobs, 1 << 30);
+        let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+        let mut in_flight = fill(&mut schedule, &plan);
+        assert_eq!(sources_of(&plan, &in_flight), jobs);
+        // Some sources answer at once, others never: those get no second read while another has none.
+        for _ in 0..7 * (64 - jobs) {
+            let Some(place) = in_flight
+                .iter()
+                .rposition(|extent| !plan.extents[*extent].source.is_multiple_of(3))
+            else {
+                break;
+            };
+            schedule.ended(&plan.extents[in_flight.remove(place)], Duration::ZERO);
+            in_flight.extend(fill(&mut schedule, &plan));
+            assert_eq!(in_flight.len(), jobs);
+            assert_eq!(sources_of(&plan, &in_flight), jobs);
+        }
+    }
+}
+
+#[test]
+fn more_reads_than_sources_are_spread_evenly() {
+    let plan = plan(4);
+    let depth = Depth::fixed(12, 1 << 30);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+    let in_flight = fill(&mut schedule, &plan);
+    for source in 0..4 {
+        let of = in_flight
+            .iter()
+            .filter(|extent| plan.extents[**extent].source == source);
+        assert_eq!(of.count(), 3, "of source {source}");
+    }
+}
+
+#[test]
+fn a_limit_that_grows_reaches_more_sources() {
+    let plan = plan(64);
+    let limit = |jobs: usize| InFlight {
+        jobs,
+        bytes: jobs as u64 * MIB,
+    };
+    let depth = Depth::adaptive(limit(4), MIB, limit(64));
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+    let mut in_flight = std::collections::VecDeque::from(fill(&mut schedule, &plan));
+    assert_eq!(in_flight.len(), 4);
+    // Each source gives one read at a time, in 10 ms: what comes back is in proportion to what is in flight.
+    let mut now = Duration::ZERO;
+    for _ in 0..12 {
+        now += Duration::from_millis(10);
+        for extent in in_flight.drain(..) {
+            schedule.ended(&plan.extents[extent], now);
+        }
+        in_flight.extend(fill(&mut schedule, &plan));
+        let extents: Vec<_> = in_flight.iter().copied().collect();
+        assert_eq!(sources_of(&plan, &extents), in_flight.len());
+        if in_flight.len() == 64 {
+            return;
+        }
+    }
+    panic!("{} reads, {:?}", in_flight.len(), schedule.explain(0));
+}
+
+#[test]
+fn memory_that_is_short_is_not_asked_for_a_thousand_times_while_something_can_be_read() {
+    let plan = plan(1000);
+    let depth = Depth::fixed(2000, 1 << 40);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+    assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
+    let mut asked = 0;
+    let next = schedule.next(0, Duration::ZERO, &plan, |_| {
+        asked += 1;
+        Ok::<_, Infallible>(false)
+    });
+    assert!(matches!(next, Ok(Next::Extent(_))) && asked < 10, "{asked}");
+    let next = schedule.next(0, Duration::ZERO, &plan, |_| {
+        asked += 1;
+        Ok::<_, Infallible>(false)
+    });
+    assert!(
+        next == Ok(Next::Starved) && asked >= 1000,
+        "all had a chance"
+    );
+}

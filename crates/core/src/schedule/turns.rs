@@ -1,0 +1,159 @@
+//! Whose turn it is: sources by reads in flight, the least busy first, those equally busy one after another.
+//!
+//! Lists in one array, so that a source that begins or ends a read moves in constant time and nothing is allocated.
+
+/// More reads than this of one source are all the same.
+const BUSIEST: usize = 63;
+
+const NONE: usize = usize::MAX;
+
+/// Sources that have something to read, by how busy they are.
+#[derive(Debug)]
+pub(super) struct Turns {
+    /// By source.
+    links: Vec<Link>,
+    /// By reads in flight, up to [`BUSIEST`].
+    lists: [List; BUSIEST + 1],
+    /// Bit by bit: the lists that are not empty.
+    occupied: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    previous: usize,
+    next: usize,
+    /// The list that it is in, or `NONE`.
+    list: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    first: usize,
+    last: usize,
+}
+
+impl Turns {
+    /// Nobody's turn, of `sources` sources.
+    pub(super) fn new(sources: usize) -> Self {
+        let link = Link {
+            previous: NONE,
+            next: NONE,
+            list: NONE,
+        };
+        let list = List {
+            first: NONE,
+            last: NONE,
+        };
+        Self {
+            links: vec![link; sources],
+            lists: [list; BUSIEST + 1],
+            occupied: 0,
+        }
+    }
+
+    /// The one that has waited longest among the least busy.
+    pub(super) fn first(&self) -> Option<usize> {
+        let list = self.occupied.trailing_zeros() as usize;
+        self.lists.get(list).map(|list| list.first)
+    }
+
+    pub(super) fn contains(&self, source: usize) -> bool {
+        self.links[source].list != NONE
+    }
+
+    /// `source` has `reads` reads in flight now: behind all that are as busy. It need not have been here.
+    pub(super) fn put(&mut self, source: usize, reads: usize) {
+        self.remove(source);
+        let level = reads.min(BUSIEST);
+        let tail = self.lists[level].last;
+        self.links[source] = Link {
+            previous: tail,
+            next: NONE,
+            list: level,
+        };
+        match tail {
+            NONE => self.lists[level].first = source,
+            tail => self.links[tail].next = source,
+        }
+        self.lists[level].last = source;
+        self.occupied |= 1 << level;
+    }
+
+    /// `source` has nothing to read now.
+    pub(super) fn remove(&mut self, source: usize) {
+        let Link {
+            previous,
+            next,
+            list,
+        } = self.links[source];
+        if list == NONE {
+            return;
+        }
+        match previous {
+            NONE => self.lists[list].first = next,
+            previous => self.links[previous].next = next,
+        }
+        match next {
+            NONE => self.lists[list].last = previous,
+            next => self.links[next].previous = previous,
+        }
+        if self.lists[list].first == NONE {
+            self.occupied &= !(1 << list);
+        }
+        self.links[source].list = NONE;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn the_least_busy_comes_first_and_equals_take_turns() {
+        let mut turns = Turns::new(4);
+        assert_eq!(turns.first(), None);
+        for (source, reads) in [(0, 2), (1, 1), (2, 1), (3, 500)] {
+            turns.put(source, reads);
+        }
+        assert_eq!(turns.first(), Some(1));
+        turns.put(1, 1);
+        assert_eq!(turns.first(), Some(2));
+        turns.remove(2);
+        turns.remove(1);
+        turns.put(3, 70);
+        assert_eq!(turns.first(), Some(0));
+        turns.remove(0);
+        assert_eq!(turns.first(), Some(3));
+        turns.remove(3);
+        assert!(turns.first().is_none() && !turns.contains(3));
+    }
+
+    /// Against a sorted map, thousands of random moves.
+    #[test]
+    fn as_a_sorted_map_would_do_it() {
+        let mut random = 1_u64;
+        let mut below = |bound: usize| {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            usize::try_from(random >> 33).expect("31 bits") % bound
+        };
+        let mut turns = Turns::new(20);
+        let mut model: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for clock in 0..20_000 {
+            let source = below(20);
+            if below(3) == 0 {
+                turns.remove(source);
+                model.remove(&source);
+            } else {
+                let reads = below(70);
+                turns.put(source, reads);
+                model.insert(source, (reads.min(BUSIEST), clock));
+            }
+            let first = model.iter().min_by_key(|(_, busy)| **busy);
+            assert_eq!(turns.first(), first.map(|(source, _)| *source));
+            assert_eq!(turns.contains(source), model.contains_key(&source));
+        }
+    }
+}

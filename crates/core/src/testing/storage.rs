@@ -1,0 +1,427 @@
+//! Storage as a model of time: what a schedule would reach on it, without threads, clock or bytes.
+//!
+//! A read waits its latency, passes its stream (a file, a request) at the stream's rate and its device at the device's, each of
+//! which serves one read after another. Beyond the knee, the more is in flight the slower a device is. Everything follows from a seed.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::convert::Infallible;
+use std::time::Duration;
+
+use super::fixtures::Rng;
+use crate::plan::{Arrangement, Extent, Layout, Plan, Wanted, build};
+use crate::request::Order;
+use crate::schedule::{Depth, DepthReport, Groups, InFlight, Next, Schedule};
+
+const MIB: u64 = 1 << 20;
+
+/// Noise is the same for so long: what a virtual disk shows between windows of 20 ms.
+const NOISE_TIME: Duration = Duration::from_millis(20);
+
+/// What passes one after another at a rate of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// All reads of a file.
+    File,
+    /// Every read by itself.
+    Read,
+    /// A request for so many bytes of a file, with one latency for all of them.
+    Request(u64),
+}
+
+/// A model of storage. Rates are in bytes per second.
+#[derive(Clone, Debug)]
+pub struct Storage {
+    /// Until the first byte of a read.
+    pub latency: Duration,
+    /// Greatest addition to the latency, as a share of it, even; and how much the times that devices take for reads vary.
+    pub jitter: f64,
+    /// Of one stream; infinite for none.
+    pub stream_rate: f64,
+    /// What a stream is.
+    pub stream: Stream,
+    /// Of all devices together.
+    pub rate: f64,
+    /// File `i` is on device `i % devices`.
+    pub devices: usize,
+    /// Not so, but every so many bytes of a file are on a device of their own, at random; 0 for files on one device.
+    pub stripe_bytes: u64,
+    /// Bytes in flight on one device beyond which it is slower.
+    pub knee_bytes: u64,
+    /// How much: its rate is multiplied by (knee / in flight) to this power.
+    pub collapse: f64,
+    /// Rates vary by so much up and down, even, from one 20 ms to the next.
+    pub noise: f64,
+    /// From then on: the rate, and the knee.
+    pub changes: Vec<(Duration, f64, u64)>,
+}
+
+impl Storage {
+    /// Storage with a latency and a rate, and nothing else to it.
+    pub fn new(latency: Duration, rate: f64) -> Self {
+        Self {
+            latency,
+            jitter: 0.2,
+            stream_rate: f64::INFINITY,
+            stream: Stream::Read,
+            rate,
+            devices: 1,
+            stripe_bytes: 0,
+            knee_bytes: u64::MAX,
+            collapse: 0.0,
+            noise: 0.0,
+            changes: Vec::new(),
+        }
+    }
+}
+
+/// What is read, how, and by whom.
+#[derive(Clone, Debug)]
+pub struct Scene {
+    /// Files.
+    pub files: usize,
+    /// Bytes of each.
+    pub file_bytes: u64,
+    /// Bytes of tensors, over and over, in every file from another one on.
+    pub tensor_bytes: Vec<u64>,
+    /// Largest read, bytes.
+    pub extent_bytes: u64,
+    /// In which order.
+    pub order: Order,
+    /// A receiver that takes so many bytes per second, and a budget in bytes: whole tensors that begin are charged, and given back
+    /// as they are taken.
+    pub receiver: Option<(f64, u64)>,
+}
+
+/// What became of a load.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// When reads ended, and of how many bytes.
+    pub ended: Vec<(Duration, u64)>,
+    /// When the last read began.
+    pub last_began: Duration,
+    /// Limits that were settled on, and when.
+    pub limits: Vec<(Duration, InFlight)>,
+    /// The most that was in flight.
+    pub most: InFlight,
+    /// At the end.
+    pub report: DepthReport,
+}
+
+impl Outcome {
+    /// When the last read ended.
+    pub fn took(&self) -> Duration {
+        self.ended.last().map_or(Duration::ZERO, |(at, _)| *at)
+    }
+
+    /// Bytes per second over the whole load.
+    pub fn rate(&self) -> f64 {
+        self.rate_between(Duration::ZERO, self.took())
+    }
+
+    /// Bytes per second between two times.
+    pub fn rate_between(&self, from: Duration, to: Duration) -> f64 {
+        let ended = self.ended.iter();
+        let bytes: u64 = ended
+            .filter(|(at, _)| *at > from && *at <= to)
+            .map(|(_, bytes)| *bytes)
+            .sum();
+        float(bytes) / to.saturating_sub(from).as_secs_f64()
+    }
+
+    /// Bytes per second from a time on until the last reads begin: nothing can be done about those.
+    pub fn steady_rate(&self, from: Duration) -> f64 {
+        self.rate_between(from, self.last_began)
+    }
+
+    /// When the rate first was `wanted` on average over `over`, which then ends.
+    pub fn reached(&self, wanted: f64, over: Duration) -> Option<Duration> {
+        let mut begin = 0;
+        let mut bytes = 0;
+        for &(at, ended) in &self.ended {
+            bytes += ended;
+            while at.saturating_sub(self.ended[begin].0) > over {
+                bytes -= self.ended[begin].1;
+                begin += 1;
+            }
+            if at >= over && float(bytes) / over.as_secs_f64() >= wanted {
+                return Some(at);
+            }
+        }
+        None
+    }
+}
+
+/// When something is free again, in seconds.
+#[derive(Clone, Debug, Default)]
+struct Busy {
+    devices: Vec<f64>,
+    in_flight: Vec<u64>,
+    /// By file, read or request: when it began to answer, when it is free.
+    streams: HashMap<u64, (f64, f64)>,
+}
+
+/// One load on one storage.
+struct Run<'a> {
+    storage: &'a Storage,
+    seed: u64,
+    rng: Rng,
+    busy: Busy,
+}
+
+impl Scene {
+    /// Tensors of some megabytes in `files` files, `total_bytes` together.
+    pub fn new(files: usize, total_bytes: u64) -> Self {
+        Self {
+            files,
+            file_bytes: total_bytes / files.max(1) as u64,
+            tensor_bytes: [112, 8, 56, 2, 28].map(|mib| mib * MIB).to_vec(),
+            extent_bytes: 4 * MIB,
+            order: Order::Ready,
+            receiver: None,
+        }
+    }
+
+    /// The plan that is followed.
+    pub fn plan(&self) -> Plan {
+        let mut wanted = Vec::new();
+        for source in 0..self.files {
+            let mut lengths = self.tensor_bytes.iter().cycle().skip(source % 17);
+            let mut start = 0;
+            while start < self.file_bytes {
+                let length = lengths
+                    .next()
+                    .map_or(self.file_bytes, |bytes| (*bytes).max(1));
+                let end = (start + length).min(self.file_bytes);
+                wanted.push(Wanted {
+                    source,
+                    range: start..end,
+                    alignment: 1,
+                    destination: 0,
+                });
+                start = end;
+            }
+        }
+        let layout = Layout {
+            extent_bytes: self.extent_bytes,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        build(&wanted, &vec![layout; self.files], &[Arrangement::InPlace])
+    }
+
+    /// Loads the plan of this scene from `storage`.
+    pub fn run(&self, plan: &Plan, storage: &Storage, depth: Depth, seed: u64) -> Outcome {
+        let mut run = Run::new(storage, seed);
+        let mut schedule = Schedule::new(plan, self.order, Groups::one(depth));
+        let mut memory = self.receiver.map(|receiver| Memory::new(plan, receiver));
+        let mut on_their_way = BinaryHeap::new();
+        let mut outcome = Outcome {
+            ended: Vec::new(),
+            last_began: Duration::ZERO,
+            limits: vec![(Duration::ZERO, depth.start())],
+            most: InFlight::default(),
+            report: schedule.explain(0),
+        };
+        let mut now = Duration::ZERO;
+        loop {
+            let next = schedule
+                .next(0, now, plan, |region| {
+                    let memory = memory.as_mut();
+                    Ok::<_, Infallible>(memory.is_none_or(|memory| memory.admit(plan, region, now)))
+                })
+                .expect("infallible");
+            if let Next::Extent(extent) = next {
+                let ends = run.read(&plan.extents[extent], now);
+                on_their_way.push(Reverse((ends, extent)));
+                outcome.last_began = now;
+                outcome.most = InFlight {
+                    jobs: outcome.most.jobs.max(schedule.in_flight().jobs),
+                    bytes: outcome.most.bytes.max(schedule.in_flight().bytes),
+                };
+                continue;
+            }
+            let wakes = memory.as_mut().and_then(|memory| memory.next_free(now));
+            let wakes = wakes.filter(|_| next == Next::Starved);
+            match (on_their_way.peek(), wakes) {
+                (Some(Reverse((ends, _))), Some(wakes)) if wakes < *ends => now = wakes,
+                (None, Some(wakes)) => now = wakes,
+                (None, None) => break,
+                (Some(&Reverse((ends, extent))), _) => {
+                    on_their_way.pop();
+                    now = ends;
+                    let ended = &plan.extents[extent];
+                    run.ended(ended);
+                    schedule.ended(ended, now);
+                    if let Some(memory) = &mut memory {
+                        memory.arrived(plan, extent, now);
+                    }
+                    outcome.ended.push((now, ended.window as u64));
+                    let limit = schedule.explain(0).limit;
+                    if outcome
+                        .limits
+                        .last()
+                        .is_some_and(|(_, last)| *last != limit)
+                    {
+                        outcome.limits.push((now, limit));
+                    }
+                }
+            }
+        }
+        outcome.report = schedule.explain(0);
+        outcome
+    }
+}
+
+impl<'a> Run<'a> {
+    fn new(storage: &'a Storage, seed: u64) -> Self {
+        let busy = Busy {
+            devices: vec![0.0; storage.devices],
+            in_flight: vec![0; storage.devices],
+            streams: HashMap::new(),
+        };
+        Self {
+            storage,
+            seed,
+            rng: Rng::new(seed),
+            busy,
+        }
+    }
+
+    /// When a read that begins `now` ends.
+    fn read(&mut self, extent: &Extent, now: Duration) -> Duration {
+        let storage = self.storage;
+        let bytes = float(extent.window as u64);
+        let answers = now.as_secs_f64()
+            + storage.latency.as_secs_f64() * (1.0 + storage.jitter * self.share());
+        let file = extent.source as u64;
+        let device = self.device(extent);
+        let stream = match storage.stream {
+            Stream::File => file,
+            Stream::Read => u64::MAX,
+            Stream::Request(bytes) => (file << 40) + extent.offset / bytes,
+        };
+        let of_stream = bytes / storage.stream_rate;
+        let through_stream = if storage.stream == Stream::Read {
+            answers + of_stream
+        } else {
+            let shares_latency = storage.stream != Stream::File;
+            let (answered, free) = *self
+                .busy
+                .streams
+                .entry(stream)
+                .or_insert((answers, answers));
+            let begins = if shares_latency { answered } else { answers };
+            let ends = begins.max(free).max(now.as_secs_f64()) + of_stream;
+            self.busy.streams.insert(stream, (answered, ends));
+            ends
+        };
+        self.busy.in_flight[device] += extent.window as u64;
+        let begins = self.busy.devices[device].max(answers);
+        let rate = self.device_rate(device, begins);
+        let varied = 1.0 + storage.jitter * (self.share() - 0.5);
+        self.busy.devices[device] = begins + bytes / rate * varied;
+        Duration::from_secs_f64(through_stream.max(self.busy.devices[device]))
+    }
+
+    fn ended(&mut self, extent: &Extent) {
+        let device = self.device(extent);
+        self.busy.in_flight[device] -= extent.window as u64;
+    }
+
+    fn device(&self, extent: &Extent) -> usize {
+        let file = extent.source as u64;
+        let stripe = extent.offset.checked_div(self.storage.stripe_bytes);
+        let place = stripe.map_or(file, |stripe| Rng::new((file << 40) ^ stripe).bits());
+        usize::try_from(place % self.storage.devices as u64).expect("below a usize")
+    }
+
+    fn device_rate(&self, device: usize, at: f64) -> f64 {
+        let storage = self.storage;
+        let at = Duration::from_secs_f64(at);
+        let changed = storage.changes.iter().rev().find(|(from, ..)| *from <= at);
+        let (rate, knee_bytes) = changed.map_or((storage.rate, storage.knee_bytes), |change| {
+            (change.1, change.2)
+        });
+        let beyond = float(self.busy.in_flight[device]) / float(knee_bytes);
+        let collapsed = beyond.max(1.0).powf(-storage.collapse);
+        let slot = u64::try_from(at.as_nanos() / NOISE_TIME.as_nanos()).unwrap_or(0);
+        let mut noise = Rng::new(self.seed ^ (slot << 20) ^ ((device as u64) << 56));
+        let varied = 1.0 + storage.noise * (2.0 * share(noise.bits()) - 1.0);
+        rate / float(storage.devices as u64) * collapsed * varied
+    }
+
+    fn share(&mut self) -> f64 {
+        share(self.rng.bits())
+    }
+}
+
+/// A budget and the receiver that gives it back.
+struct Memory {
+    rate: f64,
+    free: u64,
+    /// Extents that have not arrived, by region.
+    missing: Vec<usize>,
+    /// When what was received last is taken, and what will be given back when.
+    busy_until: f64,
+    leaving: VecDeque<(Duration, u64)>,
+}
+
+impl Memory {
+    fn new(plan: &Plan, (rate, budget): (f64, u64)) -> Self {
+        Self {
+            rate,
+            free: budget,
+            missing: plan
+                .regions
+                .iter()
+                .map(|region| region.extents.len())
+                .collect(),
+            busy_until: 0.0,
+            leaving: VecDeque::new(),
+        }
+    }
+
+    fn admit(&mut self, plan: &Plan, region: usize, now: Duration) -> bool {
+        while let Some(&(at, bytes)) = self.leaving.front()
+            && at <= now
+        {
+            self.free += bytes;
+            self.leaving.pop_front();
+        }
+        let bytes = plan.regions[region].bytes as u64;
+        let fits = bytes <= self.free;
+        if fits {
+            self.free -= bytes;
+        }
+        fits
+    }
+
+    fn arrived(&mut self, plan: &Plan, extent: usize, now: Duration) {
+        let region = plan.extents[extent].region;
+        self.missing[region] -= 1;
+        if self.missing[region] == 0 {
+            let bytes = plan.regions[region].bytes as u64;
+            self.busy_until = self.busy_until.max(now.as_secs_f64()) + float(bytes) / self.rate;
+            let at = Duration::from_secs_f64(self.busy_until);
+            self.leaving.push_back((at, bytes));
+        }
+    }
+
+    fn next_free(&mut self, now: Duration) -> Option<Duration> {
+        self.leaving.front().map(|(at, _)| (*at).max(now))
+    }
+}
+
+/// Even between 0 and 1.
+fn share(bits: u64) -> f64 {
+    float(bits >> 11) / float(1 << 53)
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a model of time: nobody minds one byte in 2^52"
+)]
+fn float(number: u64) -> f64 {
+    number as f64
+}

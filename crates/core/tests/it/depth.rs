@@ -1,0 +1,335 @@
+//! The depth controller on models of storage: as fast as the best fixed depth, wherever the load starts.
+
+use std::time::Duration;
+
+use tload::schedule::{Depth, InFlight, Settled};
+use tload::testing::storage::{Outcome, Scene, Storage, Stream};
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+const GB: f64 = 1e9;
+
+fn ms(ms: u64) -> Duration {
+    Duration::from_millis(ms)
+}
+
+/// A model of storage, what is loaded from it, and how deep that may be.
+struct Case {
+    name: &'static str,
+    storage: Storage,
+    scene: Scene,
+    start_bytes: u64,
+    most_bytes: u64,
+    stride: u64,
+    /// From here on the load is to be steady.
+    steady_from: Duration,
+}
+
+const FLOOR: u64 = 4 * MIB;
+
+impl Case {
+    fn adaptive(&self) -> Depth {
+        let limit = |bytes: u64| InFlight {
+            jobs: usize::try_from(bytes / (MIB / 2)).expect("small"),
+            bytes,
+        };
+        Depth::adaptive(limit(self.start_bytes), FLOOR, limit(self.most_bytes))
+            .with_stride(self.stride)
+    }
+
+    fn sweep(&self) -> impl Iterator<Item = Depth> {
+        let (most, stride) = (self.most_bytes, self.stride);
+        let bytes = (0..9).map(|step| (8 * MIB) << step);
+        let mut all: Vec<u64> = bytes
+            .flat_map(|bytes| [bytes, bytes / 2 * 3])
+            .filter(|bytes| *bytes < most)
+            .chain([most])
+            .collect();
+        all.sort_unstable();
+        all.dedup();
+        all.into_iter()
+            .map(move |bytes| Depth::fixed(4096, bytes).with_stride(stride))
+    }
+
+    fn run(&self, depth: Depth, seed: u64) -> Outcome {
+        self.scene
+            .run(&self.scene.plan(), &self.storage, depth, seed)
+    }
+
+    /// The greatest of a measure over all fixed depths, and the depth.
+    fn oracle(&self, seed: u64, measure: impl Fn(&Outcome) -> f64) -> (f64, u64) {
+        let plan = self.scene.plan();
+        let each = self.sweep().map(|depth| {
+            let outcome = self.scene.run(&plan, &self.storage, depth, seed);
+            (measure(&outcome), depth.bytes())
+        });
+        each.max_by(|a, b| a.0.total_cmp(&b.0)).expect("some")
+    }
+}
+
+/// One disk; eight, with files on one each; eight, over which each file is striped.
+fn disks() -> [Storage; 3] {
+    let ssd = Storage::new(ms(1), 3.0 * GB);
+    let ssd = Storage {
+        stream_rate: 1.5 * GB,
+        knee_bytes: 32 * MIB,
+        collapse: 0.25,
+        ..ssd
+    };
+    let eight = Storage {
+        devices: 8,
+        rate: 24.0 * GB,
+        ..ssd.clone()
+    };
+    let striped = Storage {
+        stripe_bytes: 4 * MIB,
+        knee_bytes: u64::MAX,
+        ..eight.clone()
+    };
+    [ssd, eight, striped]
+}
+
+fn cases(noise: f64) -> Vec<Case> {
+    let with_noise = |storage: Storage| Storage { noise, ..storage };
+    let case = |name, storage, scene, start_mib: u64, most_mib: u64| Case {
+        name,
+        storage: with_noise(storage),
+        scene,
+        start_bytes: start_mib * MIB,
+        most_bytes: most_mib * MIB,
+        stride: 0,
+        steady_from: ms(500),
+    };
+    let [ssd, eight, striped] = disks();
+    let network = Storage {
+        stream: Stream::File,
+        stream_rate: 100e6,
+        ..Storage::new(ms(5), 10.0 * GB)
+    };
+    let s3 = Storage {
+        stream: Stream::Request(16 * MIB),
+        stream_rate: 90e6,
+        ..Storage::new(ms(30), 5.0 * GB)
+    };
+    let cloud = Storage::new(ms(2), 1.0 * GB);
+    let collapsing = Storage {
+        knee_bytes: 12 * MIB,
+        collapse: 1.0,
+        ..Storage::new(ms(1), 2.0 * GB)
+    };
+    vec![
+        case("one SSD", ssd, Scene::new(8, 12 * GIB), 16, 256),
+        case("eight SSDs", eight, Scene::new(64, 64 * GIB), 16, 512),
+        case(
+            "eight SSDs, striped",
+            striped,
+            Scene::new(64, 64 * GIB),
+            16,
+            512,
+        ),
+        case(
+            "network, 100 MB/s per file",
+            network,
+            Scene::new(64, 32 * GIB),
+            16,
+            512,
+        ),
+        Case {
+            stride: 16 * MIB,
+            steady_from: ms(1000),
+            ..case(
+                "S3, 90 MB/s per request",
+                s3,
+                Scene::new(16, 32 * GIB),
+                160,
+                2048,
+            )
+        },
+        case("cloud disk, 1 GB/s", cloud, Scene::new(8, 6 * GIB), 16, 256),
+        case(
+            "collapses above 12 MiB",
+            collapsing,
+            Scene::new(8, 8 * GIB),
+            16,
+            256,
+        ),
+    ]
+}
+
+/// What a load reached of the best fixed depth, by the same seed.
+#[expect(
+    clippy::print_stdout,
+    reason = "shown when a test fails, or with --show-output"
+)]
+fn share_of_best(case: &Case, seed: u64, measure: impl Fn(&Outcome) -> f64) -> f64 {
+    let (best, best_bytes) = case.oracle(seed, &measure);
+    let outcome = case.run(case.adaptive(), seed);
+    let share = measure(&outcome) / best;
+    let reached = outcome.reached(0.95 * best, ms(40));
+    let limits = outcome.limits.iter();
+    let limits: Vec<_> = limits
+        .map(|(at, limit)| format!("{} at {}", limit.bytes / MIB, at.as_millis()))
+        .collect();
+    println!(
+        "{:28} noise {:4} seed {seed}: best {:5.2} GB/s with {:4} MiB; {share:.3} of it; after {:4?} ms; {}; MiB at ms: {}",
+        case.name,
+        case.storage.noise,
+        best / GB,
+        best_bytes / MIB,
+        reached.map_or(u128::MAX, |at| at.as_millis()),
+        outcome.report.settled.text(),
+        limits.join(", ")
+    );
+    assert!(outcome.most.bytes <= case.most_bytes);
+    share
+}
+
+/// On average over the seeds, and nearly so with each of them.
+#[expect(
+    clippy::print_stdout,
+    reason = "shown when a test fails, or with --show-output"
+)]
+fn assert_steady(cases: Vec<Case>) {
+    for case in cases {
+        let shares: Vec<_> = (0..10)
+            .map(|seed| share_of_best(&case, seed, |out| out.steady_rate(case.steady_from)))
+            .collect();
+        let mean = shares.iter().sum::<f64>() / 10.0;
+        let least = shares.iter().copied().fold(f64::INFINITY, f64::min);
+        println!("{:28} mean {mean:.3} least {least:.3}", case.name);
+        assert!(
+            mean >= 0.95 && least >= 0.92,
+            "{}: {mean}, {least}",
+            case.name
+        );
+    }
+}
+
+#[test]
+fn on_every_model_it_is_as_fast_as_the_best_fixed_depth() {
+    assert_steady(cases(0.0));
+}
+
+#[test]
+fn with_noise_too() {
+    assert_steady(cases(0.12));
+}
+
+/// The case of that name.
+fn the(name: &str, noise: f64) -> Case {
+    let mut cases = cases(noise).into_iter();
+    cases.find(|case| case.name == name).expect("a case")
+}
+
+#[test]
+fn finding_out_costs_a_short_load_little() {
+    for (mib, least) in [(64, 0.95), (300, 0.93), (1024, 0.93), (4096, 0.93)] {
+        for seed in 0..10 {
+            let mut case = the("one SSD", if seed == 0 { 0.0 } else { 0.12 });
+            case.scene.file_bytes = mib * MIB / 8;
+            let share = share_of_best(&case, seed, Outcome::rate);
+            assert!(share >= least, "{mib} MiB, seed {seed}: {share}");
+        }
+    }
+}
+
+/// The rate from some time after a change on, as a share of the best fixed depth's.
+fn after_change(case: &Case, seed: u64, from: u64) -> f64 {
+    share_of_best(case, seed, |outcome| outcome.steady_rate(ms(from)))
+}
+
+#[test]
+fn it_follows_what_changes_in_mid_load() {
+    let never = u64::MAX;
+    for noise in [0.0, 0.12] {
+        for seed in 0..5 {
+            // A neighbour leaves: what was deep enough no longer is.
+            let mut doubles = the("one SSD", noise);
+            doubles.name = "rate doubles";
+            doubles.storage.latency = ms(4);
+            doubles.storage.knee_bytes = never;
+            doubles.storage.changes = vec![(ms(1500), 6.0 * GB, never)];
+            let share = after_change(&doubles, seed, 2500);
+            assert!(share >= 0.95, "doubles, seed {seed}: {share}");
+
+            let mut halves = the("one SSD", noise);
+            halves.name = "rate halves";
+            halves.storage.changes = vec![(ms(1500), 1.5 * GB, 32 * MIB)];
+            let share = after_change(&halves, seed, 2000);
+            assert!(share >= 0.95, "halves, seed {seed}: {share}");
+
+            let mut bends = the("one SSD", noise);
+            bends.name = "a knee appears";
+            bends.start_bytes = 64 * MIB;
+            bends.storage.knee_bytes = never;
+            bends.storage.collapse = 0.5;
+            bends.storage.changes = vec![(ms(1500), 3.0 * GB, 16 * MIB)];
+            let share = after_change(&bends, seed, 3000);
+            assert!(share >= 0.95, "knee, seed {seed}: {share}");
+        }
+    }
+}
+
+#[test]
+fn a_start_that_is_far_too_low_is_left_behind() {
+    let mut case = the("S3, 90 MB/s per request", 0.0);
+    case.start_bytes = 16 * MIB;
+    case.steady_from = ms(2000);
+    let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));
+    assert!(share >= 0.95, "{share}");
+}
+
+#[test]
+fn a_start_that_is_far_too_high_as_well() {
+    for (name, mib) in [("one SSD", 256), ("collapses above 12 MiB", 64)] {
+        let mut case = the(name, 0.0);
+        case.start_bytes = mib * MIB;
+        case.most_bytes = mib * MIB;
+        case.steady_from = ms(1500);
+        let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));
+        assert!(share >= 0.95, "{name}: {share}");
+    }
+}
+
+#[test]
+fn a_fixed_depth_stays() {
+    let case = the("eight SSDs", 0.12);
+    let outcome = case.run(Depth::fixed(7, 64 * MIB), 0);
+    assert_eq!(outcome.report.settled, Settled::Fixed);
+    assert_eq!((outcome.report.changes, outcome.limits.len()), (0, 1));
+    assert_eq!(outcome.most.jobs, 7);
+    let outcome = case.run(Depth::fixed(1000, 10 * MIB), 0);
+    assert_eq!((outcome.report.changes, outcome.limits.len()), (0, 1));
+    assert!(outcome.most.bytes <= 10 * MIB);
+}
+
+/// Memory, or whoever takes it back, is what holds these loads up: more in flight would be memory for nothing.
+#[test]
+fn a_slow_receiver_makes_nothing_deeper() {
+    for (rate, budget) in [(0.1 * GB, 64 * MIB), (0.05 * GB, 256 * MIB)] {
+        let mut case = the("network, 100 MB/s per file", 0.0);
+        case.scene.file_bytes = 64 * MIB;
+        case.scene.tensor_bytes = vec![8 * MIB];
+        case.scene.receiver = Some((rate, budget));
+        let outcome = case.run(case.adaptive(), 0);
+        let slow = outcome.rate() / rate;
+        println!(
+            "{rate} {budget}: {slow} {:?} {:?}",
+            outcome.report, outcome.limits
+        );
+        assert!(
+            (0.7..1.2).contains(&slow),
+            "the receiver is the limit: {slow}"
+        );
+        let limit = outcome.report.limit.bytes;
+        assert!(limit <= 4 * case.start_bytes, "{limit} bytes in flight");
+    }
+}
+
+#[test]
+fn shards_one_after_another_climb_too() {
+    let mut case = the("eight SSDs, striped", 0.0);
+    case.scene.order = tload::Order::File;
+    let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));
+    assert!(share >= 0.95, "{share}");
+}
