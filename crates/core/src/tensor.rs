@@ -177,6 +177,14 @@ impl Tensor {
         }
     }
 
+    /// Whether its owner may write to it: not to a view of a file, unless it was asked for as writable.
+    pub fn is_writable(&self) -> bool {
+        match &self.bytes {
+            TensorBytes::Host(bytes) => bytes.region().is_writable(),
+            TensorBytes::Empty | TensorBytes::Device(_) | TensorBytes::Target(_) => true,
+        }
+    }
+
     /// The address of the first byte, in host memory or on its GPU: a multiple of the dtype's alignment, also when the tensor has
     /// no bytes (then nothing may be read there). That of memory of the caller's is what the caller said.
     pub fn as_ptr(&self) -> *const u8 {

@@ -69,13 +69,47 @@ impl Lease {
         self.len == 0
     }
 
+    /// Whether the window shows a file: its bytes are there already, and nobody may write to it.
+    pub fn is_view(&self) -> bool {
+        match &self.owner {
+            Owner::Region { region, .. } => region.view().is_some(),
+            Owner::Slot(_) => false,
+        }
+    }
+
+    /// Brings the pages of a view into memory and maps them, `needed` bytes of it.
+    ///
+    /// # Errors
+    ///
+    /// What the system says: `EFAULT` when the file has become shorter than that.
+    pub fn populate(self, needed: usize) -> std::io::Result<Filled> {
+        assert!(needed <= self.len, "a view leaves its window");
+        let Owner::Region { region, offset } = &self.owner else {
+            unreachable!("only views are populated, and slots are none");
+        };
+        let (view, start) = region.view().expect("only views are populated");
+        view.populate(start + offset, needed)?;
+        // SAFETY: the file's bytes are mapped so far, as the system has just said.
+        Ok(unsafe { self.assume_filled(needed) })
+    }
+
     /// The first byte, for the kernel to write to. Valid for writes of [`Self::len`] bytes while the lease lives.
+    ///
+    /// # Panics
+    ///
+    /// For a view.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
+        assert!(!self.is_view(), "nobody writes to a view of a file");
         self.start.as_ptr()
     }
 
     /// The window as memory that may not be initialised yet.
+    ///
+    /// # Panics
+    ///
+    /// For a view.
     pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
+        assert!(!self.is_view(), "nobody writes to a view of a file");
         // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self` makes it exclusive,
         // and `MaybeUninit` says nothing about its contents.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
@@ -111,7 +145,12 @@ impl Lease {
     }
 
     /// Fills the window from memory, front to back: for engines that get the bytes bit by bit.
+    ///
+    /// # Panics
+    ///
+    /// For a view.
     pub fn filling(self) -> Filling {
+        assert!(!self.is_view(), "nobody writes to a view of a file");
         Filling {
             lease: self,
             len: 0,

@@ -1,6 +1,6 @@
 //! One anonymous memory mapping: asked for with huge pages, unmapped on drop.
 //!
-//! The only file that calls `mmap`. Everything above deals in whole mappings; nobody maps files here.
+//! The only file that maps memory. Everything above deals in whole mappings; files are mapped in `file_view.rs`.
 
 #![expect(unsafe_code, reason = "mmap, madvise and munmap of anonymous memory")]
 

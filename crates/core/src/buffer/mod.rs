@@ -2,10 +2,12 @@
 //!
 //! Owns allocations and the budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive right to one
 //! window of memory: an engine holds it while the kernel may write there, a sink while the bytes are on their way out.
-//! Windows come from a [`Region`] (final memory of tensors) or from a [`Slab`] (staging memory that is used again).
+//! Windows come from a [`Region`] (final memory of tensors, or a [`FileView`]) or from a [`Slab`] (staging memory that is used
+//! again).
 
 mod bell;
 mod device;
+mod file_view;
 mod gate;
 mod lease;
 mod mapping;
@@ -17,6 +19,7 @@ mod target;
 
 pub use bell::Bell;
 pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
+pub use file_view::FileView;
 pub use gate::{Gate, Inside};
 pub use lease::{Filled, Filling, Lease};
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};

@@ -1,7 +1,8 @@
 //! One destination allocation: one large tensor, or a run of small neighbours.
 //!
 //! Windows are carved off front to back, so no two can overlap; tensors read the bytes once every window over them has been
-//! filled and let go. The last reference gives the memory back to the pool, which may hand it out again.
+//! filled and let go. The last reference gives the memory back to the pool, which may hand it out again. A region may also be a
+//! view of a file: then there is nothing to fill, only pages to be there.
 
 #![expect(
     unsafe_code,
@@ -12,6 +13,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use super::file_view::FileView;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::pool::PoolLink;
@@ -19,39 +21,78 @@ use super::pool::PoolLink;
 /// Memory that tensors will own together.
 #[derive(Debug)]
 pub struct Region {
-    /// Only `None` while being dropped.
-    mapping: Option<Mapping>,
+    memory: Memory,
     /// Tensors that the caller has not received yet. At 0 the region's bytes leave the budget.
     unreceived: AtomicU32,
-    pool: PoolLink,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Of the budget.
+    Pooled {
+        /// Only `None` while being dropped.
+        mapping: Option<Mapping>,
+        pool: PoolLink,
+    },
+    /// `len` bytes of a file from `offset` on.
+    View {
+        view: Arc<FileView>,
+        offset: usize,
+        len: usize,
+    },
 }
 
 impl Region {
-    fn mapping(&self) -> &Mapping {
-        self.mapping
-            .as_ref()
-            .expect("the mapping leaves only in drop")
+    fn start(&self) -> NonNull<u8> {
+        match &self.memory {
+            Memory::Pooled { mapping, .. } => mapping
+                .as_ref()
+                .expect("the mapping leaves only in drop")
+                .start(),
+            // SAFETY: `RegionWriter::over` asserted that the range lies inside the view.
+            Memory::View { view, offset, .. } => unsafe { view.start().add(*offset) },
+        }
     }
 
     /// Bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
-        self.mapping().len()
+        match &self.memory {
+            Memory::Pooled { mapping, .. } => mapping.as_ref().map_or(0, Mapping::len),
+            Memory::View { len, .. } => *len,
+        }
+    }
+
+    /// The file that the region shows, and where in it the region begins, if it is a view.
+    pub(super) fn view(&self) -> Option<(&Arc<FileView>, usize)> {
+        match &self.memory {
+            Memory::View { view, offset, .. } => Some((view, *offset)),
+            Memory::Pooled { .. } => None,
+        }
+    }
+
+    /// Whether the owner of its tensors may write to them.
+    pub fn is_writable(&self) -> bool {
+        self.view().is_none_or(|(view, _)| view.is_writable())
     }
 
     /// One of the region's tensors now belongs to the caller.
     pub(crate) fn tensor_received(&self) {
-        if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.pool.uncharge(self.len());
+        if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Memory::Pooled { pool, .. } = &self.memory
+        {
+            pool.uncharge(self.len());
         }
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(mapping) = self.mapping.take() {
+        if let Memory::Pooled { mapping, pool } = &mut self.memory
+            && let Some(mapping) = mapping.take()
+        {
             let charged = *self.unreceived.get_mut() > 0;
-            self.pool.give_back(mapping, charged);
+            pool.give_back(mapping, charged);
         }
     }
 }
@@ -67,10 +108,25 @@ impl RegionWriter {
     /// A region over `mapping` that `tensors` (at least one) will share; `pool` gets the mapping back.
     pub(super) fn new(mapping: Mapping, tensors: u32, pool: PoolLink) -> Self {
         assert!(tensors > 0, "a region belongs to at least one tensor");
+        let mapping = Some(mapping);
+        Self::of(Memory::Pooled { mapping, pool }, tensors)
+    }
+
+    /// A region that shows `len` bytes of a file from `offset` on, to be shared by `tensors` tensors (at least one).
+    pub fn over(view: &Arc<FileView>, offset: usize, len: usize, tensors: u32) -> Self {
+        assert!(tensors > 0, "a region belongs to at least one tensor");
+        assert!(
+            offset <= view.len() && len <= view.len() - offset,
+            "a region leaves its file"
+        );
+        let view = Arc::clone(view);
+        Self::of(Memory::View { view, offset, len }, tensors)
+    }
+
+    fn of(memory: Memory, tensors: u32) -> Self {
         let region = Region {
-            mapping: Some(mapping),
+            memory,
             unreceived: AtomicU32::new(tensors),
-            pool,
         };
         Self {
             region: Arc::new(region),
@@ -91,7 +147,7 @@ impl RegionWriter {
             offset,
         };
         // SAFETY: `offset + len <= len()`, asserted above, so the address stays inside the mapping.
-        let start = unsafe { self.region.mapping().start().add(offset) };
+        let start = unsafe { self.region.start().add(offset) };
         // SAFETY: `next` only grows, so no other lease gets these bytes; a `RegionBytes` over them is made only when
         // they are filled and this lease is gone; `owner` keeps the mapping.
         unsafe { Lease::new(start, len, owner) }
@@ -120,7 +176,7 @@ impl RegionBytes {
     pub(crate) unsafe fn new(region: Arc<Region>, offset: usize, len: usize) -> Self {
         assert!(offset + len <= region.len(), "a tensor leaves its region");
         // SAFETY: inside the mapping, asserted above.
-        let start = unsafe { region.mapping().start().add(offset) };
+        let start = unsafe { region.start().add(offset) };
         Self { region, start, len }
     }
 
@@ -131,7 +187,8 @@ impl RegionBytes {
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The first byte's address. Whoever the tensor belongs to may write there as well as read: nobody else reaches these bytes.
+    /// The first byte's address. Whoever the tensor belongs to may write there as well as read, unless it is in a view that is not
+    /// writable: nobody else reaches these bytes.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
@@ -145,6 +202,10 @@ impl RegionBytes {
     ///
     /// Returns how many bytes were copied.
     ///
+    /// # Panics
+    ///
+    /// For a view, which may not be written to.
+    ///
     /// # Safety
     ///
     /// No other tensor may live in the region, no lease may be out, and nobody else may hold these bytes.
@@ -153,6 +214,7 @@ impl RegionBytes {
         if excess == 0 {
             return 0;
         }
+        assert!(self.region.view().is_none(), "nobody writes to a view");
         // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this one.
         let target = unsafe { self.start.sub(excess) };
         // SAFETY: source and target lie inside the mapping, which our caller promised is ours alone; `copy_to` allows the

@@ -19,6 +19,9 @@ use crate::source::{Access, ReadFile, Source};
 /// loop.
 const RETRIES_MAX: u32 = 10_000;
 
+/// Direct reads in a row that brought less than one unit: a file system that has more would have given it by now.
+const STUMPS_MAX: u32 = 100;
+
 /// The state of one extent.
 #[derive(Debug)]
 pub(super) struct Fill {
@@ -28,6 +31,7 @@ pub(super) struct Fill {
     filled: usize,
     access: Access,
     retries_in_row: u32,
+    stumps_in_row: u32,
     pub(super) transfer: Transfer,
 }
 
@@ -55,6 +59,23 @@ pub(super) enum Step {
     Failed(Error),
 }
 
+/// The error for pages of a file that cannot be mapped.
+pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::Error) -> Error {
+    // The system says the same of pages that cannot be read as of pages that are not there any more.
+    let error = match file.source().verify_unchanged() {
+        Err(changed) if error.raw_os_error() == Some(libc::EFAULT) => return changed,
+        _ if error.raw_os_error() == Some(libc::EFAULT) => Error::new(
+            ErrorKind::Io,
+            "cannot read: the system could not bring in its pages",
+        )
+        .with_source(error),
+        _ => Error::from_io("cannot read", error),
+    };
+    error
+        .with_location(file.source().location())
+        .with_range(offset..offset + needed as u64)
+}
+
 impl Fill {
     /// An extent of which nothing has been read, and the first read to do.
     pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
@@ -63,8 +84,9 @@ impl Fill {
             window: job.lease.len(),
             needed: job.needed,
             filled: 0,
-            access: file.access(),
+            access: file.access(job.offset, job.needed),
             retries_in_row: 0,
+            stumps_in_row: 0,
             transfer: Transfer::default(),
         };
         let first = new.read();
@@ -98,6 +120,9 @@ impl Fill {
         let before = self.filled;
         self.filled += count;
         if self.filled >= self.needed {
+            if self.access == Access::Buffered {
+                file.was_read(self.offset, self.filled);
+            }
             return Step::Filled(self.filled);
         }
         self.transfer.short_reads += 1;
@@ -108,9 +133,15 @@ impl Fill {
             let aligned = self.filled / alignment * alignment;
             if aligned > before {
                 self.filled = aligned;
-            } else {
+                self.stumps_in_row = 0;
+            } else if !file.demands_direct() {
                 // Not one whole unit came: the rest of this extent goes through the page cache.
                 self.access = Access::Buffered;
+            } else if self.stumps_in_row < STUMPS_MAX {
+                self.filled = before;
+                self.stumps_in_row += 1;
+            } else {
+                return Step::Failed(self.stuck(file, count));
             }
         }
         Step::Read(self.read())
@@ -133,6 +164,16 @@ impl Fill {
         }
         self.transfer.retries += 1;
         Step::Read(self.read())
+    }
+
+    /// Direct I/O was demanded, and brings less than its own unit.
+    fn stuck(&self, file: &ReadFile, count: usize) -> Error {
+        if let Err(changed) = file.source().verify_unchanged() {
+            return changed;
+        }
+        let message = format!("direct reads bring {count} bytes again and again, less than a unit");
+        self.placed(file, Error::new(ErrorKind::Io, message))
+            .with_hint("use cache=auto or cache=buffered")
     }
 
     fn ended_early(&self, file: &ReadFile) -> Error {

@@ -1,4 +1,5 @@
-//! Threads that call `pread`: works everywhere, and is the fastest way to copy from memory-backed files.
+//! Threads that call `pread`: works everywhere, and is the fastest way to copy from memory-backed files. The same threads map files
+//! that are not to be copied at all.
 //!
 //! Chosen by itself when no ring can be set up. Each thread takes a job, reads it whole, and sends it back.
 
@@ -10,7 +11,7 @@ use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 
-use super::fill::{Fill, Step};
+use super::fill::{self, Fill, Step};
 use super::{Done, Engine, Job, Transfer, Wait};
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::ReadFile;
@@ -85,6 +86,9 @@ fn serve(files: &[ReadFile], jobs: &Receiver<Job>, done: &Sender<Done>) {
 
 /// Reads one job whole.
 fn read(file: &ReadFile, mut job: Job) -> Done {
+    if job.lease.is_view() {
+        return show(file, job);
+    }
     let (mut state, mut next) = Fill::new(&job, file);
     let result = loop {
         let window = &mut job.lease.as_uninit()[next.window_offset..][..next.len];
@@ -102,6 +106,27 @@ fn read(file: &ReadFile, mut job: Job) -> Done {
         extent: job.extent,
         result,
         transfer: state.transfer,
+    }
+}
+
+/// Nothing is read into the window of a view: the file's pages are brought in and mapped.
+fn show(file: &ReadFile, job: Job) -> Done {
+    let (extent, offset, needed) = (job.extent, job.offset, job.needed);
+    if !file.is_copied() {
+        file.read_ahead(offset, needed);
+    }
+    let result = job
+        .lease
+        .populate(needed)
+        .map_err(|error| fill::not_shown(file, offset, needed, error));
+    let mapped_bytes = result.as_ref().map_or(0, |_| needed as u64);
+    Done {
+        extent,
+        result,
+        transfer: Transfer {
+            mapped_bytes,
+            ..Transfer::default()
+        },
     }
 }
 

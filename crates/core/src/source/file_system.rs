@@ -93,6 +93,20 @@ pub fn file_system(path: &Path) -> Result<FileSystem> {
     FileSystem::of(&file).map_err(|error| error.with_location(path.display()))
 }
 
+/// Whether a path leads to a network file system, or to one of a user-space server. Not, if nobody can tell.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_network(path: &Path) -> bool {
+    rustix::fs::statfs(path)
+        .ok()
+        .and_then(|statfs| u32::try_from(statfs.f_type & 0xFFFF_FFFF).ok())
+        .is_some_and(|magic| FileSystem::new(u64::from(magic), (0, 0)).network)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_network(_path: &Path) -> bool {
+    false
+}
+
 #[cfg(target_os = "linux")]
 fn magic(file: impl AsFd) -> Result<u64> {
     let statfs = rustix::fs::fstatfs(file)

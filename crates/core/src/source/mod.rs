@@ -4,6 +4,8 @@
 //! Knows nothing of tensors or plans. [`FileSource`] is a shard as the checkpoint holds it; [`ReadFile`] is the same file
 //! opened for one load, as engines take it; [`MemorySource`] stands in for storage in tests.
 
+mod cache;
+mod cached;
 mod file;
 mod file_system;
 #[cfg(feature = "object")]
@@ -24,8 +26,10 @@ mod store_options;
 
 #[cfg(feature = "object")]
 pub use crate::retry::Retries;
+pub use cache::Cache;
 pub use file::{FileSource, Identity};
 pub(crate) use file::{cannot_open, path_of};
+pub(crate) use file_system::is_network;
 pub use file_system::{FileSystem, file_system};
 #[cfg(feature = "object")]
 pub(crate) use folder::Folder;
@@ -35,7 +39,7 @@ pub use memory::MemorySource;
 pub use object::{ObjectIdentity, ObjectSource};
 #[cfg(feature = "object")]
 pub(crate) use object::{Receive, with_retries};
-pub use read_file::{Access, Cache, DirectIo, ReadFile, RefusedDirect};
+pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 #[cfg(feature = "object")]
 pub(crate) use remote::Remote;
 pub use residency::{Residency, evict, residency};
@@ -58,6 +62,8 @@ pub struct ReadHints {
     pub depth: usize,
     /// Bytes in flight to begin with.
     pub in_flight_bytes: u64,
+    /// Most bytes in flight that may ever be worth their memory; as many as to begin with where more cannot bring more.
+    pub in_flight_bytes_max: u64,
 }
 
 /// Fetches small ranges, for headers: the front of every kind of source.

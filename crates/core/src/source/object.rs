@@ -155,6 +155,11 @@ impl ObjectSource {
         object_hints()
     }
 
+    /// Whether both are in the same store.
+    pub(crate) fn shares_store(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.store, &other.0.store)
+    }
+
     /// The threads that its requests run on.
     pub(crate) fn remote(&self) -> &Arc<Remote> {
         &self.0.remote

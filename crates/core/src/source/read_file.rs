@@ -1,19 +1,21 @@
-//! A file opened for one load: how its bytes are reached, directly or through the page cache.
+//! A file opened for one load: how its bytes are reached, directly, through the page cache, or as a view of it.
 //!
-//! Engines read through it; `load` makes it. When the kernel refuses direct I/O, at opening or only at the first read
+//! Engines read through it; `prepare` makes it. What the page cache holds is copied from there, read by read. When the kernel refuses direct I/O, at opening or only at the first read
 //! (overlayfs on squashfs does that), the file is read buffered from then on, and so is every file of the same file system.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::str::FromStr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::param::page_size;
+
+use super::cached::Cached;
 use super::file::{cannot_open, open_direct, path_of};
-use super::{FileSource, ReadHints, Source};
+use super::{Cache, FileSource, ReadHints, Source, residency};
+use crate::buffer::FileView;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Assumed when the file system does not say: covers disks with 4 KiB sectors.
@@ -23,60 +25,20 @@ const ALIGNMENT_UNKNOWN: u64 = 4096;
 /// 16 MiB were within 4 % of each other in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Bytes in flight to begin with. There 8 to 49 MiB made no difference beyond that; real arrays will want more, which is for
-/// a controller to find (`schedule/depth.rs`).
+/// Bytes in flight to begin with on a disk. There 8 to 49 MiB made no difference beyond that; arrays want more, which the controller
+/// finds (`schedule/depth.rs`).
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
+
+/// The same on a network file system, and where files come from a user-space server: 5 ms at 10 GB/s are as much.
+const FAR_IN_FLIGHT_BYTES: u64 = 48 << 20;
+
+/// Most bytes in flight. Eight fast disks at 0.1 ms and 7 GB/s each need 6 MiB, and some queue a hundred times as long.
+const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
 /// Reads in flight to begin with: reaches `IN_FLIGHT_BYTES` with extents down to 512 KiB.
 const DEPTH: usize = 32;
 
-/// Whether reads go through the page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Cache {
-    /// Past it where the file system can, else through it.
-    #[default]
-    Auto,
-    /// Past it, or fail.
-    Direct,
-    /// Through it.
-    Buffered,
-}
-
-impl Cache {
-    /// The name that options and reports use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Direct => "direct",
-            Self::Buffered => "buffered",
-        }
-    }
-}
-
-impl fmt::Display for Cache {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Cache {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "direct" => Ok(Self::Direct),
-            "buffered" => Ok(Self::Buffered),
-            _ => Err(Error::unknown_name(
-                "cache",
-                text,
-                &["auto", "direct", "buffered"],
-            )),
-        }
-    }
-}
-
-/// How bytes reach memory.
+/// How a read reaches the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Past the page cache, by the device's own transfers.
@@ -100,7 +62,14 @@ pub struct DirectIo {
 
 /// The file systems that refused direct I/O during this load, by device number.
 #[derive(Debug, Default)]
-pub struct RefusedDirect(HashMap<u64, Arc<AtomicBool>>);
+pub struct RefusedDirect(Mutex<HashMap<u64, Arc<AtomicBool>>>);
+
+impl RefusedDirect {
+    fn of(&self, source: &FileSource) -> Arc<AtomicBool> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(source.identity().device).or_default())
+    }
+}
 
 /// A file opened for one load.
 #[derive(Debug)]
@@ -108,6 +77,12 @@ pub struct ReadFile {
     source: Arc<FileSource>,
     direct: Option<File>,
     cache: Cache,
+    /// Whether a ring must hand its reads to threads of the kernel's.
+    punted: bool,
+    /// What the page cache held when the file was opened.
+    cached: Cached,
+    /// The file as memory, if it is to be that.
+    view: Option<Arc<FileView>>,
     /// Shared by all files of the file system.
     refused: Arc<AtomicBool>,
     alignment: u64,
@@ -119,29 +94,37 @@ impl ReadFile {
     /// # Errors
     ///
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when direct I/O is demanded
-    /// and refused.
-    pub fn open(
-        source: Arc<FileSource>,
-        cache: Cache,
-        refused: &mut RefusedDirect,
-    ) -> Result<Self> {
-        let refused = Arc::clone(refused.0.entry(source.identity().device).or_default());
+    /// and refused, or the file cannot be mapped.
+    pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
+        let refused = refused.of(&source);
         let mut opened = Self {
+            punted: source.file_system().name == "fuse",
             source,
             direct: None,
             cache,
+            cached: Cached::Nothing,
+            view: None,
             refused,
             alignment: 1,
         };
         let wanted = match cache {
             Cache::Buffered => false,
+            Cache::Map => {
+                opened.alignment = page_size() as u64;
+                false
+            }
             // Memory has no device to read past it.
-            Cache::Auto => !opened.source.file_system().in_memory && !opened.is_refused(),
+            Cache::Auto | Cache::Drop => {
+                !opened.source.file_system().in_memory && !opened.is_refused()
+            }
             Cache::Direct if opened.source.file_system().in_memory => {
                 return Err(refused_error(&opened.source));
             }
             Cache::Direct => true,
         };
+        if cache != Cache::Direct {
+            opened.cached = Cached::of(&opened.source);
+        }
         if !wanted {
             return Ok(opened);
         }
@@ -172,13 +155,71 @@ impl ReadFile {
         &self.source
     }
 
-    /// How a read that starts now should reach the bytes.
-    pub fn access(&self) -> Access {
-        if self.direct.is_some() && !self.is_refused() {
+    /// How a read of `len` bytes at `offset` that starts now should reach them.
+    pub fn access(&self, offset: u64, len: usize) -> Access {
+        if self.reads_direct() && !self.cached.holds(&self.source, offset, len) {
             Access::Direct
         } else {
             Access::Buffered
         }
+    }
+
+    /// Whether anything is read past the page cache.
+    fn reads_direct(&self) -> bool {
+        self.direct.is_some() && !self.is_refused()
+    }
+
+    /// Whether nearly all of it is to be copied from memory, as far as is known: cores are the limit then, and no device.
+    pub fn is_copied(&self) -> bool {
+        let in_memory = self.source.file_system().in_memory;
+        in_memory || self.cached.holds_nearly_all()
+    }
+
+    /// Whether reads go over a network or to a server in user space.
+    pub fn is_far(&self) -> bool {
+        self.source.file_system().network
+    }
+
+    /// Whether a ring must hand its reads to threads of the kernel's. A FUSE file system says of its files that they can always be read
+    /// without waiting, so the ring reads at once, one after another, unless the server takes reads without an answer to the last
+    /// (`FUSE_ASYNC_DIO`). Whether it does, nobody can ask. (64 files at 5 ms, 100 MB/s each, 2026-11: 52 MB/s, or all of it.)
+    pub fn must_be_punted(&self) -> bool {
+        self.punted
+    }
+
+    /// Maps the file for views of its bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`FileView::new`], with the location.
+    pub fn map(&mut self, writable: bool) -> Result<&Arc<FileView>> {
+        let view = FileView::new(self.source.file(), self.source.len(), writable)
+            .map_err(|error| error.with_location(self.source.location()))?;
+        Ok(self.view.insert(Arc::new(view)))
+    }
+
+    /// The file as memory, if it has been mapped.
+    pub fn view(&self) -> Option<&Arc<FileView>> {
+        self.view.as_ref()
+    }
+
+    /// So many bytes have been read through the page cache: nothing of them stays there, if that was asked for.
+    pub fn was_read(&self, offset: u64, len: usize) {
+        if self.cache == Cache::Drop {
+            residency::let_go(self.source.file(), offset, len as u64);
+        }
+    }
+
+    /// Nothing more will be read: what the last reads and the header left in the page cache goes too, if that was asked for.
+    pub fn finish(&self) {
+        if self.cache == Cache::Drop {
+            residency::let_go(self.source.file(), 0, self.source.len());
+        }
+    }
+
+    /// Begins to bring bytes into the page cache, without waiting for them.
+    pub fn read_ahead(&self, offset: u64, len: usize) {
+        residency::read_ahead(self.source.file(), offset, len as u64);
     }
 
     /// The descriptor for such a read.
@@ -202,6 +243,11 @@ impl ReadFile {
         Ok(())
     }
 
+    /// Whether reads must not go through the page cache.
+    pub fn demands_direct(&self) -> bool {
+        self.cache == Cache::Direct
+    }
+
     /// Whether direct I/O was refused on this file system.
     pub fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
@@ -214,6 +260,16 @@ impl ReadFile {
 
     /// How the file likes to be read.
     pub fn hints(&self) -> ReadHints {
+        let (in_flight_bytes, in_flight_bytes_max) = if self.is_copied() {
+            // Each core copies one extent at a time, and the next one waits for it.
+            let cores = std::thread::available_parallelism().map_or(1, usize::from) as u64;
+            let bytes = IN_FLIGHT_BYTES.max(2 * cores * EXTENT_BYTES);
+            (bytes, bytes)
+        } else if self.is_far() {
+            (FAR_IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+        } else {
+            (IN_FLIGHT_BYTES, IN_FLIGHT_BYTES_MAX)
+        };
         ReadHints {
             extent_bytes: EXTENT_BYTES,
             request_bytes: EXTENT_BYTES,
@@ -221,7 +277,8 @@ impl ReadFile {
             // Skipping less than this saves no read: neighbours share a page or two.
             gap_bytes: 64 << 10,
             depth: DEPTH,
-            in_flight_bytes: IN_FLIGHT_BYTES,
+            in_flight_bytes,
+            in_flight_bytes_max,
         }
     }
 

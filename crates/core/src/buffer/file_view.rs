@@ -1,0 +1,186 @@
+//! A file as memory: private, read by everybody who maps it from the same pages of the page cache, never copied.
+//!
+//! The hazard that no loader can take away: when somebody truncates the file, touching what is gone kills the process (`SIGBUS`).
+//! While a load runs this is an error ([`FileView::populate`]); afterwards it is the owner's of the tensors to keep the file whole.
+
+#![expect(unsafe_code, reason = "maps files, and asks for their pages")]
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::{self, NonNull};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// A private mapping of a whole file.
+#[derive(Debug)]
+pub struct FileView {
+    start: NonNull<u8>,
+    len: usize,
+    writable: bool,
+}
+
+// SAFETY: a view is plain memory; unmapping works from any thread.
+unsafe impl Send for FileView {}
+// SAFETY: `&FileView` gives out the address and the length, and populating changes no byte.
+unsafe impl Sync for FileView {}
+
+impl FileView {
+    /// Maps the first `bytes` bytes of `file`, at least one, to the end of the last page. Whoever writes to a `writable` view writes
+    /// to pages of the process's own; writing to any other kills it (`SIGSEGV`).
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] when the file system has no mappings, [`ErrorKind::OutOfMemory`] when there is no room for one.
+    pub fn new(file: impl AsFd, bytes: u64, writable: bool) -> Result<Self> {
+        let len = usize::try_from(bytes)
+            .ok()
+            .and_then(|bytes| bytes.max(1).checked_next_multiple_of(page_size()))
+            .ok_or_else(|| Error::new(ErrorKind::OutOfMemory, "the file is too large to map"))?;
+        let protection = if writable {
+            ProtFlags::READ | ProtFlags::WRITE
+        } else {
+            ProtFlags::READ
+        };
+        // NORESERVE: a page is only taken when somebody writes to it.
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a null hint and a fresh mapping: no existing memory is touched.
+        let mapped = unsafe { mmap(ptr::null_mut(), len, protection, flags, file, 0) };
+        let start = mapped.map_err(|errno| {
+            let kind = match errno {
+                rustix::io::Errno::NODEV | rustix::io::Errno::ACCESS => ErrorKind::Unsupported,
+                rustix::io::Errno::NOMEM => ErrorKind::OutOfMemory,
+                _ => ErrorKind::Io,
+            };
+            Error::new(kind, "cannot map the file")
+                .with_hint("use cache=auto")
+                .with_source(io::Error::from(errno))
+        })?;
+        let start = NonNull::new(start.cast()).expect("mmap never returns null");
+        Ok(Self {
+            start,
+            len,
+            writable,
+        })
+    }
+
+    /// The file's first byte.
+    pub fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// Bytes, whole pages.
+    #[expect(clippy::len_without_is_empty, reason = "a view is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether its owner may write to it.
+    pub fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Brings the pages of `len` bytes from `offset` on into memory and maps them: touching them faults no more.
+    ///
+    /// Does nothing, silently, where the kernel is older than 5.14: then the first touch does it.
+    ///
+    /// # Errors
+    ///
+    /// `EFAULT` when the file has become shorter, `EIO` when it cannot be read.
+    pub fn populate(&self, offset: usize, len: usize) -> io::Result<()> {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "pages outside of the view"
+        );
+        let inner = offset % page_size();
+        // SAFETY: inside the view, asserted above.
+        let from = unsafe { self.start.add(offset - inner) };
+        // SAFETY: the range is the view's own; reading pages in changes no byte.
+        unsafe { populate(from.as_ptr(), len + inner) }
+    }
+}
+
+impl Drop for FileView {
+    fn drop(&mut self) {
+        // SAFETY: mapped in `new`, and nobody has it any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Reads in and maps every page of the range.
+///
+/// # Safety
+///
+/// The range must be a mapping of the caller's.
+#[cfg(target_os = "linux")]
+unsafe fn populate(start: *mut u8, len: usize) -> io::Result<()> {
+    use rustix::io::Errno;
+    use rustix::mm::{Advice, madvise};
+    loop {
+        // SAFETY: the caller's promise; populating for reads changes no byte.
+        match unsafe { madvise(start.cast(), len, Advice::LinuxPopulateRead) } {
+            Ok(()) | Err(Errno::INVAL) => return Ok(()),
+            Err(Errno::INTR | Errno::AGAIN) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+#[expect(clippy::unnecessary_wraps, reason = "the Linux version can fail")]
+unsafe fn populate(_start: *mut u8, _len: usize) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::buffer::RegionWriter;
+
+    fn file(len: usize) -> std::fs::File {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let bytes: Vec<u8> = (0..len)
+            .map(|at| u8::try_from(at % 251).expect("small"))
+            .collect();
+        file.write_all(&bytes).expect("room");
+        file
+    }
+
+    #[test]
+    fn a_region_over_a_file_shows_its_bytes_and_nobody_writes_there() {
+        let view = FileView::new(file(10_000), 10_000, false).expect("maps");
+        let mut writer = RegionWriter::over(&Arc::new(view), 4096, 5904, 1);
+        let lease = writer.carve(5904);
+        assert!(lease.is_view());
+        let filled = lease.populate(5904).expect("is there");
+        let expected: Vec<u8> = (4096..10_000)
+            .map(|at| u8::try_from(at % 251).expect("small"))
+            .collect();
+        assert_eq!(filled.bytes(), expected);
+        assert!(!filled.region().expect("a region").0.is_writable());
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody writes to a view")]
+    fn a_view_is_no_memory_to_fill() {
+        let view = FileView::new(file(4096), 4096, true).expect("maps");
+        let _ = RegionWriter::over(&Arc::new(view), 0, 4096, 1)
+            .carve(4096)
+            .as_uninit();
+    }
+
+    #[test]
+    fn pages_that_are_gone_are_an_error_and_no_signal() {
+        let file = file(3 * 4096);
+        let view = FileView::new(&file, 3 * 4096, false).expect("maps");
+        file.set_len(4096).expect("truncates");
+        view.populate(0, 4096).expect("still there");
+        let error = view.populate(4096, 4096).expect_err("gone");
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    }
+}

@@ -1,0 +1,224 @@
+//! What the page cache holds is copied, shown or let go of, as asked; everything else is read past it.
+
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use tload::probe;
+use tload::source::{Cache, FileSource};
+use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
+use tload::{Dtype, EngineChoice, ErrorKind, Loader};
+
+use crate::files::{
+    assert_all, even, evict, folder, load_with_report, location, mixed, options, read, write,
+};
+use crate::requirement;
+
+/// Bytes of a file in the page cache.
+fn resident(path: &Path) -> u64 {
+    probe::residency(path)
+        .expect("Linux answers")
+        .resident_bytes
+}
+
+fn engines() -> Vec<EngineChoice> {
+    let uring = requirement::uring().map(|()| EngineChoice::Uring);
+    uring.into_iter().chain([EngineChoice::Pread]).collect()
+}
+
+#[test]
+fn resident_files_are_copied_and_cold_ones_read_directly() {
+    if requirement::direct().is_none() {
+        return;
+    }
+    let folder = folder();
+    let file = even("t", 1, 24, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    for engine in engines() {
+        let auto = || options(|it| it.engine = engine);
+        if evict(folder.path()) {
+            let (tensors, report) = load_with_report(&path, auto());
+            assert_all(&tensors, &[&file]);
+            assert_eq!((report.buffered_bytes, report.mapped_bytes), (0, 0));
+        }
+        assert_eq!(read(&path), file);
+        if resident(&path) >= file.len() as u64 {
+            let (tensors, report) = load_with_report(&path, auto());
+            assert_all(&tensors, &[&file]);
+            assert_eq!((report.direct_bytes, report.mapped_bytes), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
+    if requirement::direct().is_none() {
+        return;
+    }
+    let folder = folder();
+    let file = even("t", 2, 32, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    for engine in engines() {
+        let cold = evict(folder.path());
+        let opened = FileSource::open(&location(&path)).expect("just written");
+        let opened = opened.file();
+        rustix::fs::fadvise(opened, 0, None, rustix::fs::Advice::Random).expect("is advice");
+        let mut half = vec![0; file.len() / 2];
+        opened.read_exact_at(&mut half, 0).expect("is there");
+        let before = resident(&path);
+        let (tensors, report) = load_with_report(&path, options(|it| it.engine = engine));
+        assert_all(&tensors, &[&file]);
+        assert_eq!(
+            report.read_bytes,
+            report.direct_bytes + report.buffered_bytes
+        );
+        // The kernel may have read ahead, and forgets when it likes.
+        if cold && (14 << 20..20 << 20).contains(&before) {
+            assert!(report.buffered_bytes >= 12 << 20, "{report}");
+            assert!(report.direct_bytes >= 10 << 20, "{report}");
+        }
+    }
+}
+
+#[test]
+fn drop_leaves_nothing_in_the_page_cache() {
+    let folder = folder();
+    let file = even("t", 3, 16, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    if !evict(folder.path()) {
+        requirement::say("SKIPPED: this file system keeps its pages");
+        return;
+    }
+    for engine in engines() {
+        for warm in [false, true] {
+            if warm {
+                assert_eq!(read(&path), file);
+            }
+            let drop = options(|it| (it.engine, it.cache) = (engine, Cache::Drop));
+            let (tensors, report) = load_with_report(&path, drop);
+            assert_all(&tensors, &[&file]);
+            assert_eq!(resident(&path), 0, "{report}");
+        }
+    }
+}
+
+#[test]
+fn views_are_the_files_themselves() {
+    let folder = folder();
+    let files: Vec<_> = (0..3)
+        .map(|shard| mixed(&format!("{shard}."), shard, 40, 700_000))
+        .collect();
+    for (shard, file) in files.iter().enumerate() {
+        write(&folder.path().join(format!("m-{shard}.safetensors")), file);
+    }
+    let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
+    for cold in [true, false] {
+        if cold {
+            evict(folder.path());
+        }
+        for (writable, lanes) in [(false, None), (true, Some(3))] {
+            let map = options(|it| {
+                (it.cache, it.writable, it.lanes) = (Cache::Map, writable, lanes);
+                // Nothing of it is a copy.
+                it.memory_limit = Some(1);
+            });
+            let (tensors, report) = load_with_report(folder.path(), map);
+            assert_all(&tensors, &files);
+            assert!(
+                tensors
+                    .iter()
+                    .all(|it| it.byte_len() == 0 || it.is_writable() == writable)
+            );
+            assert_eq!(
+                (report.engine.name.as_str(), report.memory_peak),
+                ("map", 0)
+            );
+            assert_eq!(report.read_bytes, report.mapped_bytes);
+            assert_eq!((report.direct_bytes, report.copied_bytes), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn what_no_view_can_align_is_copied() {
+    let folder = folder();
+    let mut rng = Rng::new(7);
+    let mut file = FileBuilder::new().unaligned(3);
+    for (index, dtype) in [Dtype::U8, Dtype::F64, Dtype::F32, Dtype::F64]
+        .into_iter()
+        .enumerate()
+    {
+        let len = byte_len(dtype, 5000).expect("whole bytes");
+        file = file.tensor(&format!("t{index}"), dtype, &[5000], &rng.bytes(len));
+    }
+    let file = file.build();
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let (tensors, report) = load_with_report(&path, options(|it| it.cache = Cache::Map));
+    assert_all(&tensors, &[&file]);
+    assert!(report.copied_bytes >= 5000 * 4, "{report}");
+    let copied = tensors.iter().find(|tensor| tensor.name() == "t1");
+    assert!(copied.expect("is there").is_writable(), "memory of its own");
+}
+
+#[test]
+fn a_view_outlives_its_stream_and_its_loader() {
+    let folder = folder();
+    let file = even("t", 5, 3, 300_000);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let (tensors, _) = load_with_report(&path, options(|it| it.cache = Cache::Map));
+    std::fs::remove_file(&path).expect("nobody needs its name");
+    assert_all(&tensors, &[&file]);
+}
+
+#[test]
+fn a_file_that_shrinks_before_it_is_shown_is_an_error_and_no_signal() {
+    let folder = folder();
+    let path = write(
+        &folder.path().join("m.safetensors"),
+        &even("t", 6, 16, 1 << 20),
+    );
+    let loader = Loader::open(&location(&path)).expect("opens");
+    let shrink = std::fs::OpenOptions::new().write(true).open(&path);
+    shrink
+        .and_then(|file| file.set_len(3 << 20))
+        .expect("truncates");
+    let stream = loader.options(options(|it| it.cache = Cache::Map)).stream();
+    let error = stream
+        .expect("starts")
+        .find_map(Result::err)
+        .expect("bytes are missing");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{error}");
+}
+
+#[test]
+fn views_are_in_host_memory_of_nobodys() {
+    let folder = folder();
+    let file = even("t", 8, 1, 4096);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let target = crate::sinks::lend(4096);
+    let loader = Loader::open(&location(&path)).expect("opens");
+    let loader = loader.targets([("t0".to_owned(), target)]);
+    let stream = loader.options(options(|it| it.cache = Cache::Map)).stream();
+    let error = stream.expect_err("would be a copy");
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert_eq!(error.hint(), Some("use cache=auto"));
+}
+
+#[test]
+fn cores_are_what_copies_wait_for() {
+    if requirement::uring().is_none() || requirement::direct().is_none() {
+        return;
+    }
+    let folder = folder();
+    let file = even("t", 9, 40, 1 << 20);
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let ring = || options(|it| it.engine = EngineChoice::Uring);
+    assert_eq!(read(&path), file);
+    if resident(&path) >= file.len() as u64 {
+        let (_, report) = load_with_report(&path, ring());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        assert_eq!(report.lanes, cores.min(8));
+    }
+    let one = options(|it| (it.engine, it.lanes) = (EngineChoice::Uring, Some(1)));
+    let (_, report) = load_with_report(&path, one);
+    assert_eq!(report.lanes, 1, "as asked for");
+}
