@@ -8,6 +8,13 @@ mod fill;
 #[cfg(feature = "object")]
 mod object;
 mod pread;
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+mod refused;
+#[cfg(all(target_os = "linux", feature = "tokio-uring"))]
+mod tokio_uring;
+#[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
+#[path = "no_tokio_uring.rs"]
+mod tokio_uring;
 #[cfg(all(target_os = "linux", feature = "uring"))]
 mod uring;
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
@@ -16,7 +23,7 @@ mod uring;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, choose, open};
+pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, choose, open};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
 pub use uring::{RingProbe, probe_ring};
@@ -68,6 +75,8 @@ pub struct Transfer {
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
+    /// Bytes that were mapped and not copied.
+    pub mapped_bytes: u64,
     /// Bytes received from object stores.
     pub remote_bytes: u64,
     /// Requests to object stores.
@@ -104,6 +113,9 @@ pub trait Engine {
 
     /// Moves every finished job into `done`: filled whole, or failed. Never short.
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
+
+    /// So many bytes may be in flight from now on, over all lanes: for engines that have something else to fit to that.
+    fn allow(&mut self, _bytes: u64) {}
 }
 
 impl<E: Engine + ?Sized> Engine for Box<E> {
@@ -121,5 +133,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
         (**self).reap(wait, done);
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        (**self).allow(bytes);
     }
 }

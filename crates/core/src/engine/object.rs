@@ -31,9 +31,11 @@ const SHARE_BYTES_MIN: u64 = 4 << 20;
 pub struct ObjectSetup {
     /// The objects, in the order of [`Job::source`].
     pub objects: Arc<[ObjectSource]>,
-    /// Requests that receive at a time. A request that only waits for its answer comes on top: the next one is sent as long before
+    /// Requests that receive at a time, to begin with. A request that only waits for its answer comes on top: the next one is sent as long before
     /// the end of another as its answer will take, so that no connection's worth of bandwidth is idle meanwhile.
     pub connections: usize,
+    /// Bytes in flight for which `connections` is right: more of them, more connections. None if it stays as it is.
+    pub in_flight_bytes: Option<u64>,
     /// Longest request, bytes; a longer job is one all the same.
     pub request_bytes: u64,
     /// Bytes that all jobs of the load need together: towards the end requests become shorter, so that all connections end
@@ -51,6 +53,8 @@ pub struct ObjectSetup {
 #[derive(Debug)]
 pub(super) struct ObjectEngine {
     setup: Arc<ObjectSetup>,
+    /// Requests that may receive at a time now.
+    connections: usize,
     /// Not started: the last one may still grow.
     waiting: VecDeque<Request>,
     /// Bytes of the requests in `waiting`.
@@ -100,6 +104,7 @@ impl ObjectEngine {
         });
         Self {
             unseen_bytes: setup.total_bytes,
+            connections: setup.connections,
             setup,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -114,8 +119,8 @@ impl ObjectEngine {
     }
 
     fn start_requests(&mut self) {
-        let open_max = self.setup.connections + self.setup.connections / 4;
-        while self.running < self.setup.connections && self.open < open_max {
+        let open_max = self.connections + self.connections / 4;
+        while self.running < self.connections && self.open < open_max {
             let Some(request) = self.next_request() else {
                 return;
             };
@@ -153,7 +158,7 @@ impl ObjectEngine {
     /// Transactions on Computers 1987).
     fn next_request(&mut self) -> Option<Request> {
         let mut first = self.waiting.pop_front()?;
-        let connections = self.setup.connections as u64;
+        let connections = self.connections as u64;
         let idle = connections - self.running as u64;
         let left = self.waiting_bytes + self.unseen_bytes;
         let share = (self.waiting_bytes / idle).min(left / (2 * connections));
@@ -222,6 +227,21 @@ impl Engine for ObjectEngine {
             let news = self.reports.recv().expect("holds a sender itself");
             self.take(news, done);
         }
+    }
+
+    fn allow(&mut self, bytes: u64) {
+        self.connections = self.setup.connections_for(bytes);
+    }
+}
+
+impl ObjectSetup {
+    /// As many connections for each byte in flight as to begin with.
+    fn connections_for(&self, bytes: u64) -> usize {
+        let Some(base) = self.in_flight_bytes.filter(|base| *base > 0) else {
+            return self.connections;
+        };
+        let wanted = u128::from(bytes) * self.connections as u128 / u128::from(base);
+        usize::try_from(wanted).unwrap_or(usize::MAX).max(1)
     }
 }
 

@@ -40,7 +40,11 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
     if let Some(slab) = &setup.slab {
         ring.register_slab(Arc::clone(slab));
     }
-    let features = ring.features();
+    let mut features = ring.features();
+    if setup.files.iter().any(ReadFile::must_be_punted) {
+        ring.want_threads(setup.depth);
+        features.push("kernel_threads".to_owned());
+    }
     let engine = UringEngine {
         ring,
         slots: Slots::new(setup.depth),
@@ -61,6 +65,7 @@ impl UringEngine {
                 source,
                 descriptor: self.files[source].descriptor(read.access),
                 read,
+                punted: self.files[source].must_be_punted(),
             },
         );
     }

@@ -17,6 +17,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::super::choose::Refusal;
 use super::super::fill::Read;
+use super::super::refused::refusal;
 use crate::buffer::{Lease, Slab};
 use crate::source::{Access, ReadFile};
 
@@ -41,6 +42,8 @@ pub(super) struct Submission<'a> {
     pub(super) descriptor: BorrowedFd<'a>,
     /// What to read.
     pub(super) read: Read,
+    /// Whether threads of the kernel's are to read it.
+    pub(super) punted: bool,
 }
 
 impl Ring {
@@ -121,6 +124,16 @@ impl Ring {
         }
     }
 
+    /// Lets as many of the kernel's threads read as there are reads in flight; it would start four for each core. Before Linux 5.15
+    /// there is no such wish.
+    pub(super) fn want_threads(&mut self, depth: usize) {
+        let threads = u32::try_from(depth).unwrap_or(u32::MAX);
+        let _ = self
+            .io
+            .submitter()
+            .register_iowq_max_workers(&mut [threads, 0]);
+    }
+
     /// What of the kernel's offers is in use.
     pub(super) fn features(&self) -> Vec<String> {
         [
@@ -142,6 +155,7 @@ impl Ring {
             source,
             descriptor,
             read,
+            punted,
         } = submission;
         assert!(
             read.window_offset + read.len <= lease.len(),
@@ -170,7 +184,12 @@ impl Ring {
                 .offset(read.offset)
                 .build(),
         }
-        .user_data(slot as u64);
+        .user_data(slot as u64)
+        .flags(if punted {
+            squeue::Flags::ASYNC
+        } else {
+            squeue::Flags::empty()
+        });
         // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot table owns the lease until
         // it has seen this entry's completion, also when the engine is dropped; files live as long as the engine.
         unsafe { self.io.submission().push(&entry) }
@@ -243,24 +262,4 @@ fn build(entries: u32) -> io::Result<(IoUring, bool, bool)> {
         return Ok((ring, true, false));
     }
     plain.build(entries).map(|ring| (ring, false, false))
-}
-
-/// What the kernel said, and what would help.
-pub(super) fn refusal(error: &io::Error) -> Refusal {
-    let hint = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => {
-            "containers often block it through seccomp (allow io_uring_setup, io_uring_enter and io_uring_register), and \
-             sysctl kernel.io_uring_disabled must be 0"
-        }
-        Some(libc::ENOSYS | libc::EOPNOTSUPP) => {
-            "the kernel is older than 5.6 or a sandbox such as gVisor hides it"
-        }
-        Some(libc::ENOMEM) => "raise the locked-memory limit (ulimit -l)",
-        Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files (ulimit -n)",
-        _ => "see tload doctor",
-    };
-    Refusal {
-        reason: error.to_string(),
-        hint: hint.to_owned(),
-    }
 }

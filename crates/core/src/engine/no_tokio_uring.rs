@@ -1,0 +1,11 @@
+//! Stands in for the engine of the crate `tokio-uring` where there is none: other systems, and builds without the feature.
+
+use super::Engine;
+use super::choose::{EngineSetup, Refusal};
+
+pub(super) fn open(_setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+    Err(Refusal {
+        reason: "this build has no tokio-uring".to_owned(),
+        hint: "build on Linux with the feature tokio-uring".to_owned(),
+    })
+}

@@ -1,0 +1,68 @@
+//! The files of a load as `tokio-uring` has them: each with a descriptor of its own, which the crate closes.
+//!
+//! A load may have a thousand shards, and each two descriptors already. So a third and fourth are made when they are needed, and
+//! unused ones given up when the system has no more.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tokio_uring::fs::File;
+
+use crate::error::{Error, Result};
+use crate::source::{Access, ReadFile, Source};
+
+/// The files, and the descriptors made so far.
+pub(super) struct Files {
+    files: Arc<[ReadFile]>,
+    opened: RefCell<HashMap<(usize, bool), Rc<File>>>,
+}
+
+impl Files {
+    /// None opened yet.
+    pub(super) fn new(files: Arc<[ReadFile]>) -> Self {
+        Self {
+            files,
+            opened: RefCell::default(),
+        }
+    }
+
+    /// A file as the load has it.
+    pub(super) fn get(&self, source: usize) -> &ReadFile {
+        &self.files[source]
+    }
+
+    /// The same for reading through `access`.
+    ///
+    /// # Errors
+    ///
+    /// No more descriptors are to be had, and all of ours are being read through.
+    pub(super) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
+        let file = &self.files[source];
+        let key = (source, access == Access::Direct);
+        let mut opened = self.opened.borrow_mut();
+        if let Some(file) = opened.get(&key) {
+            return Ok(Rc::clone(file));
+        }
+        let duplicate = || file.descriptor(access).try_clone_to_owned();
+        let descriptor = duplicate().or_else(|error| {
+            if !matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) {
+                return Err(error);
+            }
+            opened.retain(|_, file| Rc::strong_count(file) > 1);
+            duplicate()
+        });
+        let descriptor = descriptor.map_err(|error| failure(file, error))?;
+        let new = Rc::new(File::from_std(descriptor.into()));
+        opened.insert(key, Rc::clone(&new));
+        Ok(new)
+    }
+}
+
+fn failure(file: &ReadFile, error: io::Error) -> Error {
+    Error::from_io("cannot duplicate the file's descriptor", error)
+        .with_location(file.source().location())
+        .with_hint("raise the limit of open files (ulimit -n), or use engine=auto")
+}

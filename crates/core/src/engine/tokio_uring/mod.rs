@@ -1,0 +1,234 @@
+//! The engine over the crate `tokio-uring`: its runtime on the lane's thread, one local task for each job.
+//!
+//! Used only when asked for ([0005](../../../../../docs/design/0005-tokio-uring-engine.md)). `submit` notes the job; `reap` runs
+//! the runtime, which starts a task for it, until enough tasks have ended. Nothing leaves the thread: the crate's files and
+//! buffers are `Rc`s.
+
+#![expect(
+    unsafe_code,
+    reason = "says which bytes of a lease the kernel has filled"
+)]
+
+mod files;
+mod memory;
+mod turns;
+
+use std::io;
+use std::panic::resume_unwind;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::MemfdFlags;
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::timeout;
+use tokio_uring::Runtime;
+use tokio_uring::fs::File;
+
+use super::choose::{EngineSetup, Refusal};
+use super::fill::{Fill, Step};
+use super::refused::refusal;
+use super::{Done, Engine, Job, Wait};
+use files::Files;
+use memory::{RegisteredSlots, read_once};
+use turns::Turns;
+
+/// How long to wait before what is queued is handed to the kernel once more: the crate drops the error when that fails, and
+/// nothing else would bring it about.
+const HAND_OVER_AGAIN: Duration = Duration::from_millis(100);
+
+/// How long the first read, of an empty file in memory, may take before the ring counts as broken.
+const FIRST_READ_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Reads through a runtime of `tokio-uring`.
+struct TokioUringEngine {
+    /// Not started yet.
+    submitted: Vec<Job>,
+    /// One for each job. Declared before `runtime`, which they need to the end.
+    tasks: JoinSet<Done>,
+    shared: Rc<Shared>,
+    depth: usize,
+    runtime: Runtime,
+}
+
+/// What tasks need.
+struct Shared {
+    files: Files,
+    slots: Option<RegisteredSlots>,
+    turns: Turns,
+}
+
+/// Sets up a ring and its runtime on the calling thread. Also returns the names of what they use.
+pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
+    let (runtime, mut features) = runtime(setup.depth).map_err(|error| refusal(&error))?;
+    let opening = async {
+        try_reading().await?;
+        io::Result::Ok(Shared {
+            files: Files::new(Arc::clone(&setup.files)),
+            slots: setup.slab.as_ref().and_then(RegisteredSlots::register),
+            turns: Turns::new()?,
+        })
+    };
+    let shared = runtime.block_on(opening).map_err(|error| refusal(&error))?;
+    if shared.slots.is_some() {
+        features.push("registered_buffers".to_owned());
+    }
+    let engine = TokioUringEngine {
+        submitted: Vec::new(),
+        tasks: JoinSet::new(),
+        shared: Rc::new(shared),
+        depth: setup.depth,
+        runtime,
+    };
+    Ok((Box::new(engine), features))
+}
+
+/// A runtime whose ring takes `depth` reads at a time.
+fn runtime(depth: usize) -> io::Result<(Runtime, Vec<String>)> {
+    let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
+    let mut plain = tokio_uring::uring_builder();
+    plain.dontfork();
+    // Not DEFER_TASKRUN: the runtime waits in epoll, and would then wait for ever.
+    let mut best = plain.clone();
+    best.setup_single_issuer().setup_coop_taskrun();
+    let flags = ["single_issuer", "coop_taskrun"];
+    // Tried first by itself, for two reasons: a runtime that gets no ring leaks its descriptors, and one that may not enter its
+    // ring says nothing and hangs.
+    let (ring, chosen, features) = match best.build(entries) {
+        Ok(ring) => (ring, best, flags.map(str::to_owned).to_vec()),
+        Err(_) => (plain.build(entries)?, plain, Vec::new()),
+    };
+    ring.submit()?;
+    drop(ring);
+    let mut builder = tokio_uring::builder();
+    builder.entries(entries).uring_builder(&chosen);
+    Ok((Runtime::new(&builder)?, features))
+}
+
+/// Kernels before 5.6 and some sandboxes have rings without reads.
+async fn try_reading() -> io::Result<()> {
+    let empty = rustix::fs::memfd_create("tload-first-read", MemfdFlags::CLOEXEC)?;
+    let file = File::from_std(empty.into());
+    let read = file.read_at(Vec::with_capacity(1), 0);
+    let (result, _) = timeout(FIRST_READ_PATIENCE, read).await?;
+    result.map(drop)
+}
+
+/// Reads one job whole.
+async fn read(shared: Rc<Shared>, job: Job) -> Done {
+    let file = shared.files.get(job.source);
+    let (mut state, mut next) = Fill::new(&job, file);
+    let Job {
+        extent,
+        source,
+        mut lease,
+        ..
+    } = job;
+    let result = loop {
+        let opened = match shared.files.open(source, next.access) {
+            Ok(opened) => opened,
+            Err(error) => break Err(error),
+        };
+        shared.turns.queued();
+        let (count, back) = read_once(shared.slots.as_ref(), lease, &opened, next).await;
+        lease = back;
+        let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
+        match state.after(file, count) {
+            Step::Read(read) => next = read,
+            // SAFETY: the kernel has posted the completion of this job's only read, so it writes there no more; `Fill` counted
+            // from 0 what it reported without leaving a gap.
+            Step::Filled(len) => break Ok(unsafe { lease.assume_filled(len) }),
+            Step::Failed(error) => break Err(error),
+        }
+    };
+    Done {
+        extent,
+        result,
+        transfer: state.transfer,
+    }
+}
+
+impl Engine for TokioUringEngine {
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    fn in_flight(&self) -> usize {
+        self.submitted.len() + self.tasks.len()
+    }
+
+    fn submit(&mut self, job: Job) {
+        self.submitted.push(job);
+    }
+
+    fn reap(&mut self, wait: Wait, done: &mut Vec<Done>) {
+        if self.in_flight() == 0 {
+            return;
+        }
+        let Self {
+            submitted,
+            tasks,
+            shared,
+            runtime,
+            ..
+        } = self;
+        runtime.block_on(async {
+            for job in submitted.drain(..) {
+                tasks.spawn_local(read(Rc::clone(shared), job));
+                shared.turns.queued();
+            }
+            drive(tasks, &shared.turns, wait, done).await;
+        });
+    }
+}
+
+/// Runs tasks until enough of them have ended and the kernel knows of every read.
+async fn drive(tasks: &mut JoinSet<Done>, turns: &Turns, wait: Wait, done: &mut Vec<Done>) {
+    let before = done.len();
+    let mut looked = wait == Wait::ForOne;
+    loop {
+        while let Some(ended) = tasks.try_join_next() {
+            done.push(ended.unwrap_or_else(|error| rethrow(error)));
+        }
+        if tasks.is_empty() {
+            return;
+        }
+        if wait == Wait::ForOne && done.len() == before {
+            if let Ok(Some(ended)) = timeout(HAND_OVER_AGAIN, tasks.join_next()).await {
+                done.push(ended.unwrap_or_else(|error| rethrow(error)));
+            }
+        } else if !looked || turns.has_queued() {
+            turns.turn().await;
+            // The turn has seen events; this runs whom they concern.
+            tokio::task::yield_now().await;
+            looked = true;
+        } else {
+            return;
+        }
+    }
+}
+
+/// A bug of ours in a task: the lane's to report, as in any other engine. Nobody cancels tasks.
+fn rethrow(error: JoinError) -> ! {
+    resume_unwind(error.into_panic())
+}
+
+impl Drop for TokioUringEngine {
+    fn drop(&mut self) {
+        self.submitted.clear();
+        if std::thread::panicking() {
+            // The runtime may be what failed. It cancels what is in flight and waits for it as it goes; the memory of that is
+            // leaked (`memory.rs`).
+            return;
+        }
+        let mut done = Vec::new();
+        while !self.tasks.is_empty() {
+            // Never frees memory under the kernel: waits, however long that takes.
+            self.reap(Wait::ForOne, &mut done);
+            done.clear();
+        }
+        if let Some(slots) = &self.shared.slots {
+            self.runtime.block_on(async { slots.unregister() });
+        }
+    }
+}
