@@ -22,6 +22,8 @@ pub(crate) struct Demand<'a> {
     pub(crate) tensors: &'a [TensorInfo],
     /// Bytes that may be in flight.
     pub(crate) in_flight: u64,
+    /// The same on the way to somewhere else.
+    pub(crate) staged: u64,
     /// Reads of the largest size that may be in flight.
     pub(crate) reads: usize,
 }
@@ -95,7 +97,7 @@ impl Demand<'_> {
     /// All that may be in flight, and as many slots again as reads: while some are being filled, others are being copied out.
     fn slots_wanted(&self, slot: u64) -> u64 {
         let most = STAGING_BYTES_MAX.checked_div(slot).unwrap_or(0).max(1);
-        let in_flight = self.in_flight.checked_div(slot).unwrap_or(0);
+        let in_flight = self.staged.checked_div(slot).unwrap_or(0);
         (in_flight + self.reads as u64)
             .min(self.plan.extents.len() as u64)
             .clamp(1, most)
@@ -269,6 +271,7 @@ mod tests {
             plan: &plan,
             tensors: &tensors,
             in_flight: 8 * MIB,
+            staged: 8 * MIB,
             reads: 8,
         })
     }

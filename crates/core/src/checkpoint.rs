@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{self, Header, Index};
-use crate::source::{Location, Source, StoreOptions};
+use crate::side_by_side::side_by_side;
+use crate::source::{Location, Source, StoreOptions, is_network};
 use crate::tensor::TensorInfo;
 
 mod place;
@@ -23,12 +24,14 @@ use shards::ShardSet;
 /// mixture of experts with 20,000 tensors about 2 MiB and needs a second read).
 const FIRST_READ_BYTES: usize = 256 << 10;
 
-/// Headers read at a time. Each costs one round trip on a network file system; more threads than this gain nothing there and cost
-/// start-up on a local disk.
+/// The same on a network file system: the kernel asks for 128 KiB at a time there, one after another, and most headers fit into half.
+const MOUNT_READ_BYTES: usize = 64 << 10;
+
+/// Headers read at a time from a local disk: more threads than this cost start-up.
 const HEADER_THREADS_MAX: usize = 16;
 
-/// The same for object stores, where a round trip costs tens of milliseconds.
-const REMOTE_HEADERS_MAX: usize = 64;
+/// The same where each costs a round trip of milliseconds: on a network file system, in an object store.
+const FAR_HEADERS_MAX: usize = 64;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
 #[derive(Clone, Debug)]
@@ -276,47 +279,28 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     Ok(by_name)
 }
 
-/// Opens all files and reads their headers, several at a time. The first error in the order of the files is the one returned.
+/// Opens all files and reads their headers, many at a time: about one round trip for all. The first error in the order of the files
+/// is the one returned.
 fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header)>> {
-    let files = &set.files;
-    let remote = files.iter().any(|file| file.as_path().is_none());
-    let threads = files.len().min(if remote {
-        REMOTE_HEADERS_MAX
+    let is_far = |file: &Location| file.as_path().is_none_or(is_network);
+    let threads = if set.files.first().is_some_and(is_far) {
+        FAR_HEADERS_MAX
     } else {
         HEADER_THREADS_MAX
-    });
-    let open = |file| open_shard(file, places).map_err(|error| set.missing(file, error));
-    if threads <= 1 {
-        return files.iter().map(open).collect();
-    }
-    let next = std::sync::atomic::AtomicUsize::new(0);
-    let mut opened: Vec<(usize, Result<(ShardSource, Header)>)> = std::thread::scope(|scope| {
-        let work = || {
-            let mut mine = Vec::new();
-            loop {
-                let index = next.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                let Some(file) = files.get(index) else {
-                    return mine;
-                };
-                mine.push((index, open(file)));
-            }
-        };
-        // The calling thread works too, so that a system that starts no thread still opens everything.
-        let started: Vec<_> = (1..threads)
-            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
-            .collect();
-        let mut all = work();
-        for thread in started {
-            all.extend(thread.join().expect("opening a shard does not panic"));
-        }
-        all
-    });
-    opened.sort_by_key(|(index, _)| *index);
-    opened.into_iter().map(|(_, result)| result).collect()
+    };
+    let open = |file: &Location| open_shard(file, places).map_err(|error| set.missing(file, error));
+    let opened = side_by_side(&set.files, threads, open);
+    opened.into_iter().collect()
 }
 
 fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Header)> {
-    let (source, first) = places.open(location, FIRST_READ_BYTES)?;
+    let is_mount = location.as_path().is_some_and(is_network);
+    let first_bytes = if is_mount {
+        MOUNT_READ_BYTES
+    } else {
+        FIRST_READ_BYTES
+    };
+    let (source, first) = places.open(location, first_bytes)?;
     let header = read_header(&source, first)?;
     Ok((source, header))
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::budget::{Demand, HostBudget};
-use crate::buffer::{Bell, DeviceBudget, Gate, Pool, Shelf, Slab, Staging, StagingNeed};
+use crate::buffer::{Bell, DeviceBudget, Gate, Shelf, Slab, Staging, StagingNeed};
 use crate::cuda::Context;
 use crate::destinations::Destination;
 use crate::error::Result;
@@ -63,10 +63,16 @@ impl Delivery {
             plan: &prepared.plan,
             tensors: &prepared.tensors,
             in_flight: prepared.in_flight_bytes(),
+            staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
         };
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        let host = destinations.list().iter().position(in_place);
+        // Views take none of it, but for tensors that they cannot align.
+        let host = destinations
+            .list()
+            .iter()
+            .position(in_place)
+            .filter(|_| prepared.views.is_none() || prepared.realigns());
         let budget = demand.host(host, destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
 
@@ -81,7 +87,14 @@ impl Delivery {
             let arrival = match destination {
                 Destination::Host => {
                     let pool = pool.take().expect("there is one such destination");
-                    Arrival::host(prepared, pool)
+                    let memory = match &prepared.views {
+                        Some(views) => Memory::Views {
+                            views: views.clone(),
+                            pool,
+                        },
+                        None => Memory::Regions(pool),
+                    };
+                    Arrival::host(prepared, memory)
                 }
                 Destination::HostTargets => Arrival::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
@@ -125,7 +138,7 @@ impl Delivery {
     pub(crate) fn regions(&self) -> Vec<Arc<DeviceRegions>> {
         let regions = |arrival: &Arrival| match &arrival.memory {
             Memory::Device(regions) => Some(Arc::clone(regions)),
-            Memory::Regions(_) | Memory::Slots | Memory::Whole(_) => None,
+            Memory::Regions(_) | Memory::Views { .. } | Memory::Slots | Memory::Whole(_) => None,
         };
         self.arrivals.iter().filter_map(regions).collect()
     }
@@ -146,7 +159,7 @@ impl Delivery {
         let staging = self.slab.as_deref().and_then(staging_report);
         let complete = move |report: &mut Report, memories: &[Memory]| {
             for memory in memories {
-                if let Memory::Regions(pool) = memory {
+                if let Memory::Regions(pool) | Memory::Views { pool, .. } = memory {
                     report.add_usage(pool.usage());
                 }
             }
@@ -176,10 +189,10 @@ pub(crate) struct Delivered {
 }
 
 impl Arrival {
-    fn host(prepared: &Prepared, pool: Pool) -> Self {
+    fn host(prepared: &Prepared, memory: Memory) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         Self {
-            memory: Memory::Regions(pool),
+            memory,
             sink: Maker::Host(HostSink::new(plan, tensors)),
         }
     }

@@ -23,6 +23,10 @@ pub(crate) struct LaneSetup {
     pub(crate) feed: Arc<Feed>,
     /// Whose sources it reads.
     pub(crate) group: usize,
+    /// Its number among the group's lanes.
+    pub(crate) index: usize,
+    /// Whether the load begins with it; others begin when the feed wants them.
+    pub(crate) begins_now: bool,
     pub(crate) engine: LaneEngine,
     pub(crate) counters: Arc<Counters>,
 }
@@ -67,7 +71,7 @@ pub(crate) struct LaneEvents<T> {
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// Starts all lanes and waits until each has opened its engine and its sink.
+/// Starts all lanes and waits until each that begins now has opened its engine and its sink.
 ///
 /// # Errors
 ///
@@ -83,19 +87,35 @@ where
 {
     let (opened, openings) = bounded(lanes.len());
     let feeds: Vec<_> = lanes.iter().map(|lane| Arc::clone(&lane.feed)).collect();
+    // The others wait until they are wanted, and need not begin at all: where threads are scarce, they must not take what those
+    // that do need.
+    let numbered = lanes.into_iter().enumerate();
+    let (now, later): (Vec<_>, Vec<_>) = numbered.partition(|(_, lane)| lane.begins_now);
     let mut threads = Vec::new();
     let mut failure = None;
-    for (index, lane) in lanes.into_iter().enumerate() {
-        match spawn(index, lane, Arc::clone(sink), events(), opened.clone()) {
+    for (index, lane) in now {
+        let opened = Some(opened.clone());
+        match spawn(index, lane, Arc::clone(sink), events(), opened) {
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 failure = Some(error);
+                for feed in &feeds {
+                    feed.stop();
+                }
                 break;
             }
         }
     }
     drop(opened);
-    let first = openings_of(&openings, threads.len(), &mut failure);
+    let begun = threads.len();
+    for (index, lane) in later {
+        match spawn(index, lane, Arc::clone(sink), events(), None) {
+            Ok(thread) => threads.push(thread),
+            // Nobody waits for it.
+            Err(_) => (events().ended)(Ok(())),
+        }
+    }
+    let first = openings_of(&openings, begun, &mut failure);
     match (failure, first) {
         (None, Some(first)) => Ok((threads, first)),
         (failure, _) => {
@@ -134,9 +154,18 @@ impl Opened {
     /// Of two groups, each with its engine.
     fn and(self, other: Self) -> Self {
         let mut report = self.report;
-        report.name = format!("{} + {}", report.name, other.report.name);
-        report.reason = format!("{}; {}", report.reason, other.report.reason);
-        report.features.extend(other.report.features);
+        let is_new = |all: &str, one: &str, between: &str| !all.split(between).any(|it| it == one);
+        if is_new(&report.name, &other.report.name, " + ") {
+            report.name = format!("{} + {}", report.name, other.report.name);
+        }
+        if is_new(&report.reason, &other.report.reason, "; ") {
+            report.reason = format!("{}; {}", report.reason, other.report.reason);
+        }
+        for feature in other.report.features {
+            if !report.features.contains(&feature) {
+                report.features.push(feature);
+            }
+        }
         Self {
             group: self.group,
             report,
@@ -150,7 +179,7 @@ fn spawn<S>(
     setup: LaneSetup,
     sink: Arc<OpenSink<S>>,
     events: LaneEvents<S::Tensor>,
-    opened: Sender<Result<Opened>>,
+    opened: Option<Sender<Result<Opened>>>,
 ) -> Result<JoinHandle<()>>
 where
     S: Sink + 'static,
@@ -181,25 +210,37 @@ fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
     deliver: &dyn Fn(&mut Vec<S::Tensor>),
-    opened: Sender<Result<Opened>>,
+    opened: Option<Sender<Result<Opened>>>,
 ) -> Result<()> {
+    if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
+        return Ok(());
+    }
     let both = setup.engine.open(setup.group).and_then(|(engine, report)| {
         let sink = sink()?;
         Ok((engine, report, sink))
     });
     // The sink goes first: what it holds may be memory that the engine has registered.
-    let (mut engine, report, mut sink) = match both {
-        Ok(both) => both,
-        Err(error) => {
+    let (mut engine, report, mut sink) = match (both, &opened) {
+        (Ok(both), _) => both,
+        (Err(error), Some(opened)) => {
             // Whoever started the lanes returns it.
-            let _ = opened.send(Err(error));
+            return opened
+                .send(Err(error))
+                .map_err(|unsent| unsent.0.err().unwrap_or_else(unheard));
+        }
+        (Err(error), None) => {
+            // The lanes that are there can do without this one.
+            tracing::debug!(%error, "a further lane could not begin");
+            setup.feed.lane_failed(setup.group);
             return Ok(());
         }
     };
-    // Whoever started the lanes may have given up on another one's refusal.
-    let _ = opened.send(Ok(report));
-    drop(opened);
+    if let Some(opened) = opened {
+        // Whoever started the lanes may have given up on another one's refusal.
+        let _ = opened.send(Ok(report));
+    }
     let work = LaneWork {
+        index: setup.index,
         deliver,
         counters: &setup.counters,
     };
@@ -247,6 +288,11 @@ impl LaneEngine {
             },
         ))
     }
+}
+
+/// A lane that could not say that it cannot begin.
+fn unheard() -> Error {
+    Error::new(ErrorKind::Io, "a lane could not begin")
 }
 
 /// A panic of ours, as an error: a load must end, whatever happens.

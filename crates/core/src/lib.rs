@@ -60,6 +60,8 @@ mod report;
 mod request;
 #[cfg(feature = "object")]
 mod retry;
+mod side_by_side;
+mod sources;
 mod stream;
 mod tensor;
 
@@ -72,7 +74,7 @@ pub use over::Over;
 pub use plan::Selection;
 pub use provide::DeviceAllocator;
 pub use receivers::{Receiver, ReceiverRules};
-pub use report::{DeviceReport, EngineReport, Report, StageTimes, StagingReport};
+pub use report::{DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport};
 pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
 pub use sink::DeviceMemory;
 pub use source::{Cache, Location, Protocol, StoreOptions};

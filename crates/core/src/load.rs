@@ -22,7 +22,8 @@ use crate::report::{Counters, Report};
 use crate::request::{Device, Options, Order};
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
-use crate::source::{Location, ReadFile, StoreOptions};
+use crate::source::{Cache, Location, ReadFile, StoreOptions};
+use crate::sources::{Group, Sources};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
 
@@ -258,7 +259,7 @@ impl Loader {
         let counters = Arc::<Counters>::default();
         let setups = prepared.lanes(&self.options, &feed, &counters, slab.as_ref());
         let lanes = setups.len();
-        let report = self.report(&prepared, lanes);
+        let report = self.report(&prepared);
         let shared = Shared::new(
             StreamSetup {
                 feed: Arc::clone(&feed),
@@ -268,8 +269,8 @@ impl Loader {
                 order: self.options.order,
                 lanes,
                 report,
-                complete: completion(&feed, delivered.complete, &prepared.files),
-                verify: verification(&prepared.files),
+                complete: completion(&feed, delivered.complete, &prepared.sources),
+                verify: verification(&prepared.sources),
             },
             started,
         );
@@ -312,7 +313,12 @@ impl Loader {
         self.options.validate()?;
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
-        let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
+        let mut options = self.options.clone();
+        if options.cache == Cache::Map {
+            // What is not read at all has no ceiling; copying the files is what it saves.
+            options.cache = Cache::Auto;
+        }
+        let prepared = Prepared::new(&self.checkpoint, selected, destinations, &options)?;
         let plan = &prepared.plan;
         let (memory, registered, jobs) = raw_memory(plan, &prepared, ceiling)?;
         let open_sink: Arc<OpenSink<DiscardSink>> = Arc::new(move || {
@@ -330,8 +336,9 @@ impl Loader {
             Arc::default(),
         ));
         let counters = Arc::<Counters>::default();
-        let setups = prepared.lanes(&self.options, &feed, &counters, registered.as_ref());
-        let mut report = self.report(&prepared, setups.len());
+        let setups = prepared.lanes(&options, &feed, &counters, registered.as_ref());
+        let mut report = self.report(&prepared);
+        let lanes = setups.len();
         let (ended, endings) = unbounded();
         let events = || {
             let ended = ended.clone();
@@ -342,7 +349,7 @@ impl Loader {
             }
         };
         let (threads, opened) = lane::start(setups, &open_sink, events)?;
-        let endings: Vec<_> = endings.iter().take(threads.len()).collect();
+        let endings: Vec<_> = endings.iter().take(lanes).collect();
         let since = counters.reading_since.get().copied();
         report.seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());
         for thread in threads {
@@ -351,6 +358,7 @@ impl Loader {
         }
         endings.into_iter().collect::<Result<()>>()?;
         report.engine = opened.report;
+        add_depths(&mut report, &feed, &prepared.sources);
         report.tensors = prepared.tensors.len() as u64;
         report.tensor_bytes = prepared.tensors.iter().map(TensorInfo::byte_len).sum();
         "complete".clone_into(&mut report.outcome);
@@ -358,7 +366,7 @@ impl Loader {
         Ok(report)
     }
 
-    fn report(&self, prepared: &Prepared, lanes: usize) -> Report {
+    fn report(&self, prepared: &Prepared) -> Report {
         Report {
             location: self.checkpoint.location().to_string(),
             outcome: "running".to_owned(),
@@ -369,9 +377,8 @@ impl Loader {
                 reason: "nothing to read".to_owned(),
                 features: Vec::new(),
             },
-            lanes,
             depth: prepared.reads_in_flight(),
-            in_flight_bytes: prepared.in_flight_bytes(),
+            in_flight_bytes: prepared.start_bytes(),
             extent_bytes: prepared.read_bytes_max(),
             ..Report::default()
         }
@@ -388,12 +395,7 @@ fn raw_memory(
     match ceiling {
         Ceiling::Recycled => {
             let window = plan.window_bytes_max().max(1);
-            let slots = plan
-                .extents
-                .len()
-                .min(prepared.jobs())
-                .min(prepared.reads_in_flight().max(SLAB_BYTES_MAX / window))
-                .max(1);
+            let slots = prepared.raw_slots(SLAB_BYTES_MAX / window);
             let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;
             Ok((Memory::Slots, Some(slab), slots))
         }
@@ -401,7 +403,7 @@ fn raw_memory(
             let bytes = plan.extents.iter().map(|extent| extent.window).sum();
             let pool = Pool::new(u64::MAX, Arc::default());
             let whole = pool.try_region(bytes, 1)?.expect("the budget has no limit");
-            Ok((Memory::Whole(Mutex::new(whole)), None, prepared.jobs()))
+            Ok((Memory::Whole(Mutex::new(whole)), None, usize::MAX))
         }
     }
 }
@@ -410,12 +412,13 @@ fn raw_memory(
 fn completion(
     feed: &Arc<Feed>,
     destinations: Complete,
-    files: &Arc<[ReadFile]>,
+    sources: &Arc<Sources>,
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
-    let (feed, files) = (Arc::clone(feed), Arc::clone(files));
+    let (feed, sources) = (Arc::clone(feed), Arc::clone(sources));
     Box::new(move |report| {
         destinations(report, feed.memories());
-        let refused = files.iter().find(|file| file.is_refused());
+        add_depths(report, &feed, &sources);
+        let refused = sources.files().find(|file| file.is_refused());
         if let Some(file) = refused {
             let source = file.source();
             report.notes.push(format!(
@@ -426,12 +429,20 @@ fn completion(
     })
 }
 
-/// Checks at the end that no file changed meanwhile.
-fn verification(files: &Arc<[ReadFile]>) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
-    let files = Arc::clone(files);
+/// How deep each group was read, and by how many lanes.
+fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
+    report.lanes = feed.lanes();
+    let groups = sources.groups().iter().map(Group::name);
+    report.set_depths(groups.zip(feed.depths()));
+}
+
+/// Lets go of the files at the end, and checks that none changed meanwhile.
+fn verification(sources: &Arc<Sources>) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
+    let sources = Arc::clone(sources);
     Box::new(move || {
-        files
-            .iter()
+        sources.files().for_each(ReadFile::finish);
+        sources
+            .files()
             .try_for_each(|file| file.source().verify_unchanged())
     })
 }

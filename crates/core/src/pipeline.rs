@@ -10,213 +10,19 @@
 //!        └──────────────── feed.ended() ◀──────────────────┘
 //! ```
 
+mod feed;
+
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::buffer::{Bell, Pool, RegionWriter, Slab};
-use crate::engine::{Done, Engine, Job, Wait};
+use feed::Take;
+pub use feed::{Feed, Memory};
+
+use crate::engine::{Done, Engine, Wait};
 use crate::error::{ErrorKind, Result};
-use crate::over::Over;
-use crate::plan::{Extent, Plan};
 use crate::report::{Counters, Stage};
-use crate::schedule::{InFlight, Next, Schedule};
-use crate::sink::{DeviceRegions, Sink};
-
-/// Where leases come from.
-#[derive(Debug)]
-pub enum Memory {
-    /// Final memory of tensors.
-    Regions(Pool),
-    /// Slots of the feed's slab; where the bytes go is the sink's to know.
-    Slots,
-    /// The same, on the way to device memory that regions get when they begin.
-    Device(Arc<DeviceRegions>),
-    /// One region for everything, filled in the order of the reads.
-    Whole(Mutex<RegionWriter>),
-}
-
-/// What all lanes of a load share: the schedule and the memory.
-#[derive(Debug)]
-pub struct Feed {
-    plan: Arc<Plan>,
-    /// By destination.
-    memories: Vec<Memory>,
-    state: Mutex<FeedState>,
-    bell: Arc<Bell>,
-    over: Arc<Over>,
-}
-
-#[derive(Debug)]
-struct FeedState {
-    schedule: Schedule,
-    /// The unread rest of each open region, by region.
-    writers: Vec<Option<RegionWriter>>,
-    /// Staging memory, until the load is over.
-    slab: Option<Arc<Slab>>,
-}
-
-/// What a lane gets when it asks for work.
-#[derive(Debug)]
-enum Take {
-    Job(Job),
-    /// Nothing now; ask again when the bell has rung.
-    Wait,
-    /// Nothing any more.
-    Done,
-}
-
-impl Feed {
-    /// A feed of `plan` in the order of `schedule` into `memories`, one for each destination, by way of `slab` if any of them has
-    /// its slots; `bell` is the one that they ring.
-    pub fn new(
-        plan: Arc<Plan>,
-        schedule: Schedule,
-        memories: Vec<Memory>,
-        slab: Option<Arc<Slab>>,
-        bell: Arc<Bell>,
-    ) -> Self {
-        let writers = plan.regions.iter().map(|_| None).collect();
-        Self {
-            plan,
-            memories,
-            state: Mutex::new(FeedState {
-                schedule,
-                writers,
-                slab,
-            }),
-            bell,
-            over: Arc::default(),
-        }
-    }
-
-    /// Raised when nothing more is to be started: for engines that can let go of what they have in flight.
-    pub fn over(&self) -> &Arc<Over> {
-        &self.over
-    }
-
-    /// The memory that leases come from, by destination.
-    pub fn memories(&self) -> &[Memory] {
-        &self.memories
-    }
-
-    /// Lanes that wait for memory are to look again.
-    pub fn ring(&self) {
-        self.bell.ring();
-    }
-
-    /// Starts nothing more. What is in flight ends by itself.
-    pub fn stop(&self) {
-        self.lock().schedule.stop();
-        self.bell.ring();
-        self.over.raise();
-    }
-
-    /// The load is over: starts nothing more and gives back what was kept for later reads. Windows in flight and tensors keep
-    /// their memory.
-    pub fn close(&self) {
-        self.stop();
-        let left = {
-            let mut state = self.lock();
-            (std::mem::take(&mut state.writers), state.slab.take())
-        };
-        // Without the lock: unmapping can take a while.
-        drop(left);
-        for memory in &self.memories {
-            match memory {
-                Memory::Regions(pool) => pool.close(),
-                Memory::Device(regions) => regions.close(),
-                Memory::Slots | Memory::Whole(_) => {}
-            }
-        }
-    }
-
-    /// What is in flight now, over all lanes.
-    pub fn in_flight(&self) -> InFlight {
-        self.lock().schedule.in_flight()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {
-        // A panic of another lane ends the load; the schedule itself is never left half-changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn take(&self, group: usize) -> Result<Take> {
-        let plan = &*self.plan;
-        let mut state = self.lock();
-        // Whatever comes next might need a slot. Only this lock's owner takes one, so it is still there below.
-        if state
-            .slab
-            .as_ref()
-            .is_some_and(|slab| !slab.has_free_slot())
-        {
-            return Ok(if state.schedule.is_stopped() {
-                Take::Done
-            } else {
-                Take::Wait
-            });
-        }
-        let FeedState {
-            schedule,
-            writers,
-            slab,
-        } = &mut *state;
-        let turn = schedule.turn();
-        let next = schedule.next(group, plan, |region| {
-            let region_plan = &plan.regions[region];
-            match &self.memories[region_plan.destination] {
-                Memory::Regions(pool) => {
-                    writers[region] = pool.try_region(region_plan.bytes, region_plan.tensors)?;
-                    Ok(writers[region].is_some())
-                }
-                Memory::Device(regions) => regions.try_begin(region),
-                // Windows are taken extent by extent.
-                Memory::Slots | Memory::Whole(_) => Ok(true),
-            }
-        })?;
-        if schedule.turn() != turn {
-            self.bell.ring();
-        }
-        let extent_index = match next {
-            Next::Extent(index) => index,
-            Next::Deep | Next::Starved => return Ok(Take::Wait),
-            Next::Done => return Ok(Take::Done),
-        };
-        let extent = &plan.extents[extent_index];
-        let lease = match &self.memories[plan.regions[extent.region].destination] {
-            Memory::Regions(_) => {
-                let writer = writers[extent.region]
-                    .as_mut()
-                    .expect("admitted before its extents");
-                let lease = writer.carve(extent.window);
-                if extent_index + 1 == plan.regions[extent.region].extents.end {
-                    writers[extent.region] = None;
-                }
-                lease
-            }
-            Memory::Slots | Memory::Device(_) => slab
-                .as_ref()
-                .and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and nobody else takes any"),
-            Memory::Whole(writer) => writer
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .carve(extent.window),
-        };
-        Ok(Take::Job(Job {
-            extent: extent_index,
-            source: schedule.member(extent.source).index,
-            offset: extent.offset,
-            needed: extent.needed,
-            lease,
-        }))
-    }
-
-    fn ended(&self, extent: &Extent) {
-        self.lock().schedule.ended(extent);
-        self.bell.ring();
-    }
-}
+use crate::schedule::WINDOW;
+use crate::sink::Sink;
 
 /// Runs one lane of `group` until nothing is left, or to the first failure.
 ///
@@ -232,23 +38,23 @@ pub fn run<E: Engine, S: Sink>(
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
 ) -> Result<()> {
-    let mut watch = Watch {
-        counters: lane.counters,
-        since: Instant::now(),
-    };
+    let mut watch = Watch::new(lane.counters);
     lane.counters.reading_since.get_or_init(Instant::now);
     let mut failure = None;
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();
     // The window of every extent that the engine has.
     let mut out = HashMap::with_capacity(engine.depth());
+    let mut held = 0;
+    let mut allowed = 0;
     loop {
         let rung = feed.bell.count();
         let mut exhausted = false;
         while failure.is_none() && engine.in_flight() < engine.depth() {
-            match feed.take(group) {
+            match feed.take(group, lane.index, held) {
                 Ok(Take::Job(job)) => {
                     out.insert(job.extent, job.lease.start());
+                    held += job.lease.len() as u64;
                     engine.submit(job);
                 }
                 Ok(Take::Wait) => break,
@@ -258,6 +64,11 @@ pub fn run<E: Engine, S: Sink>(
                 }
                 Err(error) => failure = Some(error),
             }
+        }
+        let limit = feed.limit_bytes(group);
+        if limit != allowed {
+            allowed = limit;
+            engine.allow(limit);
         }
         watch.lap(Stage::Submit);
 
@@ -285,6 +96,7 @@ pub fn run<E: Engine, S: Sink>(
 
         for done in done.drain(..) {
             let start = out.remove(&done.extent);
+            held -= feed.plan.extents[done.extent].window as u64;
             if let Err(error) = complete(feed, sink, lane, done, start) {
                 failure.get_or_insert(error);
             }
@@ -294,6 +106,9 @@ pub fn run<E: Engine, S: Sink>(
             feed.stop();
         }
         watch.lap(Stage::Deliver);
+        if let Some((busy, watched)) = watch.window() {
+            feed.observe(group, busy, watched, lane.counters.read_bytes());
+        }
     }
 }
 
@@ -319,13 +134,15 @@ fn complete<S: Sink>(
     feed.ended(extent);
     match result {
         // An engine that let go because the load is over: why it is, somebody else knows.
-        Err(error) if error.kind() == ErrorKind::Cancelled && feed.over.is_raised() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Cancelled && feed.over().is_raised() => Ok(()),
         result => result,
     }
 }
 
 /// What a lane reports to.
 pub struct LaneWork<'a, T> {
+    /// Its number in its group.
+    pub(crate) index: usize,
     /// Takes every finished tensor out of the list.
     pub deliver: &'a dyn Fn(&mut Vec<T>),
     pub(crate) counters: &'a Counters,
@@ -336,6 +153,7 @@ impl<T> LaneWork<'_, T> {
         Counters::add(&self.counters.extents, 1);
         Counters::add(&self.counters.direct_bytes, transfer.direct_bytes);
         Counters::add(&self.counters.buffered_bytes, transfer.buffered_bytes);
+        Counters::add(&self.counters.mapped_bytes, transfer.mapped_bytes);
         Counters::add(&self.counters.remote_bytes, transfer.remote_bytes);
         Counters::add(&self.counters.requests, u64::from(transfer.requests));
         Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
@@ -349,16 +167,49 @@ impl<T> std::fmt::Debug for LaneWork<'_, T> {
     }
 }
 
-/// Adds the time since the last lap to a stage.
+/// Adds the time since the last lap to a stage, and tells from time to time how busy the thread is.
 struct Watch<'a> {
     counters: &'a Counters,
     since: Instant,
+    window_since: Instant,
+    busy_before: Duration,
 }
 
-impl Watch<'_> {
+impl<'a> Watch<'a> {
+    fn new(counters: &'a Counters) -> Self {
+        let now = Instant::now();
+        Self {
+            counters,
+            since: now,
+            window_since: now,
+            busy_before: busy(),
+        }
+    }
+
     fn lap(&mut self, stage: Stage) {
         let now = Instant::now();
         self.counters.spent(stage, now - self.since);
         self.since = now;
     }
+
+    /// Once a window: how long the thread ran, and out of how much time. Only the CPU clock tells: the ring copies, and takes the
+    /// first touch of fresh memory, in the same call in which it waits.
+    fn window(&mut self) -> Option<(Duration, Duration)> {
+        let watched = self.since - self.window_since;
+        if watched < WINDOW {
+            return None;
+        }
+        let (before, now) = (self.busy_before, busy());
+        self.window_since = self.since;
+        self.busy_before = now;
+        Some((now.saturating_sub(before), watched))
+    }
+}
+
+/// How long this thread has run so far.
+fn busy() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or(0);
+    Duration::new(seconds, nanos)
 }

@@ -2,20 +2,21 @@
 
 use std::sync::Arc;
 
-use crate::buffer::Slab;
-use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::buffer::{FileView, Slab};
+use crate::checkpoint::Checkpoint;
 use crate::destinations::Destinations;
-use crate::engine::{self, EngineSetup};
+use crate::engine::{self, EngineKind, EngineSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::lane::{LaneEngine, LaneSetup};
 use crate::pipeline::Feed;
 use crate::plan::{self, Layout, Plan, Wanted};
 use crate::report::Counters;
-use crate::request::{Options, format_bytes};
-use crate::schedule::{Depth, Groups, Member};
+use crate::request::{EngineChoice, Options, format_bytes};
+use crate::schedule::{Depth, Groups, InFlight, LaneCount};
 #[cfg(feature = "object")]
-use crate::source::{ObjectSource, Retries};
-use crate::source::{ReadFile, ReadHints, RefusedDirect};
+use crate::source::Retries;
+use crate::source::{Cache, ReadFile, ReadHints};
+use crate::sources::{Group, Sources};
 use crate::tensor::TensorInfo;
 
 /// Most reads of one load: their plan takes about 100 bytes each, and 16 TiB in default extents are as many (2026-11).
@@ -25,23 +26,37 @@ const EXTENTS_MAX: u64 = 1 << 22;
 #[cfg(feature = "object")]
 const OBJECT_JOBS_MAX: usize = 4096;
 
+/// Most lanes that begin without being asked for: beyond so many, memory is the limit (an estimate of 2026-11: not measured on
+/// machines with more than 2 cores).
+const LANES_MAX: usize = 8;
+
+/// Staging memory has room for so many times what a load begins with.
+const STAGED_STARTS: u64 = 4;
+
+/// Slots for raw reads of files at the least: reads of small tensors are short, and many.
+const RAW_SLOTS: usize = 64;
+
+/// Most reads of files in flight, whatever their length: as many as a ring has entries.
+const READS_MAX: usize = 512;
+
+/// Depth is not reduced below so many bytes: less would be one read after another.
+const FLOOR_BYTES: u64 = 4 << 20;
+
 /// What is known before the first read.
 pub(crate) struct Prepared {
-    pub(crate) files: Arc<[ReadFile]>,
-    #[cfg(feature = "object")]
-    objects: Arc<[ObjectSource]>,
+    pub(crate) sources: Arc<Sources>,
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) plan: Arc<Plan>,
     pub(crate) destinations: Destinations,
-    /// By source of the plan.
-    members: Vec<Member>,
+    /// By source: the files as memory, if tensors are to be views of them.
+    pub(crate) views: Option<Vec<Arc<FileView>>>,
+    /// By group.
     limits: Vec<Limits>,
 }
 
-/// One group of sources and what it may have in flight.
+/// What a group of sources may have in flight.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    kind: Kind,
     depth: Depth,
     /// Reads or requests of the largest size at a time.
     reads: usize,
@@ -50,31 +65,13 @@ struct Limits {
     request_bytes: u64,
 }
 
-/// What engines a group needs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Files,
-    #[cfg(feature = "object")]
-    Objects,
-}
-
-/// The sources that something is wanted of, opened for one load.
-#[derive(Default)]
-struct Sources {
-    files: Vec<ReadFile>,
-    #[cfg(feature = "object")]
-    objects: Vec<ObjectSource>,
-    /// In the order of the plan: its kind, and its number among those of that kind.
-    all: Vec<(Kind, usize)>,
-}
-
 impl Prepared {
     /// Opens the sources of `tensors` and plans their reads.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a plan beyond all bounds; whatever opening a file for direct
-    /// I/O runs into.
+    /// [`ErrorKind::InvalidRequest`] for a plan beyond all bounds; [`ErrorKind::Unsupported`] for views that are to be elsewhere than
+    /// in host memory; whatever opening a file for direct I/O runs into.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         tensors: Vec<TensorInfo>,
@@ -82,17 +79,32 @@ impl Prepared {
         options: &Options,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
-        // Only shards that something is wanted of; `source_of` numbers them.
-        let mut refused = RefusedDirect::default();
-        let mut source_of = vec![None; checkpoint.shards().len()];
-        let mut sources = Sources::default();
-        for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
-            if source_of[tensor.shard()].is_none() {
-                source_of[tensor.shard()] = Some(sources.all.len());
-                let source = checkpoint.shards()[tensor.shard()].source();
-                sources.open(source, options, &mut refused)?;
-            }
+        if options.cache == Cache::Map && destinations.staged() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "cache=map shows files in host memory; tensors on a GPU, or in memory of the caller's, are copies",
+            )
+            .with_location(checkpoint.location())
+            .with_hint("use cache=auto"));
         }
+        if options.cache == Cache::Map && options.engine != EngineChoice::Auto {
+            let engine = options.engine;
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("engine={engine} reads, and with cache=map nothing is read"),
+            )
+            .with_hint("leave out one of them"));
+        }
+        // Only shards that something is wanted of; `source_of` numbers them.
+        let mut source_of = vec![None; checkpoint.shards().len()];
+        let mut shards = Vec::new();
+        for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
+            source_of[tensor.shard()].get_or_insert_with(|| {
+                shards.push(checkpoint.shards()[tensor.shard()].source());
+                shards.len() - 1
+            });
+        }
+        let sources = Sources::open(&shards, options)?;
         let wanted: Vec<Wanted> = tensors
             .iter()
             .enumerate()
@@ -103,76 +115,94 @@ impl Prepared {
                 destination: destinations.of(index),
             })
             .collect();
-        let hints: Vec<ReadHints> = sources.all.iter().map(|at| sources.hints(*at)).collect();
-        let layouts: Vec<Layout> = hints
-            .iter()
-            .map(|hints| layout(hints, options, destinations.staged()))
+        let layouts: Vec<Layout> = (0..shards.len())
+            .map(|source| layout(&sources.hints(source), options, destinations.staged()))
             .collect();
         refuse_too_many_reads(&tensors, &layouts)?;
         let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
-
-        let kinds = sources.kinds();
-        let limits = kinds
-            .iter()
-            .map(|kind| {
-                let of_kind = |source: usize| sources.all[source].0 == *kind;
-                let hints = (0..hints.len())
-                    .filter(|source| of_kind(*source))
-                    .map(|source| hints[source])
-                    .fold(NO_HINTS, greatest);
-                let windows = plan.extents.iter().filter(|extent| of_kind(extent.source));
-                let window = windows.map(|extent| extent.window).max().unwrap_or(0);
-                kind.limits(options, &hints, window)
-            })
-            .collect();
-        let group = |kind| kinds.iter().position(|other| *other == kind);
-        let members = sources
-            .all
-            .iter()
-            .map(|&(kind, index)| Member {
-                group: group(kind).expect("every kind has a group"),
-                index,
-            })
+        let limits = (0..sources.groups().len())
+            .map(|group| Limits::of(group, &sources, &plan, options))
             .collect();
         Ok(Self {
-            files: sources.files.into(),
-            #[cfg(feature = "object")]
-            objects: sources.objects.into(),
+            views: sources.views().filter(|views| !views.is_empty()),
+            sources: Arc::new(sources),
             tensors,
             plan,
             destinations,
-            members,
             limits,
         })
+    }
+
+    /// Whether any tensor is at an offset that no view can align.
+    pub(crate) fn realigns(&self) -> bool {
+        self.plan.targets.iter().any(|target| target.realign)
     }
 
     /// Which sources share limits.
     pub(crate) fn groups(&self) -> Groups {
         let depths = self.limits.iter().map(|limits| limits.depth).collect();
-        Groups::new(depths, self.members.clone())
+        Groups::new(depths, self.sources.members().to_vec())
     }
 
-    /// Reads of the largest size that may be in flight.
+    /// Reads of the largest size to begin with.
     pub(crate) fn reads_in_flight(&self) -> usize {
         self.limits.iter().map(|limits| limits.reads).sum()
     }
 
-    /// Bytes that may be in flight.
-    pub(crate) fn in_flight_bytes(&self) -> u64 {
-        self.limits.iter().map(|limits| limits.depth.bytes()).sum()
+    /// Bytes in flight to begin with.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        let limits = self.limits.iter();
+        limits.map(|limits| limits.depth.start().bytes).sum()
     }
 
-    /// Jobs that may be in flight.
-    pub(crate) fn jobs(&self) -> usize {
-        self.limits.iter().map(|limits| limits.depth.jobs()).sum()
+    /// Bytes in flight that a budget should have room for: from disks what a load begins with, since more hardly ever brings more;
+    /// from stores and network file systems as many as it may come to.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        let room = |(group, limits): (&Group, &Limits)| match group {
+            Group::Files(files) if !files.iter().any(ReadFile::is_far) => {
+                limits.depth.start().bytes
+            }
+            Group::Files(_) => limits.depth.bytes(),
+            #[cfg(feature = "object")]
+            Group::Objects(_) => limits.depth.bytes(),
+        };
+        self.sources
+            .groups()
+            .iter()
+            .zip(&self.limits)
+            .map(room)
+            .sum()
+    }
+
+    /// Bytes in flight that staging memory should have room for: more than the load begins with, less than it might come to, because
+    /// pinning memory takes time.
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        let limits = self.limits.iter().map(|limits| limits.depth);
+        let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
+        room.sum()
+    }
+
+    /// Slots for raw reads of the longest window, at most `most` where an engine has use for that many.
+    pub(crate) fn raw_slots(&self, most: usize) -> usize {
+        let window = self.plan.window_bytes_max().max(1);
+        let slots = |limits: &Limits| {
+            if limits.depth.is_fixed() {
+                limits.depth.jobs().min(limits.reads.max(most))
+            } else {
+                limits.depth.reads_of(window).max(RAW_SLOTS)
+            }
+        };
+        let all: usize = self.limits.iter().map(slots).sum();
+        all.min(self.plan.extents.len()).max(1)
     }
 
     /// Bytes that the extents of a group need.
     #[cfg(feature = "object")]
     fn bytes_of(&self, group: usize) -> u64 {
+        let members = self.sources.members();
         let extents = self.plan.extents.iter();
         extents
-            .filter(|extent| self.members[extent.source].group == group)
+            .filter(|extent| members[extent.source].group == group)
             .map(|extent| extent.needed as u64)
             .sum()
     }
@@ -189,8 +219,8 @@ impl Prepared {
         windows
     }
 
-    /// The lanes of a load: as many as asked for of files, one of objects, whose requests have threads of their own. None when
-    /// there is nothing to read.
+    /// The lanes of a load, those included that may be wanted later: as many as asked for of the files of a file system, one for the
+    /// objects of a store, whose requests have threads of their own. None when there is nothing to read.
     pub(crate) fn lanes(
         &self,
         options: &Options,
@@ -198,32 +228,37 @@ impl Prepared {
         counters: &Arc<Counters>,
         slab: Option<&Arc<Slab>>,
     ) -> Vec<LaneSetup> {
-        let mut lanes = Vec::new();
-        for (group, limits) in self.limits.iter().enumerate() {
+        let (mut lanes, mut counts) = (Vec::new(), Vec::new());
+        for (group, (sources, limits)) in self.sources.groups().iter().zip(&self.limits).enumerate()
+        {
             let extents = self.plan.extents.len();
             let depth = limits.depth.jobs().min(extents).max(1);
-            let (engine, count) = match limits.kind {
-                Kind::Files => {
-                    let (kind, reason) = engine::choose(options.engine, &self.files);
+            let (engine, count) = match sources {
+                Group::Files(files) => {
+                    let (kind, reason) = engine::choose(options.engine, files);
                     let setup = EngineSetup {
-                        files: Arc::clone(&self.files),
+                        files: Arc::clone(files),
                         depth,
                         slab: slab.cloned(),
                     };
-                    let choice = options.engine;
                     let engine = LaneEngine::Files {
                         setup: Arc::new(setup),
                         kind,
-                        choice,
+                        choice: options.engine,
                         reason,
                     };
-                    (engine, options.lanes.unwrap_or(1))
+                    let count = options
+                        .lanes
+                        .map_or_else(|| lanes_for(kind, files), LaneCount::fixed);
+                    (engine, count)
                 }
                 #[cfg(feature = "object")]
-                Kind::Objects => {
+                Group::Objects(objects) => {
                     let setup = engine::ObjectSetup {
-                        objects: Arc::clone(&self.objects),
+                        objects: Arc::clone(objects),
                         connections: limits.reads,
+                        in_flight_bytes: (!limits.depth.is_fixed())
+                            .then_some(limits.depth.start().bytes),
                         request_bytes: limits.request_bytes,
                         total_bytes: self.bytes_of(group),
                         retries: options.retries.map(Retries::up_to),
@@ -232,100 +267,118 @@ impl Prepared {
                     };
                     let setup = Arc::new(setup);
                     let choice = options.engine;
-                    (LaneEngine::Objects { setup, choice }, 1)
+                    (LaneEngine::Objects { setup, choice }, LaneCount::fixed(1))
                 }
             };
-            let setup = LaneSetup {
+            lanes.extend((0..count.most()).map(|index| LaneSetup {
                 feed: Arc::clone(feed),
                 group,
-                engine,
+                index,
+                begins_now: count.wants(index),
+                engine: engine.clone(),
                 counters: Arc::clone(counters),
-            };
-            lanes.extend(std::iter::repeat_n(setup, count));
+            }));
+            counts.push(count);
         }
+        feed.set_lanes(counts);
         lanes
     }
 }
 
-impl Sources {
-    fn open(
-        &mut self,
-        source: &ShardSource,
-        options: &Options,
-        refused: &mut RefusedDirect,
-    ) -> Result<()> {
-        match source {
-            ShardSource::File(file) => {
-                self.all.push((Kind::Files, self.files.len()));
-                let file = ReadFile::open(Arc::clone(file), options.cache, refused)?;
-                self.files.push(file);
-            }
-            #[cfg(feature = "object")]
-            ShardSource::Object(object) => {
-                self.all.push((Kind::Objects, self.objects.len()));
-                self.objects.push(object.clone());
-            }
+/// A ring copies what the page cache holds on the thread that asks for it, so it begins with a lane for each core; otherwise with one,
+/// which waits for storage most of the time. Engines with threads of their own need no more.
+fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = cores.min(LANES_MAX);
+    match kind {
+        EngineKind::Uring | EngineKind::TokioUring if engine::are_copied(files) => {
+            LaneCount::fixed(most)
         }
-        Ok(())
-    }
-
-    fn hints(&self, (kind, index): (Kind, usize)) -> ReadHints {
-        match kind {
-            Kind::Files => self.files[index].hints(),
-            #[cfg(feature = "object")]
-            Kind::Objects => self.objects[index].hints(),
-        }
-    }
-
-    /// Those that there are sources of, in the order in which they are met.
-    fn kinds(&self) -> Vec<Kind> {
-        let mut kinds = Vec::new();
-        for (kind, _) in &self.all {
-            if !kinds.contains(kind) {
-                kinds.push(*kind);
-            }
-        }
-        kinds
+        EngineKind::Uring | EngineKind::TokioUring => LaneCount::up_to(1, most),
+        EngineKind::Pread | EngineKind::Map => LaneCount::fixed(1),
     }
 }
 
-impl Kind {
-    /// What the caller asked for, else what the sources like. `window` is the longest read, bytes.
-    fn limits(self, options: &Options, hints: &ReadHints, window: usize) -> Limits {
-        let reads = options.depth.unwrap_or(hints.depth);
-        match self {
-            Self::Files => {
-                let bytes = options
-                    .in_flight_bytes
-                    .unwrap_or_else(|| match options.depth {
-                        Some(jobs) => window as u64 * jobs as u64,
-                        // Windows are a little longer than extents: alignment at both edges must not cost a whole read in flight.
-                        None => hints.in_flight_bytes + 2 * hints.alignment * reads as u64,
-                    });
-                let depth = Depth::fixed(reads, bytes);
-                Limits {
-                    kind: self,
-                    depth,
-                    reads: depth.reads_of(window),
-                    #[cfg(feature = "object")]
-                    request_bytes: 0,
-                }
-            }
+impl Limits {
+    /// What the caller asked for, else what the sources like.
+    fn of(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
+        let members = sources.members();
+        let hints = (0..members.len())
+            .filter(|source| members[*source].group == group)
+            .map(|source| sources.hints(source))
+            .fold(NO_HINTS, greatest);
+        let windows = plan
+            .extents
+            .iter()
+            .filter(|extent| members[extent.source].group == group);
+        // The longest read, bytes.
+        let window = windows.map(|extent| extent.window).max().unwrap_or(0);
+        match &sources.groups()[group] {
+            Group::Files(_) => Self::files(options, &hints, window),
             #[cfg(feature = "object")]
-            Self::Objects => {
-                let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
-                // Extents leave the count as they arrive, so a request on its way holds half of its bytes on average; an eighth
-                // more is what comes next. One extent for each request at the least.
-                let all = request_bytes * reads as u64;
-                let least = window as u64 * (reads as u64 + 1);
-                let bytes = options.in_flight_bytes.unwrap_or((all / 8 * 5).max(least));
-                Limits {
-                    kind: self,
-                    depth: Depth::fixed(OBJECT_JOBS_MAX, bytes).with_stride(request_bytes),
-                    reads,
-                    request_bytes,
-                }
+            Group::Objects(_) => Self::objects(options, &hints, window),
+        }
+    }
+
+    fn files(options: &Options, hints: &ReadHints, window: usize) -> Self {
+        // Windows are a little longer than extents: alignment at both edges must not cost a whole read in flight.
+        let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
+        let depth = match (options.depth, options.in_flight_bytes) {
+            (None, None) if hints.in_flight_bytes_max > hints.in_flight_bytes => {
+                let start = InFlight {
+                    jobs: hints.depth,
+                    bytes: with_edges(hints.in_flight_bytes, hints.depth),
+                };
+                let most = InFlight {
+                    jobs: READS_MAX,
+                    bytes: with_edges(hints.in_flight_bytes_max, READS_MAX),
+                };
+                Depth::adaptive(start, FLOOR_BYTES, most)
             }
+            (None, None) => {
+                Depth::fixed(hints.depth, with_edges(hints.in_flight_bytes, hints.depth))
+            }
+            (Some(jobs), None) => Depth::fixed(jobs, window as u64 * jobs as u64),
+            (jobs, Some(bytes)) => Depth::fixed(jobs.unwrap_or(hints.depth), bytes),
+        };
+        let InFlight { jobs, bytes } = depth.start();
+        Self {
+            depth,
+            reads: Depth::fixed(jobs, bytes).reads_of(window),
+            #[cfg(feature = "object")]
+            request_bytes: 0,
+        }
+    }
+
+    #[cfg(feature = "object")]
+    fn objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
+        let reads = options.depth.unwrap_or(hints.depth);
+        let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
+        // What the hints say of the requests that they have in mind, for those that were asked for; one extent for each at the least.
+        let each =
+            hints.in_flight_bytes * request_bytes / (hints.depth as u64 * hints.request_bytes);
+        let bytes_of = |reads: u64| (each * reads).max(window as u64 * (reads + 1));
+        let start = InFlight {
+            jobs: OBJECT_JOBS_MAX,
+            bytes: bytes_of(reads as u64),
+        };
+        let depth = match (options.depth, options.in_flight_bytes) {
+            (None, None) => {
+                let most = InFlight {
+                    bytes: bytes_of(
+                        hints.in_flight_bytes_max * reads as u64 / hints.in_flight_bytes,
+                    ),
+                    ..start
+                };
+                // A quarter of the requests: fewer are no worse where one brings as much as the network can.
+                Depth::adaptive(start, start.bytes / 4, most)
+            }
+            (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),
+        };
+        Self {
+            depth: depth.with_stride(request_bytes),
+            reads,
+            request_bytes,
         }
     }
 }
@@ -360,6 +413,7 @@ const NO_HINTS: ReadHints = ReadHints {
     gap_bytes: 0,
     depth: 1,
     in_flight_bytes: 1,
+    in_flight_bytes_max: 1,
 };
 
 fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
@@ -370,6 +424,7 @@ fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
         gap_bytes: a.gap_bytes.max(b.gap_bytes),
         depth: a.depth.max(b.depth),
         in_flight_bytes: a.in_flight_bytes.max(b.in_flight_bytes),
+        in_flight_bytes_max: a.in_flight_bytes_max.max(b.in_flight_bytes_max),
     }
 }
 

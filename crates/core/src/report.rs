@@ -12,6 +12,7 @@ use serde::Serialize;
 use crate::buffer::PoolUsage;
 use crate::error::counted;
 use crate::request::format_bytes;
+use crate::schedule::DepthReport as GroupDepth;
 
 /// What a load did. Every load ends with one.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -41,6 +42,8 @@ pub struct Report {
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
+    /// Bytes of files that were shown and not copied (`cache=map`).
+    pub mapped_bytes: u64,
     /// Bytes received from object stores.
     pub remote_bytes: u64,
     /// Requests to object stores for the bytes of tensors.
@@ -68,10 +71,12 @@ pub struct Report {
     pub stages: StageTimes,
     /// Lanes.
     pub lanes: usize,
-    /// Most reads of the largest size in flight.
+    /// Most reads of the largest size in flight, as the limit was last.
     pub depth: usize,
-    /// Most bytes in flight.
+    /// Most bytes in flight, as the limit was last.
     pub in_flight_bytes: u64,
+    /// The same for each file system and each store, and why it is so.
+    pub depths: Vec<DepthReport>,
     /// Largest planned read or request, bytes.
     pub extent_bytes: u64,
     /// What the user should know: fallbacks and what to do about them.
@@ -112,12 +117,30 @@ pub struct DeviceReport {
     pub copy_seconds: f64,
 }
 
+/// How deep one file system or one store was read, and why not deeper.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DepthReport {
+    /// For example `"ext4 (8:1)"` or `"s3"`.
+    pub sources: String,
+    /// Most bytes in flight, as the limit was last.
+    pub in_flight_bytes: u64,
+    /// How often it changed.
+    pub changes: u32,
+    /// Seconds from the call until it changed last.
+    pub changed_seconds: f64,
+    /// The fastest that was measured meanwhile, bytes per second; 0 if the load was too short to measure.
+    pub best_bytes_per_second: u64,
+    /// Why it is not deeper: `"fixed"`, `"more brought no more"`, …
+    pub reason: String,
+}
+
 /// Which engine read, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EngineReport {
-    /// `"uring"`, `"pread"` or `"object"`; two of them with a `+` when some shards are files and some are objects; `"none"` when
-    /// there was nothing to read.
+    /// `"uring"`, `"pread"`, `"tokio-uring"` or `"object"`; two of them with a `+` when some shards are files and some are objects;
+    /// `"none"` when there was nothing to read.
     pub name: String,
     /// What the caller asked for.
     pub requested: String,
@@ -178,6 +201,17 @@ impl Report {
         )
     }
 
+    /// Bytes that were neither read past the page cache nor copied from there.
+    fn elsewhere(&self) -> String {
+        let mapped = (self.mapped_bytes > 0)
+            .then(|| format!(", {} mapped", format_bytes(self.mapped_bytes)));
+        let remote = (self.requests > 0).then(|| {
+            let requests = counted(self.requests, "request");
+            format!(", {} by {requests}", format_bytes(self.remote_bytes))
+        });
+        [mapped, remote].into_iter().flatten().collect()
+    }
+
     /// Lines that only loads to GPUs and to memory of the caller's have.
     fn fmt_destinations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(staging) = &self.staging {
@@ -205,6 +239,48 @@ impl Report {
                 format_bytes(device.memory_peak),
                 format_bytes(device.memory_limit)
             )?;
+        }
+        Ok(())
+    }
+
+    /// Takes over how deep each group was read.
+    pub(crate) fn set_depths(&mut self, groups: impl Iterator<Item = (String, GroupDepth)>) {
+        self.depths = groups
+            .map(|(sources, depth)| DepthReport {
+                sources,
+                in_flight_bytes: depth.limit.bytes,
+                changes: depth.changes,
+                changed_seconds: depth.changed_at.as_secs_f64(),
+                best_bytes_per_second: depth.best_rate,
+                reason: depth.settled.text().to_owned(),
+            })
+            .collect();
+        let (before, now) = (
+            self.in_flight_bytes.max(1),
+            self.depths.iter().map(|depth| depth.in_flight_bytes).sum(),
+        );
+        if !self.depths.is_empty() {
+            // Reads follow the bytes.
+            let reads = self.depth as u128 * u128::from(now) / u128::from(before);
+            self.depth = usize::try_from(reads).unwrap_or(usize::MAX).max(1);
+            self.in_flight_bytes = now;
+        }
+    }
+
+    fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for depth in self.depths.iter().filter(|depth| depth.reason != "fixed") {
+            write!(
+                f,
+                "depth    {} in flight from {}: {}",
+                format_bytes(depth.in_flight_bytes),
+                depth.sources,
+                depth.reason,
+            )?;
+            if depth.changes > 0 {
+                let changes = counted(u64::from(depth.changes), "change");
+                write!(f, ", {changes} until {:.3} s", depth.changed_seconds)?;
+            }
+            writeln!(f)?;
         }
         Ok(())
     }
@@ -254,7 +330,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, at most {} and {} in flight, {}; {} direct, {} buffered{}, {} copied; \
+            "reads    {} of up to {}, {} and {} in flight in the end, {}; {} direct, {} buffered{}, {} copied; \
              {} short, {} repeated",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
@@ -263,12 +339,7 @@ impl fmt::Display for Report {
             counted(self.lanes as u64, "lane"),
             format_bytes(self.direct_bytes),
             format_bytes(self.buffered_bytes),
-            if self.requests > 0 {
-                let requests = counted(self.requests, "request");
-                format!(", {} by {requests}", format_bytes(self.remote_bytes))
-            } else {
-                String::new()
-            },
+            self.elsewhere(),
             format_bytes(self.copied_bytes),
             self.short_reads,
             self.retries
@@ -281,6 +352,7 @@ impl fmt::Display for Report {
             counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
+        self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
         self.fmt_time(f)?;
         for note in &self.notes {
@@ -298,6 +370,7 @@ pub(crate) struct Counters {
     pub(crate) extents: AtomicU64,
     pub(crate) direct_bytes: AtomicU64,
     pub(crate) buffered_bytes: AtomicU64,
+    pub(crate) mapped_bytes: AtomicU64,
     pub(crate) remote_bytes: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) short_reads: AtomicU64,
@@ -338,10 +411,15 @@ impl Counters {
 
     /// Bytes that came from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
-        [&self.direct_bytes, &self.buffered_bytes, &self.remote_bytes]
-            .map(|counter| counter.load(Ordering::Relaxed))
-            .into_iter()
-            .sum()
+        [
+            &self.direct_bytes,
+            &self.buffered_bytes,
+            &self.mapped_bytes,
+            &self.remote_bytes,
+        ]
+        .map(|counter| counter.load(Ordering::Relaxed))
+        .into_iter()
+        .sum()
     }
 
     pub(crate) fn fill(&self, report: &mut Report) {
@@ -350,6 +428,7 @@ impl Counters {
         report.extents = load(&self.extents);
         report.direct_bytes = load(&self.direct_bytes);
         report.buffered_bytes = load(&self.buffered_bytes);
+        report.mapped_bytes = load(&self.mapped_bytes);
         report.remote_bytes = load(&self.remote_bytes);
         report.requests = load(&self.requests);
         report.read_bytes = self.read_bytes();

@@ -90,6 +90,9 @@ fn nothing_is_left_of_a_load() {
     // Other tests say loudly when there is no ring.
     if tload::probe::ring().available {
         engines.push(EngineChoice::Uring);
+        if cfg!(feature = "tokio-uring") {
+            engines.push(EngineChoice::TokioUring);
+        }
     }
     let mut rng = Rng::new(2);
     let mut rounds = |count: usize| {

@@ -64,13 +64,15 @@ impl FromStr for Device {
 /// Which engine fills memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineChoice {
-    /// `uring` where a ring can be set up and files are not in memory already, else `pread`.
+    /// `uring` where a ring can be set up and files are not on a file system in memory, else `pread`.
     #[default]
     Auto,
     /// `io_uring` for files, or fail. Objects have an engine of their own, whatever is chosen.
     Uring,
     /// Threads that call `pread` for files.
     Pread,
+    /// `io_uring` through the crate `tokio-uring` for files, or fail. Only used when asked for; needs the feature `tokio-uring`.
+    TokioUring,
 }
 
 impl EngineChoice {
@@ -80,6 +82,7 @@ impl EngineChoice {
             Self::Auto => "auto",
             Self::Uring => "uring",
             Self::Pread => "pread",
+            Self::TokioUring => "tokio-uring",
         }
     }
 }
@@ -98,10 +101,11 @@ impl FromStr for EngineChoice {
             "auto" => Ok(Self::Auto),
             "uring" => Ok(Self::Uring),
             "pread" => Ok(Self::Pread),
+            "tokio-uring" => Ok(Self::TokioUring),
             _ => Err(Error::unknown_name(
                 "engine",
                 text,
-                &["auto", "uring", "pread"],
+                &["auto", "uring", "pread", "tokio-uring"],
             )),
         }
     }
@@ -153,17 +157,23 @@ pub struct Options {
     pub engine: EngineChoice,
     /// Whether reads go through the page cache. Default: [`Cache::Auto`].
     pub cache: Cache,
+    /// With [`Cache::Map`]: whether tensors may be written to. The process then gets a page of its own for each that it writes to;
+    /// the file stays as it is. If not, writing to a tensor kills the process (`SIGSEGV`). Other tensors may always be written to.
+    /// Default: no.
+    pub writable: bool,
     /// In which order tensors are handed out. Default: [`Order::Ready`].
     pub order: Order,
-    /// Reads of files in flight, over all lanes, and requests to object stores in flight. Default: the source's hint.
+    /// Reads in flight, over all lanes, for each file system; requests in flight for each object store. Default: found while the load
+    /// runs, beginning with the source's hint; a given `in_flight_bytes` alone leaves it at that.
     pub depth: Option<usize>,
-    /// Bytes in flight, over all lanes; one read is always allowed. Default: the source's hint, or `depth` times
-    /// `extent_bytes` when `depth` is given.
+    /// Bytes in flight, over all lanes, for each file system and each object store; one read is always allowed. Default: found while
+    /// the load runs, beginning with the source's hint; or `depth` times `extent_bytes` when `depth` is given.
     pub in_flight_bytes: Option<u64>,
     /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to an object store. Default: the
     /// source's hint.
     pub extent_bytes: Option<u64>,
-    /// Threads that each run an engine of their own, for files. Default: 1.
+    /// Threads that each run an engine of their own, for the files of each file system. Default: as many as cores where cores are
+    /// the limit, as with files that are in memory already; else 1, and more when that one has no time left.
     pub lanes: Option<usize>,
     /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB; or the largest tensor and
     /// beside it a quarter of it or what may be in flight, if that is more.
@@ -235,13 +245,19 @@ mod tests {
         for order in [Order::Ready, Order::File] {
             assert_eq!(order.to_string().parse::<Order>().expect("a name"), order);
         }
-        for cache in [Cache::Auto, Cache::Direct, Cache::Buffered] {
+        for cache in [
+            Cache::Auto,
+            Cache::Direct,
+            Cache::Buffered,
+            Cache::Drop,
+            Cache::Map,
+        ] {
             assert_eq!(cache.to_string().parse::<Cache>().expect("a name"), cache);
         }
         let error = "aio".parse::<EngineChoice>().expect_err("unknown");
         assert_eq!(
             error.message(),
-            "engine \"aio\" is unknown; it can be auto, uring, pread"
+            "engine \"aio\" is unknown; it can be auto, uring, pread, tokio-uring"
         );
     }
 

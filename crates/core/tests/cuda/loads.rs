@@ -13,6 +13,9 @@ fn engines() -> Vec<EngineChoice> {
     // Other tests say loudly when there is no ring.
     if tload::probe::ring().available {
         engines.push(EngineChoice::Uring);
+        if cfg!(feature = "tokio-uring") {
+            engines.push(EngineChoice::TokioUring);
+        }
     }
     engines
 }

@@ -1,5 +1,6 @@
 //! Every engine keeps the contract; what only real files can show.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use tempfile::TempDir;
@@ -17,15 +18,14 @@ use crate::requirement;
 /// The request's sources as files in a folder, opened for a load.
 fn files(request: &EngineRequest<'_>, cache: Cache) -> (TempDir, Arc<[ReadFile]>) {
     let folder = folder();
-    let mut refused = RefusedDirect::default();
+    let refused = RefusedDirect::default();
     let open = |(index, bytes): (usize, &Vec<u8>)| {
         let path = crate::files::write(&folder.path().join(index.to_string()), bytes);
-        if bytes.len() > 1 << 20 {
-            // Without dirty pages to write back first, direct reads are really in flight when an engine is dropped.
-            tload::probe::evict(&path).expect("just written");
-        }
+        // What is in the page cache would be copied from there. And without dirty pages to write back first, direct reads are really
+        // in flight when an engine is dropped.
+        tload::probe::evict(&path).expect("just written");
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
-        let file = ReadFile::open(Arc::new(source), cache, &mut refused).expect("opens");
+        let file = ReadFile::open(Arc::new(source), cache, &refused).expect("opens");
         if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
             std::fs::OpenOptions::new()
                 .write(true)
@@ -47,7 +47,8 @@ fn open_engine(
 ) -> OpenedEngine {
     let choice = match kind {
         EngineKind::Uring => EngineChoice::Uring,
-        EngineKind::Pread => EngineChoice::Pread,
+        EngineKind::Pread | EngineKind::Map => EngineChoice::Pread,
+        EngineKind::TokioUring => EngineChoice::TokioUring,
     };
     let setup = EngineSetup { files, depth, slab };
     engine::open(kind, choice, &setup).expect("opens")
@@ -88,6 +89,21 @@ fn uring_keeps_the_contract() {
             let name = format!("uring, cache {cache}, registered memory {registered}");
             engine_suite(&name, &|request| {
                 on_files(request, EngineKind::Uring, cache, registered)
+            });
+        }
+    }
+}
+
+#[test]
+fn tokio_uring_keeps_the_contract() {
+    if requirement::tokio_uring().is_none() {
+        return;
+    }
+    for cache in [Cache::Auto, Cache::Buffered] {
+        for registered in [false, true] {
+            let name = format!("tokio-uring, cache {cache}, registered memory {registered}");
+            engine_suite(&name, &|request| {
+                on_files(request, EngineKind::TokioUring, cache, registered)
             });
         }
     }
@@ -166,7 +182,9 @@ fn misaligned(kind: EngineKind, cache: Cache) -> (Vec<Done>, Arc<[ReadFile]>, Ve
 
 fn kinds() -> Vec<EngineKind> {
     let uring = requirement::uring().map(|()| EngineKind::Uring);
-    uring.into_iter().chain([EngineKind::Pread]).collect()
+    let tokio_uring = requirement::tokio_uring().map(|()| EngineKind::TokioUring);
+    let rings = uring.into_iter().chain(tokio_uring);
+    rings.chain([EngineKind::Pread]).collect()
 }
 
 #[test]
@@ -203,5 +221,122 @@ fn a_refused_direct_read_is_an_error_when_direct_was_demanded() {
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.hint(), Some("use cache=auto or cache=buffered"));
         assert!(!files[0].is_refused(), "nobody else is affected");
+    }
+}
+
+/// `count` extents of one page each, one after another, with as many files in turn; all in flight together.
+fn read_pages(
+    opened: &mut OpenedEngine,
+    slab: &Arc<Slab>,
+    contents: &[Vec<u8>],
+    count: usize,
+) -> Vec<Done> {
+    let page = |extent: usize| extent / contents.len() * 4096;
+    for extent in 0..count {
+        opened.engine.submit(Job {
+            extent,
+            source: extent % contents.len(),
+            offset: page(extent) as u64,
+            needed: 4096,
+            lease: slab.try_lease(4096).expect("a slot is free"),
+        });
+    }
+    let mut done = Vec::new();
+    while opened.engine.in_flight() > 0 {
+        opened.engine.reap(Wait::ForOne, &mut done);
+    }
+    assert_eq!(done.len(), count);
+    for one in &done {
+        let filled = one.result.as_ref().expect("filled").bytes();
+        let offset = page(one.extent);
+        let wanted = &contents[one.extent % contents.len()][offset..][..4096];
+        assert!(filled == wanted, "extent {}", one.extent);
+    }
+    done
+}
+
+fn opened_on(
+    kind: EngineKind,
+    contents: &[Vec<u8>],
+    depth: usize,
+    slab: &Arc<Slab>,
+) -> (TempDir, OpenedEngine) {
+    let request = EngineRequest {
+        contents,
+        shrink: None,
+        depth,
+        slab: Arc::clone(slab),
+    };
+    let (folder, files) = files(&request, Cache::Auto);
+    (
+        folder,
+        open_engine(files, kind, depth, Some(Arc::clone(slab))),
+    )
+}
+
+/// More than `tokio-uring` registers; all in flight, and more tasks than its runtime runs in one go.
+#[test]
+fn engines_read_into_more_slots_than_can_be_registered() {
+    const SLOTS: usize = 1030;
+    for kind in kinds() {
+        let slab = Slab::new(4096, SLOTS, Arc::<Bell>::default()).expect("maps");
+        let contents = vec![Rng::new(2).bytes(SLOTS * 4096)];
+        let (_folder, mut opened) = opened_on(kind, &contents, SLOTS, &slab);
+        let registered = opened.features.contains(&"registered_buffers".to_owned());
+        assert_eq!(registered, kind == EngineKind::Uring, "{kind:?}");
+        for _ in 0..2 {
+            read_pages(&mut opened, &slab, &contents, SLOTS);
+        }
+    }
+}
+
+/// An index alone says nothing: a slot of another slab has one too.
+#[test]
+fn tokio_uring_reads_into_slots_that_are_not_the_registered_ones() {
+    if requirement::tokio_uring().is_none() {
+        return;
+    }
+    let contents = vec![Rng::new(3).bytes(1 << 20)];
+    let [registered, other] =
+        [(); 2].map(|()| Slab::new(4096, 8, Arc::<Bell>::default()).expect("maps"));
+    let (_folder, mut opened) = opened_on(EngineKind::TokioUring, &contents, 8, &registered);
+    read_pages(&mut opened, &other, &contents, 8);
+    read_pages(&mut opened, &registered, &contents, 8);
+}
+
+/// What a panic leaves in flight is finished or leaked: slots that are free again are nobody's.
+#[test]
+fn a_panic_with_reads_in_flight_frees_no_memory_under_the_kernel() {
+    const SLOT_BYTES: usize = 1 << 20;
+    for kind in kinds() {
+        let slab = Slab::new(SLOT_BYTES, 16, Arc::<Bell>::default()).expect("maps");
+        let contents = vec![Rng::new(4).bytes(16 * SLOT_BYTES)];
+        let (folder, mut opened) = opened_on(kind, &contents, 16, &slab);
+        let panicked = catch_unwind(AssertUnwindSafe(move || {
+            for extent in 0..16 {
+                let offset = (extent * SLOT_BYTES) as u64;
+                let job = job(&slab, extent, offset, SLOT_BYTES, SLOT_BYTES);
+                opened.engine.submit(job);
+            }
+            opened.engine.reap(Wait::No, &mut Vec::new());
+            resume_unwind(Box::new(slab))
+        }));
+        let slab = panicked.expect_err("panicked");
+        let slab = slab.downcast::<Arc<Slab>>().expect("ours");
+        let leases: Vec<_> = (0..16).map_while(|_| slab.try_lease(64)).collect();
+        let filled: Vec<_> = leases
+            .into_iter()
+            .map(|lease| lease.fill_from(&[0xC3; 64]))
+            .collect();
+        // Takes as long as the reads that were dropped would have taken.
+        for file in std::fs::read_dir(folder.path()).expect("lists") {
+            let path = file.expect("listed").path();
+            tload::probe::evict(&path).expect("ours");
+            crate::files::read(&path);
+        }
+        assert!(
+            filled.iter().all(|filled| filled.bytes() == [0xC3; 64]),
+            "{kind:?}: written to after the engine was gone"
+        );
     }
 }

@@ -38,7 +38,9 @@ fn failure(mut stream: TensorStream) -> Error {
 /// Every engine and way of reading that this machine has.
 fn variants() -> Vec<(EngineChoice, Cache)> {
     let uring = requirement::uring().map(|()| EngineChoice::Uring);
-    let engines = uring.into_iter().chain([EngineChoice::Pread]);
+    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
+    let rings = uring.into_iter().chain(tokio_uring);
+    let engines = rings.chain([EngineChoice::Pread]);
     engines
         .flat_map(|engine| [(engine, Cache::Auto), (engine, Cache::Buffered)])
         .collect()

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use tload::probe;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
-use tload::{Checkpoint, Dtype, Loader, Location, Options, Result, Tensor};
+use tload::{Checkpoint, Dtype, Loader, Location, Options, Report, Result, Tensor};
 
 /// A folder on the disk that cargo builds on: `/tmp` may be memory, which takes no direct I/O.
 pub(crate) fn folder() -> TempDir {
@@ -17,6 +18,18 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> PathBuf {
     }
     std::fs::write(path, bytes).expect("the temporary folder takes files");
     path.to_owned()
+}
+
+/// Drops the pages of every file in a folder from the page cache. Whether none is left.
+pub(crate) fn evict(folder: &Path) -> bool {
+    let files = std::fs::read_dir(folder).expect("a folder of this test");
+    let mut gone = true;
+    for file in files {
+        let path = file.expect("listed").path();
+        gone &= probe::evict(&path).is_ok()
+            && probe::residency(&path).is_ok_and(|found| found.resident_bytes == 0);
+    }
+    gone
 }
 
 /// The whole file, for comparing.
@@ -81,6 +94,17 @@ pub(crate) fn load(path: &Path, options: Options) -> Vec<Tensor> {
     let loader = Loader::open(&location(path)).expect("a good checkpoint");
     let stream = loader.options(options).stream().expect("starts");
     stream.collect::<Result<_>>().expect("loads")
+}
+
+/// Loads and returns the report too.
+pub(crate) fn load_with_report(path: &Path, options: Options) -> (Vec<Tensor>, Report) {
+    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    let mut stream = loader.options(options).stream().expect("starts");
+    let tensors = stream
+        .by_ref()
+        .map(|tensor| tensor.expect("loads"))
+        .collect();
+    (tensors, stream.report())
 }
 
 /// Compares a loaded tensor with the file that it came from.

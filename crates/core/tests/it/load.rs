@@ -14,19 +14,10 @@ use tload::{
     TensorStream,
 };
 
-use crate::files::{assert_all, even, folder, load, location, mixed, open, options, write};
+use crate::files::{
+    assert_all, even, evict, folder, load, load_with_report, location, mixed, open, options, write,
+};
 use crate::requirement;
-
-/// Loads and returns the report too.
-fn load_with_report(path: &std::path::Path, options: Options) -> (Vec<Tensor>, Report) {
-    let loader = Loader::open(&location(path)).expect("a good checkpoint");
-    let mut stream = loader.options(options).stream().expect("starts");
-    let tensors = stream
-        .by_ref()
-        .map(|tensor| tensor.expect("loads"))
-        .collect();
-    (tensors, stream.report())
-}
 
 /// The `safetensors` crate checks what it reads, so it is an oracle for the files that we write by hand, too.
 #[test]
@@ -80,8 +71,16 @@ fn every_engine_cache_order_and_lane_count() {
     let is_direct = requirement::direct().is_some();
     let checkpoint = open(folder.path()).expect("opens");
     let total = checkpoint.total_bytes();
-    for engine in [EngineChoice::Auto, EngineChoice::Uring, EngineChoice::Pread] {
-        if engine == EngineChoice::Uring && !has_ring {
+    let has_tokio_uring = requirement::tokio_uring().is_some();
+    for engine in [
+        EngineChoice::Auto,
+        EngineChoice::Uring,
+        EngineChoice::Pread,
+        EngineChoice::TokioUring,
+    ] {
+        if engine == EngineChoice::Uring && !has_ring
+            || engine == EngineChoice::TokioUring && !has_tokio_uring
+        {
             continue;
         }
         for cache in [Cache::Auto, Cache::Buffered, Cache::Direct] {
@@ -94,6 +93,7 @@ fn every_engine_cache_order_and_lane_count() {
                 (Order::Ready, 4),
                 (Order::File, 3),
             ] {
+                let is_cold = evict(folder.path());
                 let (tensors, report) = load_with_report(
                     folder.path(),
                     options(|it| {
@@ -108,14 +108,17 @@ fn every_engine_cache_order_and_lane_count() {
                 }
                 check_report(&report, total, 100, lanes);
                 assert_eq!(report.engine.requested, engine.name());
-                let uses_pread = engine == EngineChoice::Pread || !has_ring;
-                assert_eq!(
-                    report.engine.name,
-                    if uses_pread { "pread" } else { "uring" }
-                );
+                let used = match engine {
+                    EngineChoice::Auto if !has_ring => "pread",
+                    EngineChoice::Auto => "uring",
+                    EngineChoice::Uring | EngineChoice::Pread | EngineChoice::TokioUring => {
+                        engine.name()
+                    }
+                };
+                assert_eq!(report.engine.name, used);
                 if cache == Cache::Buffered {
                     assert_eq!(report.direct_bytes, 0);
-                } else if is_direct {
+                } else if is_direct && (is_cold || cache == Cache::Direct) {
                     assert_eq!((report.buffered_bytes, report.copied_bytes), (0, 0));
                 }
             }

@@ -1,6 +1,7 @@
 //! The crate's tests from outside: real files, real engines, simulated storage.
 
 mod checkpoints;
+mod depth;
 mod engines;
 mod fallbacks;
 mod faults;
@@ -8,7 +9,10 @@ mod files;
 mod hostile;
 mod load;
 mod memory;
+mod page_cache;
 mod requirement;
 mod simulated;
 mod sinks;
+#[cfg(target_os = "linux")]
+mod slow;
 mod tidy;

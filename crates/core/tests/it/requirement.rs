@@ -1,6 +1,6 @@
 //! Tests that need something which not every machine has: skipped loudly, or not at all.
 //!
-//! `TLOAD_REQUIRE=uring,direct,loopfs` turns a skip for one of these names into a failure, `all` every skip.
+//! `TLOAD_REQUIRE=uring,tokio-uring,direct,loopfs` turns a skip for one of these names into a failure, `all` every skip.
 
 use std::io::Write;
 
@@ -35,6 +35,23 @@ pub(crate) fn uring() -> Option<()> {
     let ring = tload::probe::ring();
     let found = ring.error.map_or(Ok(()), Err);
     requirement("uring", found)
+}
+
+/// The engine of the crate `tokio-uring` can be set up here.
+pub(crate) fn tokio_uring() -> Option<()> {
+    use tload::engine::{EngineKind, EngineSetup, open};
+    let setup = EngineSetup {
+        files: [].into(),
+        depth: 1,
+        slab: None,
+    };
+    let opened = open(
+        EngineKind::TokioUring,
+        tload::EngineChoice::TokioUring,
+        &setup,
+    );
+    let found = opened.map(drop).map_err(|error| error.chain());
+    requirement("tokio-uring", found)
 }
 
 /// The temporary folder takes direct I/O and says no to reads that are not aligned, as disks do.

@@ -24,7 +24,7 @@ fn the_host_sink_keeps_the_contract() {
 }
 
 /// Memory that a test lends to a load, and looks into afterwards.
-fn lend(bytes: usize) -> Target {
+pub(crate) fn lend(bytes: usize) -> Target {
     let memory: &'static mut [u8] = vec![0xEE; bytes].leak();
     let start = std::ptr::NonNull::from(&mut *memory).cast();
     let owner: KeepAlive = Arc::new(());

@@ -23,7 +23,7 @@ const NAMES_OF_OTHERS: [(&str, &str); 1] =
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
 /// other. `testing` stands above all; nothing but tests may use it.
 const RANKS: [&[&str]; 14] = [
-    &["error", "over", "retry"],
+    &["error", "over", "retry", "side_by_side"],
     // One of the two: the driver, or what stands for it.
     &["cuda", "no_cuda"],
     &["buffer", "format", "plan"],
@@ -37,11 +37,10 @@ const RANKS: [&[&str]; 14] = [
         "destinations",
         "engine",
         "receivers",
-        "report",
         "schedule",
     ],
     // A sink waits as an engine does (`Wait`).
-    &["probe", "sink"],
+    &["probe", "report", "sink", "sources"],
     &["pipeline"],
     &["lane"],
     &["prepare", "provide"],

@@ -44,6 +44,7 @@ fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> Engin
         source
     };
     let setup = ObjectSetup {
+        in_flight_bytes: None,
         objects: request.contents.iter().enumerate().map(open).collect(),
         connections: 6,
         request_bytes: 4 << 20,

@@ -1,0 +1,60 @@
+//! The same small task for many things at once: opening files takes a round trip each, and a thread waits through one at a time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// What `task` returns for each of `items`, in their order, worked off by at most `threads` threads. The calling thread is one of
+/// them, so a system that starts no thread still gets everything done.
+pub(crate) fn side_by_side<T: Sync, R: Send>(
+    items: &[T],
+    threads: usize,
+    task: impl Fn(&T) -> R + Sync,
+) -> Vec<R> {
+    let threads = threads.min(items.len());
+    if threads <= 1 {
+        return items.iter().map(task).collect();
+    }
+    let next = AtomicUsize::new(0);
+    let mut results: Vec<(usize, R)> = std::thread::scope(|scope| {
+        let work = || {
+            let mut mine = Vec::new();
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                let Some(item) = items.get(index) else {
+                    return mine;
+                };
+                mine.push((index, task(item)));
+            }
+        };
+        let started: Vec<_> = (1..threads)
+            .filter_map(|_| std::thread::Builder::new().spawn_scoped(scope, work).ok())
+            .collect();
+        let mut all = work();
+        for thread in started {
+            let theirs = thread.join();
+            all.extend(theirs.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        }
+        all
+    });
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::side_by_side;
+
+    #[test]
+    fn results_come_in_the_order_of_the_items_whoever_did_them() {
+        let items: Vec<usize> = (0..1000).collect();
+        for threads in [0, 1, 2, 7, 2000] {
+            let doubled = side_by_side(&items, threads, |item| item * 2);
+            assert!(
+                doubled
+                    .iter()
+                    .enumerate()
+                    .all(|(at, value)| *value == at * 2)
+            );
+            assert_eq!(doubled.len(), items.len());
+        }
+    }
+}

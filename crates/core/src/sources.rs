@@ -1,0 +1,197 @@
+//! The sources of one load, opened, in groups that share limits and engines: the files of one file system, the objects of one store.
+
+use std::sync::Arc;
+
+use crate::buffer::FileView;
+use crate::checkpoint::ShardSource;
+use crate::error::Result;
+use crate::request::Options;
+use crate::schedule::Member;
+use crate::side_by_side::side_by_side;
+use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect};
+#[cfg(feature = "object")]
+use crate::{
+    error::{Error, ErrorKind},
+    source::{ObjectSource, Source},
+};
+
+/// Files opened at a time. On a network file system each takes a round trip or two.
+const OPENED_AT_A_TIME: usize = 16;
+
+/// Sources that one engine can read.
+#[derive(Clone, Debug)]
+pub(crate) enum Group {
+    /// Of one file system.
+    Files(Arc<[ReadFile]>),
+    /// Of one store.
+    #[cfg(feature = "object")]
+    Objects(Arc<[ObjectSource]>),
+}
+
+/// All sources of a load.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    groups: Vec<Group>,
+    /// By source, in the order in which they were given.
+    members: Vec<Member>,
+}
+
+/// One opened source.
+enum Opened {
+    File(ReadFile),
+    #[cfg(feature = "object")]
+    Object(ObjectSource),
+}
+
+impl Sources {
+    /// Opens `shards` as `options` ask.
+    ///
+    /// # Errors
+    ///
+    /// Whatever opening a file for direct I/O or as a view runs into; [`ErrorKind::Unsupported`] for views of what is no file.
+    pub(crate) fn open(shards: &[&ShardSource], options: &Options) -> Result<Self> {
+        let refused = RefusedDirect::default();
+        let opened = side_by_side(shards, OPENED_AT_A_TIME, |shard| {
+            open(shard, options, &refused)
+        });
+        let mut sources = Self {
+            groups: Vec::new(),
+            members: Vec::with_capacity(shards.len()),
+        };
+        let mut by_group: Vec<Vec<Opened>> = Vec::new();
+        for source in opened {
+            let source = source?;
+            let of_group = |group: &Vec<Opened>| group[0].is_beside(&source);
+            let group = by_group.iter().position(of_group).unwrap_or_else(|| {
+                by_group.push(Vec::new());
+                by_group.len() - 1
+            });
+            let index = by_group[group].len();
+            sources.members.push(Member { group, index });
+            by_group[group].push(source);
+        }
+        sources.groups = by_group.into_iter().map(Group::of).collect();
+        Ok(sources)
+    }
+
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// By source: its group, and its number there.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// How a source likes to be read.
+    pub(crate) fn hints(&self, source: usize) -> ReadHints {
+        let Member { group, index } = self.members[source];
+        self.groups[group].hints(index)
+    }
+
+    /// All files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &ReadFile> {
+        self.groups.iter().flat_map(|group| group.files().iter())
+    }
+
+    /// By source: the file as memory; none unless views were asked for.
+    pub(crate) fn views(&self) -> Option<Vec<Arc<FileView>>> {
+        let view = |member: &Member| self.groups[member.group].files().get(member.index)?.view();
+        self.members
+            .iter()
+            .map(|member| view(member).cloned())
+            .collect()
+    }
+}
+
+impl Opened {
+    /// Whether both share limits.
+    fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => {
+                one.source().identity().device == other.source().identity().device
+            }
+            #[cfg(feature = "object")]
+            (Self::Object(one), Self::Object(other)) => one.shares_store(other),
+            #[cfg(feature = "object")]
+            _ => false,
+        }
+    }
+}
+
+impl Group {
+    /// Sources that are beside one another.
+    fn of(sources: Vec<Opened>) -> Self {
+        let mut files = Vec::new();
+        #[cfg(feature = "object")]
+        let mut objects = Vec::new();
+        for source in sources {
+            match source {
+                Opened::File(file) => files.push(file),
+                #[cfg(feature = "object")]
+                Opened::Object(object) => objects.push(object),
+            }
+        }
+        #[cfg(feature = "object")]
+        if !objects.is_empty() {
+            return Self::Objects(objects.into());
+        }
+        Self::Files(files.into())
+    }
+
+    fn hints(&self, index: usize) -> ReadHints {
+        match self {
+            Self::Files(files) => files[index].hints(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects[index].hints(),
+        }
+    }
+
+    /// What they share: `ext4 (8:1)`, `s3`.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Files(files) => files.first().map_or_else(String::new, |file| {
+                let file_system = file.source().file_system();
+                let (major, minor) = file_system.device;
+                format!("{} ({major}:{minor})", file_system.name)
+            }),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => {
+                let url = objects
+                    .first()
+                    .and_then(|object| object.location().remote());
+                url.map_or_else(String::new, |url| url.scheme.clone())
+            }
+        }
+    }
+
+    /// Its sources, if they are files.
+    pub(crate) fn files(&self) -> &[ReadFile] {
+        match self {
+            Self::Files(files) => files,
+            #[cfg(feature = "object")]
+            Self::Objects(_) => &[],
+        }
+    }
+}
+
+fn open(shard: &ShardSource, options: &Options, refused: &RefusedDirect) -> Result<Opened> {
+    match shard {
+        ShardSource::File(file) => {
+            let mut file = ReadFile::open(Arc::clone(file), options.cache, refused)?;
+            if options.cache == Cache::Map {
+                file.map(options.writable)?;
+            }
+            Ok(Opened::File(file))
+        }
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) if options.cache == Cache::Map => Err(Error::new(
+            ErrorKind::Unsupported,
+            "cache=map shows files, and this is an object in a store",
+        )
+        .with_location(object.location())
+        .with_hint("use cache=auto, or copy the checkpoint to a disk first")),
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) => Ok(Opened::Object(object.clone())),
+    }
+}

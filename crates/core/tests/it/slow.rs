@@ -1,0 +1,286 @@
+//! Loads from a file system that takes its time, answers with less than it was asked for, fails or hangs: FUSE, with a server that
+//! does what it is told (`tload_lab::slowfs`).
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::source::Cache;
+use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
+use tload_lab::slowfs::{Mount, Options as Slowness, serve_if_asked};
+
+use crate::files::{assert_all, assert_same, even, folder, location, mixed, options, write};
+use crate::requirement;
+
+const MIB: usize = 1 << 20;
+
+/// Behind all headers, and behind what the kernel reads ahead of them: the first MiB of each file.
+const PAST_HEADERS: u64 = 1 << 20;
+
+/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+#[test]
+fn serves() {
+    serve_if_asked();
+}
+
+/// A checkpoint on a disk, and a slow view of it.
+struct Slow {
+    files: Vec<Vec<u8>>,
+    mount: Mount,
+    _backing: TempDir,
+}
+
+impl Slow {
+    fn start(files: &[Vec<u8>], set: impl FnOnce(&mut Slowness)) -> Option<Self> {
+        let backing = folder();
+        for (shard, file) in files.iter().enumerate() {
+            write(&backing.path().join(shard_name(shard)), file);
+        }
+        let mut slowness = Slowness {
+            latency: Duration::from_millis(1),
+            ..Slowness::default()
+        };
+        set(&mut slowness);
+        let mount = Mount::start("slow::serves", backing.path(), &slowness);
+        Some(Self {
+            files: files.to_vec(),
+            mount: requirement::requirement("fuse", mount)?,
+            _backing: backing,
+        })
+    }
+
+    fn path(&self, shard: usize) -> PathBuf {
+        self.mount.path().join(shard_name(shard))
+    }
+
+    /// What came before the end, and how it ended.
+    fn load(&self, options: Options) -> (Vec<Tensor>, Option<Error>, Report) {
+        let loader = Loader::open(&location(self.mount.path())).expect("headers are spared");
+        let mut stream = loader.options(options).stream().expect("starts");
+        let mut tensors = Vec::new();
+        let mut failure = None;
+        for next in stream.by_ref() {
+            match next {
+                Ok(tensor) => tensors.push(tensor),
+                Err(error) => failure = Some(error),
+            }
+        }
+        (tensors, failure, stream.report())
+    }
+
+    fn assert_all(&self, tensors: &[Tensor]) {
+        let files: Vec<_> = self.files.iter().map(Vec::as_slice).collect();
+        assert_all(tensors, &files);
+    }
+
+    /// That none of `tensors` has bytes that its file does not have.
+    fn assert_right(&self, tensors: &[Tensor]) {
+        for tensor in tensors {
+            let shard = tensor.name().split('.').next().expect("named so");
+            assert_same(
+                tensor,
+                &self.files[shard.parse::<usize>().expect("named so")],
+            );
+        }
+    }
+}
+
+fn shard_name(shard: usize) -> String {
+    format!("m-{shard}.safetensors")
+}
+
+/// Three shards of small tensors, and one whose reads the kernel sends in several requests.
+fn assorted() -> Vec<Vec<u8>> {
+    let small = |shard: u64| mixed(&format!("{shard}."), shard, 20, 200_000);
+    let mut files: Vec<_> = (0..3).map(small).collect();
+    files.push(even("3.", 3, 2, 5 * MIB + 4097));
+    files
+}
+
+fn large() -> Vec<Vec<u8>> {
+    (0..2)
+        .map(|shard| even(&format!("{shard}."), shard, 3, 4 * MIB + 12_345))
+        .collect()
+}
+
+fn engines() -> Vec<EngineChoice> {
+    let uring = requirement::uring().map(|()| EngineChoice::Uring);
+    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
+    let rings = uring.into_iter().chain(tokio_uring);
+    rings.chain([EngineChoice::Pread]).collect()
+}
+
+fn variants() -> Vec<(EngineChoice, Cache)> {
+    let caches = [Cache::Auto, Cache::Direct, Cache::Buffered, Cache::Drop];
+    let with = |engine| caches.map(|cache| (engine, cache));
+    engines().into_iter().flat_map(with).collect()
+}
+
+fn wanted(engine: EngineChoice, cache: Cache) -> Options {
+    options(|it| (it.engine, it.cache) = (engine, cache))
+}
+
+/// An error of a read says where: the file as the caller knows it, and bytes that are in it.
+fn assert_placed(error: &Error, slow: &Slow) {
+    let path = error.location().expect("names the file");
+    let shard = (0..slow.files.len()).find(|&shard| slow.path(shard) == Path::new(path));
+    let shard = shard.expect("names a file of the checkpoint");
+    let range = error.range().expect("names the bytes");
+    let len = slow.files[shard].len() as u64;
+    assert!(
+        range.start < range.end && range.end <= len,
+        "{range:?} of {len}"
+    );
+}
+
+#[test]
+fn bytes_are_right_however_the_file_system_is_used() {
+    for (direct, async_dio) in [(false, true), (false, false), (true, true), (true, false)] {
+        let set = |it: &mut Slowness| (it.direct, it.async_dio) = (direct, async_dio);
+        let Some(slow) = Slow::start(&assorted(), set) else {
+            return;
+        };
+        for (engine, cache) in variants() {
+            let (tensors, failure, report) = slow.load(wanted(engine, cache));
+            assert!(failure.is_none(), "{engine:?}, {cache}: {failure:?}");
+            slow.assert_all(&tensors);
+            let is_direct = cache != Cache::Buffered;
+            assert_eq!(report.direct_bytes > 0, is_direct, "{engine:?}, {cache}");
+        }
+        let served = slow.mount.stop().expect("says what it did");
+        assert!(served.reads > 0 && served.faults == 0, "{served}");
+    }
+}
+
+/// What slow storage is read fast with: the file system has reads waiting while it is busy with others.
+#[test]
+fn a_ring_keeps_many_direct_reads_in_flight() {
+    if requirement::uring().is_none() {
+        return;
+    }
+    let Some(slow) = Slow::start(&large(), |it| it.latency = Duration::from_millis(20)) else {
+        return;
+    };
+    let options = options(|it| {
+        (it.engine, it.cache) = (EngineChoice::Uring, Cache::Direct);
+        it.extent_bytes = Some(MIB as u64);
+    });
+    let (tensors, failure, _) = slow.load(options);
+    assert!(failure.is_none(), "{failure:?}");
+    slow.assert_all(&tensors);
+    // Headers are read two at a time.
+    let served = slow.mount.stop().expect("says what it did");
+    assert!(served.in_flight_max >= 8, "{served}");
+}
+
+#[test]
+fn a_read_that_comes_back_short_is_continued() {
+    let faults = |it: &mut Slowness| {
+        // Nothing is answered from the page cache, which takes a short answer for the end of the file.
+        it.direct = true;
+        (it.short_every, it.fault_from) = (2, PAST_HEADERS);
+    };
+    let Some(slow) = Slow::start(&large(), faults) else {
+        return;
+    };
+    for (engine, cache) in variants() {
+        let (tensors, failure, report) = slow.load(wanted(engine, cache));
+        assert!(failure.is_none(), "{engine:?}, {cache}: {failure:?}");
+        slow.assert_all(&tensors);
+        assert!(report.short_reads > 0, "{engine:?}, {cache}");
+    }
+}
+
+/// The same for readers that go past the page cache by themselves. Few answers are short, because what is left of a read may come
+/// through the page cache, which bears one short answer and no second one, see below: the end of a `pread` by the kernel's
+/// (`generic_file_read_iter`), and ours of a read that was short so often that not one unit of direct reads is left (1 MiB, eight
+/// times).
+#[test]
+fn a_direct_read_that_comes_back_short_is_continued() {
+    for engine in engines() {
+        let fault_max = if engine == EngineChoice::Uring { 4 } else { 1 };
+        let faults = |it: &mut Slowness| {
+            (it.short_every, it.fault_from, it.fault_max) = (2, PAST_HEADERS, fault_max);
+        };
+        let Some(slow) = Slow::start(&large(), faults) else {
+            return;
+        };
+        let (tensors, failure, report) = slow.load(wanted(engine, Cache::Direct));
+        assert!(failure.is_none(), "{engine:?}: {failure:?}");
+        slow.assert_all(&tensors);
+        assert!(report.short_reads > 0 || engine == EngineChoice::Pread);
+        let served = slow.mount.stop().expect("says what it did");
+        assert!(served.faults > 0, "{served}");
+    }
+}
+
+/// The kernel takes a short answer for the new end of the file, and gives zeros for what is behind it in the same page. Only
+/// one answer is short: of several at the same time the kernel forgets some ends, and gives out zeros as if they were in the file
+/// (seen with plain `pread` on Linux 6.18), which no reader can notice.
+#[test]
+fn a_short_answer_to_the_page_cache_is_never_taken_for_bytes() {
+    for engine in engines() {
+        let faults = |it: &mut Slowness| {
+            (it.short_every, it.fault_from, it.fault_max) = (5, PAST_HEADERS, 1);
+        };
+        let Some(slow) = Slow::start(&large(), faults) else {
+            return;
+        };
+        let (tensors, failure, _) = slow.load(wanted(engine, Cache::Buffered));
+        slow.assert_right(&tensors);
+        match failure {
+            None => slow.assert_all(&tensors),
+            Some(error) => {
+                assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+                assert_placed(&error, &slow);
+            }
+        }
+        let served = slow.mount.stop().expect("says what it did");
+        assert_eq!(served.faults, 1);
+    }
+}
+
+#[test]
+fn a_read_that_fails_is_an_error_which_says_where() {
+    for (engine, cache) in variants() {
+        let faults = |it: &mut Slowness| {
+            it.direct = true;
+            // All of them: the kernel makes a short read of a `pread` whose second request failed, and asks again.
+            (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
+        };
+        let Some(slow) = Slow::start(&large(), faults) else {
+            return;
+        };
+        let (tensors, failure, report) = slow.load(wanted(engine, cache));
+        slow.assert_right(&tensors);
+        let error = failure.expect("a read failed");
+        assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
+        assert_eq!(report.outcome, "io");
+        assert!(
+            error.chain().contains("Input/output error"),
+            "{}",
+            error.chain()
+        );
+        assert_placed(&error, &slow);
+    }
+}
+
+/// A read that is never answered keeps its memory, and nobody else waiting.
+#[test]
+fn a_load_can_be_left_while_its_storage_hangs() {
+    for engine in engines() {
+        let faults = |it: &mut Slowness| (it.hang_every, it.fault_from) = (3, PAST_HEADERS);
+        let Some(slow) = Slow::start(&large(), faults) else {
+            return;
+        };
+        let mut options = wanted(engine, Cache::Direct);
+        options.timeout = Some(Duration::from_millis(200));
+        let (tensors, failure, _) = slow.load(options);
+        slow.assert_right(&tensors);
+        let error = failure.expect("some tensors never come");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        // Ends the reads that hang, and with them the threads that are left of the load.
+        let served = slow.mount.stop().expect("says what it did");
+        assert!(served.faults > 0, "{served}");
+    }
+}
