@@ -20,5 +20,5 @@ pub use azurite::Azurite;
 pub use fake_gcs::FakeGcs;
 pub use nginx::Nginx;
 pub use s3::{Moto, S3Server, S3sFs, Versitygw, kind};
-pub use tool::{require, tool};
+pub use tool::{require, require_named, tool};
 pub use toxiproxy::{Proxy, Stream, Toxiproxy};

@@ -32,15 +32,20 @@ pub(super) fn in_path(program: &str) -> Option<PathBuf> {
 /// What was found. If nothing: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` (a list of names)
 /// has `servers` or `all`.
 pub fn require<T>(found: Result<T, String>) -> Option<T> {
+    require_named("servers", found)
+}
+
+/// The same for something else that tests need.
+pub fn require_named<T>(name: &str, found: Result<T, String>) -> Option<T> {
     match found {
         Ok(found) => Some(found),
         Err(reason) => {
             assert!(
-                !is_required(),
-                "TLOAD_REQUIRE names servers, which are missing: {reason}"
+                !is_required(name),
+                "TLOAD_REQUIRE names {name}, missing here: {reason}"
             );
             // Past the test harness, which shows what a test prints only when it fails. Nobody to tell is no reason to fail.
-            let _ = writeln!(std::io::stderr(), "SKIPPED: needs servers: {reason}");
+            let _ = writeln!(std::io::stderr(), "SKIPPED: needs {name}: {reason}");
             None
         }
     }
@@ -50,10 +55,10 @@ pub fn require<T>(found: Result<T, String>) -> Option<T> {
     clippy::disallowed_methods,
     reason = "tests are steered from outside; the library is not"
 )]
-fn is_required() -> bool {
+fn is_required(name: &str) -> bool {
     std::env::var("TLOAD_REQUIRE")
         .unwrap_or_default()
         .split(',')
         .map(str::trim)
-        .any(|required| required == "servers" || required == "all")
+        .any(|required| required == name || required == "all")
 }

@@ -3,3 +3,5 @@
 mod client;
 mod processes;
 mod servers;
+#[cfg(target_os = "linux")]
+mod slowfs;

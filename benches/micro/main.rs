@@ -1,0 +1,23 @@
+//! How long the core's steps take, one by one: `make bench-micro`. Without `--bench` each runs once, to see that it works.
+
+mod memory;
+mod pure;
+mod reads;
+
+use criterion::Criterion;
+
+fn main() {
+    let mut criterion = Criterion::default().configure_from_args();
+    pure::headers(&mut criterion);
+    pure::plans(&mut criterion);
+    pure::schedules(&mut criterion);
+    memory::pool(&mut criterion);
+    reads::pipeline(&mut criterion);
+    reads::engines(&mut criterion);
+    criterion.final_summary();
+}
+
+/// Whether this is a measurement, and not a test of whether it works.
+fn is_measuring() -> bool {
+    std::env::args().any(|argument| argument == "--bench")
+}

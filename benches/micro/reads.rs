@@ -1,0 +1,177 @@
+//! Reads: the pipeline over simulated storage, and the engines over a file.
+
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use criterion::{BenchmarkId, Criterion, Throughput};
+use tload::buffer::{Bell, Slab};
+use tload::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
+use tload::plan::Layout;
+use tload::schedule::Depth;
+use tload::source::{Cache, FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::testing::fixtures::tensor_info;
+use tload::testing::sim::SimConfig;
+use tload::testing::simulation::Simulation;
+use tload::{Dtype, EngineChoice, Location, Order, Result};
+
+use crate::is_measuring;
+
+const MIB: usize = 1 << 20;
+
+/// The engines that read files.
+const ENGINES: [(&str, EngineKind, EngineChoice); 3] = [
+    ("uring", EngineKind::Uring, EngineChoice::Uring),
+    (
+        "tokio-uring",
+        EngineKind::TokioUring,
+        EngineChoice::TokioUring,
+    ),
+    ("pread", EngineKind::Pread, EngineChoice::Pread),
+];
+
+/// Bytes of one read of an engine.
+const READ_BYTES: usize = MIB;
+
+/// Reads in flight.
+const DEPTH: usize = 16;
+
+/// A load without a disk: what all of the core costs but the reads, most of all for small extents. The storage copies the bytes.
+pub(crate) fn pipeline(criterion: &mut Criterion) {
+    const SOURCES: usize = 4;
+    const TENSORS: usize = 16;
+    const TENSOR_BYTES: usize = MIB;
+    let tensors = (0..SOURCES * TENSORS).map(|index| {
+        let (source, start) = (index / TENSORS, index % TENSORS * TENSOR_BYTES);
+        let range = start as u64..(start + TENSOR_BYTES) as u64;
+        let shape = vec![TENSOR_BYTES];
+        tensor_info(format!("t{index}"), Dtype::U8, shape, source, range)
+    });
+    let tensors: Vec<_> = tensors.collect();
+    let contents: Arc<[u8]> = vec![7; TENSORS * TENSOR_BYTES].into();
+    let mut group = criterion.benchmark_group("pipeline");
+    group.throughput(Throughput::Bytes((SOURCES * TENSORS * TENSOR_BYTES) as u64));
+    for extent_bytes in [64 << 10, 1 << 20] {
+        let layout = Layout {
+            extent_bytes,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        let simulation = Simulation {
+            sources: vec![MemorySource::new("m", Arc::clone(&contents)); SOURCES],
+            layouts: vec![layout; SOURCES],
+            tensors: tensors.clone(),
+            order: Order::Ready,
+            depth: Depth::fixed(DEPTH, 1 << 30),
+            memory_limit: 64 << 20,
+            engines: vec![SimConfig {
+                delay_max: 0,
+                short_once_in: 0,
+                ..SimConfig::new(1, DEPTH)
+            }],
+        };
+        group.bench_function(BenchmarkId::new("extents", extent_bytes), |bencher| {
+            bencher.iter(|| {
+                let (result, _) = simulation.run_alone(&|_, tensor| {
+                    tload::testing::receive(&tensor);
+                });
+                result.expect("nothing fails");
+            });
+        });
+    }
+}
+
+/// A file on the disk that cargo builds on, whose pages are in memory: what was just written is.
+fn file(folder: &Path, bytes: usize) -> FileSource {
+    let path = folder.join("bytes");
+    let mut file = std::fs::File::create(&path).expect("the folder takes files");
+    let piece: Vec<u8> = (0..=u8::MAX).cycle().take(MIB).collect();
+    for _ in 0..bytes / MIB {
+        file.write_all(&piece).expect("the disk has room");
+    }
+    file.sync_all().expect("the disk takes it");
+    FileSource::open(&Location::from_path(&path)).expect("just written")
+}
+
+/// An engine reads a file, from the first byte to the last, into memory that is used again.
+struct Reading {
+    engine: Box<dyn Engine>,
+    slab: Arc<Slab>,
+    bytes: usize,
+}
+
+impl Reading {
+    fn open(
+        source: &Arc<FileSource>,
+        cache: Cache,
+        kind: EngineKind,
+        choice: EngineChoice,
+    ) -> Result<Self> {
+        let file = ReadFile::open(Arc::clone(source), cache, &mut RefusedDirect::default())?;
+        let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
+        let setup = EngineSetup {
+            files: vec![file].into(),
+            depth: DEPTH,
+            slab: None,
+        };
+        Ok(Self {
+            engine: engine::open(kind, choice, &setup)?.engine,
+            slab: Slab::new(READ_BYTES, DEPTH, Arc::<Bell>::default())?,
+            bytes: bytes.expect("it is small"),
+        })
+    }
+
+    fn run(&mut self) {
+        let mut done = Vec::new();
+        let mut next = 0;
+        loop {
+            while next < self.bytes && self.engine.in_flight() < DEPTH {
+                let Some(lease) = self.slab.try_lease(READ_BYTES) else {
+                    break;
+                };
+                self.engine.submit(Job {
+                    extent: next / READ_BYTES,
+                    source: 0,
+                    offset: next as u64,
+                    needed: READ_BYTES,
+                    lease,
+                });
+                next += READ_BYTES;
+            }
+            if self.engine.in_flight() == 0 {
+                return;
+            }
+            self.engine.reap(Wait::ForOne, &mut done);
+            for done in done.drain(..) {
+                done.result.expect("the file is there");
+            }
+        }
+    }
+}
+
+pub(crate) fn engines(criterion: &mut Criterion) {
+    let bytes = if is_measuring() { 256 * MIB } else { 8 * MIB };
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let source = Arc::new(file(folder.path(), bytes));
+    let mut group = criterion.benchmark_group("engine");
+    group.throughput(Throughput::Bytes(bytes as u64));
+    // Each is as long as many of the others.
+    group.sample_size(20);
+    for cache in [Cache::Auto, Cache::Buffered] {
+        for (name, kind, choice) in ENGINES {
+            match Reading::open(&source, cache, kind, choice) {
+                Ok(mut reading) => {
+                    group.bench_function(BenchmarkId::new(name, cache), |bencher| {
+                        bencher.iter(|| reading.run());
+                    });
+                }
+                Err(error) => say(&format!("SKIPPED: needs {name}: {}", error.chain())),
+            }
+        }
+    }
+}
+
+fn say(line: &str) {
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

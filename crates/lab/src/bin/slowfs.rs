@@ -1,0 +1,33 @@
+//! The slow file system as a program. Everything is in `tload_lab::slowfs`.
+
+use std::process::ExitCode;
+
+#[cfg(target_os = "linux")]
+fn main() -> ExitCode {
+    use std::io::Write as _;
+
+    use tload_lab::slowfs::{Setup, USAGE, run};
+
+    let complain = |text: &str| {
+        // Nobody to tell is no reason for another status.
+        let _ = writeln!(std::io::stderr(), "slowfs: {text}");
+    };
+    match Setup::parse(std::env::args_os().skip(1)) {
+        Err(reason) => {
+            complain(&format!("{reason}\n{USAGE}"));
+            ExitCode::from(2)
+        }
+        Ok(setup) => match run(&setup) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(reason) => {
+                complain(&reason);
+                ExitCode::FAILURE
+            }
+        },
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn main() -> ExitCode {
+    ExitCode::FAILURE
+}

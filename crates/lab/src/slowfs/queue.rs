@@ -1,0 +1,304 @@
+//! Reads that wait for their time, and the threads that answer them then.
+//!
+//! Threads are few because they never wait for anything but the clock: the real file is in memory or on a fast disk.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use fuser::{Errno, ReplyData};
+
+use super::options::Options;
+use super::pace::{Fate, Pace};
+
+/// The kernel copies answers page by page: memory that begins on one spares it half of the copies.
+const PAGE_BYTES: usize = 4096;
+
+/// A read as the kernel sent it.
+#[derive(Debug)]
+pub(super) struct Read {
+    pub(super) file: Arc<File>,
+    /// Whose bandwidth it takes.
+    pub(super) number: u64,
+    pub(super) offset: u64,
+    pub(super) len: usize,
+    pub(super) reply: ReplyData,
+}
+
+/// What a mount has been asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Served {
+    /// Reads that arrived.
+    pub reads: u64,
+    /// Bytes that they asked for.
+    pub bytes: u64,
+    /// Most reads that waited for their answers at one time.
+    pub in_flight_max: u64,
+    /// Reads that were struck by a fault.
+    pub faults: u64,
+}
+
+/// One line, which [`Served::parse`] reads.
+impl fmt::Display for Served {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            reads,
+            bytes,
+            in_flight_max,
+            faults,
+        } = self;
+        write!(
+            f,
+            "reads={reads} bytes={bytes} in_flight_max={in_flight_max} faults={faults}"
+        )
+    }
+}
+
+impl Served {
+    /// What a line says, if it ends with such a text.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        let value = |name: &str| {
+            let rest = line.split_once(&format!("{name}="))?.1;
+            rest.split_whitespace().next()?.parse().ok()
+        };
+        Some(Self {
+            reads: value("reads")?,
+            bytes: value("bytes")?,
+            in_flight_max: value("in_flight_max")?,
+            faults: value("faults")?,
+        })
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    due: Duration,
+    /// Reads that are due at the same time are answered as they came.
+    number: u64,
+    fate: Fate,
+    read: Read,
+}
+
+impl Waiting {
+    fn key(&self) -> (Duration, u64) {
+        (self.due, self.number)
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.key() == other.key()
+    }
+}
+
+impl Eq for Waiting {}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(&other.key())
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    pace: Pace,
+    waiting: BinaryHeap<Reverse<Waiting>>,
+    /// What is never answered. It is kept because a reply that is dropped is an answer.
+    hanging: Vec<Read>,
+    /// Whether a thread waits for the time of the first read. The others wait to be woken.
+    is_watched: bool,
+    in_flight: u64,
+    served: Served,
+}
+
+/// All reads that are not answered yet.
+#[derive(Debug)]
+pub(super) struct Queue {
+    start: Instant,
+    state: Mutex<State>,
+    arrived: Condvar,
+}
+
+impl Queue {
+    /// An empty one, and the threads that answer what is put there. They end with the process.
+    pub(super) fn start(options: &Options) -> io::Result<Arc<Self>> {
+        let queue = Arc::new(Self {
+            start: Instant::now(),
+            state: Mutex::new(State {
+                pace: Pace::new(options.clone()),
+                waiting: BinaryHeap::new(),
+                hanging: Vec::new(),
+                is_watched: false,
+                in_flight: 0,
+                served: Served::default(),
+            }),
+            arrived: Condvar::new(),
+        });
+        for index in 0..options.workers {
+            let queue = Arc::clone(&queue);
+            std::thread::Builder::new()
+                .name(format!("slowfs-{index}"))
+                .spawn(move || queue.work())?;
+        }
+        Ok(queue)
+    }
+
+    pub(super) fn push(&self, read: Read) {
+        let mut state = self.lock();
+        let now = self.start.elapsed();
+        let due = state.pace.due(now, read.number, read.len as u64);
+        let fate = state.pace.fate(read.offset);
+        state.in_flight += 1;
+        state.served.reads += 1;
+        state.served.bytes += read.len as u64;
+        state.served.in_flight_max = state.served.in_flight_max.max(state.in_flight);
+        state.served.faults += u64::from(fate != Fate::Whole);
+        let number = state.served.reads;
+        let first = state.waiting.peek().map(|Reverse(first)| first.due);
+        state.waiting.push(Reverse(Waiting {
+            due,
+            number,
+            fate,
+            read,
+        }));
+        drop(state);
+        match first {
+            None => self.arrived.notify_one(),
+            // Who waits for a later time must know, and cannot be picked out.
+            Some(first) if due < first => self.arrived.notify_all(),
+            // Who waits for the first one will see to this one.
+            Some(_) => {}
+        }
+    }
+
+    pub(super) fn served(&self) -> Served {
+        self.lock().served
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A count that is off by one is better than a reader that waits for ever.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut buffer = Buffer::default();
+        loop {
+            let Waiting { fate, read, .. } = self.next();
+            if fate == Fate::Hang {
+                self.lock().hanging.push(read);
+                continue;
+            }
+            // Before the answer: with it the reader goes on, and may ask what was served.
+            self.lock().in_flight -= 1;
+            answer(read, fate, &mut buffer);
+        }
+    }
+
+    /// Waits for the next read that is due.
+    fn next(&self) -> Waiting {
+        let mut state = self.lock();
+        loop {
+            let now = self.start.elapsed();
+            let due = state.waiting.peek().map(|Reverse(first)| first.due);
+            state = match due {
+                Some(due) if due > now && !state.is_watched => {
+                    state.is_watched = true;
+                    let woken = self.arrived.wait_timeout(state, due.saturating_sub(now));
+                    let (mut state, _) = woken.unwrap_or_else(PoisonError::into_inner);
+                    state.is_watched = false;
+                    state
+                }
+                Some(due) if due <= now => {
+                    let Reverse(first) = state.waiting.pop().expect("it was just looked at");
+                    // This thread will be busy: another one is to see to those that are left.
+                    if !state.waiting.is_empty() && !state.is_watched {
+                        self.arrived.notify_one();
+                    }
+                    return first;
+                }
+                None | Some(_) => self
+                    .arrived
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+    }
+}
+
+/// Memory that is used again and begins on a page.
+#[derive(Debug, Default)]
+struct Buffer(Vec<u8>);
+
+impl Buffer {
+    fn get(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len + PAGE_BYTES {
+            self.0 = vec![0; len + PAGE_BYTES];
+        }
+        let start = self.0.as_ptr().align_offset(PAGE_BYTES);
+        &mut self.0[start..start + len]
+    }
+}
+
+fn answer(read: Read, fate: Fate, buffer: &mut Buffer) {
+    let len = match fate {
+        Fate::Short if read.len > 1 => (read.len / 2) | 1,
+        Fate::Eio => return read.reply.error(Errno::EIO),
+        Fate::Short | Fate::Whole | Fate::Hang => read.len,
+    };
+    let bytes = buffer.get(len);
+    match fill(&read.file, bytes, read.offset) {
+        Ok(filled) => read.reply.data(&bytes[..filled]),
+        Err(error) => read.reply.error(error.into()),
+    }
+}
+
+/// Reads all of `bytes`, or up to the end of the file.
+fn fill(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        match file.read_at(&mut bytes[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_is_read_again() {
+        let served = Served {
+            reads: 1,
+            bytes: 22,
+            in_flight_max: 333,
+            faults: 4444,
+        };
+        assert_eq!(Served::parse(&format!("test … {served} ")), Some(served));
+        assert_eq!(Served::parse("reads=1"), None);
+    }
+
+    #[test]
+    fn buffers_begin_on_a_page() {
+        let mut buffer = Buffer::default();
+        for len in [1, 100_000, 7, 1 << 20] {
+            let bytes = buffer.get(len);
+            assert_eq!((bytes.len(), bytes.as_ptr().addr() % PAGE_BYTES), (len, 0));
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The slow file system shows what is there, and is gone when whoever wanted it is.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, symlink};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use tload_lab::require_named;
+use tload_lab::slowfs::{Mount, Options, serve_if_asked};
+
+/// Set for the process that is killed: the folder to show.
+const VICTIM: &str = "TLOAD_LAB_VICTIM";
+
+/// Not a test: what mounts run.
+#[test]
+fn serves() {
+    serve_if_asked();
+}
+
+fn mount(backing: &Path, options: &Options) -> Option<Mount> {
+    require_named("fuse", Mount::start("slowfs::serves", backing, options))
+}
+
+/// A folder with a file, a folder with a file, and links.
+fn backing() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path();
+    std::fs::create_dir(path.join("inner")).expect("a folder");
+    std::fs::write(path.join("inner/one"), b"one").expect("a file");
+    std::fs::write(path.join("two"), vec![2; 3_000_001]).expect("a file");
+    symlink("inner/one", path.join("link")).expect("a link");
+    symlink("nowhere", path.join("broken")).expect("a link");
+    folder
+}
+
+#[expect(clippy::disallowed_methods, reason = "these files are not loaded")]
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("a file")
+}
+
+/// Whether something is mounted there, as the kernel lists it.
+fn is_mounted(path: &Path) -> bool {
+    let mounts = String::from_utf8(read(Path::new("/proc/self/mountinfo"))).expect("UTF-8");
+    let path = path.to_str().expect("UTF-8");
+    mounts
+        .lines()
+        .any(|line| line.split(' ').nth(4) == Some(path))
+}
+
+/// Waits until nothing is.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "nobody tells when a process that is no child of ours has ended; the wait has an end"
+)]
+fn assert_unmounted(path: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while is_mounted(path) {
+        assert!(
+            Instant::now() < deadline,
+            "{} is still mounted",
+            path.display()
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_folder_is_shown_as_it_is() {
+    let backing = backing();
+    for direct in [false, true] {
+        let options = Options {
+            direct,
+            ..Options::default()
+        };
+        let Some(mount) = mount(backing.path(), &options) else {
+            return;
+        };
+        let mut names: Vec<_> = std::fs::read_dir(mount.path())
+            .expect("a folder")
+            .map(|entry| entry.expect("listed").file_name())
+            .collect();
+        names.sort();
+        assert_eq!(names, ["inner", "link", "two"]);
+        assert_eq!(read(&mount.path().join("inner/one")), b"one");
+        assert_eq!(read(&mount.path().join("link")), b"one");
+        assert_eq!(read(&mount.path().join("two")), vec![2; 3_000_001]);
+        let missing = mount.path().join("three").metadata().expect_err("missing");
+        assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+        std::fs::write(mount.path().join("new"), b"").expect_err("it is read-only");
+        let served = mount.stop().expect("it says so");
+        assert!(served.bytes >= 3_000_000 && served.faults == 0, "{served}");
+    }
+}
+
+#[test]
+fn reads_take_as_long_as_they_are_told_to() {
+    let backing = backing();
+    let options = Options {
+        latency: Duration::from_millis(30),
+        file_mb_s: 30,
+        direct: true,
+        ..Options::default()
+    };
+    let Some(mount) = mount(backing.path(), &options) else {
+        return;
+    };
+    let started = Instant::now();
+    read(&mount.path().join("two"));
+    // 100 ms for the bytes, 30 for one read at least: never less, whatever the machine is busy with.
+    assert!(started.elapsed() >= Duration::from_millis(130));
+}
+
+#[test]
+fn faults_are_what_readers_see() {
+    let backing = backing();
+    let options = Options {
+        direct: true,
+        short_every: 2,
+        eio_every: 3,
+        fault_max: 2,
+        ..Options::default()
+    };
+    let Some(mount) = mount(backing.path(), &options) else {
+        return;
+    };
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .open(mount.path().join("two"))
+        .expect("a file");
+    let mut bytes = [0; 1000];
+    let counts: Vec<_> = (0..6)
+        .map(|_| {
+            file.read_at(&mut bytes, 0)
+                .map_err(|error| error.raw_os_error())
+        })
+        .collect();
+    let eio = Err(Some(rustix::io::Errno::IO.raw_os_error()));
+    assert_eq!(
+        counts,
+        [Ok(1000), Ok(501), eio, Ok(1000), Ok(1000), Ok(1000)]
+    );
+}
+
+#[test]
+fn a_mount_that_is_dropped_is_gone_also_when_it_is_in_use() {
+    let backing = backing();
+    let Some(mount) = mount(backing.path(), &Options::default()) else {
+        return;
+    };
+    let path = mount.path().to_owned();
+    assert!(is_mounted(&path));
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .open(path.join("two"))
+        .expect("a file");
+    drop(mount);
+    assert!(!is_mounted(&path) && !path.exists());
+    file.read_at(&mut [0; 10], 0)
+        .expect_err("nobody is there to answer");
+}
+
+#[test]
+fn a_mount_dies_with_its_starter() {
+    if let Some(folder) = std::env::var_os(VICTIM) {
+        return victim(Path::new(&folder));
+    }
+    let backing = backing();
+    if mount(backing.path(), &Options::default()).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut victim = Command::new(std::env::current_exe().expect("a path"))
+        .args(["--exact", "slowfs::a_mount_dies_with_its_starter"])
+        .arg("--nocapture")
+        .env(VICTIM, backing.path())
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    let path = line(&mut victim, "mount: ");
+    let path = Path::new(&path);
+    assert!(is_mounted(path));
+    victim.kill().expect("it runs");
+    victim.wait().expect("it ends");
+    assert_unmounted(path);
+}
+
+/// Mounts, says where, and waits to be killed.
+fn victim(backing: &Path) {
+    let mount = mount(backing, &Options::default()).expect("it worked a moment ago");
+    let mut output = std::io::stdout();
+    writeln!(output, "\nmount: {}", mount.path().display()).expect("it is read");
+    output.flush().expect("it is read");
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+/// The rest of the first line of `child` that begins with `start`.
+fn line(child: &mut Child, start: &str) -> String {
+    let output = child.stdout.take().expect("it is piped");
+    BufReader::new(output)
+        .lines()
+        .map_while(Result::ok)
+        .find_map(|line| line.strip_prefix(start).map(str::to_owned))
+        .expect("it says so")
+}
+
+/// The program, with nothing that tells it when to end.
+fn program(backing: &Path, mount_point: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slowfs"));
+    command
+        .args([backing, mount_point])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    command
+}
+
+#[test]
+fn the_program_ends_when_it_is_told_to() {
+    let (backing, folder) = (backing(), tempfile::tempdir().expect("a folder"));
+    if mount(backing.path(), &Options::default()).is_none() {
+        return;
+    }
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut program = program(backing.path(), folder.path())
+            .spawn()
+            .expect("it starts");
+        assert_eq!(line(&mut program, "mounted"), "");
+        assert_eq!(read(&folder.path().join("link")), b"one");
+        let id = i32::try_from(program.id()).expect("small");
+        kill_process(Pid::from_raw(id).expect("not 0"), signal).expect("it runs");
+        assert!(program.wait().expect("it ends").success());
+        assert!(!is_mounted(folder.path()));
+    }
+    // By the end of its input.
+    let mut command = program(backing.path(), folder.path());
+    let mut program = command.stdin(Stdio::piped()).spawn().expect("it starts");
+    assert_eq!(line(&mut program, "mounted"), "");
+    drop(program.stdin.take());
+    assert!(program.wait().expect("it ends").success());
+    assert!(!is_mounted(folder.path()));
+}
+
+#[test]
+fn the_program_explains_itself() {
+    let output = Command::new(env!("CARGO_BIN_EXE_slowfs"))
+        .args(["a", "b", "--latency", "5"])
+        .output()
+        .expect("it starts");
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(
+        text.contains("--latency is unknown") && text.contains("--latency-ms"),
+        "{text}"
+    );
+}
