@@ -8,11 +8,15 @@ use tload::copy::CopyOptions;
 use tload::{Device, Error, ErrorKind, Location, Options, Result, Selection, StoreOptions};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs, SweepArgs,
-    TuningArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs, TuningArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
+
+/// What `--sweep` measures: from one read at a time to more than disks tell apart; from extents that cost a request each to
+/// some that a device splits again.
+const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
 
 /// A path or URL as the user wrote it. A path may be any bytes; a URL is text.
 pub(crate) fn location(text: &OsStr) -> Result<Location> {
@@ -149,25 +153,35 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options
 }
 
-/// Every combination of a sweep's lists, the last list varying fastest.
-pub(crate) fn configurations(args: &SweepArgs, device: Device) -> Vec<Configuration> {
+/// Every combination of a sweep's lists, the last list varying fastest; with `--sweep`, each engine's defaults come before.
+pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Vec<Configuration> {
+    let sweep = &args.sweep;
+    let (depths, extents): (&[usize], &[u64]) = if args.with_defaults {
+        (&SWEEP_DEPTHS, &SWEEP_EXTENTS)
+    } else {
+        (&[], &[])
+    };
     let mut configurations = Vec::new();
-    for &engine in &args.engine {
-        for &lanes in &or_default(&args.lanes) {
-            for &depth in &or_default(&args.depth) {
-                for &extent_bytes in &or_default(&args.extent) {
-                    configurations.push(Configuration {
-                        device,
-                        engine,
-                        depth,
-                        extent_bytes,
-                        lanes,
-                        in_flight_bytes: args.limits.in_flight,
-                        memory_limit: args.limits.memory_limit,
-                        device_memory_limit: args.limits.device_memory_limit,
-                        cache: args.limits.cache,
-                        retries: args.limits.retries,
-                    });
+    for &engine in &sweep.engine {
+        let configuration = |lanes, depth, extent_bytes| Configuration {
+            device,
+            engine,
+            depth,
+            extent_bytes,
+            lanes,
+            in_flight_bytes: sweep.limits.in_flight,
+            memory_limit: sweep.limits.memory_limit,
+            device_memory_limit: sweep.limits.device_memory_limit,
+            cache: sweep.limits.cache,
+            retries: sweep.limits.retries,
+        };
+        if args.with_defaults {
+            configurations.push(configuration(None, None, None));
+        }
+        for &lanes in &or_default(&sweep.lanes, &[]) {
+            for &depth in &or_default(&sweep.depth, depths) {
+                for &extent_bytes in &or_default(&sweep.extent, extents) {
+                    configurations.push(configuration(lanes, depth, extent_bytes));
                 }
             }
         }
@@ -175,8 +189,9 @@ pub(crate) fn configurations(args: &SweepArgs, device: Device) -> Vec<Configurat
     configurations
 }
 
-/// The list, or one `None`: the core's own choice.
-fn or_default<T: Copy>(list: &[T]) -> Vec<Option<T>> {
+/// The first list that is not empty, or one `None`: the core's own choice.
+fn or_default<T: Copy>(list: &[T], second: &[T]) -> Vec<Option<T>> {
+    let list = if list.is_empty() { second } else { list };
     if list.is_empty() {
         vec![None]
     } else {
@@ -246,7 +261,7 @@ mod tests {
             "--extent",
             "1MiB,4MiB",
         ]);
-        let configurations = configurations(&args.sweep, Device::Cpu);
+        let configurations = configurations(&args, Device::Cpu);
         assert_eq!(configurations.len(), 8);
         let first: Vec<_> = configurations[..3]
             .iter()
@@ -260,6 +275,34 @@ mod tests {
                 ("uring".to_owned(), Some(8), Some(1 << 20), None),
             ]
         );
+    }
+
+    #[test]
+    fn a_sweep_has_the_defaults_and_a_grid() {
+        let settings = |arguments: &[&str]| -> Vec<_> {
+            configurations(&bench(arguments), Device::Cpu)
+                .iter()
+                .map(|it| (it.lanes, it.depth, it.extent_bytes))
+                .collect()
+        };
+        let all = settings(&["--sweep"]);
+        assert_eq!(all.len(), 1 + 7 * 3);
+        assert_eq!(all[0], (None, None, None));
+        assert_eq!(all[1], (None, Some(1), Some(1 << 20)));
+        assert_eq!(all[21], (None, Some(64), Some(16 << 20)));
+        assert_eq!(
+            settings(&[
+                "--sweep", "--depth", "3", "--extent", "2MiB", "--lanes", "2,4"
+            ]),
+            [
+                (None, None, None),
+                (Some(2), Some(3), Some(2 << 20)),
+                (Some(4), Some(3), Some(2 << 20)),
+            ]
+        );
+        let engines = bench(&["--sweep", "--engine", "uring,pread"]);
+        assert_eq!(configurations(&engines, Device::Cpu).len(), 2 * 22);
+        assert_eq!(settings(&[]), [(None, None, None)]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use super::device::DeviceArg;
 use super::store::StoreArgs;
 use super::synth::ModelArgs;
-use super::tuning::SweepArgs;
+use super::tuning::{SWEEP_HEADING, SweepArgs};
 
 /// Measure loads beside the storage's own ceiling.
 ///
@@ -70,6 +70,10 @@ pub(crate) struct BenchArgs {
     pub(crate) no_fio: bool,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    /// Measure the defaults, and depths 1 to 64 with extents of 1, 4 and 16 MiB beside them (or those of --depth and
+    /// --extent), and say how near the defaults come to the best: 22 configurations, so take few --rounds
+    #[arg(long = "sweep", help_heading = SWEEP_HEADING)]
+    pub(crate) with_defaults: bool,
     #[command(flatten)]
     pub(crate) sweep: SweepArgs,
     #[command(flatten, next_help_heading = "Synthetic checkpoint")]
@@ -86,6 +90,9 @@ pub(crate) struct BenchArgs {
     /// Write the summary as Markdown
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) markdown: Option<PathBuf>,
+    /// Draw the speeds as SVG (FILE ends in .svg): against the swept setting with the most values, beside the ceiling
+    #[arg(long, value_name = "FILE", help_heading = "Exports")]
+    pub(crate) plot: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

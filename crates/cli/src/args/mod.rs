@@ -19,7 +19,7 @@ pub(crate) use device::DeviceArg;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
-pub(crate) use tuning::{SelectArgs, SweepArgs, TuningArgs};
+pub(crate) use tuning::{SelectArgs, TuningArgs};
 
 use crate::exit;
 

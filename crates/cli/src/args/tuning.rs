@@ -24,7 +24,7 @@ pub(crate) struct SelectArgs {
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "How to read")]
 pub(crate) struct TuningArgs {
-    /// Engine: auto, uring or pread
+    /// Engine: auto, uring, pread or tokio-uring
     #[arg(
         long,
         value_name = "ENGINE",
@@ -33,13 +33,14 @@ pub(crate) struct TuningArgs {
         hide_env_values = true
     )]
     pub(crate) engine: EngineChoice,
-    /// Reads in flight, over all lanes [default: from the storage]
+    /// Reads in flight, over all lanes [default: found while loading]
     #[arg(long, value_name = "N", value_parser = sizes::depth, env = "TLOAD_DEPTH", hide_env_values = true)]
     pub(crate) depth: Option<usize>,
     /// Bytes of one read at most [default: from the storage]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_EXTENT", hide_env_values = true)]
     pub(crate) extent: Option<u64>,
-    /// Threads that read, each with its own engine [default: 1]
+    /// Threads that read the files of a file system, each with its own engine [default: as many as cores where cores are the
+    /// limit; else 1, and more when that one has no time left]
     #[arg(long, value_name = "N", value_parser = sizes::lanes, env = "TLOAD_LANES", hide_env_values = true)]
     pub(crate) lanes: Option<usize>,
     #[command(flatten)]
@@ -58,11 +59,14 @@ pub(crate) struct TuningArgs {
     pub(crate) timeout: Option<Duration>,
 }
 
+/// `--sweep` stands below it, too.
+pub(super) const SWEEP_HEADING: &str = "How to read (lists make a sweep over every combination)";
+
 /// For a benchmark: lists make a sweep over every combination.
 #[derive(Debug, clap::Args)]
-#[command(next_help_heading = "How to read (lists make a sweep over every combination)")]
+#[command(next_help_heading = SWEEP_HEADING)]
 pub(crate) struct SweepArgs {
-    /// Engines: auto, uring, pread
+    /// Engines: auto, uring, pread, tokio-uring
     #[arg(
         long,
         value_name = "ENGINE,…",
@@ -72,7 +76,7 @@ pub(crate) struct SweepArgs {
         hide_env_values = true
     )]
     pub(crate) engine: Vec<EngineChoice>,
-    /// Reads in flight, over all lanes [default: from the storage]
+    /// Reads in flight, over all lanes [default: found while loading]
     #[arg(
         long,
         value_name = "N,…",
@@ -92,7 +96,8 @@ pub(crate) struct SweepArgs {
         hide_env_values = true
     )]
     pub(crate) extent: Vec<u64>,
-    /// Threads that read, each with its own engine [default: 1]
+    /// Threads that read the files of a file system, each with its own engine [default: as many as cores where cores are the
+    /// limit; else 1, and more when that one has no time left]
     #[arg(
         long,
         value_name = "N,…",
@@ -108,7 +113,7 @@ pub(crate) struct SweepArgs {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitArgs {
-    /// Bytes in flight at most [default: from the storage]
+    /// Bytes in flight at most [default: found while loading]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_IN_FLIGHT", hide_env_values = true)]
     pub(crate) in_flight: Option<u64>,
     /// Bytes that the load may hold and the caller has not received yet [default: 512 MiB; or the largest tensor, and
@@ -119,7 +124,8 @@ pub(crate) struct LimitArgs {
     /// the way there [default: as for --memory-limit, and no more than is free]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_DEVICE_MEMORY_LIMIT", hide_env_values = true)]
     pub(crate) device_memory_limit: Option<u64>,
-    /// Page cache: auto, direct (never through it) or buffered (always through it)
+    /// Page cache: auto (what it holds is copied from there, the rest read past it), direct (never through it), buffered
+    /// (always through it), drop (as auto, and leave nothing in it) or map (copy nothing: tensors are views of the files)
     #[arg(
         long,
         value_name = "CACHE",

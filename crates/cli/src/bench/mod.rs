@@ -3,16 +3,18 @@
 //! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds; in each round, `schedule` has
 //! a [`Runner`] run each cell's [`Contender`]s; the samples go into `results`, which `stats` sums up. `disk_runner` is
 //! the runner that measures, with `page_cache`, `usage` and `fio` in its service; tests use one that does
-//! not. `place` and `target` find or make the checkpoint; `gpu` keeps the GPU that tensors go to; `warnings` says what a reader should know.
+//! not. `place` and `target` find or make the checkpoint; `gpu` keeps the GPU that tensors go to; `warnings` says what a reader should know,
+//! `sweep` how near the defaults come to the best.
 
 pub(crate) mod disk_runner;
 mod fio;
 mod gpu;
-mod page_cache;
+pub(crate) mod page_cache;
 mod place;
 pub(crate) mod results;
 pub(crate) mod schedule;
-mod stats;
+pub(crate) mod stats;
+pub(crate) mod sweep;
 pub(crate) mod table;
 pub(crate) mod target;
 mod usage;

@@ -160,7 +160,7 @@ impl CellResults {
     }
 
     /// Samples in the state that was asked for; if that could never be had, all of them, under another name.
-    fn counting(&self, contender: Contender) -> impl Iterator<Item = &Sample> {
+    pub(super) fn counting(&self, contender: Contender) -> impl Iterator<Item = &Sample> {
         self.of(contender)
             .filter(|sample| !self.cache_state_verified || self.is_as_asked(sample))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tload::format_bytes;
+use tload::{Report, format_bytes};
 
 use super::results::{CellResults, CheckpointRecord, Results, Summary};
 use super::{CacheState, Contender, Mode, disk_runner};
@@ -30,7 +30,7 @@ pub(crate) fn rows(results: &Results) -> Vec<Vec<String>> {
 }
 
 fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
-    let mut shared = [mode(cell), cache(cell), engine(cell), reads(cell)].to_vec();
+    let mut shared = [mode(cell), cache(cell), engine(cell), found_or_asked(cell)].to_vec();
     let mut rows = Vec::new();
     for summary in &cell.summaries {
         let mut row = shared.clone();
@@ -41,7 +41,7 @@ fn cell_rows(cell: &CellResults) -> Vec<Vec<String>> {
     rows
 }
 
-fn mode(cell: &CellResults) -> String {
+pub(crate) fn mode(cell: &CellResults) -> String {
     match cell.cell.mode {
         Mode::Stream => "stream",
         Mode::Reload => "reload",
@@ -51,7 +51,7 @@ fn mode(cell: &CellResults) -> String {
 }
 
 /// A state that was not verified is not called by its name.
-fn cache(cell: &CellResults) -> String {
+pub(crate) fn cache(cell: &CellResults) -> String {
     match (cell.cell.cache_state, cell.cache_state_verified) {
         (CacheState::Cold, true) => "cold",
         (CacheState::Cold, false) => "not cold",
@@ -63,24 +63,32 @@ fn cache(cell: &CellResults) -> String {
 }
 
 /// The engine actually used.
-fn engine(cell: &CellResults) -> String {
+pub(crate) fn engine(cell: &CellResults) -> String {
     cell.of(Contender::Tload).next_back().map_or_else(
         || cell.cell.configuration.engine.to_string(),
         |sample| sample.measurement.engine.clone(),
     )
 }
 
+/// The same as [`reads`], and whether the load found that out by itself.
+fn found_or_asked(cell: &CellResults) -> String {
+    let reads = reads(cell);
+    let asked = &cell.cell.configuration;
+    let is_found = asked.depth.is_none() && asked.in_flight_bytes.is_none() && !reads.is_empty();
+    if is_found {
+        format!("found: {reads}")
+    } else {
+        reads
+    }
+}
+
 /// `8 × 1.0 MiB`, the lanes if there are several, what object stores were asked for, and the way to GPUs.
-fn reads(cell: &CellResults) -> String {
+pub(crate) fn reads(cell: &CellResults) -> String {
     let last = cell.of(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
         return String::new();
     };
-    let (extent_bytes, depth) = if report.requests > 0 {
-        (report.extent_bytes, report.depth)
-    } else {
-        disk_runner::reads(report)
-    };
+    let (extent_bytes, depth) = effective_reads(report);
     let mut reads = format!("{depth} × {}", format_bytes(extent_bytes));
     if report.lanes > 1 {
         let _ = write!(reads, ", {} lanes", report.lanes);
@@ -104,6 +112,20 @@ fn reads(cell: &CellResults) -> String {
         let _ = write!(reads, ", {} {share}", format_bytes(bytes));
     }
     reads
+}
+
+/// `4 MiB` rather than `4.0 MiB`: what somebody asked for is mostly round.
+pub(crate) fn short_bytes(bytes: u64) -> String {
+    format_bytes(bytes).replace(".0 ", " ")
+}
+
+/// The size and number of reads, or of requests, that were in flight.
+pub(crate) fn effective_reads(report: &Report) -> (u64, usize) {
+    if report.requests > 0 {
+        (report.extent_bytes, report.depth)
+    } else {
+        disk_runner::reads(report)
+    }
 }
 
 fn summary_row(cell: &CellResults, summary: &Summary) -> [String; 7] {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tload::format_bytes;
+use tload::{Cache, format_bytes};
 
 use super::results::{CellResults, Results, Sample};
 use super::stats::Spread;
@@ -76,7 +76,7 @@ impl fmt::Display for Warning {
             ),
             Self::InMemory { file_system } => write!(
                 f,
-                "{file_system} keeps files in memory: this measures copying, not a disk. Put the checkpoint on a \
+                "{file_system} keeps files in memory: this measures memory, not a disk. Put the checkpoint on a \
                  disk with --dir",
             ),
             Self::Network { file_system } => write!(
@@ -268,12 +268,15 @@ fn noise(cell: &CellResults) -> Option<Warning> {
     })
 }
 
-/// Of a cell that is too short its ratio says nothing more.
+/// Of a cell that is too short its ratio says nothing more. What shows files may well be faster than what copies them.
 fn too_small(cell: &CellResults) -> Option<Warning> {
     let runs = cell.of(Contender::Tload);
     let seconds = Spread::of(runs.map(|sample| sample.measurement.seconds))?.median;
     if seconds < SHORTEST_SECONDS {
         return Some(Warning::TooShort { seconds });
+    }
+    if cell.cell.configuration.cache == Cache::Map {
+        return None;
     }
     let ceiling = cell
         .summaries
@@ -314,6 +317,12 @@ mod tests {
             above[0]
         );
         assert_eq!(texts(1.04e9, 1e9), Vec::<String>::new());
+        let mut mapped = plan(1, 1);
+        mapped.cells[0].configuration.cache = Cache::Map;
+        let mut results = results(&mapped);
+        results.add(0, sample(1, Contender::Tload, 2e9));
+        results.add(0, sample(1, Contender::Ceiling, 1e9));
+        assert_eq!(of(&results), [], "a ceiling copies");
         // 4 GiB at this speed take 43 ms.
         let short = texts(1e11, 5e10);
         assert_eq!(short.len(), 1, "{short:#?}");

@@ -11,7 +11,7 @@ use crate::bench::disk_runner::DiskRunner;
 use crate::bench::results::Results;
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
-use crate::bench::{CacheState, Fio, Gpu, Plan, schedule, table};
+use crate::bench::{CacheState, Fio, Gpu, Plan, schedule, sweep, table};
 use crate::export::Exports;
 use crate::host::System;
 use crate::host::record::HostRecord;
@@ -33,6 +33,7 @@ pub(crate) fn run(
         args.json.as_deref(),
         args.csv.as_deref(),
         args.markdown.as_deref(),
+        args.plot.as_deref(),
     )?;
     let store = options::store(&args.store)?;
     let device = options::device(&args.device)?;
@@ -46,7 +47,7 @@ pub(crate) fn run(
         None => vec![CacheState::Remote],
     };
     let plan = Plan::new(
-        &options::configurations(&args.sweep, device),
+        &options::configurations(args, device),
         &options::modes(args),
         &cache_states,
         args.rounds,
@@ -185,6 +186,9 @@ fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
 
 fn show_table(out: &mut dyn Write, results: &Results) -> io::Result<()> {
     write!(out, "{}", render(&table::HEADER, table::rows(results)))?;
+    for verdict in sweep::verdicts(results) {
+        writeln!(out, "{verdict}")?;
+    }
     out.flush()?;
     for warning in &results.warnings {
         warn(&format!("warning: {warning}"));

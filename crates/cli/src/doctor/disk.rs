@@ -18,8 +18,7 @@ pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
     if disk.rotational == Some(true) {
         return finding.advise(
             Level::Note,
-            "the kernel takes it for a spinning disk, as it does many virtual ones; if it does spin, \
-             try --depth 2 --extent 16MiB",
+            "the kernel takes it for a spinning disk, as it does many virtual ones",
         );
     }
     if disk

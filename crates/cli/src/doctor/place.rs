@@ -90,7 +90,7 @@ fn file_system(system: &System, path: &Path) -> Vec<Finding> {
     if found.network {
         return vec![finding.advise(
             Level::Note,
-            "a network file system wants depth: compare tload bench LOCATION --depth 8,32,64 --lanes 1,2,4",
+            "a network file system wants depth, which a load finds by itself; tload bench LOCATION --sweep shows how near it comes",
         )];
     }
     vec![finding, disk::finding(system, found.device)]

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::Format;
 use crate::bench::results::{CellResults, Results, Sample};
 
-const HEADER: [&str; 38] = [
+const HEADER: [&str; 39] = [
     "round",
     "position",
     "contender",
@@ -31,6 +31,7 @@ const HEADER: [&str; 38] = [
     "first_tensor_seconds",
     "direct_bytes",
     "buffered_bytes",
+    "mapped_bytes",
     "remote_bytes",
     "requests",
     "retries",
@@ -92,6 +93,7 @@ fn line(results: &Results, cell: &CellResults, sample: &Sample) -> String {
         field(run.first_tensor_seconds),
         field(report.map(|report| report.direct_bytes)),
         field(report.map(|report| report.buffered_bytes)),
+        field(report.map(|report| report.mapped_bytes)),
         field(report.map(|report| report.remote_bytes)),
         field(report.map(|report| report.requests)),
         field(report.map(|report| report.retries)),

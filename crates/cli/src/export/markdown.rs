@@ -1,7 +1,10 @@
 //! The summary, for a README or an issue.
 
+use std::fmt::Write;
+
 use super::Format;
 use crate::bench::results::Results;
+use crate::bench::sweep;
 use crate::bench::table::{HEADER, describe_checkpoint, describe_host, rows};
 use crate::output::quantity::format_count;
 use crate::output::table::Align;
@@ -29,6 +32,9 @@ impl Format for Markdown {
         text.push_str(&line(&rulers));
         for row in rows(results) {
             text.push_str(&line(&row));
+        }
+        for verdict in sweep::verdicts(results) {
+            let _ = write!(text, "\n{verdict}\n");
         }
         if !results.warnings.is_empty() {
             text.push_str("\n* ");

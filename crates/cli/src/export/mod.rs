@@ -4,6 +4,7 @@
 mod csv;
 mod json;
 mod markdown;
+mod plot;
 
 use std::fs;
 use std::io;
@@ -32,11 +33,17 @@ impl Exports {
         json: Option<&Path>,
         csv: Option<&Path>,
         markdown: Option<&Path>,
+        plot: Option<&Path>,
     ) -> Result<Self> {
+        let drawn = plot.map(plot::Plot::of).transpose()?;
         let mut files: Vec<(PathBuf, Box<dyn Format>)> = Vec::new();
         files.extend(json.map(|path| (path.to_owned(), Box::new(json::Json) as _)));
         files.extend(csv.map(|path| (path.to_owned(), Box::new(csv::Csv) as _)));
         files.extend(markdown.map(|path| (path.to_owned(), Box::new(markdown::Markdown) as _)));
+        files.extend(
+            plot.zip(drawn)
+                .map(|(path, plot)| (path.to_owned(), Box::new(plot) as _)),
+        );
         let exports = Self { files };
         exports.write_each(|_| String::new())?;
         Ok(exports)

@@ -69,10 +69,34 @@ fn markdown_is_a_table() {
 fn files_are_there_before_the_first_run_and_a_bad_path_fails() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("out.json");
-    Exports::create(Some(&path), None, None).unwrap();
+    Exports::create(Some(&path), None, None, None).unwrap();
     assert_eq!(fs::read_to_string(&path).unwrap(), "");
-    let error = Exports::create(None, Some(&folder.path().join("no/out.csv")), None)
+    let error = Exports::create(None, Some(&folder.path().join("no/out.csv")), None, None)
         .err()
         .unwrap();
     assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+}
+
+#[test]
+fn a_plot_is_svg_or_nothing_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    for name in ["out.png", "out", "svg", "out.svg.gz"] {
+        let json = path("out.json");
+        let error = Exports::create(Some(&json), None, None, Some(&path(name)))
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), tload::ErrorKind::InvalidRequest, "{name}");
+        assert!(error.hint().unwrap().contains(".svg"), "{error}");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    let missing = Exports::create(None, None, None, Some(&path("no/out.svg")));
+    let error = missing.err().unwrap();
+    assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    Exports::create(None, None, None, Some(&path("out.SVG")))
+        .unwrap()
+        .write(&measured())
+        .unwrap();
+    let svg = fs::read_to_string(path("out.SVG")).unwrap();
+    assert!(svg.starts_with("<svg "), "{svg}");
 }

@@ -89,6 +89,72 @@ fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
 }
 
 #[test]
+fn a_sweep_says_how_near_the_defaults_come_to_its_best() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, plot) = (
+        folder.path().join("out.json"),
+        folder.path().join("out.svg"),
+    );
+    let text = succeed([
+        "bench",
+        "--preset",
+        "tiny",
+        "--rounds",
+        "1",
+        "--no-fio",
+        "--sweep",
+        "--json",
+        json.to_str().unwrap(),
+        "--plot",
+        plot.to_str().unwrap(),
+    ]);
+    let verdict = text.lines().last().unwrap();
+    assert!(verdict.starts_with("defaults reach "), "{text}");
+    assert!(
+        verdict.contains(" of the best of the sweep (depth "),
+        "{text}"
+    );
+    let results = read_json(&json);
+    let cells = results["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 22);
+    assert_eq!(cells[0]["configuration"]["depth"], Value::Null);
+    let plot = fs::read_to_string(plot).unwrap();
+    assert_eq!(plot.matches("class=\"point\"").count(), 22, "{plot}");
+    assert!(plot.contains("synthetic tiny: "), "{plot}");
+    assert!(!plot.contains("not complete"), "{plot}");
+}
+
+#[test]
+fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let (json, plot) = (
+        folder.path().join("out.json"),
+        folder.path().join("out.png"),
+    );
+    let output = run([
+        "bench",
+        "--size",
+        "4GiB",
+        "--json",
+        json.to_str().unwrap(),
+        "--plot",
+        plot.to_str().unwrap(),
+    ]);
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("--plot draws SVG"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(
+        stderr(&output).contains("hint: name the file .svg"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!json.exists());
+}
+
+#[test]
 fn a_checkpoint_of_the_users_is_measured_cold_and_warm_and_stays() {
     let folder = tempfile::tempdir().unwrap();
     let (model, json) = (folder.path().join("model"), folder.path().join("out.json"));

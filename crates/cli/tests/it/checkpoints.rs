@@ -80,6 +80,13 @@ fn digests_are_those_of_the_safetensors_crate() {
                 "{preset} {engine}"
             );
         }
+        for cache in ["buffered", "drop", "map"] {
+            assert_eq!(
+                digest(&directory, &["--cache", cache]),
+                expected,
+                "{preset} {cache}"
+            );
+        }
         let small = [
             "--order", "file", "--extent", "64KiB", "--depth", "3", "--keep",
         ];

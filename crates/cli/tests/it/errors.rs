@@ -44,7 +44,7 @@ fn usage_errors_are_status_2() {
     fails(
         &["load", "x", "--engine", "steam"],
         2,
-        &["auto, uring, pread"],
+        &["auto, uring, pread, tokio-uring"],
     );
     for (flag, wanted) in [
         ("--depth", "must lie between 1 and 4096"),
@@ -105,7 +105,7 @@ fn with_variables(variables: &[(&str, &str)], more: &[&str]) -> Output {
 #[test]
 fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
     for (variable, value, wanted) in [
-        ("TLOAD_ENGINE", "bogus", "auto, uring, pread"),
+        ("TLOAD_ENGINE", "bogus", "auto, uring, pread, tokio-uring"),
         ("TLOAD_DEPTH", "0", "must lie between 1 and 4096"),
         ("TLOAD_EXTENT", "4 parsecs", "is not a size"),
         ("TLOAD_TIMEOUT", "1 fortnight", "unknown unit"),

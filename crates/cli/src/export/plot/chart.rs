@@ -1,0 +1,398 @@
+//! What a plot shows, from the results: which setting the axis is, which cells make a line, which ceilings are one. Pure; where
+//! on the paper it goes is `draw`'s.
+
+use crate::bench::results::{CellResults, Results, Summary};
+use crate::bench::stats::Spread;
+use crate::bench::table::{self, describe_checkpoint, describe_host, short_bytes};
+use crate::bench::{Configuration, Contender};
+use crate::output::quantity::{float, format_count};
+
+/// Ceilings of one panel that differ by no more are drawn as one.
+const NEARLY_SAME: f64 = 1.05;
+
+pub(super) struct Chart {
+    pub(super) title: String,
+    pub(super) subtitle: String,
+    pub(super) body: Body,
+}
+
+pub(super) enum Body {
+    Sweep(Sweep),
+    /// Nothing was swept: a group of bars for each cell.
+    Bars(Vec<Group>),
+}
+
+pub(super) struct Sweep {
+    pub(super) axis: &'static str,
+    /// Values that were asked for: their binary logarithms, and what they are called.
+    pub(super) ticks: Vec<(f64, String)>,
+    pub(super) panels: Vec<Panel>,
+}
+
+/// The cells of one mode and state of the page cache, which has a ceiling of its own.
+pub(super) struct Panel {
+    pub(super) label: String,
+    pub(super) series: Vec<Series>,
+    pub(super) levels: Vec<Level>,
+}
+
+/// Cells that differ in the swept setting only.
+pub(super) struct Series {
+    pub(super) label: String,
+    /// Whether the core chose the swept setting: one point at the most.
+    pub(super) is_default: bool,
+    pub(super) curves: Vec<Curve>,
+}
+
+pub(super) struct Curve {
+    pub(super) contender: Contender,
+    pub(super) points: Vec<Point>,
+}
+
+pub(super) struct Point {
+    /// Binary logarithm of the swept setting; `None` if nobody knows what the core chose.
+    pub(super) at: Option<f64>,
+    pub(super) rate: Spread,
+    pub(super) hover: String,
+}
+
+/// A ceiling that is nearly the same in all of a panel.
+pub(super) struct Level {
+    pub(super) contender: Contender,
+    pub(super) rate: f64,
+}
+
+pub(super) struct Group {
+    pub(super) labels: Vec<String>,
+    pub(super) bars: Vec<Bar>,
+}
+
+pub(super) struct Bar {
+    pub(super) contender: Contender,
+    pub(super) rate: Spread,
+    pub(super) hover: String,
+}
+
+/// What can be swept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Setting {
+    Depth,
+    Extent,
+    Lanes,
+}
+
+const SETTINGS: [Setting; 3] = [Setting::Depth, Setting::Extent, Setting::Lanes];
+const OTHERS: [Contender; 2] = [Contender::Ceiling, Contender::Fio];
+
+pub(super) fn contender(contender: Contender) -> &'static str {
+    match contender {
+        Contender::Tload => "tload",
+        Contender::Ceiling => "ceiling: raw reads",
+        Contender::Fio => "fio",
+    }
+}
+
+impl Chart {
+    pub(super) fn of(results: &Results) -> Self {
+        let mut facts = describe_host(&results.host);
+        facts.push_str(", ");
+        facts.push_str(&format_count(results.rounds.into(), "round"));
+        if !results.complete {
+            facts.push_str(", not complete");
+        }
+        let names = Names::of(results);
+        Self {
+            title: describe_checkpoint(&results.checkpoint),
+            subtitle: facts,
+            body: match swept(results) {
+                Some(setting) => Body::Sweep(sweep(results, setting, &names)),
+                None => Body::Bars(bars(results, &names)),
+            },
+        }
+    }
+}
+
+/// The setting with the most values, if any has several.
+fn swept(results: &Results) -> Option<Setting> {
+    let counts = SETTINGS.map(|setting| (values(results, setting).len(), setting));
+    let mut best = None;
+    for (count, setting) in counts {
+        if count > best.map_or(1, |(most, _)| most) {
+            best = Some((count, setting));
+        }
+    }
+    best.map(|(_, setting)| setting)
+}
+
+/// What was asked for, ascending.
+fn values(results: &Results, setting: Setting) -> Vec<u64> {
+    let cells = results.cells.iter();
+    let mut values: Vec<u64> = cells
+        .filter_map(|cell| setting.of(&cell.cell.configuration))
+        .collect();
+    values.sort_unstable();
+    values.dedup();
+    values
+}
+
+impl Setting {
+    fn of(self, configuration: &Configuration) -> Option<u64> {
+        let count = |count: usize| count as u64;
+        match self {
+            Self::Depth => configuration.depth.map(count),
+            Self::Extent => configuration.extent_bytes,
+            Self::Lanes => configuration.lanes.map(count),
+        }
+    }
+
+    /// What the core chose.
+    fn effective(self, cell: &CellResults) -> Option<u64> {
+        let sample = cell.of(Contender::Tload).next_back()?;
+        let report = sample.measurement.report.as_ref()?;
+        let (extent_bytes, depth) = table::effective_reads(report);
+        Some(match self {
+            Self::Depth => depth as u64,
+            Self::Extent => extent_bytes,
+            Self::Lanes => report.lanes as u64,
+        })
+    }
+
+    fn axis(self) -> &'static str {
+        match self {
+            Self::Depth => "depth: reads in flight (logarithmic)",
+            Self::Extent => "extent: bytes of one read (logarithmic)",
+            Self::Lanes => "lanes: threads that read (logarithmic)",
+        }
+    }
+
+    /// On the axis, and of a series.
+    fn names(self, value: u64) -> (String, String) {
+        match self {
+            Self::Depth => (value.to_string(), format!("depth {value}")),
+            Self::Extent => (short_bytes(value), short_bytes(value)),
+            Self::Lanes => (value.to_string(), format_count(value, "lane")),
+        }
+    }
+}
+
+/// What cells are called: by what they do not share.
+struct Names {
+    with_mode: bool,
+    with_cache: bool,
+    with_engine: bool,
+    settings: Vec<Setting>,
+}
+
+impl Names {
+    fn of(results: &Results) -> Self {
+        let varies = |differs: &dyn Fn(&CellResults, &CellResults) -> bool| {
+            let mut pairs = results.cells.iter().zip(results.cells.iter().skip(1));
+            pairs.any(|(one, other)| differs(one, other))
+        };
+        Self {
+            with_mode: varies(&|one, other| one.cell.mode != other.cell.mode),
+            with_cache: varies(&|one, other| table::cache(one) != table::cache(other)),
+            with_engine: varies(&|one, other| {
+                one.cell.configuration.engine != other.cell.configuration.engine
+            }),
+            settings: SETTINGS
+                .into_iter()
+                .filter(|setting| values(results, *setting).len() > 1)
+                .collect(),
+        }
+    }
+
+    /// Mode and state of the page cache.
+    fn of_panel(&self, cell: &CellResults) -> Vec<String> {
+        let mut names = Vec::new();
+        names.extend(self.with_mode.then(|| table::mode(cell)));
+        names.extend(self.with_cache.then(|| table::cache(cell)));
+        names
+    }
+
+    /// The engine, and settings other than `swept`.
+    fn of_configuration(&self, cell: &CellResults, swept: Option<Setting>) -> Vec<String> {
+        let mut names = Vec::new();
+        names.extend(self.with_engine.then(|| engine(cell)));
+        let shown = self.settings.iter().filter(|it| Some(**it) != swept);
+        names.extend(shown.filter_map(|setting| {
+            let value = setting.of(&cell.cell.configuration)?;
+            Some(setting.names(value).1)
+        }));
+        names
+    }
+}
+
+/// As asked for; and the one that was used, if that is another.
+fn engine(cell: &CellResults) -> String {
+    let (asked, used) = (
+        cell.cell.configuration.engine.to_string(),
+        table::engine(cell),
+    );
+    if asked == used {
+        asked
+    } else {
+        format!("{asked} ({used})")
+    }
+}
+
+fn sweep(results: &Results, setting: Setting, names: &Names) -> Sweep {
+    let mut panels: Vec<Vec<&CellResults>> = Vec::new();
+    for cell in &results.cells {
+        match panels.iter_mut().find(|it| is_one_panel(it[0], cell)) {
+            Some(panel) => panel.push(cell),
+            None => panels.push(vec![cell]),
+        }
+    }
+    let value = |value| (float(value).log2(), setting.names(value).0);
+    Sweep {
+        axis: setting.axis(),
+        ticks: values(results, setting).into_iter().map(value).collect(),
+        panels: panels
+            .into_iter()
+            .map(|cells| panel(&cells, setting, names))
+            .collect(),
+    }
+}
+
+/// Cells that were to be cold and were not are none of those that were.
+fn is_one_panel(one: &CellResults, other: &CellResults) -> bool {
+    one.cell.mode == other.cell.mode && table::cache(one) == table::cache(other)
+}
+
+fn panel(cells: &[&CellResults], setting: Setting, names: &Names) -> Panel {
+    let levels: Vec<Level> = OTHERS
+        .into_iter()
+        .filter_map(|contender| level(cells, contender))
+        .collect();
+    let mut series: Vec<(&CellResults, Series)> = Vec::new();
+    for cell in cells {
+        let mut known = series.iter();
+        let found = known.position(|(first, _)| is_one_series(first, cell, setting));
+        let index = found.unwrap_or_else(|| {
+            series.push((cell, start(cell, setting, names)));
+            series.len() - 1
+        });
+        for curve in &mut series[index].1.curves {
+            let is_level = levels.iter().any(|it| it.contender == curve.contender);
+            let summary = summary(cell, curve.contender).filter(|_| !is_level);
+            let point = summary.map(|summary| point(cell, summary, setting));
+            curve.points.extend(point);
+        }
+    }
+    let mut series: Vec<Series> = series.into_iter().map(|(_, series)| series).collect();
+    for curve in series.iter_mut().flat_map(|it| &mut it.curves) {
+        let at = |point: &Point| point.at.unwrap_or_default();
+        curve
+            .points
+            .sort_by(|one, other| at(one).total_cmp(&at(other)));
+    }
+    Panel {
+        label: names.of_panel(cells[0]).join(", "),
+        series,
+        levels,
+    }
+}
+
+/// The median of the contender's medians, if they are nearly the same.
+fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
+    let medians = cells
+        .iter()
+        .filter_map(|cell| Some(summary(cell, contender)?.bytes_per_second.median));
+    let medians = Spread::of(medians)?;
+    (medians.max <= medians.min * NEARLY_SAME).then_some(Level {
+        contender,
+        rate: medians.median,
+    })
+}
+
+fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
+    let mut labels = names.of_configuration(cell, Some(setting));
+    let is_default = setting.of(&cell.cell.configuration).is_none();
+    if is_default {
+        labels.insert(0, "default".to_owned());
+    } else if labels.is_empty() {
+        labels.push("tload".to_owned());
+    }
+    let contenders = [Contender::Tload, Contender::Ceiling, Contender::Fio];
+    let curve = |contender| Curve {
+        contender,
+        points: Vec::new(),
+    };
+    Series {
+        label: labels.join(", "),
+        is_default,
+        curves: contenders.map(curve).into(),
+    }
+}
+
+/// Whether cells of one panel differ in a value of the swept setting only.
+fn is_one_series(one: &CellResults, other: &CellResults, swept: Setting) -> bool {
+    let (a, b) = (&one.cell.configuration, &other.cell.configuration);
+    let mut others = SETTINGS.iter().filter(|setting| **setting != swept);
+    a.engine == b.engine
+        && swept.of(a).is_none() == swept.of(b).is_none()
+        && others.all(|setting| setting.of(a) == setting.of(b))
+}
+
+fn point(cell: &CellResults, summary: &Summary, setting: Setting) -> Point {
+    let asked = setting.of(&cell.cell.configuration);
+    let value = asked.or_else(|| setting.effective(cell));
+    let name = match (asked, value) {
+        (Some(value), _) => setting.names(value).1,
+        (None, Some(value)) => format!("default, here {}", setting.names(value).1),
+        (None, None) => "default".to_owned(),
+    };
+    Point {
+        at: value.map(|value| float(value.max(1)).log2()),
+        rate: summary.bytes_per_second,
+        hover: hover(cell, &name, summary),
+    }
+}
+
+/// The reads, too: memory and the sizes of tensors may have made less of them than was asked for.
+fn hover(cell: &CellResults, name: &str, summary: &Summary) -> String {
+    let rate = summary.bytes_per_second;
+    let reads = match summary.contender {
+        Contender::Tload => table::reads(cell),
+        Contender::Ceiling | Contender::Fio => String::new(),
+    };
+    let reads = if reads.is_empty() {
+        reads
+    } else {
+        format!("; read {reads}")
+    };
+    format!(
+        "{}, {name}: {:.2} GB/s, {:.2}–{:.2} in {}{reads}",
+        contender(summary.contender),
+        rate.median / 1e9,
+        rate.min / 1e9,
+        rate.max / 1e9,
+        format_count(summary.samples as u64, "round"),
+    )
+}
+
+fn summary(cell: &CellResults, contender: Contender) -> Option<&Summary> {
+    cell.summaries.iter().find(|it| it.contender == contender)
+}
+
+fn bars(results: &Results, names: &Names) -> Vec<Group> {
+    let group = |cell: &CellResults| {
+        let mut labels = names.of_panel(cell);
+        labels.extend(names.of_configuration(cell, None));
+        let name = labels.join(", ");
+        let name = if name.is_empty() {
+            table::mode(cell)
+        } else {
+            name
+        };
+        let bar = |summary: &Summary| Bar {
+            contender: summary.contender,
+            rate: summary.bytes_per_second,
+            hover: hover(cell, &name, summary),
+        };
+        let bars = cell.summaries.iter().map(bar).collect();
+        Group { labels, bars }
+    };
+    results.cells.iter().map(group).collect()
+}

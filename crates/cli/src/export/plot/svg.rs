@@ -1,0 +1,222 @@
+//! SVG as text: the few elements that a plot is made of, with attributes and texts that cannot break out of their quotes.
+//!
+//! By hand, because it is so little. Of the libraries, plotters has had no release since 2024 and draws a dashed line as
+//! hundreds of short ones; others change with every month, or bring dozens of crates.
+
+use std::fmt::{Display, Write};
+
+/// A coordinate. A tenth of a pixel is finer than any screen, and the file stays small.
+pub(super) struct At(pub(super) f64);
+
+impl Display for At {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // No negative zero, which would make files differ that look the same.
+        let tenths = (self.0 * 10.0).round() + 0.0;
+        write!(f, "{}", tenths / 10.0)
+    }
+}
+
+/// Which end of a text its place is.
+#[derive(Clone, Copy)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// How a line is drawn, and what it is for.
+#[derive(Clone, Copy)]
+pub(super) struct Pen {
+    pub(super) class: &'static str,
+    pub(super) colour: &'static str,
+    /// Lengths of dashes and gaps; empty for none.
+    pub(super) dashes: &'static str,
+}
+
+pub(super) struct Svg {
+    text: String,
+}
+
+impl Svg {
+    /// A white picture. Fonts are those of whoever looks at it.
+    pub(super) fn new(width: f64, height: f64) -> Self {
+        let mut svg = Self {
+            text: String::new(),
+        };
+        let view = format!("0 0 {} {}", At(width), At(height));
+        svg.tag(
+            "svg",
+            &[
+                ("xmlns", &"http://www.w3.org/2000/svg"),
+                ("viewBox", &view),
+                ("width", &At(width)),
+                ("height", &At(height)),
+                ("role", &"img"),
+                ("font-family", &"system-ui, sans-serif"),
+            ],
+        );
+        svg.text.push_str(">\n");
+        let white = [
+            ("width", &"100%" as _),
+            ("height", &"100%" as _),
+            ("fill", &"#fff" as _),
+        ];
+        svg.tag("rect", &white);
+        svg.close("rect", "");
+        svg
+    }
+
+    pub(super) fn text(&mut self, (x, y): (f64, f64), size: u8, anchor: Anchor, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        self.tag(
+            "text",
+            &[
+                ("x", &At(x)),
+                ("y", &At(y)),
+                ("font-size", &size),
+                ("text-anchor", &anchor),
+            ],
+        );
+        let text = escape(text);
+        let _ = writeln!(self.text, ">{text}</text>");
+    }
+
+    /// A line along `path`.
+    pub(super) fn line(&mut self, pen: Pen, path: &str) {
+        self.tag("path", &[("class", &pen.class), ("d", &path)]);
+        self.stroke(pen);
+        self.attribute("fill", &"none");
+        self.close("path", "");
+    }
+
+    /// What `path` goes around, filled. `hover` shows under the pointer.
+    pub(super) fn area(
+        &mut self,
+        class: &'static str,
+        colour: &'static str,
+        path: &str,
+        hover: &str,
+    ) {
+        self.tag(
+            "path",
+            &[("class", &class), ("d", &path), ("fill", &colour)],
+        );
+        self.close("path", hover);
+    }
+
+    /// A rectangle with an edge; likewise.
+    pub(super) fn rectangle(
+        &mut self,
+        pen: Pen,
+        fill: &'static str,
+        (x, y): (f64, f64),
+        (width, height): (f64, f64),
+        hover: &str,
+    ) {
+        self.tag(
+            "rect",
+            &[
+                ("class", &pen.class),
+                ("x", &At(x)),
+                ("y", &At(y)),
+                ("width", &At(width)),
+                ("height", &At(height)),
+                ("fill", &fill),
+            ],
+        );
+        self.stroke(pen);
+        self.close("rect", hover);
+    }
+
+    /// The file.
+    pub(super) fn finish(mut self) -> String {
+        self.text.push_str("</svg>\n");
+        self.text
+    }
+
+    fn tag(&mut self, name: &'static str, attributes: &[(&str, &dyn Display)]) {
+        let _ = write!(self.text, "<{name}");
+        for (name, value) in attributes {
+            self.attribute(name, value);
+        }
+    }
+
+    fn attribute(&mut self, name: &str, value: &dyn Display) {
+        let _ = write!(self.text, " {name}=\"{}\"", escape(&value.to_string()));
+    }
+
+    fn stroke(&mut self, pen: Pen) {
+        self.attribute("stroke", &pen.colour);
+        self.attribute("stroke-width", &1.5);
+        if !pen.dashes.is_empty() {
+            self.attribute("stroke-dasharray", &pen.dashes);
+        }
+    }
+
+    fn close(&mut self, name: &'static str, hover: &str) {
+        let _ = if hover.is_empty() {
+            writeln!(self.text, "/>")
+        } else {
+            let hover = escape(hover);
+            writeln!(self.text, "><title>{hover}</title></{name}>")
+        };
+    }
+}
+
+/// Text for elements and attributes. What XML has no way to write, not even escaped, becomes U+FFFD.
+fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            // White space in attributes would become blanks, and a lone carriage return a line feed.
+            '\t' | '\n' | '\r' => escaped.push(' '),
+            '\0'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_text_stays_text() {
+        let text = "a<b> & \"c\" ]]> 'd'\n\u{1b}[0m\0\u{ffff} é";
+        let mut svg = Svg::new(10.0, 10.0);
+        svg.text((1.0, 2.0), 12, Anchor::Start, text);
+        let pen = Pen {
+            class: text,
+            colour: "#000",
+            dashes: "",
+        };
+        svg.rectangle(pen, "#fff", (0.0, 0.0), (1.0, 1.0), text);
+        let svg = svg.finish();
+        let document = roxmltree::Document::parse(&svg).expect("XML");
+        let shown = "a<b> & \"c\" ]]> 'd' \u{fffd}[0m\u{fffd}\u{fffd} é";
+        let texts: Vec<_> = document.descendants().filter_map(|it| it.text()).collect();
+        let texts: Vec<_> = texts.into_iter().filter(|it| it.trim() != "").collect();
+        // Of an element and of the text in it.
+        assert_eq!(texts, [shown; 4]);
+        let class = document
+            .descendants()
+            .find_map(|it| it.attribute("class"))
+            .expect("a class");
+        assert_eq!(class, shown);
+    }
+
+    #[test]
+    fn coordinates_are_short() {
+        let shown = [1.0, 2.25, -0.01, 1.0 / 3.0].map(|it| At(it).to_string());
+        assert_eq!(shown, ["1", "2.3", "0", "0.3"]);
+    }
+}
