@@ -54,6 +54,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         *((variable, "") for variable in _options.VARIABLES.values()),
         ("TLOAD_ENGINE", "pread"),
         ("TLOAD_CACHE", "buffered"),
+        ("TLOAD_CACHE", "map"),
         ("TLOAD_DEPTH", "3"),
         ("TLOAD_LANES", "+2"),
         ("TLOAD_IN_FLIGHT", "2 MiB"),
@@ -76,7 +77,8 @@ def test_a_variable_means_the_same_to_the_command_and_to_python(
     list(stream)
     report = stream.report.to_dict()
     assert told["engine"]["requested"] == report["engine"]["requested"]
-    settings = ("outcome", "depth", "lanes", "in_flight_bytes", "extent_bytes", "memory_limit", "direct_bytes")
+    numbers = ("depth", "lanes", "in_flight_bytes", "extent_bytes", "memory_limit", "direct_bytes", "mapped_bytes")
+    settings = ("outcome", *numbers)
     assert {name: told[name] for name in settings} == {name: report[name] for name in settings}
 
 

@@ -14,6 +14,7 @@ import pytest
 import tload
 from conftest import require_root, skip_loudly
 from files import Content, tile, write_file
+from resident import evict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,6 +89,7 @@ tload.open(path)
 
 
 def run(script: str, path: Path) -> str:
+    evict(path)  # what the page cache holds is copied by threads, whatever rings are like
     done = subprocess.run(
         [sys.executable, "-c", FORBID + CHECK + script, str(path)],
         capture_output=True,

@@ -84,7 +84,7 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("TLOAD_ENGINE", "aio", 'engine "aio" is unknown; it can be auto, uring, pread'),
+        ("TLOAD_ENGINE", "aio", 'engine "aio" is unknown; it can be auto, uring, pread, tokio-uring'),
         ("TLOAD_DEPTH", "x", "wanted a positive int"),
         ("TLOAD_DEPTH", "-1", "wanted a positive int"),
         ("TLOAD_DEPTH", "1_0", "wanted a positive int"),
@@ -116,8 +116,8 @@ def test_nonsense_in_the_environment_is_blamed_on_its_variable(
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"engine": "aio"}, 'engine "aio" is unknown; it can be auto, uring, pread'),
-        ({"cache": "no"}, 'cache "no" is unknown'),
+        ({"engine": "aio"}, 'engine "aio" is unknown; it can be auto, uring, pread, tokio-uring'),
+        ({"cache": "no"}, 'cache "no" is unknown; it can be auto, direct, buffered, drop, map'),
         ({"order": "random"}, 'order "random" is unknown; it can be ready, file'),
         ({"depth": -1}, "depth is -1; wanted a positive int"),
         ({"lanes": -1}, "lanes is -1; wanted a positive int"),
@@ -158,6 +158,9 @@ def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
         ({"lanes": False}, "lanes: wanted a positive int, found bool"),
         ({"memory_limit": True}, "memory_limit: wanted a number of bytes .* found bool"),
         ({"timeout": True}, r"timeout: wanted seconds \(float\), found bool"),
+        ({"cache": True}, "cache: wanted a str, found bool"),
+        ({"writable": "no"}, "writable: wanted a bool, found str"),
+        ({"writable": 1}, "writable: wanted a bool, found int"),
     ],
 )
 def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> None:

@@ -36,6 +36,11 @@ tload.load("model", device=0)
 tload.load("model", device=0.5)  # type: ignore[call-overload]
 tload.load("model", device_map=["cuda:1"])  # type: ignore[call-overload]
 assert_type(tensor.device, str)
+tload.load("model", cache="map", writable=True)
+tload.load("model", cache="mmap")  # type: ignore[call-overload]
+tload.load("model", cache="map", writable="no")  # type: ignore[call-overload]
+assert_type(tensor.writable, bool)
+assert_type(stream.report.mapped_bytes, int)
 assert_type(stream.report.devices[0].copy_seconds, float)
 assert_type(stream.report.staging, tload.StagingReport | None)
 assert_type(tload.release_staging(), int)

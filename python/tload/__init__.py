@@ -35,7 +35,7 @@ from tload._errors import (
 from tload._into import load_into
 from tload._options import Options
 from tload._progress import Progress
-from tload._report import DeviceReport, EngineReport, Report, StageTimes, StagingReport
+from tload._report import DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport
 from tload._stream import TensorStream, load, stream
 from tload._tload import Tensor, __version__, release_staging
 
@@ -44,6 +44,7 @@ __all__ = [
     "ChangedError",
     "Checkpoint",
     "DeviceError",
+    "DepthReport",
     "DeviceReport",
     "EngineReport",
     "Error",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tload import _cuda, _receivers, _tload
 from tload._checkpoint import TensorInfo, open_raw
+from tload._errors import UnsupportedError, advise
 from tload._options import OptionKeywords, Options, resolve
 from tload._progress import watcher_for
 from tload._stream import TensorStream, texts
@@ -66,9 +67,10 @@ def load_into(
         progress: `True` draws a progress bar when standard error is a terminal; a callable is called with a `Progress`
             at most ten times a second, and at the end. What it raises stops the load.
         options: Limits and preferences, to use for several loads. The keywords below win over it.
-        **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None`, `order=None`, `depth=None`,
-            `in_flight_bytes=None`, `extent_bytes=None`, `lanes=None`, `memory_limit=None` (here it bounds the staging
-            memory on the way), `device_memory_limit=None` (temporary tensors), `retries=None`, `timeout=None`.
+        **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not `"map"`),
+            `writable=None` (means nothing here), `order=None`, `depth=None`, `in_flight_bytes=None`,
+            `extent_bytes=None`, `lanes=None`, `memory_limit=None` (here it bounds the staging memory on the way),
+            `device_memory_limit=None` (temporary tensors), `retries=None`, `timeout=None`.
 
     Returns:
         What was done: see `Report`.
@@ -78,7 +80,8 @@ def load_into(
         InvalidRequestError: Names, shapes or dtypes do not fit (all of them are listed); a target has no memory that
             can be written to (on the meta device, sparse, quantized, a read-only array); targets share some of their
             memory, and not all.
-        UnsupportedError: torch or numpy lacks the dtype of a tensor that has to be converted or copied.
+        UnsupportedError: torch or numpy lacks the dtype of a tensor that has to be converted or copied; or
+            `cache="map"`.
         TypeError: `target` is neither a module nor a mapping of names.
 
     Example:
@@ -92,6 +95,10 @@ def load_into(
             message = f"load_into() got an unexpected keyword argument {name!r}"
             raise TypeError(message)
     resolved = resolve(options, keywords)
+    if resolved.cache == "map":
+        # The core refuses what it would fill itself, and knows nothing of what is converted from temporary tensors.
+        message = "cache=map shows files in host memory, and load_into copies them into memory of the caller's"
+        raise advise(UnsupportedError, message, "use cache=auto")
     receivers, faults = _receivers.receivers_of(target)
     if strict:
         _receivers.refuse(faults)

@@ -15,8 +15,8 @@ from tload._errors import InvalidRequestError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-Engine: TypeAlias = Literal["auto", "uring", "pread"]
-Cache: TypeAlias = Literal["auto", "direct", "buffered"]
+Engine: TypeAlias = Literal["auto", "uring", "pread", "tokio-uring"]
+Cache: TypeAlias = Literal["auto", "direct", "buffered", "drop", "map"]
 Order: TypeAlias = Literal["ready", "file"]
 
 
@@ -33,23 +33,43 @@ class Options:
     """
 
     engine: Engine | None = None
-    """What reads: `"uring"` (io_uring), `"pread"` (threads), or `"auto"`: `uring` where the system allows it, else
-    `pread`. Default: `TLOAD_ENGINE`, else `"auto"`."""
+    """What reads: `"uring"` (io_uring), `"pread"` (threads), `"tokio-uring"` (io_uring through the crate of that name,
+    to compare with), or `"auto"`: `uring` where the system allows it, else `pread`. Default: `TLOAD_ENGINE`, else
+    `"auto"`."""
     cache: Cache | None = None
-    """Whether reads go through the page cache: `"direct"` (never), `"buffered"` (always), or `"auto"`: past it where
-    the file system can. Default: `TLOAD_CACHE`, else `"auto"`."""
+    """How files are read with regard to the page cache. Default: `TLOAD_CACHE`, else `"auto"`.
+
+    - `"auto"`: What it holds is copied from there, everything else is read past it where the file system can.
+    - `"direct"`: Past it, or fail.
+    - `"buffered"`: Through it.
+    - `"drop"`: As `"auto"`, and nothing of the files is left in it, unless it has yet to be written to storage.
+    - `"map"`: Nothing is copied: tensors are views of the files, and their memory is the page cache's, which
+      `memory_limit` does not count. (Copied all the same are tensors at offsets that are no multiple of their dtype's
+      alignment.) While one of them lives, nobody may truncate its file or overwrite it in place: touching what is gone
+      kills the process (`SIGBUS`), and what is overwritten may change in the tensor. Files may be deleted, and replaced
+      by renaming another one. Not for GPUs, `load_into`, and object stores.
+    """
+    writable: bool | None = None
+    """With `cache="map"`: whether tensors may be written to. Each page that is written to becomes the process's own;
+    files, and other loads of them, stay as they are. If not, arrays of numpy are read-only; DLPack says it of others,
+    and in libraries that do not listen, such as torch, a write kills the process (`SIGSEGV`). Tensors that are no views
+    of a file may always be written to. Default: `True` with `framework="torch"`, which knows no read-only tensors, else
+    `False`."""
     order: Order | None = None
     """In which order tensors come: `"ready"` (as they become complete) or `"file"` (by file, then by offset).
     Default: `TLOAD_ORDER`, else `"ready"`."""
     depth: int | None = None
-    """Reads of files in flight, over all lanes, and requests to object stores in flight. Default: `TLOAD_DEPTH`, else
-    what suits the storage."""
+    """Reads in flight, over all lanes, for each file system; requests in flight for each object store. Default:
+    `TLOAD_DEPTH`, else found while the load runs."""
     in_flight_bytes: int | str | None = None
-    """Bytes in flight, over all lanes. Default: `TLOAD_IN_FLIGHT`, else what suits the storage."""
+    """Bytes in flight, over all lanes, for each file system and each object store. Default: `TLOAD_IN_FLIGHT`, else
+    found while the load runs, or as many as `depth` reads need."""
     extent_bytes: int | str | None = None
     """Bytes of one read at most. Default: `TLOAD_EXTENT`, else what suits the storage."""
     lanes: int | None = None
-    """Threads that read files, each with its own engine. Default: `TLOAD_LANES`, else 1."""
+    """Threads that read the files of each file system, each with its own engine. Default: `TLOAD_LANES`, else as many
+    as cores where cores are the limit, as with files that are in memory already; else 1, and more when that one has no
+    time left."""
     memory_limit: int | str | None = None
     """Bytes of host memory that the load may hold and the caller has not received yet. What the caller has received
     does not count; staging memory on the way to GPUs or into memory of the caller's does. Default:
@@ -75,6 +95,7 @@ class OptionKeywords(TypedDict, total=False):
 
     engine: Engine | None
     cache: Cache | None
+    writable: bool | None
     order: Order | None
     depth: int | None
     in_flight_bytes: int | str | None
@@ -86,7 +107,8 @@ class OptionKeywords(TypedDict, total=False):
     timeout: float | None
 
 
-# The command reads the same variables, so that one environment means one thing.
+# The command reads the same variables, so that one environment means one thing. `writable` has none: what a program
+# does with its tensors is for the program to say.
 VARIABLES = {
     "engine": "TLOAD_ENGINE",
     "cache": "TLOAD_CACHE",

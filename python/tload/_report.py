@@ -13,10 +13,10 @@ class EngineReport:
     """The engine that read, and why it was this one."""
 
     name: str
-    """`"uring"`, `"pread"` or `"object"`; two of them, as in `"uring + object"`, when some files are local and some
-    remote; `"none"` when there was nothing to read."""
+    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring + object"`, when some files
+    are local and some remote; `"none"` when there was nothing to read."""
     requested: str
-    """What the caller asked for: `"auto"`, `"uring"` or `"pread"`."""
+    """What the caller asked for: `"auto"`, `"uring"`, `"pread"` or `"tokio-uring"`."""
     reason: str
     """Why this one."""
     features: tuple[str, ...]
@@ -58,6 +58,24 @@ class DeviceReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthReport:
+    """How deep one file system or one object store was read, and why not deeper."""
+
+    sources: str
+    """For example `"ext4 (8:1)"` or `"s3"`."""
+    in_flight_bytes: int
+    """Bytes that may be in flight, as the limit was last."""
+    changes: int
+    """How often it changed."""
+    changed_seconds: float
+    """Seconds from the call until it changed last."""
+    best_bytes_per_second: int
+    """The fastest that was measured meanwhile; 0 if the load was too short to measure."""
+    reason: str
+    """Why it is not deeper: `"fixed"`, `"more brought no more"`, …"""
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds that the lanes spent, all lanes added up."""
 
@@ -86,8 +104,8 @@ class Report:
     tensor_bytes: int
     """Their bytes."""
     read_bytes: int
-    """Bytes read, with what direct I/O reads beyond the edges of tensors: `direct_bytes`, `buffered_bytes` and
-    `remote_bytes` together."""
+    """Bytes read, with what direct I/O reads beyond the edges of tensors: `direct_bytes`, `buffered_bytes`,
+    `mapped_bytes` and `remote_bytes` together."""
     extents: int
     """Reads."""
     seconds: float
@@ -102,6 +120,8 @@ class Report:
     """Bytes read past the page cache."""
     buffered_bytes: int
     """Bytes read through the page cache."""
+    mapped_bytes: int
+    """Bytes of files that tensors are views of (`cache="map"`)."""
     remote_bytes: int
     """Bytes received from object stores."""
     requests: int
@@ -130,9 +150,11 @@ class Report:
     lanes: int
     """Threads that read."""
     depth: int
-    """Reads in flight at most."""
+    """Reads of the largest size that may be in flight, as the limit was last."""
     in_flight_bytes: int
-    """Bytes in flight at most."""
+    """Bytes that may be in flight, as the limit was last."""
+    depths: tuple[DepthReport, ...]
+    """The same for each file system and each object store, and why it is so."""
     extent_bytes: int
     """Bytes of one read at most."""
     outcome: str
@@ -151,6 +173,7 @@ class Report:
         plain = dataclasses.asdict(self)
         del plain["text"]
         plain["notes"] = list(self.notes)
+        plain["depths"] = list(plain["depths"])
         plain["devices"] = list(plain["devices"])
         plain["engine"]["features"] = list(self.engine.features)
         plain["bytes_per_second"] = self.bytes_per_second
@@ -167,6 +190,7 @@ def read_report(document: str, text: str) -> Report:
     engine["features"] = tuple(engine["features"])
     staging = fields.pop("staging")
     fields["notes"] = tuple(fields["notes"])
+    fields["depths"] = tuple(DepthReport(**depth) for depth in fields["depths"])
     fields["devices"] = tuple(DeviceReport(**device) for device in fields["devices"])
     return Report(
         engine=EngineReport(**engine),

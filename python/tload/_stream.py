@@ -202,6 +202,7 @@ def stream(
     options: Options | None = None,
     engine: Engine | None = None,
     cache: Cache | None = None,
+    writable: bool | None = None,
     order: Order | None = None,
     depth: int | None = None,
     in_flight_bytes: int | str | None = None,
@@ -222,7 +223,8 @@ def stream(
             `Checkpoint`.
         framework: What the tensors are: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`; bfloat16 and 8-bit
             floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack`
-            can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to.
+            can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to, except with
+            `cache="map"`: see `Options.writable`.
         device: Where the tensors are to live: `"cpu"`, or memory of an NVIDIA GPU: `"cuda:N"`, or `"cuda"`, which is
             torch's current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"` the memory is
             from torch's caching allocator, on the current stream of the thread that calls this and the stream, as with
@@ -243,6 +245,7 @@ def stream(
         options: Limits and preferences, to use for several loads. The arguments below win over it.
         engine: See `Options.engine`.
         cache: See `Options.cache`.
+        writable: See `Options.writable`.
         order: See `Options.order`.
         depth: See `Options.depth`. Reads.
         in_flight_bytes: See `Options.in_flight_bytes`. Bytes.
@@ -275,6 +278,7 @@ def stream(
     keywords = OptionKeywords(
         engine=engine,
         cache=cache,
+        writable=writable,
         order=order,
         depth=depth,
         in_flight_bytes=in_flight_bytes,
@@ -287,6 +291,8 @@ def stream(
     )
     make_converter = _converters(framework)
     resolved = resolve(options, keywords)
+    if framework == "torch":
+        resolved = _torch.with_writable(resolved)
     loader = _tload.Loader(
         open_raw(source, store, resolved.timeout),
         names=texts("names", names),
@@ -336,9 +342,9 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `store=None`: How to reach object stores: see `tload.open`.
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
-            - `engine=None`, `cache=None`, `order=None`, `depth=None`, `in_flight_bytes=None`, `extent_bytes=None`,
-              `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `retries=None`, `timeout=None`: See the
-              fields of `Options`.
+            - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`, `in_flight_bytes=None`,
+              `extent_bytes=None`, `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `retries=None`,
+              `timeout=None`: See the fields of `Options`.
 
     Raises:
         Error: Any failure: see `tload.stream`.

@@ -36,6 +36,8 @@ class _Options(Protocol):
     @property
     def cache(self) -> str | None: ...
     @property
+    def writable(self) -> bool | None: ...
+    @property
     def order(self) -> str | None: ...
     @property
     def depth(self) -> int | None: ...
@@ -145,8 +147,9 @@ class Stream:
 class Tensor:
     """A loaded tensor, for any library that imports DLPack: `library.from_dlpack(tensor)`.
 
-    Its memory is valid as long as this or anything made of it lives, and may be written to. Small tensors that are
-    neighbours in the file share memory: keeping one keeps at most about 1 MiB beside it.
+    Its memory is valid as long as this or anything made of it lives, and may be written to if it is `writable`. Small
+    tensors that are neighbours in the file share memory: keeping one keeps at most about 1 MiB beside it. A view of a
+    file (`cache="map"`) keeps the whole file mapped, which takes address space and no memory.
     """
 
     @property
@@ -168,6 +171,10 @@ class Tensor:
     @property
     def device(self) -> str:
         """Where it is: `"cpu"`, or for example `"cuda:1"`."""
+
+    @property
+    def writable(self) -> bool:
+        """Whether its memory may be written to: `False` only for views of files, which `cache="map"` makes."""
 
     def owner(self) -> tuple[Any, int] | None:
         """Return what torch's allocator gave for its memory, and where in that it begins, in bytes.
@@ -192,6 +199,9 @@ class Tensor:
         `F4` is exported as pairs (4 bits, 2 lanes) with the last dimension halved, as in torch; when that dimension is
         odd, and for the 6-bit floats, the shape stays and the elements are packed.
 
+        What is not `writable` is exported as read-only. Not all libraries heed that: torch imports it as any tensor,
+        and a write to that kills the process (`SIGSEGV`). A copy may be written to.
+
         Args:
             stream: The consumer's stream. On a GPU: `None`, -1, 1 (the default stream), 2 (the thread's own), or the
                 address of one; none of them has to wait, since all bytes are there already. For the CPU: `None`.
@@ -200,7 +210,8 @@ class Tensor:
             copy: `True` for a copy; `None` and `False` for the memory itself.
 
         Raises:
-            BufferError: The consumer wants another device, names a stream that is none, or wants a copy on a GPU.
+            BufferError: The consumer wants another device, names a stream that is none, or wants a copy on a GPU; or
+                the tensor is not `writable`, which no DLPack from before version 1 can say.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -5,6 +5,8 @@ On a GPU a tensor is a view of memory that torch's own allocator gave: see `_cud
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from typing import TYPE_CHECKING
 
 from tload import _cuda
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from tload import _tload
     from tload._checkpoint import TensorInfo
+    from tload._options import Options
 
 # Names, because older versions of torch lack some. Two 4-bit floats are one element of torch's. It has no 6-bit floats.
 DTYPES = {
@@ -86,6 +89,23 @@ def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], torch.Te
         return flat.view(dtype).view(shape)
 
     return convert
+
+
+def with_writable(options: Options) -> Options:
+    """Return the options with `writable` as torch has it unless it was asked for otherwise, and then if torch can."""
+    if options.writable is None:
+        return dataclasses.replace(options, writable=True)
+    if options.writable or options.cache != "map":
+        return options
+    try:
+        import torch
+    except ImportError:
+        return options  # `converter` says so.
+    # Before version 1, which torch 2.9 learned to import, DLPack cannot say that memory is read-only.
+    if "max_version" not in inspect.signature(torch.Tensor.__dlpack__).parameters:
+        message = f"writable=False: torch {torch.__version__} cannot import memory that is read-only"
+        raise advise(UnsupportedError, message, "leave writable= out, or upgrade torch")
+    return options
 
 
 def _unsupported(infos: Iterable[TensorInfo], dtype: str, reason: str) -> UnsupportedError:

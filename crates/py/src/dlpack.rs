@@ -9,6 +9,9 @@
 //! without the interpreter: it touches no Python object, and memory of a GPU is given back behind what the consumer has been
 //! given there. Structures and codes: `dlpack.h` 1.1, <https://github.com/dmlc/dlpack>.
 //!
+//! A view of a file that nobody may write to is exported as read-only. Only the versioned structure can say so, and who takes the
+//! other one may write: that would kill the process, so it is refused. numpy refuses the same of its read-only arrays.
+//!
 //! Of a tensor on a GPU all bytes are there when the core hands it out: the processor has seen their copies end. So a consumer's
 //! stream, whichever it is, has nothing to wait for, and no event is recorded.
 
@@ -35,6 +38,9 @@ const CUDA: i32 = 2;
 
 /// The version whose structures stand below, and the first that has codes for 8-bit, 6-bit and 4-bit floats.
 const VERSION: (u32, u32) = (1, 1);
+
+/// `DLPACK_FLAG_BITMASK_READ_ONLY`.
+const FLAG_READ_ONLY: u64 = 1;
 
 /// `DLPACK_FLAG_BITMASK_IS_COPIED`.
 const FLAG_COPIED: u64 = 1 << 1;
@@ -211,7 +217,11 @@ pub(crate) fn export<'py>(
                 major: VERSION.0,
                 minor: minor.min(VERSION.1),
             };
-            let flags = if copied { FLAG_COPIED } else { 0 };
+            let flags = match (copied, tensor.is_writable()) {
+                (true, _) => FLAG_COPIED,
+                (false, true) => 0,
+                (false, false) => FLAG_READ_ONLY,
+            };
             capsule(py, bytes, device, layout, |tensor, context| {
                 ManagedVersioned {
                     version,
@@ -222,6 +232,10 @@ pub(crate) fn export<'py>(
                 }
             })
         }
+        _ if !copied && !tensor.is_writable() => Err(PyBufferError::new_err(
+            "the tensor is a read-only view of a file, which DLPack can say from version 1 on only; load with writable=True, or \
+             pass copy=True, or max_version=(1, 0) and write to nothing",
+        )),
         _ => capsule(py, bytes, device, layout, |tensor, context| Managed {
             tensor,
             context,

@@ -18,6 +18,7 @@ use crate::error::{exception, invalid_request};
 pub(crate) struct OptionsArgument<'py> {
     engine: Option<Bound<'py, PyAny>>,
     cache: Option<Bound<'py, PyAny>>,
+    writable: Option<Bound<'py, PyAny>>,
     order: Option<Bound<'py, PyAny>>,
     depth: Option<Bound<'py, PyAny>>,
     in_flight_bytes: Option<Bound<'py, PyAny>>,
@@ -37,6 +38,9 @@ impl OptionsArgument<'_> {
         }
         if let Some(cache) = &self.cache {
             options.cache = word("cache", cache)?;
+        }
+        if let Some(writable) = &self.writable {
+            options.writable = flag("writable", writable)?;
         }
         if let Some(order) = &self.order {
             options.order = word("order", order)?;
@@ -112,6 +116,13 @@ fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) ->
         .extract()
         .map_err(|_| wrong_type(name, "a str", value))?;
     text.parse().map_err(|error| exception(value.py(), &error))
+}
+
+fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+    // Not what Python takes for true: "no" would be.
+    let flag = value.cast::<PyBool>();
+    flag.map(PyBoolMethods::is_true)
+        .map_err(|_| wrong_type(name, "a bool", value))
 }
 
 fn integer(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {

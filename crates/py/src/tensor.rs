@@ -81,6 +81,12 @@ impl Tensor {
         self.device.to_string()
     }
 
+    /// Whether it may be written to.
+    #[getter]
+    fn writable(&self) -> bool {
+        self.inner.is_writable()
+    }
+
     /// What the caller's allocator gave for the memory that it is in, and where in it it begins, in bytes; `None` for memory of
     /// the load's own, and for a tensor without bytes.
     fn owner(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, usize)>> {
