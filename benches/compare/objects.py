@@ -2,9 +2,10 @@
 
     python benches/compare/objects.py s3://models/llama4 --files shard1 shard2 … --rounds 5 --markdown results.md
 
-The environment says where the store is (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …). `--tensorizer URL` names the same checkpoint in
-Tensorizer's format (`loaders/make_tensorizer.py`). `--python` is an interpreter that has the peers; `--tload` is the command.
-Loaders keep all tensors to the end, in CPU memory that was touched before the clock started (`loaders/measure.py`).
+The environment says where the store is (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …). `--tensorizer URL` names the same
+checkpoint in Tensorizer's format (`loaders/make_tensorizer.py`). `--python` is an interpreter that has the peers;
+`--tload` is the command. Loaders keep all tensors to the end, in CPU memory that was touched before the clock started
+(`loaders/measure.py`).
 """
 
 from __future__ import annotations
@@ -16,13 +17,17 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import processes
+import tables
+
 LOADERS = Path(__file__).parent / "loaders"
 RANGE = 16 << 20
+#: No run takes longer, seconds.
+RUN_SECONDS_MAX = 600.0
 
 
 @dataclass
@@ -35,20 +40,15 @@ class Contender:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, total: int) -> None:
-        start = time.perf_counter()
-        child = subprocess.Popen(
-            self.command, env=os.environ | self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        out, errors = child.communicate()
-        seconds = time.perf_counter() - start
-        if child.returncode != 0:
-            raise SystemExit(f"{self.name}: status {child.returncode}\n{errors[-2000:]}")
-        if self.reports:
-            sample = json.loads(out.strip().splitlines()[-1])
-        else:
+        sample = processes.run(self.command, os.environ | self.environment, RUN_SECONDS_MAX, reports=self.reports)
+        if "error" in sample:
+            raise SystemExit(f"{self.name}: {sample['error']}")
+        if not self.reports:
             usage = Path(self.environment["USAGE"]).read_text().split()
+            seconds = sample["wall_seconds"]
             sample = {"seconds": seconds, "cpu_seconds": float(usage[0]) + float(usage[1]), "bytes": total}
-        assert sample["bytes"] == total, f"{self.name}: {sample['bytes']} of {total} bytes"
+        if sample["bytes"] != total:
+            raise SystemExit(f"{self.name}: {sample['bytes']} of {total} bytes")
         self.samples.append(sample)
 
     def median(self, key: str) -> float:
@@ -79,22 +79,24 @@ def curl(files: list[str], sizes: list[int], connections: int, folder: str) -> C
 
 
 def table(contenders: list[Contender], ours: Contender) -> str:
-    lines = [
-        "| contender | seconds | min–max | CPU s per GiB | peak RSS | tload is |",
-        "|:--|--:|--:|--:|--:|--:|",
-    ]
+    rows = []
     for contender in contenders:
         times = [sample["seconds"] for sample in contender.samples]
         ratio = statistics.median(
             theirs / sample["seconds"] for theirs, sample in zip(times, ours.samples, strict=True)
         )
-        gib = contender.samples[0]["bytes"] / (1 << 30)
-        peak = contender.median("peak_rss_bytes") / (1 << 30) if contender.reports else 0
-        lines.append(
-            f"| {contender.name} | {contender.median('seconds'):.2f} | {min(times):.2f}–{max(times):.2f} "
-            f"| {contender.median('cpu_seconds') / gib:.2f} | {f'{peak:.2f} GiB' if peak else ''} | {ratio:.2f} × |"
+        gib = contender.samples[0]["bytes"] / tables.GIB
+        rows.append(
+            [
+                contender.name,
+                f"{contender.median('seconds'):.2f}",
+                f"{min(times):.2f}–{max(times):.2f}",
+                f"{contender.median('cpu_seconds') / gib:.2f}",
+                tables.gib(contender.median("peak_rss_bytes") if contender.reports else None),
+                f"{ratio:.2f} ×",
+            ]
         )
-    return "\n".join(lines) + "\n"
+    return tables.table(("contender", "seconds", "min–max", "CPU s per GiB", "peak RSS", "tload is"), rows)
 
 
 def main() -> None:
@@ -126,7 +128,8 @@ def main() -> None:
         command = [*loader, str(LOADERS / "load_runai.py"), *args.files]
         contenders.append(Contender(f"Run:ai, concurrency {concurrency}", command, environment))
     for readers in args.readers if args.tensorizer else []:
-        command = [*loader, str(LOADERS / "load_tensorizer.py"), args.tensorizer, str(readers)]
+        options = json.dumps({"num_readers": readers})
+        command = [*loader, str(LOADERS / "load_tensorizer.py"), args.tensorizer, "--options", options]
         contenders.append(Contender(f"Tensorizer, {readers} readers", command))
     with tempfile.TemporaryDirectory() as folder:
         contenders += [curl(args.files, sizes, connections, folder) for connections in args.curl]

@@ -56,7 +56,7 @@ PEERS = [
     Contender("Run:ai + .to()", "load_runai.py", site="runai", environment={"RUNAI_STREAMER_CONCURRENCY": "16"}),
     Contender("safetensors load_file", "load_safetensors.py"),
 ]
-#: Reads through the page cache; the default reads past it whatever it holds.
+#: Reads through the page cache, whatever the default finds there.
 BUFFERED = tload("tload, 4 lanes, buffered", lanes=4, cache="buffered")
 TUNING = [
     tload("tload, uring, 4 lanes", engine="uring", lanes=4),

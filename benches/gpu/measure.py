@@ -90,7 +90,7 @@ SECTIONS = [
     ),
     Section(
         "disk-warm",
-        "Many small tensors, on disk, in the page cache (tload reads past it unless buffered)",
+        "Many small tensors, on disk, in the page cache",
         "disk-small",
         "warm",
         [COPY_CEILING, FEW[1], BUFFERED, *PEERS],
@@ -153,7 +153,7 @@ class Made:
     """A checkpoint."""
 
     folder: Path
-    #: Meant for memory, and in the page cache for want of a tmpfs with room: tload has to be told not to read past it.
+    #: Meant for memory, and in the page cache for want of a tmpfs with room: tload is told not to read past it.
     is_in_page_cache: bool
 
 

@@ -1,24 +1,34 @@
-"""Tensorizer: `load_tensorizer.py URL READERS`, of a file in its own format."""
+"""Tensorizer, of a file or URL in its own format (`make_tensorizer.py`).
+
+Option: `num_readers`; it chooses by itself otherwise.
+"""
+
+from __future__ import annotations
 
 import os
-import sys
+from typing import Any
 
 import measure
 from tensorizer import TensorDeserializer
 from tensorizer.stream_io import open_stream
 
-endpoint = os.environ["AWS_ENDPOINT_URL"]
 
-
-def load() -> dict:
-    stream = open_stream(
-        sys.argv[1],
+def opened(location: str) -> Any:
+    if "://" not in location:
+        return location
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
+    return open_stream(
+        location,
         s3_access_key_id=os.environ["AWS_ACCESS_KEY_ID"],
         s3_secret_access_key=os.environ["AWS_SECRET_ACCESS_KEY"],
         s3_endpoint=endpoint.split("://")[1],
         force_http=endpoint.startswith("http://"),
     )
-    return dict(TensorDeserializer(stream, device="cpu", num_readers=int(sys.argv[2])))
+
+
+def load(job: measure.Job) -> measure.Tensors:
+    # Everything is there when it is made.
+    yield from TensorDeserializer(opened(job.locations[0]), device="cpu", **job.options).items()
 
 
 measure.run(load)

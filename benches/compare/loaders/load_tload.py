@@ -1,10 +1,27 @@
-"""tload, with its defaults: `load_tload.py URL`."""
+"""tload: `load` keeps, `stream` drops. Options are those of `tload.Options`; none: its defaults."""
 
-import sys
-
-import torch  # noqa: F401  (imported before the clock starts, as the peers import it)
+from __future__ import annotations
 
 import measure
+import torch  # noqa: F401  (imported before the clock starts, as the peers import it)
+
 import tload
 
-measure.run(lambda: tload.load(sys.argv[1]))
+
+def load(job: measure.Job) -> measure.Tensors:
+    location = job.locations[0]
+    if not job.keep:
+        yield from tload.stream(location, **job.options)
+        return
+    tensors = tload.load(location, **job.options)
+    if job.options.get("cache") == "map":
+        # The pages may come when they are first touched, as those of other loaders that map.
+        measure.touch(tensors.values())
+    yield from tensors.items()
+
+
+try:
+    tload.Options(**measure.arguments().options)
+except (TypeError, ValueError) as error:
+    measure.skip(f"this tload has not these options: {error}")
+measure.run(load)

@@ -1,0 +1,35 @@
+"""How long from a program's first line to its first tensor: `cold_start.py LOCATION`. It imports nothing but tload.
+
+What the interpreter itself takes to start is before that line. Prints seconds, and what was imported on the way.
+"""
+
+import time
+
+BEGAN = time.perf_counter()
+
+import tload  # noqa: E402  (this is what is measured)
+
+IMPORTED = time.perf_counter()
+
+import sys  # noqa: E402
+
+with tload.stream(sys.argv[1], framework="dlpack") as tensors:
+    name, tensor = next(tensors)
+    SECONDS = time.perf_counter() - BEGAN
+
+import json  # noqa: E402
+import os  # noqa: E402
+
+print(
+    json.dumps(
+        {
+            "seconds": SECONDS,
+            "import_seconds": IMPORTED - BEGAN,
+            "tensor": name,
+            "modules": len(sys.modules),
+            "torch": "torch" in sys.modules,
+        }
+    ),
+    flush=True,
+)
+os._exit(0)
