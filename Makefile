@@ -16,16 +16,21 @@ MACOS := aarch64-apple-darwin
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.tload-tests
 
+# The loaders that ours is measured beside. What this one lacks it has from the other: PyTorch and tload.
+COMPARE_VENV ?= $(VENV)/compare
+COMPARE_PY := $(COMPARE_VENV)/bin/python
+COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
+
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust wheel test-python servers bench lint ruff deny doc clean
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro lint ruff deny doc clean
 
 build:
 	cargo build --release
 
-test: check wheel test-rust test-python
+test: check wheel test-rust bench-check test-python
 
 # What users build, what systems without a ring build, and everything with its tests.
 check:
@@ -35,8 +40,9 @@ check:
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --all-features --all-targets -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features object -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features cuda -- -D warnings)
+	$(call if_installed,clippy,cargo clippy --version,cargo clippy --package tload --no-default-features --features tokio-uring -- -D warnings)
 	@if cargo tree --package tload --edges normal | grep -E '(tokio|rustls|hyper|reqwest|aws-lc-sys) v'; then \
-		echo 'make: without the feature `object` these must not be in the tree' >&2; exit 1; fi
+		echo 'make: without the features `object` and `tokio-uring` these must not be in the tree' >&2; exit 1; fi
 	@if rustup target list --installed 2>/dev/null | grep -qx $(MACOS); then cargo check -p tload --target $(MACOS); \
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
@@ -44,12 +50,20 @@ check:
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
 
 # The extension module is tested through Python.
+TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing
+
 test-rust:
-	cargo test --workspace --exclude tload-py --features tload/aws-config,tload/testing
+	cargo test $(TESTED)
+
+# Each micro bench once, to see that it works. As one more test of the same packages with the same features: all that they are
+# built of is there already, where `cargo bench` would build everything again, optimised.
+bench-check:
+	cargo test $(TESTED) --bench micro
 
 # The wheel that users get: built by pip from this folder. Needs no network once the virtual environment is there.
+# pip calls the build system's program by its name, so it must be on the path.
 wheel: $(INSTALLED)
-	$(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
 
 # mypy and stubtest are among these tests, and loads to GPUs that a stand-in for CUDA's driver plays.
 test-python:
@@ -77,6 +91,24 @@ servers:
 # With ARGS, for example: make bench ARGS='--preset moe --markdown results.md'
 bench:
 	cargo run --release -- bench $(ARGS)
+
+# Beside other loaders, on disk, in memory, and on slow and throttled storage; hours, and some 20 GiB of disk. Alone on the
+# machine, and as root for the throttled disk. With ARGS, for example: make bench-compare ARGS='--cases disk-keep --rounds 3'
+bench-compare: wheel build $(COMPARE_INSTALLED)
+	cargo build --release --package tload-lab --bin slowfs \
+		|| echo 'NOTE: without slowfs the case of a slow file system is skipped'
+	$(COMPARE_PY) benches/compare/disks.py --tload target/release/tload --slowfs target/release/slowfs $(ARGS)
+
+$(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
+	$(PY) -m venv $(COMPARE_VENV)
+	$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(COMPARE_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth"
+	$(COMPARE_PY) -m pip install --requirement $<
+	touch $@
+
+# The core's steps, one by one. With ARGS, for example: make bench-micro ARGS='plan --save-baseline before'
+bench-micro:
+	cargo bench --package tload-micro --bench micro -- $(ARGS)
 
 # Everything that judges without running.
 lint: check ruff deny

@@ -107,7 +107,7 @@ impl Reading {
         kind: EngineKind,
         choice: EngineChoice,
     ) -> Result<Self> {
-        let file = ReadFile::open(Arc::clone(source), cache, &mut RefusedDirect::default())?;
+        let file = ReadFile::open(Arc::clone(source), cache, &RefusedDirect::default())?;
         let bytes = usize::try_from(source.file().metadata().map_or(0, |it| it.len()));
         let setup = EngineSetup {
             files: vec![file].into(),

@@ -18,6 +18,16 @@ fn parse(text: &str) -> Location {
 }
 
 /// A file, an object of S3 and one of a web server are one checkpoint.
+/// What reads a file that is not in the page cache.
+fn engine_of(path: &std::path::Path) -> &'static str {
+    tload::probe::evict(path).expect("just written");
+    if tload::probe::ring().error.is_none() {
+        "uring"
+    } else {
+        "pread"
+    }
+}
+
 #[test]
 fn one_checkpoint_in_several_places() {
     let (folder, s3, web) = (
@@ -45,14 +55,7 @@ fn one_checkpoint_in_several_places() {
         parse("s3://models/b/3.safetensors"),
     ];
     let store = s3_options(&s3.url());
-    // Files in the page cache are copied by threads.
-    tload::probe::evict(&paths[0]).expect("just written");
-    let is_cold = tload::probe::residency(&paths[0]).is_ok_and(|found| found.resident_bytes == 0);
-    let local_engine = if is_cold && tload::probe::ring().error.is_none() {
-        "uring"
-    } else {
-        "pread"
-    };
+    let local_engine = engine_of(&paths[0]);
     for (list, wanted, name) in [
         (
             [&local, &a, &b, &c],

@@ -43,7 +43,7 @@ pub struct Served {
     pub faults: u64,
 }
 
-/// One line, which [`Served::parse`] reads.
+/// One line, which `Served::parse` reads.
 impl fmt::Display for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
