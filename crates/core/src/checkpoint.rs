@@ -279,8 +279,8 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     Ok(by_name)
 }
 
-/// Opens all files and reads their headers, many at a time: about one round trip for all. The first error in the order of the files
-/// is the one returned.
+/// Opens all files and reads their headers, many at a time, so that none waits for the ones before it. The first error in the order
+/// of the files is the one returned.
 fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header)>> {
     let is_far = |file: &Location| file.as_path().is_none_or(is_network);
     let threads = if set.files.first().is_some_and(is_far) {
