@@ -146,7 +146,7 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
         address = look(tensor.__dlpack__(max_version=(1, 0))).address
         assert torch.from_dlpack(tensor.flat()).data_ptr() == address
         assert np.from_dlpack(tensor.flat()).ctypes.data == address
-        convert: Any = _torch.converter([])
+        convert: Any = _torch.converter([], list)
         with pytest.raises(KeyError):
             convert(tensor)  # what was not checked is not converted
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
 
 from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
@@ -23,8 +23,7 @@ SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "ab
 """What URLs begin with that the core reads."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """What a checkpoint says of one tensor."""
 
     name: str
@@ -77,7 +76,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __init__(self, raw: _tload.Checkpoint) -> None:
         """Take over what `tload.open` opened."""
         self._raw: _tload.Checkpoint | None = raw
-        self._infos = {info[0]: TensorInfo(*info) for info in raw.tensors()}
+        self._infos = {info[0]: TensorInfo._make(info) for info in raw.tensors()}
         self.location = raw.location
         self.metadata = raw.metadata()
         self.shards = tuple(Shard(*shard) for shard in raw.shards())

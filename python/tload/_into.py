@@ -120,7 +120,7 @@ def load_into(
         strict=strict,
         cast=cast,
     )
-    infos = tuple(TensorInfo(*info) for info in loader.selected())
+    infos = tuple(map(TensorInfo._make, loader.selected()))
     dtypes = {info.name: info.dtype for info in infos}
     # All that can fail comes before the first byte is written.
     converters = _receivers.converters(receivers, infos)
@@ -137,7 +137,7 @@ def load_into(
     raw = loader.stream(_cuda.Allocator() if on_gpu else None)
     filled = [receivers[info.name] for info in infos if receivers[info.name].is_filled_by_the_core(info.dtype)]
     try:
-        with TensorStream(raw, infos, receive, watcher) as stream:
+        with TensorStream(raw, loader, receive, watcher) as stream:
             for _ in stream:
                 pass
             return stream.report

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from tload import _tload
-    from tload._checkpoint import TensorInfo
+    from tload._torch import Infos
 
 DTYPES = {
     "BOOL": "bool",
@@ -43,8 +43,11 @@ ML_DTYPES = {
 }
 
 
-def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
-    """Return what makes a numpy array of each of these, or raise `UnsupportedError` and name those that it cannot."""
+def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
+    """Return what makes numpy arrays of these dtypes.
+
+    Raises `UnsupportedError` for a dtype that numpy lacks, and names the tensors of it, which `infos` is asked for.
+    """
     try:
         import numpy as np
     except ImportError as error:
@@ -52,10 +55,7 @@ def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], npt.NDAr
         hint = 'install numpy, or pass framework="torch" or framework="dlpack"'
         raise advise(UnsupportedError, message, hint) from error
 
-    dtypes: dict[str, np.dtype[Any]] = {}
-    for info in infos:
-        if info.dtype not in dtypes:
-            dtypes[info.dtype] = _dtype(np, infos, info.dtype)
+    dtypes = {name: _dtype(np, infos, name) for name in names}
 
     def convert(tensor: _tload.Tensor) -> npt.NDArray[Any]:
         flat = np.from_dlpack(tensor.flat())
@@ -64,22 +64,22 @@ def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], npt.NDAr
     return convert
 
 
-def _dtype(np: Any, infos: Iterable[TensorInfo], name: str) -> np.dtype[Any]:
+def _dtype(np: Any, infos: Infos, name: str) -> np.dtype[Any]:
     if name in DTYPES:
         return np.dtype(DTYPES[name])  # type: ignore[no-any-return]
     if name not in ML_DTYPES:
         reason = "numpy has no packed floats of less than 8 bits"
         hint = 'pass framework="dlpack", or leave these tensors out'
-        raise unsupported(infos, name, reason, hint)
+        raise unsupported(infos(), name, reason, hint)
     try:
         import ml_dtypes
     except ImportError:
         reason = "numpy has this dtype only with the package ml_dtypes"
         hint = 'pip install ml_dtypes, or pass framework="torch"'
-        raise unsupported(infos, name, reason, hint) from None
+        raise unsupported(infos(), name, reason, hint) from None
     scalar = getattr(ml_dtypes, ML_DTYPES[name], None)
     if scalar is None:
         reason = f"ml_dtypes {ml_dtypes.__version__} has no such dtype"
         hint = 'upgrade ml_dtypes, or pass framework="torch"'
-        raise unsupported(infos, name, reason, hint)
+        raise unsupported(infos(), name, reason, hint)
     return np.dtype(scalar)  # type: ignore[no-any-return]

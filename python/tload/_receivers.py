@@ -75,8 +75,8 @@ def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Co
         hint = "load them as they are (load), and convert them by a library that can"
         raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
     return _Converters(
-        torch=_torch.converter(tensors) if tensors else None,
-        numpy=_numpy.converter(arrays) if arrays else None,
+        torch=_torch.converter({info.dtype for info in tensors}, lambda: tensors) if tensors else None,
+        numpy=_numpy.converter({info.dtype for info in arrays}, lambda: arrays) if arrays else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
 from tload import _cuda, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
@@ -48,13 +48,13 @@ class TensorStream(Generic[T]):
     def __init__(
         self,
         raw: _tload.Stream,
-        infos: tuple[TensorInfo, ...],
+        loader: _tload.Loader,
         convert: Callable[[_tload.Tensor], T],
         watcher: Watcher | None,
     ) -> None:
         """Take over what `tload.stream` started."""
         self._raw = raw
-        self._infos = infos
+        self._loader = loader
         self._convert = convert
         self._watcher = watcher
         self._watched = time.monotonic()
@@ -63,7 +63,7 @@ class TensorStream(Generic[T]):
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
         """What is loaded, by file, then by offset. With `order="file"` it arrives in this order."""
-        return self._infos
+        return tuple(map(TensorInfo._make, self._loader.selected()))
 
     @property
     def progress(self) -> Progress:
@@ -104,7 +104,7 @@ class TensorStream(Generic[T]):
         if self._ended:
             raise StopIteration
         try:
-            tensor = self._receive()
+            tensor = self._raw.receive(None) if self._watcher is None else self._receive(self._watcher)
             converted = self._convert(tensor)
         except StopIteration:
             self._end()
@@ -133,15 +133,13 @@ class TensorStream(Generic[T]):
             f"{received} of {total} received>"
         )
 
-    def _receive(self) -> _tload.Tensor:
-        if self._watcher is None:
-            return cast("_tload.Tensor", self._raw.receive(None))
+    def _receive(self, watcher: Watcher) -> _tload.Tensor:
         while True:
             due = self._watched + INTERVAL - time.monotonic()
             tensor = self._raw.receive(max(due, 0.0))
             if time.monotonic() - self._watched >= INTERVAL:
                 self._watched = time.monotonic()
-                self._watcher.update(self.progress)
+                watcher.update(self.progress)
             if tensor is not None:
                 return tensor
 
@@ -302,12 +300,11 @@ def stream(
         device_map=_device_map(device_map, framework),
         options=resolved,
     )
-    infos = tuple(TensorInfo(*info) for info in loader.selected())
-    # All that can fail comes before the first read.
-    convert = make_converter(infos)
+    # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by then.
+    convert = make_converter(loader.names_and_dtypes()[1], lambda: map(TensorInfo._make, loader.selected()))
     allocator = _allocator(framework, loader.devices())
-    watcher = watcher_for(progress, sum(info.nbytes for info in infos))
-    return TensorStream(loader.stream(allocator), infos, convert, watcher)
+    raw = loader.stream(allocator)
+    return TensorStream(raw, loader, convert, watcher_for(progress, Progress(*raw.progress()).bytes_total))
 
 
 @overload
@@ -356,18 +353,16 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             raise TypeError(message)
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
-        return {info.name: arrived[info.name] for info in tensors.tensors}
+        return {name: arrived[name] for name in tensors._loader.names_and_dtypes()[0]}  # noqa: SLF001
 
 
-def _converters(
-    framework: object,
-) -> Callable[[Iterable[TensorInfo]], Callable[[_tload.Tensor], Any]]:
+def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
     if framework == "torch":
         return _torch.converter
     if framework == "numpy":
         return _numpy.converter
     if framework == "dlpack":
-        return lambda _infos: lambda tensor: tensor
+        return lambda _dtypes, _infos: lambda tensor: tensor
     message = f"framework {framework!r} is unknown; it can be torch, numpy, dlpack"
     raise InvalidRequestError(message)
 

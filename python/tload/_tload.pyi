@@ -128,8 +128,11 @@ class Loader:
         cast: bool = False,
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
+    def names_and_dtypes(self) -> tuple[list[str], list[str]]:
+        """Return the names of `selected()`, and the dtypes that occur among them."""
+
     def devices(self) -> list[str]:
-        """Return the device of each of `selected()`."""
+        """Return the devices that `selected()` are to go to, each once."""
 
     def stream(self, allocator: _Allocator | None = None) -> Stream: ...
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from tload import _cuda
 from tload._errors import UnsupportedError, advise
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tload import _tload
     from tload._checkpoint import TensorInfo
     from tload._options import Options
+
+Infos: TypeAlias = "Callable[[], Iterable[TensorInfo]]"
 
 # Names, because older versions of torch lack some. Two 4-bit floats are one element of torch's. It has no 6-bit floats.
 DTYPES = {
@@ -45,12 +47,19 @@ DTYPES = {
     "U64": "uint64",
 }
 
+IMPORTED = frozenset({"U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"})
+"""What DLPack import takes in every version of torch. Others go by way of bytes, which takes three times as long for each."""
+
 NAMES_SHOWN = 3
 """Tensors that an error names: enough to know the kind, few enough for a line."""
 
 
-def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], torch.Tensor]:
-    """Return what makes a torch tensor of each of these, or raise `UnsupportedError` and name those that it cannot."""
+def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], torch.Tensor]:
+    """Return what makes torch tensors of these dtypes.
+
+    Raises `UnsupportedError` for a dtype that torch lacks, and names the tensors of it, which `infos` is asked for only then:
+    to describe thousands takes as long as to load some of them.
+    """
     try:
         import torch
         from torch.utils.dlpack import from_dlpack
@@ -60,23 +69,29 @@ def converter(infos: Iterable[TensorInfo]) -> Callable[[_tload.Tensor], torch.Te
         raise advise(UnsupportedError, message, hint) from error
 
     dtypes: dict[str, torch.dtype] = {}
-    for info in infos:
-        if info.dtype not in dtypes:
-            dtype = getattr(torch, DTYPES.get(info.dtype, ""), None)
-            if dtype is None:
-                raise _unsupported(infos, info.dtype, f"torch {torch.__version__} has no such dtype")
-            dtypes[info.dtype] = dtype
-        if info.dtype == "F4" and info.shape[-1] % 2:
-            reason = f"torch packs two of them into one element, and {info.name!r} has the shape {info.shape}"
-            raise _unsupported([info], "F4", reason)
+    for name in names:
+        dtype = getattr(torch, DTYPES.get(name, ""), None)
+        if dtype is None:
+            raise _unsupported(infos(), name, f"torch {torch.__version__} has no such dtype")
+        dtypes[name] = dtype
+    odd = [info for info in infos() if info.dtype == "F4" and info.shape[-1] % 2] if "F4" in dtypes else []
+    if odd:
+        reason = f"torch packs two of them into one element, and {odd[0].name!r} has the shape {odd[0].shape}"
+        raise _unsupported(odd[:1], "F4", reason)
+    direct = IMPORTED & dtypes.keys()
 
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
-        dtype, shape = dtypes[tensor.dtype], tensor.shape
-        if tensor.dtype == "F4":
+        name = tensor.dtype
+        if name in direct and tensor.device == "cpu":
+            # A capsule of before version 1 is imported in half the time, but cannot say that memory is read-only.
+            imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
+            return imported
+        dtype, shape = dtypes[name], tensor.shape
+        if name == "F4":
             shape = (*shape[:-1], shape[-1] // 2)
         ordinal = _cuda.ordinal_of(tensor.device)
         if ordinal is None:
-            # By way of bytes: torch's own DLPack import refuses some of these dtypes in some of its versions.
+            # By way of bytes.
             flat = from_dlpack(tensor.flat())
         else:
             memory = tensor.owner()

@@ -1,6 +1,9 @@
 //! A load for Python before it starts: what it would bring, where to, and the start.
 
+use std::collections::BTreeSet;
+
 use pyo3::prelude::*;
+use pyo3::types::PyString;
 use tload::{Device, ReceiverRules, Selection};
 
 use crate::allocator::{PythonAllocator, Raised};
@@ -12,6 +15,9 @@ use crate::options::{OptionsArgument, selection};
 use crate::receivers::ReceiverArgument;
 use crate::stream::Stream;
 use crate::tensor::Empties;
+
+/// Names in file order, and the dtypes that occur.
+type NamesAndDtypes<'py> = (Vec<Bound<'py, PyString>>, Vec<&'static str>);
 
 /// A load that has not started.
 #[pyclass(frozen, module = "tload._tload")]
@@ -77,10 +83,23 @@ impl Loader {
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// The device of each of these.
+    /// Their names alone, and the dtypes that occur.
+    fn names_and_dtypes<'py>(&self, py: Python<'py>) -> PyResult<NamesAndDtypes<'py>> {
+        let selected = self
+            .inner
+            .selected()
+            .map_err(|error| exception(py, &error))?;
+        let names = selected.iter().map(|info| PyString::new(py, info.name()));
+        let dtypes: BTreeSet<_> = selected.iter().map(|info| info.dtype().name()).collect();
+        Ok((names.collect(), dtypes.into_iter().collect()))
+    }
+
+    /// The devices that tensors are to go to, each once.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let devices = self.inner.devices();
-        let devices = devices.map_err(|error| exception(py, &error))?;
+        let mut devices = devices.map_err(|error| exception(py, &error))?;
+        devices.sort_unstable();
+        devices.dedup();
         Ok(devices.iter().map(Device::to_string).collect())
     }
 

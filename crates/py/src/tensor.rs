@@ -1,5 +1,6 @@
 //! One loaded tensor for Python: what it is, where, and its bytes by DLPack.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -25,7 +26,11 @@ pub(crate) struct Empties(HashMap<String, Device>);
 
 impl Empties {
     pub(crate) fn of(loader: &tload::Loader) -> tload::Result<Self> {
-        let (selected, devices) = (loader.selected()?, loader.devices()?);
+        let devices = loader.devices()?;
+        if devices.iter().all(|device| *device == Device::Cpu) {
+            return Ok(Self(HashMap::new()));
+        }
+        let selected = loader.selected()?;
         let empties = selected
             .iter()
             .zip(devices)
@@ -77,8 +82,11 @@ impl Tensor {
 
     /// Where it is: `"cpu"`, or for example `"cuda:1"`.
     #[getter]
-    fn device(&self) -> String {
-        self.device.to_string()
+    fn device(&self) -> Cow<'static, str> {
+        match self.device {
+            Device::Cpu => Cow::Borrowed("cpu"),
+            device => Cow::Owned(device.to_string()),
+        }
     }
 
     /// Whether it may be written to.

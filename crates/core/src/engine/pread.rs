@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use crossbeam_channel::{Receiver, Sender, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded};
 
 use super::fill::{self, Fill, Step};
 use super::{Done, Engine, Job, Transfer, Wait};
@@ -34,8 +34,9 @@ impl PreadEngine {
     ///
     /// [`ErrorKind::OutOfMemory`] when the system starts not even one thread.
     pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
-        let (jobs, job_queue) = unbounded::<Job>();
-        let (done_queue, done) = unbounded();
+        // Room for all that may be in flight: sending neither waits nor allocates.
+        let (jobs, job_queue) = bounded::<Job>(depth.max(1));
+        let (done_queue, done) = bounded(depth.max(1));
         let mut engine = Self {
             jobs: Some(jobs),
             done,

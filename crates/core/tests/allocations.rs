@@ -1,0 +1,62 @@
+//! A read allocates nothing: a load of many reads makes as many allocations as one of few. A process of its own: it counts them.
+
+use tload::source::Cache;
+use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::{Dtype, EngineChoice, Loader, Location, Options};
+
+#[global_allocator]
+static COUNTED: dhat::Alloc = dhat::Alloc;
+
+const TENSOR_BYTES: usize = 32 << 20;
+
+/// Of the plan's lists and the engines' queues, which grow by doubling.
+const GROWTH: u64 = 64;
+
+/// Allocations of a load in reads of so many bytes, and how many reads there were.
+fn allocations(location: &Location, engine: EngineChoice, cache: Cache, extent: u64) -> (u64, u64) {
+    let mut options = Options::default();
+    options.engine = engine;
+    options.cache = cache;
+    options.extent_bytes = Some(extent);
+    // As many reads in flight in both: engines have room for each.
+    options.depth = Some(4);
+    options.lanes = Some(1);
+    let loader = Loader::open(location).expect("valid").options(options);
+    let before = dhat::HeapStats::get().total_blocks;
+    let mut stream = loader.stream().expect("starts");
+    let bytes: u64 = stream
+        .by_ref()
+        .map(|tensor| tensor.expect("loads").byte_len())
+        .sum();
+    assert_eq!(bytes, TENSOR_BYTES as u64);
+    let reads = stream.report().extents;
+    (dhat::HeapStats::get().total_blocks - before, reads)
+}
+
+#[test]
+fn a_read_allocates_nothing() {
+    let _profiler = dhat::Profiler::builder().testing().build();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let path = folder.path().join("model.safetensors");
+    let bytes = Rng::new(1).bytes(TENSOR_BYTES);
+    let file = FileBuilder::new().tensor("large", Dtype::U8, &[TENSOR_BYTES], &bytes);
+    std::fs::write(&path, file.build()).expect("the temporary folder takes files");
+    let location = Location::from_path(&path);
+
+    for engine in [EngineChoice::Auto, EngineChoice::Pread] {
+        for cache in [Cache::Buffered, Cache::Direct] {
+            // What is made once in a process, such as thread-local state, is made.
+            allocations(&location, engine, cache, 1 << 20);
+            let (few, few_reads) = allocations(&location, engine, cache, 1 << 20);
+            let (many, many_reads) = allocations(&location, engine, cache, 32 << 10);
+            assert!(
+                many_reads >= few_reads + 800,
+                "{engine}, {cache:?}: {few_reads} and {many_reads} reads"
+            );
+            assert!(
+                many <= few + GROWTH,
+                "{engine}, {cache:?}: {few} allocations for {few_reads} reads, {many} for {many_reads}"
+            );
+        }
+    }
+}
