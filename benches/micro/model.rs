@@ -56,6 +56,7 @@ fn shards(shards: usize, bytes: &[u64]) -> Vec<Wanted> {
             wanted.push(Wanted {
                 source,
                 range: start..start + bytes,
+                strides: None,
                 alignment: 2,
                 destination: 0,
             });

@@ -5,19 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, Union, overload
 
 from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+    from types import EllipsisType, TracebackType
+    from typing import Any, Literal, Self
+
+    import numpy.typing as npt
+    import torch
 
     from tload._store import Store
 
 Location: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
+
+Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
+"""What stands in brackets behind an array, steps being positive."""
 
 SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file"})
 """What URLs begin with that the core reads."""
@@ -98,6 +104,65 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._infos
+
+    @overload
+    def read(
+        self,
+        name: str,
+        index: Index = ...,
+        *,
+        framework: Literal["torch"] = "torch",
+        device: str | int | torch.device = "cpu",
+    ) -> torch.Tensor: ...
+    @overload
+    def read(
+        self,
+        name: str,
+        index: Index = ...,
+        *,
+        framework: Literal["numpy"],
+        device: str | int | torch.device = "cpu",
+    ) -> npt.NDArray[Any]: ...
+    @overload
+    def read(
+        self,
+        name: str,
+        index: Index = ...,
+        *,
+        framework: Literal["dlpack"],
+        device: str | int | torch.device = "cpu",
+    ) -> _tload.Tensor: ...
+    def read(
+        self,
+        name: str,
+        index: Index = ...,
+        *,
+        framework: Literal["torch", "numpy", "dlpack"] = "torch",
+        device: str | int | torch.device = "cpu",
+    ) -> Any:
+        """Read one tensor, or a slice of it, now. For many at once, `tload.stream` is faster.
+
+        May be called from several threads at a time. Small tensors of files (up to 4 MiB) are read by the calling thread,
+        through the page cache; others are a load of their own.
+
+        Args:
+            name: The tensor's name.
+            index: What would stand in brackets behind a numpy array: an int, a slice with a positive step, `...`, or a
+                tuple of them. Only the bytes needed are read, and gaps that cost less to read than to skip. Default: all.
+            framework: What to return: see `tload.stream`. Default: `"torch"`.
+            device: Where it is to live: see `tload.stream`. Default: `"cpu"`.
+
+        Raises:
+            NoSuchTensorError: There is no such tensor.
+            IndexError: The tensor does not have these elements, or a step is not positive.
+            TypeError: `index` is something else.
+            InvalidRequestError: The checkpoint is closed; elements smaller than a byte are cut in two.
+            UnsupportedError: The framework lacks the dtype.
+            IoError, ChangedError, RemoteError, LoadTimeoutError, CancelledError: While reading.
+        """
+        from tload import _stream
+
+        return _stream.read(self, name, index, framework, device)
 
     def close(self) -> None:
         """Close the files. Running streams keep them open for themselves."""

@@ -9,7 +9,7 @@ from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import UnsupportedError, advise
 from tload._options import OptionKeywords, Options, resolve
 from tload._progress import watcher_for
-from tload._stream import TensorStream, texts
+from tload._stream import TensorStream, slices_of, texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from tload._checkpoint import Source
+    from tload._checkpoint import Index, Source
     from tload._progress import Callback
     from tload._report import Report
     from tload._store import Store
@@ -34,6 +34,7 @@ def load_into(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Names | None = None,
+    slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
@@ -63,6 +64,8 @@ def load_into(
             of them selects. Targets that are not selected are left alone, which needs `strict=False`.
         glob: Load the tensors whose whole name matches a pattern (or one of several).
         regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
+        slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default: whole
+            tensors.
         store: How to reach the object stores that the source is in: see `tload.open`.
         progress: `True` draws a progress bar when standard error is a terminal; a callable is called with a `Progress`
             at most ten times a second, and at the end. What it raises stops the load.
@@ -115,6 +118,7 @@ def load_into(
         globs=globs,
         regexes=regexes,
         device="cpu",
+        slices=slices_of(slices),
         options=resolved,
         receivers=[receiver.described for receiver in receivers.values()],
         strict=strict,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, ove
 
 from tload import _cuda, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
-from tload._errors import InvalidRequestError, advise
+from tload._errors import Error, InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, resolve
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-    from tload._checkpoint import Source
+    from tload._async import Waiter
+    from tload._checkpoint import Checkpoint, Index, Source
     from tload._options import Cache, Engine, Order
     from tload._progress import Callback
     from tload._store import Store
@@ -43,6 +44,9 @@ class TensorStream(Generic[T]):
     whatever the stream does next. Leaving a `with` block, `close`, or dropping the stream stops the reading.
 
     An error ends the stream. Tensors that were yielded before stay good.
+
+    In an event loop, `async for name, tensor in stream` waits without blocking the loop, and without a thread. A task that
+    is cancelled while it waits loses nothing: the stream goes on, until it is closed or dropped.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class TensorStream(Generic[T]):
         self._watcher = watcher
         self._watched = time.monotonic()
         self._ended = False
+        self._waiter: Waiter | None = None
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
@@ -116,6 +121,45 @@ class TensorStream(Generic[T]):
             raise
         return tensor.name, converted
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[str, T]:
+        from tload import _async
+
+        if self._ended:
+            raise StopAsyncIteration
+        if self._waiter is None:
+            self._waiter = _async.Waiter(self._raw)
+        try:
+            tensor = await self._waiter.receive()
+        except StopAsyncIteration:
+            self._end()
+            raise
+        except Error:
+            self._ended = True
+            self.close()
+            raise
+        try:
+            if self._watcher is not None:
+                self._look(self._watcher)
+            return tensor.name, self._convert(tensor)
+        except BaseException:
+            self._ended = True
+            self.close()
+            raise
+
     def __length_hint__(self) -> int:
         progress = self.progress
         return 0 if self._ended else progress.tensors_total - progress.tensors_received
@@ -137,11 +181,14 @@ class TensorStream(Generic[T]):
         while True:
             due = self._watched + INTERVAL - time.monotonic()
             tensor = self._raw.receive(max(due, 0.0))
-            if time.monotonic() - self._watched >= INTERVAL:
-                self._watched = time.monotonic()
-                watcher.update(self.progress)
+            self._look(watcher)
             if tensor is not None:
                 return tensor
+
+    def _look(self, watcher: Watcher) -> None:
+        if time.monotonic() - self._watched >= INTERVAL:
+            self._watched = time.monotonic()
+            watcher.update(self.progress)
 
     def _end(self) -> None:
         self._ended = True
@@ -169,6 +216,7 @@ class LoadKeywords(OptionKeywords, total=False):
     names: Names | None
     glob: Names | None
     regex: Names | None
+    slices: Mapping[str, Index] | None
     store: Store | None
     progress: bool | Callback | None
     options: Options | None
@@ -195,6 +243,7 @@ def stream(
     names: Names | None = None,
     glob: Names | None = None,
     regex: Names | None = None,
+    slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
@@ -234,6 +283,9 @@ def stream(
             what any of them selects.
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
+        slices: Of these tensors only that: a mapping of names to what would stand in brackets behind a numpy array: an int,
+            a slice with a positive step, `...`, or a tuple of them. Only the bytes needed are read, and gaps that cost less
+            to read than to skip. It selects nothing by itself. Default: whole tensors.
         store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
             are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
             environment of each store.
@@ -259,6 +311,7 @@ def stream(
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
         NoSuchTensorError: A name or pattern selects nothing, or a glob of `device_map` matches nothing of the
             checkpoint.
+        IndexError: A slice is of elements that its tensor does not have, or has a step that is not positive.
         InvalidRequestError: An argument cannot work; there is no GPU of that number; `framework="numpy"` with a GPU.
         UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype;
             there is no CUDA driver, or torch cannot use it.
@@ -298,6 +351,7 @@ def stream(
         regexes=texts("regex", regex),
         device=_cuda.device_name(device, framework),
         device_map=_device_map(device_map, framework),
+        slices=slices_of(slices),
         options=resolved,
     )
     # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by then.
@@ -336,6 +390,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `names=None`: Load only the tensors of these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
             - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
+            - `slices=None`: Of tensors by name, only these elements.
             - `store=None`: How to reach object stores: see `tload.open`.
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
@@ -354,6 +409,16 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
         return {name: arrived[name] for name in tensors._loader.names_and_dtypes()[0]}  # noqa: SLF001
+
+
+def read(checkpoint: Checkpoint, name: str, index: Index, framework: Framework, device: object) -> Any:
+    """Do what `Checkpoint.read` says."""
+    make_converter = _converters(framework)
+    wanted = _cuda.device_name(device, framework)
+    if wanted != "cpu":
+        return load(checkpoint, framework=framework, names=name, slices={name: index}, device=wanted)[name]
+    tensor = open_raw(checkpoint, None).read(name, index)
+    return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)
 
 
 def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
@@ -378,6 +443,17 @@ def _device_map(device_map: Mapping[str, object] | None, framework: Framework) -
             message = f"device_map: wanted globs (str) as keys, found {type(glob).__qualname__}"
             raise TypeError(message)
     return [(glob, _cuda.device_name(device, framework)) for glob, device in device_map.items()]
+
+
+def slices_of(slices: Mapping[str, Index] | None) -> list[tuple[str, Index]]:
+    if slices is None:
+        return []
+    if not isinstance(slices, Mapping):
+        message = f"slices: wanted a mapping of names to indices, found {type(slices).__qualname__}"
+        raise TypeError(message)
+    if slices:
+        texts("slices", slices)
+    return list(slices.items())
 
 
 def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:

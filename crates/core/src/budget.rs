@@ -240,6 +240,7 @@ mod tests {
             .map(|(index, info)| Wanted {
                 source: 0,
                 range: info.file_range(),
+                strides: None,
                 alignment: 1,
                 destination: usize::from(index >= host),
             })

@@ -11,10 +11,10 @@ use crate::checkpoint::Checkpoint;
 use crate::delivery::{Complete, Delivery};
 use crate::destinations::{Destinations, DeviceRules};
 use crate::engine;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::lane::{self, LaneEvents, OpenSink};
 use crate::pipeline::{Feed, Memory};
-use crate::plan::{Plan, Selection};
+use crate::plan::{Plan, Selection, Slice};
 use crate::prepare::Prepared;
 use crate::provide::{DeviceAllocator, Provider};
 use crate::receivers::{self, Receiver, ReceiverRules};
@@ -54,6 +54,7 @@ pub struct Loader {
     selection: Selection,
     devices: DeviceRules,
     targets: Arc<HashMap<String, Target>>,
+    slices: Arc<HashMap<String, Slice>>,
     options: Options,
     shelf: Shelf,
 }
@@ -93,6 +94,7 @@ impl Loader {
             selection: Selection::all(),
             devices: DeviceRules::default(),
             targets: Arc::default(),
+            slices: Arc::default(),
             options: Options::default(),
             shelf: Shelf::default(),
         }
@@ -132,6 +134,15 @@ impl Loader {
         self
     }
 
+    /// Slices of tensors, by name: of these only that much is read, and comes as a tensor of its own shape. Gaps that cost less to
+    /// read than to skip are read and thrown away; [`Report::read_bytes`] beside [`Report::tensor_bytes`] says how much that is. A
+    /// slice selects nothing by itself.
+    #[must_use]
+    pub fn slices(mut self, slices: impl IntoIterator<Item = (String, Slice)>) -> Self {
+        self.slices = Arc::new(slices.into_iter().collect());
+        self
+    }
+
     /// Within what limits.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
@@ -143,15 +154,25 @@ impl Loader {
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing.
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing, and for a slice of a tensor that is not there;
+    /// [`crate::ErrorKind::InvalidRequest`] for a slice of what the tensor does not have.
     pub fn selected(&self) -> Result<Vec<TensorInfo>> {
         let all = self.checkpoint.tensors();
         let selected = self.selection.resolve(&self.names());
         let selected = selected.map_err(|error| error.with_location(self.checkpoint.location()))?;
-        Ok(selected
+        let located = |error: Error| error.with_location(self.checkpoint.location());
+        if !self.slices.is_empty() {
+            let there = Selection::names(self.slices.keys().cloned()).resolve(&self.names());
+            there.map_err(located)?;
+        }
+        let sliced = |info: &TensorInfo| match self.slices.get(info.name()) {
+            Some(slice) => info.sliced(slice).map_err(located),
+            None => Ok(info.clone()),
+        };
+        selected
             .into_iter()
-            .map(|index| all[index].clone())
-            .collect())
+            .map(|index| sliced(&all[index]))
+            .collect()
     }
 
     /// The device of each of these tensors; that of a tensor with a target of its own is the target's.

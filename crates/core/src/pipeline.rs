@@ -130,7 +130,12 @@ fn complete<S: Sink>(
     }
     let extent = &feed.plan.extents[done.extent];
     lane.count(done.transfer);
-    let result = done.result.and_then(|filled| sink.submit(extent, filled));
+    let result = done.result.and_then(|mut filled| {
+        if feed.plan.has_gaps(extent) {
+            feed.plan.gather(extent, filled.bytes_mut());
+        }
+        sink.submit(extent, filled)
+    });
     feed.ended(extent);
     match result {
         // An engine that let go because the load is over: why it is, somebody else knows.

@@ -95,6 +95,19 @@ impl Prepared {
             )
             .with_hint("leave out one of them"));
         }
+        if options.cache == Cache::Map
+            && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "cache=map shows files as they are, and this slice has gaps in the file",
+            )
+            .with_location(checkpoint.location())
+            .with_tensor(tensor.name())
+            .with_hint(
+                "load the whole tensor and slice that, which copies nothing, or use cache=auto",
+            ));
+        }
         // Only shards that something is wanted of; `source_of` numbers them.
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards = Vec::new();
@@ -111,6 +124,7 @@ impl Prepared {
             .map(|(index, tensor)| Wanted {
                 source: source_of[tensor.shard()].unwrap_or(0),
                 range: tensor.file_range(),
+                strides: tensor.strides().cloned(),
                 alignment: tensor.dtype().alignment(),
                 destination: destinations.of(index),
             })
@@ -118,7 +132,7 @@ impl Prepared {
         let layouts: Vec<Layout> = (0..shards.len())
             .map(|source| layout(&sources.hints(source), options, destinations.staged()))
             .collect();
-        refuse_too_many_reads(&tensors, &layouts)?;
+        refuse_too_many_reads(&wanted, &layouts)?;
         let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
         let limits = (0..sources.groups().len())
             .map(|group| Limits::of(group, &sources, &plan, options))
@@ -384,8 +398,27 @@ impl Limits {
 }
 
 /// A sparse file may claim a tensor of petabytes: planning its reads would take more memory than any budget.
-fn refuse_too_many_reads(tensors: &[TensorInfo], layouts: &[Layout]) -> Result<()> {
-    let lengths = tensors.iter().map(TensorInfo::byte_len);
+fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
+    let slices = wanted.iter().filter_map(|wanted| {
+        let strides = wanted.strides.as_ref()?;
+        let Layout {
+            gap_bytes,
+            alignment,
+            ..
+        } = layouts[wanted.source];
+        Some(strides.spans_of(gap_bytes.max(2 * alignment)))
+    });
+    let spans = slices.fold(0, u64::saturating_add);
+    if spans > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("slices in {spans} stretches are more than {EXTENTS_MAX} reads"),
+        )
+        .with_hint("select fewer tensors, or load them whole and slice them in memory"));
+    }
+    let lengths = wanted
+        .iter()
+        .map(|wanted| wanted.range.end - wanted.range.start);
     let bytes = lengths.fold(0, u64::saturating_add);
     let smallest = layouts
         .iter()

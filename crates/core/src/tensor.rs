@@ -8,7 +8,9 @@ use std::ptr;
 use std::sync::Arc;
 
 use crate::buffer::{DeviceBytes, RegionBytes, Target};
+use crate::error::Result;
 use crate::format::{Dtype, Entry};
+use crate::plan::{Slice, Strides};
 
 /// Name, dtype, shape, and where the bytes are. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
@@ -18,11 +20,38 @@ pub struct TensorInfo(Arc<Described>);
 struct Described {
     entry: Entry,
     shard: usize,
+    /// Of a slice: which bytes of the range are its.
+    strides: Option<Strides>,
 }
 
 impl TensorInfo {
     pub(crate) fn new(entry: Entry, shard: usize) -> Self {
-        Self(Arc::new(Described { entry, shard }))
+        Self(Arc::new(Described {
+            entry,
+            shard,
+            strides: None,
+        }))
+    }
+
+    /// A slice of the tensor, under its name.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::InvalidRequest`] for what the tensor does not have.
+    pub(crate) fn sliced(&self, slice: &Slice) -> Result<Self> {
+        let Described { entry, shard, .. } = &*self.0;
+        let cut = slice.cut(&entry.shape, entry.dtype.bits());
+        let cut = cut.map_err(|error| error.with_tensor(self.name()))?;
+        let start = entry.range.start;
+        Ok(Self(Arc::new(Described {
+            entry: Entry {
+                shape: cut.shape,
+                range: start + cut.range.start..start + cut.range.end,
+                ..entry.clone()
+            },
+            shard: *shard,
+            strides: cut.strides,
+        })))
     }
 
     /// The tensor's name. It comes from a file: escape it (`{:?}`) before printing.
@@ -47,7 +76,8 @@ impl TensorInfo {
 
     /// Length in bytes.
     pub fn byte_len(&self) -> u64 {
-        self.0.entry.range.end - self.0.entry.range.start
+        let all = self.0.entry.range.end - self.0.entry.range.start;
+        self.strides().map_or(all, Strides::bytes)
     }
 
     /// Index of the shard that holds it, in [`crate::Checkpoint::shards`].
@@ -55,9 +85,14 @@ impl TensorInfo {
         self.0.shard
     }
 
-    /// Its bytes in that shard, from the start of the file.
+    /// Its bytes in that shard, from the start of the file; of a slice, from its first byte to its last.
     pub fn file_range(&self) -> Range<u64> {
         self.0.entry.range.clone()
+    }
+
+    /// Of a slice with gaps: which bytes of its range are its.
+    pub(crate) fn strides(&self) -> Option<&Strides> {
+        self.0.strides.as_ref()
     }
 }
 

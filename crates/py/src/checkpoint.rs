@@ -8,12 +8,14 @@ use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use tload::{Error, ErrorKind, Location, TensorInfo};
+use tload::{Error, ErrorKind, Location, Slice, TensorInfo};
 
 use crate::error::exception;
 use crate::forked::Owned;
+use crate::index::slice;
 use crate::interrupt;
 use crate::store::StoreArgument;
+use crate::tensor::{Empties, Tensor};
 
 /// What a tensor is and where: name, dtype, shape, bytes, index of its shard, range in that file.
 pub(crate) type Described<'py> = (
@@ -144,6 +146,22 @@ impl Checkpoint {
     /// `__metadata__` of all shards; where two disagree, the first shard's word stands.
     fn metadata(&self) -> BTreeMap<String, String> {
         self.inner.metadata().clone()
+    }
+
+    /// One tensor, or what `index` says of it, into host memory, now.
+    fn read(&self, py: Python<'_>, name: String, index: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+        let checkpoint = self.share(py)?;
+        let info = checkpoint.get(&name);
+        let slice = info.map_or_else(|| Ok(Slice::default()), |info| slice(index, info.shape()))?;
+        // What is near comes at once; whatever may take its time can be interrupted.
+        let near = checkpoint.is_near(&name);
+        let read = move || checkpoint.read(&name, &slice);
+        let tensor = if near {
+            py.detach(read).map_err(|error| exception(py, &error))?
+        } else {
+            interrupt::run(py, read)?
+        };
+        Ok(Tensor::new(tensor, &Empties::default()))
     }
 
     /// Bytes of all tensors.

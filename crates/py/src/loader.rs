@@ -10,6 +10,7 @@ use crate::allocator::{PythonAllocator, Raised};
 use crate::checkpoint::{Checkpoint, Described, describe};
 use crate::error::exception;
 use crate::forked::Owned;
+use crate::index::slice;
 use crate::interrupt;
 use crate::options::{OptionsArgument, selection};
 use crate::receivers::ReceiverArgument;
@@ -30,10 +31,10 @@ pub(crate) struct Loader {
 impl Loader {
     /// Loads what any name, glob or regular expression selects; without any of them, everything.
     ///
-    /// Of `device_map`, the first glob that matches a name says its device. With `receivers`, tensors go into memory of the
+    /// Of `slices`, tensors come as the index of their name says. Of `device_map`, the first glob that matches a name says its device. With `receivers`, tensors go into memory of the
     /// caller's instead, by name: devices are theirs.
     #[new]
-    #[pyo3(signature = (checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(), receivers=None, strict=true, cast=false))]
+    #[pyo3(signature = (checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(), slices=Vec::new(), receivers=None, strict=true, cast=false))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords; Python gives each by its name"
@@ -47,6 +48,7 @@ impl Loader {
         device: &str,
         options: OptionsArgument<'_>,
         device_map: Vec<(String, String)>,
+        slices: Vec<(String, Bound<'_, PyAny>)>,
         receivers: Option<Vec<ReceiverArgument>>,
         strict: bool,
         cast: bool,
@@ -57,7 +59,16 @@ impl Loader {
             Ok((Selection::glob(&glob)?, device))
         });
         let rules = rules.collect::<tload::Result<Vec<_>>>().map_err(failed)?;
-        let mut inner = tload::Loader::new(checkpoint.get().share(py)?)
+        let checkpoint = checkpoint.get().share(py)?;
+        let slices = slices.into_iter().map(|(name, index)| {
+            let info = checkpoint.get(&name);
+            // A name that is not there is the load's to complain about.
+            let sliced = info.map(|info| slice(&index, info.shape())).transpose()?;
+            Ok((name, sliced.unwrap_or_default()))
+        });
+        let slices = slices.collect::<PyResult<Vec<_>>>()?;
+        let mut inner = tload::Loader::new(checkpoint)
+            .slices(slices)
             .tensors(selection(py, names, globs, regexes)?)
             .device(device.parse().map_err(failed)?)
             .device_map(rules)
@@ -97,10 +108,9 @@ impl Loader {
     /// The devices that tensors are to go to, each once.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let devices = self.inner.devices();
-        let mut devices = devices.map_err(|error| exception(py, &error))?;
-        devices.sort_unstable();
-        devices.dedup();
-        Ok(devices.iter().map(Device::to_string).collect())
+        let devices = devices.map_err(|error| exception(py, &error))?;
+        let devices: BTreeSet<String> = devices.iter().map(Device::to_string).collect();
+        Ok(devices.into_iter().collect())
     }
 
     /// Starts to read. GPU memory comes from `allocator`, if there is one: here and in `Stream.receive`, on the calling thread.

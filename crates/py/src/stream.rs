@@ -4,19 +4,22 @@
 //! them for ever. `python/tload/_stream.py` makes an iterator of it.
 
 use std::mem::ManuallyDrop;
+use std::pin::Pin;
 use std::process;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Poll;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyStopIteration, PyValueError};
+use futures_core::Stream as _;
+use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
 use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorStream};
 
 use crate::allocator::Raised;
 use crate::error::exception;
 use crate::interrupt::SIGNAL_STEP;
+use crate::readiness::Readiness;
 use crate::tensor::{Empties, Tensor};
 
 /// How far a load is: tensors in all and received, bytes in all, received and read.
@@ -37,6 +40,8 @@ pub(crate) struct Stream {
     /// a finalizer calls; the stream is locked then.
     receiving: Mutex<Option<ThreadId>>,
     process: u32,
+    /// For event loops; made for the first of them.
+    ready: OnceLock<Arc<Readiness>>,
 }
 
 /// What is left to tell once the stream and its memory are gone.
@@ -95,6 +100,39 @@ impl Stream {
                 return Ok(None);
             }
         }
+    }
+
+    /// The next tensor if it is there; `None` if not: then what `fileno` names becomes readable when it is worth to ask again.
+    fn poll(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
+        self.check_process(py)?;
+        self.check_receiving(py)?;
+        let ready = self.ready()?;
+        ready.reset()?;
+        let waker = Waker::from(Arc::clone(ready));
+        let polled = py.detach(|| match &mut *self.lock() {
+            Some(stream) => {
+                self.receiving_on(Some(thread::current().id()));
+                let polled = Pin::new(stream).poll_next(&mut Context::from_waker(&waker));
+                self.receiving_on(None);
+                polled
+            }
+            None if self.last.get().is_some_and(|last| last.cut_short) => {
+                Poll::Ready(Some(Err(closed())))
+            }
+            None => Poll::Ready(None),
+        });
+        self.raised.check(py)?;
+        match polled {
+            Poll::Ready(Some(Ok(tensor))) => Ok(Some(Tensor::new(tensor, &self.empties))),
+            Poll::Ready(Some(Err(error))) => Err(self.raised.exception(py, &error)),
+            Poll::Ready(None) => Err(PyStopIteration::new_err(())),
+            Poll::Pending => Ok(None),
+        }
+    }
+
+    /// The descriptor for an event loop to watch.
+    fn fileno(&self) -> PyResult<i32> {
+        Ok(self.ready()?.fileno())
     }
 
     /// Stops reading. Whoever waits in `receive` gets a `CancelledError`.
@@ -174,7 +212,20 @@ impl Stream {
             running: Mutex::new(Some(Box::new(stream))),
             last: OnceLock::new(),
             process: process::id(),
+            ready: OnceLock::new(),
         }
+    }
+
+    /// The pipe for event loops.
+    fn ready(&self) -> PyResult<&Arc<Readiness>> {
+        if self.ready.get().is_none() {
+            let made = Arc::new(Readiness::new()?);
+            // Another thread may have been faster.
+            let _ = self.ready.set(made);
+        }
+        self.ready
+            .get()
+            .ok_or_else(|| PyRuntimeError::new_err("just made"))
     }
 
     fn is_forked(&self) -> bool {

@@ -21,7 +21,7 @@ pub(crate) struct Tensor {
 }
 
 /// On which GPU a load's tensors without bytes are to be: to the core they are nowhere.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Empties(HashMap<String, Device>);
 
 impl Empties {

@@ -216,6 +216,17 @@ impl Filled {
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
     }
 
+    /// The bytes that were read, to be moved about.
+    ///
+    /// # Panics
+    ///
+    /// For a view.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(!self.lease.is_view(), "nobody writes to a view of a file");
+        // SAFETY: as `bytes`; the lease is the only one that reaches them, and `&mut self` makes this exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }
+    }
+
     /// The address of the first byte.
     pub(crate) fn start(&self) -> usize {
         self.lease.start()

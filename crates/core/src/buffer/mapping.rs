@@ -18,6 +18,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4 KiB-page arm64).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
+/// Fewer bytes are not given back on their own.
+const RELEASE_BYTES_MIN: usize = 64 << 10;
+
 /// Threads that touch fresh memory side by side: clearing pages is bound by memory from about so many on.
 const POPULATE_THREADS_MAX: usize = 8;
 
@@ -136,6 +139,16 @@ impl Mapping {
         unsafe { advise_no_fork(self.start.as_ptr(), self.len) };
     }
 
+    /// Gives the pages behind `len` back to the system, when there are enough to be worth a call; they stay mapped, and are zero when
+    /// next looked at. What is in them is lost.
+    pub(super) fn release_from(&self, len: usize) {
+        let from = len.next_multiple_of(page_size());
+        if self.len.saturating_sub(from) >= RELEASE_BYTES_MIN {
+            // SAFETY: whole pages inside the mapping; nobody looks at their bytes any more, says our caller.
+            unsafe { release(self.start.as_ptr().wrapping_add(from), self.len - from) };
+        }
+    }
+
     /// Cuts off everything from `len` on (whole pages, inside the mapping): two mappings that live and end on their own.
     pub(super) fn split_off(&mut self, len: usize) -> Self {
         assert!(
@@ -217,6 +230,17 @@ unsafe fn populate(start: *mut u8, len: usize) {
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
 }
 
+/// Only advice: without it, memory stays taken.
+///
+/// # Safety
+///
+/// The range must be whole pages of a mapping of the caller's, whose contents nobody wants any more.
+#[cfg(target_os = "linux")]
+unsafe fn release(start: *mut u8, len: usize) {
+    // SAFETY: the caller's promise: what is lost, nobody wants.
+    let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) };
+}
+
 /// Only advice: without it, a fork costs more.
 ///
 /// # Safety
@@ -256,6 +280,9 @@ unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
         )
     };
 }
+
+#[cfg(not(target_os = "linux"))]
+unsafe fn release(_start: *mut u8, _len: usize) {}
 
 #[cfg(not(target_os = "linux"))]
 unsafe fn advise_no_fork(_start: *mut u8, _len: usize) {}

@@ -76,6 +76,15 @@ impl Region {
         self.view().is_none_or(|(view, _)| view.is_writable())
     }
 
+    /// Gives the pages behind `len` back to the system; they stay mapped, and are zero when next looked at.
+    fn release_from(&self, len: usize) {
+        if let Memory::Pooled { mapping, .. } = &self.memory
+            && let Some(mapping) = mapping
+        {
+            mapping.release_from(len);
+        }
+    }
+
     /// One of the region's tensors now belongs to the caller.
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1
@@ -196,6 +205,45 @@ impl RegionBytes {
     /// The region they lie in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
+    }
+
+    /// The bytes of `pieces` of a region (where each begins, and its length, in order), moved together to its start. What they leave
+    /// behind is given back to the system as far as whole pages go.
+    ///
+    /// Returns them and how many bytes were copied.
+    ///
+    /// # Panics
+    ///
+    /// For a view, which may not be written to, and for pieces that are not inside the region, in order.
+    ///
+    /// # Safety
+    ///
+    /// All of the pieces must have been filled and the leases over them dropped; no other tensor may live in the region.
+    pub(crate) unsafe fn join(
+        region: Arc<Region>,
+        pieces: impl Iterator<Item = (usize, usize)>,
+    ) -> (Self, usize) {
+        assert!(region.view().is_none(), "nobody writes to a view");
+        let start = region.start();
+        let (mut len, mut copied) = (0, 0);
+        for (offset, bytes) in pieces {
+            assert!(
+                len <= offset && bytes <= region.len() - offset,
+                "pieces in order, inside their region"
+            );
+            if len < offset {
+                // SAFETY: inside the mapping, asserted above.
+                let from = unsafe { start.add(offset) };
+                // SAFETY: before that.
+                let to = unsafe { start.add(len) };
+                // SAFETY: both are inside the mapping, which our caller promised is ours alone; `copy_to` allows the overlap.
+                unsafe { from.copy_to(to, bytes) };
+                copied += bytes;
+            }
+            len += bytes;
+        }
+        region.release_from(len);
+        (Self { region, start, len }, copied)
     }
 
     /// Moves the bytes down to the next lower multiple of `alignment`, when they are not on one.

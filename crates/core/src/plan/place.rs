@@ -4,7 +4,7 @@
 //! direct I/O. Regions start on a page, so a region simply begins at an aligned file offset.
 
 use super::split::{Run, runs};
-use super::{Extent, Piece, Plan, RegionPlan, Target, Wanted};
+use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
 
 /// The alignment of tensors that are packed into device memory, bytes: what kernels with the widest loads want of the start of a
 /// tensor. One that is shorter needs no more than its own length.
@@ -53,6 +53,16 @@ pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]
         let (alignment, extent_bytes) =
             (alignment_of(run.source), layouts[run.source].extent_bytes);
         let arrangement = arrangements[run.destination];
+        if let [tensor] = run.tensors[..]
+            && let Some(strides) = &wanted[tensor].strides
+        {
+            let layout = Layout {
+                alignment,
+                ..layouts[run.source]
+            };
+            place_slice(&mut plan, wanted, tensor, strides, arrangement, &layout);
+            continue;
+        }
         place(
             &mut plan,
             wanted,
@@ -92,6 +102,7 @@ fn place(
             place: Some((region, offset)),
             pieces: 0,
             realign: run.realign,
+            join: false,
         };
     }
 
@@ -141,6 +152,78 @@ fn place(
     });
 }
 
+/// A slice with gaps, which is alone in its region: gaps that are worth it are read, and what was wanted is moved together, in each
+/// window ([`Plan::gather`]) and, in place, in the region ([`Target::join`]).
+fn place_slice(
+    plan: &mut Plan,
+    wanted: &[Wanted],
+    tensor: usize,
+    strides: &Strides,
+    arrangement: Arrangement,
+    layout: &Layout,
+) {
+    let Wanted {
+        source,
+        range,
+        destination,
+        ..
+    } = &wanted[tensor];
+    let (alignment, start) = (layout.alignment, range.start);
+    let (region, first_extent) = (plan.regions.len(), plan.extents.len());
+    // Windows of neighbours do not overlap.
+    let gap = layout.gap_bytes.max(2 * alignment);
+    let mut windows = 0;
+    for span in strides.spans(gap) {
+        let mut offset = (start + span.start) / alignment * alignment;
+        let end = (start + span.end).next_multiple_of(alignment);
+        let step = extent_step(end - offset, alignment, layout.extent_bytes);
+        while offset < end {
+            let extent_end = (offset + step).min(end);
+            let here = offset.saturating_sub(start)..extent_end - start;
+            // A read that would bring nothing but a gap is left out.
+            if let Some((found, number, len)) = strides.found(here.clone()) {
+                let from = (start + here.start + found) - offset;
+                plan.extents.push(Extent {
+                    source: *source,
+                    region,
+                    offset,
+                    window: to_len(extent_end - offset),
+                    needed: to_len(start + strides.end_before(here.end) - offset),
+                    pieces: plan.pieces.len()..plan.pieces.len() + 1,
+                });
+                plan.pieces.push(Piece {
+                    tensor,
+                    extent_offset: to_len(from),
+                    tensor_offset: number,
+                    len: to_len(len),
+                });
+                windows += to_len(extent_end - offset);
+            }
+            offset = extent_end;
+        }
+    }
+    let extents = first_extent..plan.extents.len();
+    let (bytes, join) = match arrangement {
+        Arrangement::InPlace => (windows, true),
+        Arrangement::Packed => (to_len(strides.bytes()), false),
+        Arrangement::Scattered => (0, false),
+    };
+    plan.targets[tensor] = Target {
+        place: Some((region, 0)),
+        pieces: u32::try_from(extents.len()).expect("reads are counted before"),
+        realign: false,
+        join,
+    };
+    plan.regions.push(RegionPlan {
+        source: *source,
+        destination: *destination,
+        bytes,
+        extents,
+        tensors: 1,
+    });
+    plan.slices.insert(tensor, (strides.clone(), start));
+}
+
 /// Where each tensor of a run begins when packed, and the bytes of all. Neighbours keep their distance as long as that aligns
 /// them, so that one copy brings several.
 ///
@@ -153,7 +236,7 @@ fn packed(wanted: &[Wanted], run: &Run) -> (Vec<usize>, usize) {
         let Wanted {
             range, alignment, ..
         } = &wanted[tensor];
-        let len = to_len(range.end - range.start);
+        let len = to_len(wanted[tensor].bytes());
         let natural = before.map_or(0, |(start, offset)| offset + to_len(range.start - start));
         let alignment = len
             .next_power_of_two()

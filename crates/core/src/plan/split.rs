@@ -42,8 +42,10 @@ pub(super) fn runs(
         // Reads put file offset `x` at an address that equals `x` modulo the read alignment (a power of two, page-aligned
         // regions), so an offset that is no multiple of the dtype's alignment lands on an address that is none.
         debug_assert!(alignment_of(tensor.source) >= tensor.alignment as u64);
-        let realign = in_place(tensor.destination) && start % tensor.alignment as u64 != 0;
-        let small = end - start < SHARED_BYTES_MAX && !realign;
+        let has_gaps = tensor.strides.is_some();
+        let realign =
+            in_place(tensor.destination) && start % tensor.alignment as u64 != 0 && !has_gaps;
+        let small = end - start < SHARED_BYTES_MAX && !realign && !has_gaps;
         match runs.last_mut() {
             Some(run)
                 if open

@@ -16,6 +16,7 @@ fn wanted(source: usize, range: Range<u64>) -> Wanted {
     Wanted {
         source,
         range,
+        strides: None,
         alignment: 1,
         destination: 0,
     }
@@ -42,7 +43,8 @@ fn the_worked_example_of_build() {
         Target {
             place: Some((0, 904)),
             pieces: 3,
-            realign: false
+            realign: false,
+            join: false,
         }
     );
     assert_eq!(plan.regions[0].bytes, 28672);
@@ -96,6 +98,7 @@ fn a_tensor_at_an_odd_offset_lives_alone_and_is_realigned() {
     let odd = Wanted {
         source: 0,
         range: 4099..4107,
+        strides: None,
         alignment: 4,
         destination: 0,
     };
@@ -155,6 +158,7 @@ fn tensors() -> impl Strategy<Value = Vec<Wanted>> {
                 wanted.push(Wanted {
                     source,
                     range: offset..offset + len,
+                    strides: None,
                     alignment,
                     destination: 0,
                 });
@@ -264,4 +268,101 @@ fn destinations_share_no_region() {
         .map(|r| (r.destination, r.bytes))
         .collect();
     assert_eq!(destinations, [(0, 4096), (1, 0), (0, 4096)]);
+}
+
+/// A matrix of `rows` rows of `columns` bytes from byte 100 of source 0 on, of which a slice is wanted.
+fn slice_of(rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
+    let cut = Slice::new(dims).cut(&[rows, columns], 8).expect("inside");
+    Wanted {
+        range: 100 + cut.range.start..100 + cut.range.end,
+        strides: cut.strides,
+        ..wanted(0, 0..0)
+    }
+}
+
+#[test]
+fn a_slice_is_read_without_its_wide_gaps() {
+    let columns = 1 << 16;
+    let first = Steps::from(0..10);
+    let tensor = slice_of(4, columns, [Steps::from(0..4), first]);
+    let plan = build(&[tensor.clone()], &[DIRECT], IN_PLACE);
+    let reads: Vec<_> = plan.extents.iter().map(|e| (e.offset, e.needed)).collect();
+    assert_eq!(
+        reads,
+        [(0, 110), (65536, 110), (131_072, 110), (196_608, 110)]
+    );
+    assert_eq!(plan.regions[0].bytes, 4 * 4096);
+    assert!(plan.targets[0].join);
+    let bridging = Layout {
+        gap_bytes: 1 << 16,
+        ..DIRECT
+    };
+    // The gaps are worth reading; what is only gap is left out all the same.
+    let plan = build(&[tensor], &[bridging], IN_PLACE);
+    assert_eq!(plan.extents.len(), 4);
+}
+
+proptest! {
+    /// Read, gathered and joined as sinks do it, a slice has the bytes of its elements.
+    #[test]
+    fn a_slice_brings_its_elements(
+        (rows, columns) in (1usize..40, 1usize..9000),
+        (row, rows_step, column, columns_step) in (0usize..40, 1usize..4, 0usize..9000, 1usize..5000),
+        (row_count, column_count) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
+        layout in layouts(),
+    ) {
+        let (row, column) = (row % rows, column % columns);
+        let dims = [
+            Steps {
+                start: row,
+                count: 1 + row_count.index((rows - row).div_ceil(rows_step)),
+                step: rows_step,
+                single: false,
+            },
+            Steps {
+                start: column,
+                count: 1 + column_count.index((columns - column).div_ceil(columns_step)),
+                step: columns_step,
+                single: false,
+            },
+        ];
+        let file: Vec<u8> = (0..100 + rows * columns).map(|at| (at * 31 % 251) as u8).collect();
+        let mut expected = Vec::new();
+        for i in 0..dims[0].count {
+            for j in 0..dims[1].count {
+                let at = (row + i * rows_step) * columns + column + j * columns_step;
+                expected.push(file[100 + at]);
+            }
+        }
+        let tensor = slice_of(rows, columns, dims);
+        prop_assert_eq!(tensor.bytes(), expected.len() as u64);
+        if tensor.strides.is_none() {
+            return Ok(());
+        }
+        for arrangement in [Arrangement::InPlace, Arrangement::Packed, Arrangement::Scattered] {
+            let plan = build(std::slice::from_ref(&tensor), &[layout], &[arrangement]);
+            let mut tensor = vec![0; expected.len()];
+            let mut region = Vec::new();
+            for extent in &plan.extents {
+                prop_assert!(plan.has_gaps(extent));
+                let start = usize::try_from(extent.offset).expect("small");
+                let mut window = vec![0xAA; extent.window];
+                window[..extent.needed].copy_from_slice(&file[start..start + extent.needed]);
+                plan.gather(extent, &mut window[..extent.needed]);
+                for piece in &plan.pieces[extent.pieces.clone()] {
+                    let to = usize::try_from(piece.tensor_offset).expect("small");
+                    let from = &window[piece.extent_offset..piece.extent_offset + piece.len];
+                    tensor[to..to + piece.len].copy_from_slice(from);
+                }
+                region.extend(window);
+            }
+            prop_assert_eq!(&tensor, &expected);
+            let joined: Vec<u8> = plan
+                .pieces_in_place(0)
+                .flat_map(|(offset, len)| region[offset..offset + len].to_vec())
+                .collect();
+            prop_assert_eq!(&joined, &expected);
+            prop_assert_eq!(plan.targets[0].pieces as usize, plan.extents.len());
+        }
+    }
 }

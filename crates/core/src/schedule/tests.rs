@@ -15,6 +15,7 @@ fn plan(sources: usize) -> Plan {
             (0..4u64).map(move |tensor| Wanted {
                 source,
                 range: tensor * 2 * MIB..(tensor + 1) * 2 * MIB,
+                strides: None,
                 alignment: 1,
                 destination: 0,
             })

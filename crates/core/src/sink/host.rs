@@ -84,8 +84,20 @@ impl Sink for HostSink {
             }
             let target = &shared.plan.targets[piece.tensor];
             let info = shared.tensors[piece.tensor].clone();
-            let (_, offset) = target.place.expect("a tensor with pieces has a place");
+            let (at, offset) = target.place.expect("a tensor with pieces has a place");
             let len = usize::try_from(info.byte_len()).expect("mapped, so it fits");
+            if target.join {
+                let pieces = shared.plan.pieces_in_place(at);
+                // SAFETY: as below, and the plan puts such a tensor alone into its region.
+                let (bytes, copied) = unsafe { RegionBytes::join(Arc::clone(&region), pieces) };
+                debug_assert_eq!(bytes.as_slice().len(), len);
+                shared
+                    .copied_bytes
+                    .fetch_add(copied as u64, Ordering::Relaxed);
+                self.ready
+                    .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
+                continue;
+            }
             // SAFETY: every piece of the tensor has arrived: its windows were filled as far as needed and their leases were
             // dropped before the count went down.
             let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), offset, len) };

@@ -72,6 +72,7 @@ impl Simulation {
             .map(|tensor| Wanted {
                 source: tensor.shard(),
                 range: tensor.file_range(),
+                strides: None,
                 alignment: tensor.dtype().alignment(),
                 destination: 0,
             })

@@ -196,6 +196,7 @@ impl Scene {
                 wanted.push(Wanted {
                     source,
                     range: start..end,
+                    strides: None,
                     alignment: 1,
                     destination: 0,
                 });

@@ -22,7 +22,7 @@ const NAMES_OF_OTHERS: [(&str, &str); 1] =
 
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
 /// other. `testing` stands above all; nothing but tests may use it.
-const RANKS: [&[&str]; 14] = [
+const RANKS: [&[&str]; 15] = [
     &["error", "over", "retry", "side_by_side"],
     // One of the two: the driver, or what stands for it.
     &["cuda", "no_cuda"],
@@ -47,6 +47,7 @@ const RANKS: [&[&str]; 14] = [
     &["delivery", "stream"],
     &["copy"],
     &["load"],
+    &["read_one"],
     &["testing"],
 ];
 

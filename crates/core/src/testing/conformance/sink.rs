@@ -87,6 +87,7 @@ impl Storage {
             .map(|tensor| Wanted {
                 source: 0,
                 range: tensor.file_range(),
+                strides: None,
                 alignment: tensor.dtype().alignment(),
                 destination: 0,
             })

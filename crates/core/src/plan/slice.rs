@@ -1,0 +1,472 @@
+//! Slices: which elements of a tensor are wanted, and which bytes those are. Pure.
+//!
+//! ```text
+//!  x[1:3, ::2] of 4 × 6 elements:   ······ #·#·#· #·#·#· ······
+//!  as strides                              2 times every 6, 3 times every 2, runs of 1
+//!  cut at 6, the first byte wanted, and 5+6 long
+//! ```
+
+use std::ops::Range;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// Which indices along one dimension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steps {
+    /// The first index.
+    pub start: usize,
+    /// How many.
+    pub count: usize,
+    /// From one to the next, at least 1.
+    pub step: usize,
+    /// The slice does not have the dimension: it is one index, not a range of one. With a `count` of 1 only.
+    pub single: bool,
+}
+
+impl Steps {
+    /// One index, which takes the dimension away.
+    pub fn at(index: usize) -> Self {
+        Self {
+            start: index,
+            count: 1,
+            step: 1,
+            single: true,
+        }
+    }
+}
+
+impl From<Range<usize>> for Steps {
+    fn from(range: Range<usize>) -> Self {
+        Self {
+            start: range.start,
+            count: range.end.saturating_sub(range.start),
+            step: 1,
+            single: false,
+        }
+    }
+}
+
+/// A slice of a tensor: which indices along each dimension, from the first dimension on; those that are not named come whole.
+///
+/// ```
+/// use tload::Slice;
+///
+/// // Rows 8 to 15 of a matrix, all columns.
+/// let rows = Slice::new([8..16]);
+/// assert_eq!(rows, Slice::new([8..16]));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slice(Vec<Steps>);
+
+/// Where the bytes of a slice are in its tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Cut {
+    /// Elements along each dimension.
+    pub(crate) shape: Vec<usize>,
+    /// From the first byte wanted to the last, in the tensor.
+    pub(crate) range: Range<u64>,
+    /// Which of those; all if none.
+    pub(crate) strides: Option<Strides>,
+}
+
+/// Runs of bytes at even distances, in several levels.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Strides {
+    /// Bytes that follow one another.
+    run: u64,
+    /// From the outermost on. What is inside of one never reaches into the next.
+    levels: Vec<Level>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Level {
+    count: u64,
+    /// Bytes from one to the next.
+    stride: u64,
+}
+
+impl Slice {
+    /// These indices along the first dimensions, and all along the others.
+    pub fn new<S: Into<Steps>>(dims: impl IntoIterator<Item = S>) -> Self {
+        Self(dims.into_iter().map(Into::into).collect())
+    }
+
+    /// The bytes of the slice in a row-major tensor of this shape.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for indices that the tensor does not have, and for elements smaller than a byte that do not
+    /// begin and end on bytes.
+    pub(crate) fn cut(&self, shape: &[usize], element_bits: usize) -> Result<Cut> {
+        if self.0.len() > shape.len() {
+            return Err(invalid(format!(
+                "a slice of {} dimensions of a tensor of {}",
+                self.0.len(),
+                shape.len()
+            )));
+        }
+        let whole = |len: &usize| Steps::from(0..*len);
+        let dims: Vec<Steps> = (self.0.iter().copied())
+            .chain(shape[self.0.len()..].iter().map(whole))
+            .collect();
+        for (dim, (steps, len)) in dims.iter().zip(shape).enumerate() {
+            steps.check(dim, *len)?;
+        }
+        let kept = dims.iter().filter(|steps| !steps.single);
+        let cut_shape: Vec<usize> = kept.map(|steps| steps.count).collect();
+        if cut_shape.contains(&0) {
+            return Ok(Cut {
+                shape: cut_shape,
+                range: 0..0,
+                strides: None,
+            });
+        }
+        let (mut first, mut run) = (0, element_bits as u64);
+        let mut levels = Vec::new();
+        // Bits from one index of the dimension to the next.
+        let mut stride = element_bits as u64;
+        for (steps, len) in dims.iter().zip(shape).rev() {
+            first += steps.start as u64 * stride;
+            let count = steps.count as u64;
+            if count > 1 {
+                let distance = steps.step as u64 * stride;
+                widen(
+                    &mut run,
+                    &mut levels,
+                    Level {
+                        count,
+                        stride: distance,
+                    },
+                );
+            }
+            stride *= *len as u64;
+        }
+        levels.reverse();
+        let in_bytes = |bits: u64| bits.is_multiple_of(8).then_some(bits / 8);
+        let levels: Option<Vec<Level>> = levels
+            .into_iter()
+            .map(|Level { count, stride }| {
+                Some(Level {
+                    count,
+                    stride: in_bytes(stride)?,
+                })
+            })
+            .collect();
+        let (Some(first), Some(run), Some(levels)) = (in_bytes(first), in_bytes(run), levels)
+        else {
+            return Err(invalid(format!(
+                "elements of {element_bits} bits are packed, and the slice does not begin and end on whole bytes"
+            )));
+        };
+        let strides = Strides { run, levels };
+        Ok(Cut {
+            shape: cut_shape,
+            range: first..first + strides.span(),
+            strides: Some(strides).filter(|strides| !strides.levels.is_empty()),
+        })
+    }
+}
+
+/// Adds a level around what there is, from the innermost on: to the run or the level inside where they follow without a gap.
+fn widen(run: &mut u64, levels: &mut Vec<Level>, level: Level) {
+    match levels.last_mut() {
+        None if level.stride == *run => *run *= level.count,
+        Some(inside) if level.stride == inside.count * inside.stride => inside.count *= level.count,
+        _ => levels.push(level),
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidRequest, message)
+}
+
+impl Steps {
+    fn check(&self, dim: usize, len: usize) -> Result<()> {
+        if self.step == 0 {
+            return Err(invalid(format!(
+                "the slice's step along dimension {dim} is 0"
+            )));
+        }
+        if self.single && self.count != 1 {
+            return Err(invalid(format!(
+                "the slice takes dimension {dim} away and {} indices of it; that takes 1",
+                self.count
+            )));
+        }
+        if self.count == 0 {
+            return Ok(());
+        }
+        let last = (self.count - 1)
+            .checked_mul(self.step)
+            .and_then(|steps| steps.checked_add(self.start));
+        match last {
+            Some(last) if last < len => Ok(()),
+            _ => Err(invalid(format!(
+                "the slice takes {} from {} on in steps of {} along dimension {dim}, which has {len}",
+                self.count, self.start, self.step
+            ))),
+        }
+    }
+}
+
+impl Strides {
+    /// Bytes wanted.
+    pub fn bytes(&self) -> u64 {
+        self.levels
+            .iter()
+            .fold(self.run, |bytes, level| bytes * level.count)
+    }
+
+    /// Bytes from the first wanted to the last.
+    pub fn span(&self) -> u64 {
+        let steps = self
+            .levels
+            .iter()
+            .map(|level| (level.count - 1) * level.stride);
+        steps.sum::<u64>() + self.run
+    }
+
+    /// How many of the bytes before `offset` are wanted.
+    pub fn before(&self, mut offset: u64) -> u64 {
+        let mut inside = self.bytes();
+        let mut before = 0;
+        for level in &self.levels {
+            inside /= level.count;
+            let index = offset / level.stride;
+            if index >= level.count {
+                return before + inside * level.count;
+            }
+            before += index * inside;
+            offset -= index * level.stride;
+        }
+        before + offset.min(self.run)
+    }
+
+    /// Where the wanted byte number `index` is.
+    fn position(&self, mut index: u64) -> u64 {
+        let mut inside = self.bytes();
+        let mut position = 0;
+        for level in &self.levels {
+            inside /= level.count;
+            position += index / inside * level.stride;
+            index %= inside;
+        }
+        position + index
+    }
+
+    /// The wanted bytes numbered `indices`, as ranges of the tensor from its first wanted byte on.
+    fn runs(&self, indices: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+        let mut next = indices.start;
+        std::iter::from_fn(move || {
+            let left = indices.end.checked_sub(next).filter(|left| *left > 0)?;
+            let start = self.position(next);
+            let len = (self.run - next % self.run).min(left);
+            next += len;
+            Some(start..start + len)
+        })
+    }
+
+    /// The length of a span that is worth reading whole, and the levels around it.
+    fn dense(&self, gap: u64) -> (u64, Self) {
+        let (mut span, mut kept) = (self.run, self.levels.len());
+        while let Some(level) = self.levels[..kept]
+            .last()
+            .filter(|level| level.stride - span <= gap)
+        {
+            span += (level.count - 1) * level.stride;
+            kept -= 1;
+        }
+        let levels = self.levels[..kept].to_vec();
+        (span, Self { run: 1, levels })
+    }
+
+    /// How many spans there are.
+    pub(crate) fn spans_of(&self, gap: u64) -> u64 {
+        self.dense(gap).1.bytes()
+    }
+
+    /// Spans to read, in order: wanted bytes with gaps of at most `gap` bytes between them.
+    pub(super) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
+        let (span, outer) = self.dense(gap);
+        (0..outer.bytes()).map(move |index| {
+            let start = outer.position(index);
+            start..start + span
+        })
+    }
+
+    /// What a window that shows the bytes from `offset` on brings of the slice: where in the window its first wanted byte is, that
+    /// byte's number, and how many there are. None if there is none.
+    pub(super) fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
+        let (first, end) = (self.before(window.start), self.before(window.end));
+        (first < end).then(|| (self.position(first) - window.start, first, end - first))
+    }
+
+    /// Where the last wanted byte before `offset` ends.
+    pub(super) fn end_before(&self, offset: u64) -> u64 {
+        self.before(offset)
+            .checked_sub(1)
+            .map_or(0, |last| self.position(last) + 1)
+    }
+
+    /// Moves the wanted bytes of a window together, behind the first of them. The window shows the tensor from `offset` on, counted
+    /// from the slice's first byte, which may be before that.
+    pub(crate) fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
+        let at = |position: u64| {
+            let index = i64::try_from(position).expect("files are shorter") - offset;
+            usize::try_from(index).expect("inside the window")
+        };
+        let mut to = at(self.position(first));
+        for run in self.runs(first..first + len) {
+            let (from, end) = (at(run.start), at(run.end));
+            if to != from {
+                window.copy_within(from..end, to);
+            }
+            to += end - from;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn steps(start: usize, count: usize, step: usize) -> Steps {
+        Steps {
+            start,
+            count,
+            step,
+            single: false,
+        }
+    }
+
+    /// The positions of all elements wanted, one by one.
+    fn by_hand(dims: &[Steps], shape: &[usize], bytes: u64) -> Vec<u64> {
+        let mut elements = vec![0u64];
+        for (index, len) in shape.iter().enumerate() {
+            let steps = dims
+                .get(index)
+                .copied()
+                .unwrap_or_else(|| Steps::from(0..*len));
+            elements = (elements.iter())
+                .flat_map(|base| {
+                    let base = base * *len as u64;
+                    (0..steps.count).map(move |i| base + (steps.start + i * steps.step) as u64)
+                })
+                .collect();
+        }
+        let bytes_of = |element: u64| element * bytes..(element + 1) * bytes;
+        elements.into_iter().flat_map(bytes_of).collect()
+    }
+
+    #[test]
+    fn the_worked_example() {
+        let slice = Slice(vec![steps(1, 2, 1), steps(0, 3, 2)]);
+        let cut = slice.cut(&[4, 6], 8).expect("inside");
+        assert_eq!((cut.shape, cut.range), (vec![2, 3], 6..17));
+        // Every second of six, and the next row goes on as this one does: one level.
+        let strides = cut.strides.expect("has gaps");
+        assert_eq!(
+            strides.levels,
+            [Level {
+                count: 6,
+                stride: 2
+            }]
+        );
+    }
+
+    #[test]
+    fn rows_are_one_range() {
+        let cut = Slice::new([2..5]).cut(&[8, 10], 16).expect("inside");
+        assert_eq!(
+            (cut.shape, cut.range, cut.strides),
+            (vec![3, 10], 40..100, None)
+        );
+        let all = Slice::default().cut(&[8, 10], 16).expect("inside");
+        assert_eq!((all.range, all.strides), (0..160, None));
+    }
+
+    #[test]
+    fn what_is_not_there_is_an_error() {
+        let message = |dims: Vec<Steps>, shape: &[usize], bits| {
+            let error = Slice(dims).cut(shape, bits).expect_err("not there");
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            error.message().to_owned()
+        };
+        assert_eq!(
+            message(vec![steps(1, 4, 2)], &[7], 8),
+            "the slice takes 4 from 1 on in steps of 2 along dimension 0, which has 7"
+        );
+        assert!(message(vec![steps(1, usize::MAX, 2)], &[7], 8).contains("dimension 0"));
+        assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));
+        assert!(message(vec![steps(0, 1, 1); 2], &[7], 8).contains("2 dimensions"));
+        assert!(message(vec![steps(1, 2, 1)], &[8], 4).contains("4 bits"));
+        let whole_bytes = Slice::new([2..4]).cut(&[8], 4).expect("on bytes");
+        assert_eq!(whole_bytes.range, 1..2);
+    }
+
+    #[test]
+    fn gaps_worth_reading_join_spans() {
+        let cut = Slice(vec![steps(0, 4, 1), steps(0, 10, 1)]).cut(&[4, 100], 8);
+        let strides = cut.expect("inside").strides.expect("has gaps");
+        assert_eq!(strides.spans(90).collect::<Vec<_>>(), [0..310]);
+        let apart = [0..10, 100..110, 200..210, 300..310];
+        assert_eq!(strides.spans(89).collect::<Vec<_>>(), apart);
+    }
+
+    fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Steps>, usize)> {
+        let dim = (
+            1usize..7,
+            0usize..7,
+            1usize..4,
+            any::<prop::sample::Index>(),
+        );
+        (
+            prop::collection::vec(dim, 0..5),
+            1usize..5,
+            any::<prop::sample::Index>(),
+        )
+            .prop_map(|(dims, bytes, named)| {
+                let shape: Vec<usize> = dims.iter().map(|dim| dim.0).collect();
+                let mut slices: Vec<Steps> = dims
+                    .iter()
+                    .map(|(len, start, step, count)| {
+                        let start = start % len;
+                        let most = (len - start).div_ceil(*step);
+                        steps(start, count.index(most + 1), *step)
+                    })
+                    .collect();
+                slices.truncate(named.index(slices.len() + 1));
+                (shape, slices, bytes)
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn exactly_the_bytes_of_the_elements((shape, dims, bytes) in cases(), gap in 0u64..20) {
+            let cut = Slice(dims.clone()).cut(&shape, bytes * 8).expect("inside");
+            let wanted = by_hand(&dims, &shape, bytes as u64);
+            let Some(strides) = cut.strides else {
+                prop_assert_eq!(wanted, cut.range.collect::<Vec<_>>());
+                return Ok(());
+            };
+            prop_assert_eq!(strides.bytes(), wanted.len() as u64);
+            prop_assert_eq!(strides.span(), cut.range.end - cut.range.start);
+            let found: Vec<u64> = strides.runs(0..strides.bytes()).flatten().collect();
+            let relative: Vec<u64> = wanted.iter().map(|at| at - cut.range.start).collect();
+            prop_assert_eq!(&found, &relative);
+            for offset in 0..strides.span() + 3 {
+                let before = relative.iter().filter(|at| **at < offset).count() as u64;
+                prop_assert_eq!(strides.before(offset), before);
+            }
+            // Spans hold every wanted byte, in order, and nothing but gaps of at most that length beside.
+            let spans: Vec<_> = strides.spans(gap).collect();
+            for pair in spans.windows(2) {
+                prop_assert!(pair[0].end + gap < pair[1].start);
+            }
+            let inside = relative.iter().filter(|at| spans.iter().any(|span| span.contains(at)));
+            prop_assert_eq!(inside.count(), relative.len());
+        }
+    }
+}

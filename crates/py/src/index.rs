@@ -1,0 +1,84 @@
+//! What of a tensor Python asks for: numbers, slices and an ellipsis, as numpy indexes with.
+
+use pyo3::exceptions::{PyIndexError, PyTypeError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyEllipsis, PySlice, PyTuple};
+use tload::{Slice, Steps};
+
+/// Reads `index` for a tensor of this shape.
+///
+/// # Errors
+///
+/// `IndexError` for what the tensor does not have, and for steps that are not positive; `TypeError` for anything else than
+/// integers, slices and one ellipsis.
+pub(crate) fn slice(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Slice> {
+    let items: Vec<Bound<'_, PyAny>> = match index.cast::<PyTuple>() {
+        Ok(tuple) => tuple.iter().collect(),
+        Err(_) => vec![index.clone()],
+    };
+    let is_ellipsis = |item: &Bound<'_, PyAny>| item.is_instance_of::<PyEllipsis>();
+    let ellipses = items.iter().filter(|item| is_ellipsis(item)).count();
+    let named = items.len() - ellipses;
+    if ellipses > 1 {
+        return Err(PyIndexError::new_err(
+            "an index can only have a single ellipsis ('...')",
+        ));
+    }
+    if named > shape.len() {
+        return Err(PyIndexError::new_err(format!(
+            "too many indices: the tensor has {} dimensions, and {named} were indexed",
+            shape.len()
+        )));
+    }
+    let mut steps = Vec::new();
+    for item in &items {
+        let dim = steps.len();
+        if is_ellipsis(item) {
+            let passed = &shape[dim..][..shape.len() - named];
+            steps.extend(passed.iter().map(|len| Steps::from(0..*len)));
+        } else {
+            steps.push(one(item, dim, shape[dim])?);
+        }
+    }
+    Ok(Slice::new(steps))
+}
+
+fn one(item: &Bound<'_, PyAny>, dim: usize, len: usize) -> PyResult<Steps> {
+    let signed = isize::try_from(len).map_err(|_| {
+        PyIndexError::new_err(format!("dimension {dim} is too large to be indexed"))
+    })?;
+    if let Ok(slice) = item.cast::<PySlice>() {
+        let indices = slice.indices(signed)?;
+        let (Ok(start), Ok(step)) = (indices.start.try_into(), indices.step.try_into()) else {
+            return Err(PyIndexError::new_err(format!(
+                "the step along dimension {dim} is {}; it has to be positive",
+                indices.step
+            )));
+        };
+        let count = indices.slicelength;
+        return Ok(Steps {
+            start,
+            count,
+            step,
+            single: false,
+        });
+    }
+    let number = if item.is_instance_of::<PyBool>() {
+        None
+    } else {
+        item.extract::<isize>().ok()
+    };
+    let Some(number) = number else {
+        return Err(PyTypeError::new_err(format!(
+            "an index can be an int, a slice or an ellipsis, or a tuple of them; found {}",
+            item.get_type().qualname()?
+        )));
+    };
+    let index = if number < 0 { number + signed } else { number };
+    match usize::try_from(index) {
+        Ok(start) if start < len => Ok(Steps::at(start)),
+        _ => Err(PyIndexError::new_err(format!(
+            "index {number} is out of bounds for dimension {dim}, which has {len}"
+        ))),
+    }
+}

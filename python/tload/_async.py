@@ -1,0 +1,63 @@
+"""Waiting for a load in an event loop. Imports asyncio, which `import tload` does without."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from tload._errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from tload import _tload
+
+TURN_SECONDS = 0.01
+"""The loop gets a turn so often also when tensors are always there."""
+
+
+class Waiter:
+    """Waits for the next tensor of one stream, without a thread: the loop watches a descriptor."""
+
+    def __init__(self, raw: _tload.Stream) -> None:
+        """Wait for what `raw` brings."""
+        self._raw = raw
+        self._waiting = False
+        self._turn = time.monotonic()
+
+    async def receive(self) -> _tload.Tensor:
+        """Return the next tensor, or raise what the stream raises, `StopAsyncIteration` at its end."""
+        if self._waiting:
+            raise InvalidRequestError("two tasks wait for the same stream; only one of them would be told")
+        self._waiting = True
+        try:
+            if time.monotonic() - self._turn >= TURN_SECONDS:
+                await asyncio.sleep(0)
+                self._turn = time.monotonic()
+            while (tensor := self._poll()) is None:
+                await self._readable()
+                self._turn = time.monotonic()
+            return tensor
+        finally:
+            self._waiting = False
+
+    def _poll(self) -> _tload.Tensor | None:
+        try:
+            return self._raw.poll()
+        except StopIteration:
+            # A coroutine cannot raise it.
+            raise StopAsyncIteration from None
+
+    async def _readable(self) -> None:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        descriptor = self._raw.fileno()
+        loop.add_reader(descriptor, _resolve, future)
+        try:
+            await future
+        finally:
+            loop.remove_reader(descriptor)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

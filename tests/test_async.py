@@ -1,0 +1,172 @@
+"""`async for` over a load: every tensor, a loop that goes on meanwhile, and an end at any moment."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from capsules import look
+from conftest import require
+from files import Content, tile, write_file
+
+if TYPE_CHECKING:
+    import servers
+
+MIB = 1 << 20
+
+Large = tuple[Path, dict[str, Content]]
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Large:
+    tensors = {f"t{index:02}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)}
+    write_file(tmp_path / "large.safetensors", tensors)
+    return tmp_path / "large.safetensors", tensors
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Any:
+    if request.param == "asyncio":
+        return asyncio.run
+    return require("uvloop").run
+
+
+def raw(tensor: tload.Tensor) -> bytes:
+    return look(tensor.__dlpack__()).raw
+
+
+def test_all_tensors_come(run: Any, large: Large) -> None:
+    path, tensors = large
+
+    async def main() -> None:
+        loaded = {}
+        async with tload.stream(path, framework="dlpack", memory_limit="8 MiB") as stream:
+            async for name, tensor in stream:
+                loaded[name] = raw(tensor)
+        assert loaded == {name: content.raw for name, content in tensors.items()}
+        assert stream.report.outcome == "complete"
+        with pytest.raises(StopAsyncIteration):
+            await anext(stream)
+
+    run(main())
+
+
+def test_the_loop_goes_on_while_a_server_stalls(run: Any, web: servers.Web, large: Large) -> None:
+    path, _ = large
+    web.files["model.safetensors"] = path.read_bytes()
+    web.stall_from = 8 * MIB
+
+    async def main() -> None:
+        stream = tload.stream(f"{web.url}/model.safetensors", framework="dlpack")
+        async with stream:
+            waiting = asyncio.ensure_future(collect(stream))
+            await asyncio.get_running_loop().run_in_executor(None, web.wait_until_stalled, "/model.safetensors")
+            for _ in range(1000):
+                await asyncio.sleep(0)
+            assert not waiting.done()
+            with pytest.raises(tload.InvalidRequestError, match="two tasks"):
+                await anext(stream)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    run(main())
+
+
+async def collect(stream: Any) -> None:
+    async for _ in stream:
+        pass
+
+
+def test_a_task_that_is_cancelled_loses_nothing(run: Any, large: Large) -> None:
+    path, tensors = large
+
+    async def main() -> None:
+        names = []
+        async with tload.stream(path, framework="dlpack", memory_limit="2 MiB") as stream:
+            while True:
+                # Cancelled before it has begun, while it waits, or not at all.
+                task = asyncio.ensure_future(anext(stream))
+                for _ in range(len(names) % 3):
+                    await asyncio.sleep(0)
+                task.cancel()
+                try:
+                    name, tensor = await task
+                except asyncio.CancelledError:
+                    try:
+                        name, tensor = await anext(stream)
+                    except StopAsyncIteration:
+                        break
+                except StopAsyncIteration:
+                    break
+                assert raw(tensor) == tensors[name].raw
+                names.append(name)
+        assert sorted(names) == sorted(tensors)
+
+    run(main())
+
+
+def test_errors_are_those_of_the_load(run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "short.safetensors"
+    write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(4)})
+
+    async def main() -> None:
+        with tload.open(path) as checkpoint:
+            os.truncate(path, 2 * MIB)
+            with pytest.raises(tload.ChangedError):
+                async for _ in tload.stream(checkpoint, framework="dlpack"):
+                    pass
+
+    run(main())
+
+
+def test_cancel_ends_the_wait(run: Any, large: Large) -> None:
+    path, _ = large
+
+    async def main() -> None:
+        async with tload.stream(path, framework="dlpack") as stream:
+            await anext(stream)
+            stream.cancel()
+            with pytest.raises(tload.CancelledError):
+                while True:
+                    await anext(stream)
+            with pytest.raises(StopAsyncIteration):
+                await anext(stream)
+
+    run(main())
+
+
+def test_nothing_is_left_behind(run: Any, large: Large) -> None:
+    path, _ = large
+
+    async def early() -> None:
+        async for _ in tload.stream(path, framework="dlpack"):
+            break
+
+    run(early())
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        run(early())
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) <= before
+    assert not [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+
+
+def test_progress_is_told(run: Any, large: Large) -> None:
+    path, tensors = large
+    told: list[tload.Progress] = []
+
+    async def main() -> None:
+        async for _ in tload.stream(path, framework="dlpack", progress=told.append):
+            pass
+
+    run(main())
+    assert told[-1].tensors_received == len(tensors)
