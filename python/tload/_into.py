@@ -141,7 +141,7 @@ def load_into(
     raw = loader.stream(_cuda.Allocator() if on_gpu else None)
     filled = [receivers[info.name] for info in infos if receivers[info.name].is_filled_by_the_core(info.dtype)]
     try:
-        with TensorStream(raw, loader, receive, watcher) as stream:
+        with TensorStream(raw, receive, watcher) as stream:
             for _ in stream:
                 pass
             return stream.report

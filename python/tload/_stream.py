@@ -52,13 +52,11 @@ class TensorStream(Generic[T]):
     def __init__(
         self,
         raw: _tload.Stream,
-        loader: _tload.Loader,
         convert: Callable[[_tload.Tensor], T],
         watcher: Watcher | None,
     ) -> None:
         """Take over what `tload.stream` started."""
         self._raw = raw
-        self._loader = loader
         self._convert = convert
         self._watcher = watcher
         self._watched = time.monotonic()
@@ -68,7 +66,7 @@ class TensorStream(Generic[T]):
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
         """What is loaded, by file, then by offset. With `order="file"` it arrives in this order."""
-        return tuple(map(TensorInfo._make, self._loader.selected()))
+        return tuple(map(TensorInfo._make, self._raw.tensors()))
 
     @property
     def progress(self) -> Progress:
@@ -355,10 +353,10 @@ def stream(
         options=resolved,
     )
     # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by then.
-    convert = make_converter(loader.names_and_dtypes()[1], lambda: map(TensorInfo._make, loader.selected()))
+    convert = make_converter(loader.dtypes(), lambda: map(TensorInfo._make, loader.selected()))
     allocator = _allocator(framework, loader.devices())
     raw = loader.stream(allocator)
-    return TensorStream(raw, loader, convert, watcher_for(progress, Progress(*raw.progress()).bytes_total))
+    return TensorStream(raw, convert, watcher_for(progress, Progress(*raw.progress()).bytes_total))
 
 
 @overload
@@ -408,7 +406,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             raise TypeError(message)
     with stream(source, framework=framework, **keywords) as tensors:
         arrived = dict(tensors)
-        return {name: arrived[name] for name in tensors._loader.names_and_dtypes()[0]}  # noqa: SLF001
+        return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001
 
 
 def read(checkpoint: Checkpoint, name: str, index: Index, framework: Framework, device: object) -> Any:

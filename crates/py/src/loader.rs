@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 use tload::{Device, ReceiverRules, Selection};
 
 use crate::allocator::{PythonAllocator, Raised};
@@ -16,9 +15,6 @@ use crate::options::{OptionsArgument, selection};
 use crate::receivers::ReceiverArgument;
 use crate::stream::Stream;
 use crate::tensor::Empties;
-
-/// Names in file order, and the dtypes that occur.
-type NamesAndDtypes<'py> = (Vec<Bound<'py, PyString>>, Vec<&'static str>);
 
 /// A load that has not started.
 #[pyclass(frozen, module = "tload._tload")]
@@ -94,15 +90,11 @@ impl Loader {
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// Their names alone, and the dtypes that occur.
-    fn names_and_dtypes<'py>(&self, py: Python<'py>) -> PyResult<NamesAndDtypes<'py>> {
-        let selected = self
-            .inner
-            .selected()
-            .map_err(|error| exception(py, &error))?;
-        let names = selected.iter().map(|info| PyString::new(py, info.name()));
-        let dtypes: BTreeSet<_> = selected.iter().map(|info| info.dtype().name()).collect();
-        Ok((names.collect(), dtypes.into_iter().collect()))
+    /// The dtypes that occur.
+    fn dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<&'static str>> {
+        let selected = self.inner.selected();
+        let selected = selected.map_err(|error| exception(py, &error))?;
+        Ok(selected.iter().map(|info| info.dtype().name()).collect())
     }
 
     /// The devices that tensors are to go to, each once.

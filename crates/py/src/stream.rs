@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 use futures_core::Stream as _;
 use pyo3::exceptions::{PyRuntimeError, PyStopIteration, PyValueError};
 use pyo3::prelude::*;
-use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorStream};
+use pyo3::types::PyString;
+use tload::{Canceller, Error, ErrorKind, Progress, Report, TensorInfo, TensorStream};
 
 use crate::allocator::Raised;
+use crate::checkpoint::{Described, describe};
 use crate::error::exception;
 use crate::interrupt::SIGNAL_STEP;
 use crate::readiness::Readiness;
@@ -33,6 +35,8 @@ pub(crate) struct Stream {
     running: Mutex<Option<Box<TensorStream>>>,
     last: OnceLock<Last>,
     canceller: Canceller,
+    /// What comes, in file order.
+    tensors: Box<[TensorInfo]>,
     empties: Empties,
     /// What the caller's allocator of GPU memory has raised.
     raised: Raised,
@@ -130,6 +134,17 @@ impl Stream {
         }
     }
 
+    /// What comes, in file order.
+    fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
+        self.tensors.iter().map(|info| describe(py, info)).collect()
+    }
+
+    /// The names of that.
+    fn names<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyString>> {
+        let names = self.tensors.iter().map(TensorInfo::name);
+        names.map(|name| PyString::new(py, name)).collect()
+    }
+
     /// The descriptor for an event loop to watch.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.ready()?.fileno())
@@ -206,6 +221,7 @@ impl Stream {
     pub(crate) fn new(stream: TensorStream, empties: Empties, raised: Raised) -> Self {
         Self {
             canceller: stream.canceller(),
+            tensors: stream.tensors().cloned().collect(),
             empties,
             raised,
             receiving: Mutex::default(),
