@@ -16,6 +16,7 @@ Safetensors checkpoints are read in place and arrive as tensors while later ones
 import atexit
 
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
+from tload._copy import CopyReport, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
@@ -43,6 +44,7 @@ __all__ = [
     "CancelledError",
     "ChangedError",
     "Checkpoint",
+    "CopyReport",
     "DeviceError",
     "DepthReport",
     "DeviceReport",
@@ -68,6 +70,8 @@ __all__ = [
     "TensorStream",
     "UnsupportedError",
     "__version__",
+    "copy",
+    "list_files",
     "load",
     "load_into",
     "open",

@@ -73,6 +73,19 @@ _Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | No
 def check_options(options: _Options) -> None:
     """Fail as a load with these options would that fails whatever the checkpoint is."""
 
+def copy(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    *,
+    names: Sequence[str] | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    hidden: bool,
+    force: bool,
+    depth: int | None,
+    store: Sequence[tuple[str, str]],
+) -> str: ...
+def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, int | None]]: ...
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or a value has not the form that its key wants."""
 

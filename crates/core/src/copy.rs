@@ -39,6 +39,8 @@ const DEPTH_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyOptions {
+    /// Exactly the files at these paths below the source. Default: none, which takes all.
+    pub names: Option<Vec<String>>,
     /// Globs, of which one must match a file's path below the source, or its last component. Default: empty, which takes all.
     pub include: Vec<String>,
     /// Globs of files to leave out. Default: none.
@@ -56,6 +58,7 @@ pub struct CopyOptions {
 impl Default for CopyOptions {
     fn default() -> Self {
         Self {
+            names: None,
             include: Vec::new(),
             exclude: Vec::new(),
             hidden: false,
@@ -129,6 +132,48 @@ pub struct CopyReport {
     pub retries: u64,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
+}
+
+/// A file below a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedFile {
+    /// Path below the source, with `/`; the file's own name when the source is a file.
+    pub name: String,
+    /// Length, bytes; none where only opening it would tell (web servers, which list nothing).
+    pub bytes: Option<u64>,
+}
+
+/// All files below a source, hidden ones too, by name. None for a prefix that no object of a store begins with.
+///
+/// # Errors
+///
+/// What listing the source runs into: [`ErrorKind::NotFound`] for a path that is not there, [`ErrorKind::PermissionDenied`],
+/// [`ErrorKind::Remote`].
+pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedFile>> {
+    let options = CopyOptions {
+        hidden: true,
+        ..CopyOptions::default()
+    };
+    let (filter, sources) = (Filter::new(&options)?, Sources::new(store));
+    let shared = Arc::default();
+    let mut listed = Vec::new();
+    for entry in list::entries(source, &filter, &sources, &shared)? {
+        let mut bytes = entry.stamp.map(|stamp| stamp.len);
+        if bytes.is_none() && entry.location == *source {
+            // Nothing is below it; whether it is an object itself, only opening it tells.
+            match sources.open(source, &shared) {
+                Ok(opened) => bytes = Some(opened.origin().len),
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        listed.push(ListedFile {
+            name: entry.name,
+            bytes,
+        });
+    }
+    Ok(listed)
 }
 
 /// Whether to go on, and what has been counted.

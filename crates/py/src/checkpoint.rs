@@ -32,14 +32,14 @@ type ShardDescribed = (String, u64, u64, usize, BTreeMap<String, String>);
 
 /// A location as Python callers write it.
 #[derive(FromPyObject)]
-enum LocationArgument {
+pub(crate) enum LocationArgument {
     /// A path or URL. Text that is not Unicode (surrogates) falls through to the next arm.
     Text(String),
     Path(PathBuf),
 }
 
 impl LocationArgument {
-    fn parse(self) -> tload::Result<Location> {
+    pub(crate) fn parse(self) -> tload::Result<Location> {
         match self {
             Self::Text(text) => Location::parse(&text),
             Self::Path(path) => Ok(Location::from_path(path)),

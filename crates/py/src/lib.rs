@@ -6,6 +6,7 @@
 
 mod allocator;
 mod checkpoint;
+mod copy;
 mod dlpack;
 mod error;
 mod forked;
@@ -32,6 +33,8 @@ mod _tload {
 
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
+    #[pymodule_export]
+    use crate::copy::{copy, list_files};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

@@ -59,8 +59,8 @@ impl Loader {
         let slices = slices.into_iter().map(|(name, index)| {
             let info = checkpoint.get(&name);
             // A name that is not there is the load's to complain about.
-            let sliced = info.map(|info| slice(&index, info.shape())).transpose()?;
-            Ok((name, sliced.unwrap_or_default()))
+            let wanted = info.map(|info| slice(&index, info.shape())).transpose()?;
+            Ok((name, wanted.unwrap_or_default()))
         });
         let slices = slices.collect::<PyResult<Vec<_>>>()?;
         let mut inner = tload::Loader::new(checkpoint)

@@ -83,9 +83,10 @@ impl Tensor {
     /// Where it is: `"cpu"`, or for example `"cuda:1"`.
     #[getter]
     fn device(&self) -> Cow<'static, str> {
-        match self.device {
-            Device::Cpu => Cow::Borrowed("cpu"),
-            device => Cow::Owned(device.to_string()),
+        if self.device == Device::Cpu {
+            Cow::Borrowed("cpu")
+        } else {
+            Cow::Owned(self.device.to_string())
         }
     }
 

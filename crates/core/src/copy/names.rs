@@ -1,5 +1,7 @@
 //! Names of files below a source: which are wanted, which may be written, and what files in progress are called. Pure.
 
+use std::collections::HashSet;
+
 use globset::{GlobBuilder, GlobMatcher};
 
 use super::CopyOptions;
@@ -11,6 +13,7 @@ const PARTIAL: &str = ".tload-partial";
 /// Which names are wanted.
 #[derive(Debug)]
 pub(super) struct Filter {
+    names: Option<HashSet<String>>,
     include: Vec<GlobMatcher>,
     exclude: Vec<GlobMatcher>,
     hidden: bool,
@@ -22,6 +25,10 @@ impl Filter {
             patterns.iter().map(|pattern| glob(pattern)).collect()
         };
         Ok(Self {
+            names: options
+                .names
+                .as_ref()
+                .map(|names| names.iter().cloned().collect()),
             include: globs(&options.include)?,
             exclude: globs(&options.exclude)?,
             hidden: options.hidden,
@@ -45,7 +52,11 @@ impl Filter {
             .split('/')
             .all(|component| self.sees(component.as_bytes()));
         let ours = last.starts_with('.') && last.contains(PARTIAL);
-        seen && !ours && (self.include.is_empty() || any(&self.include)) && !any(&self.exclude)
+        let named = self.names.as_ref().is_none_or(|names| names.contains(name));
+        seen && !ours
+            && named
+            && (self.include.is_empty() || any(&self.include))
+            && !any(&self.exclude)
     }
 }
 

@@ -1,0 +1,112 @@
+"""Copies of checkpoints with everything beside them, and lists of what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tload import _store, _tload
+from tload._stream import texts
+
+if TYPE_CHECKING:
+    from tload._checkpoint import Location
+    from tload._store import Store
+    from tload._stream import Names
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What `tload.copy` did."""
+
+    location: str
+    """The source, without secrets."""
+    target: str
+    """The folder that was copied to."""
+    copied_files: int
+    """Files that were copied, the last bytes of them by this copy."""
+    copied_bytes: int
+    """Bytes that this copy read."""
+    resumed_bytes: int
+    """Bytes that earlier copies had brought already."""
+    skipped_files: int
+    """Files that were there already."""
+    skipped_bytes: int
+    """Bytes of these."""
+    requests: int
+    """Requests to object stores, without those for lists."""
+    retries: int
+    """Requests that were repeated."""
+    seconds: float
+    """Seconds from the call to the last byte on disk."""
+
+
+def copy(
+    source: Location,
+    target: str | os.PathLike[str],
+    *,
+    names: Iterable[str] | None = None,
+    include: Names | None = None,
+    exclude: Names | None = None,
+    hidden: bool = False,
+    force: bool = False,
+    depth: int | None = None,
+    store: Store | None = None,
+) -> CopyReport:
+    """Copy a folder with all files below it, or one file, into a local folder, as `tload cp` does.
+
+    A file appears under its name when it is complete and on disk, never before. What a copy that was interrupted has
+    brought, the next one need not ask for again. Files that are there with the source's length and modification time
+    are skipped.
+
+    Args:
+        source: A path or URL: see `tload.open`.
+        target: The folder. It is made if it is not there.
+        names: Exactly the files at these paths below the source. Default: all.
+        include: Globs, of which one must match a file's path below the source, or its last component. Default: all.
+        exclude: Globs of files to leave out. Default: none.
+        hidden: Take files and folders whose names begin with a dot, too. Default: `False`.
+        force: Copy what is there already, and begin anew what is there in pieces. Default: `False`.
+        depth: Requests (of files: reads) at a time, 1 to 4096. Default: 16.
+        store: How to reach the object store: see `tload.open`.
+
+    Raises:
+        NotFoundError: The source is not there, or nothing of it is wanted.
+        PermissionDeniedError: It may not be read, or the target not written.
+        InvalidRequestError: A pattern or number cannot work, or a name leads out of the target.
+        OutOfMemoryError: The disk is too full.
+        ChangedError, RemoteError, LoadTimeoutError, IoError: While copying.
+    """
+    report = _tload.copy(
+        source,
+        target,
+        names=None if names is None else texts("names", names),
+        include=texts("include", include),
+        exclude=texts("exclude", exclude),
+        hidden=hidden,
+        force=force,
+        depth=depth,
+        store=_store.resolve(store, os.environ),
+    )
+    return CopyReport(**json.loads(report))
+
+
+def list_files(source: Location, *, store: Store | None = None) -> list[tuple[str, int | None]]:
+    """List all files below a location, hidden ones too, by name.
+
+    Args:
+        source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index names, and what usually
+            lies beside it.
+        store: How to reach the object store: see `tload.open`.
+
+    Returns:
+        Paths below the source (for a file: its name) and lengths in bytes, which are `None` where only opening the file
+        would tell. Nothing for a prefix of a store that no object begins with.
+
+    Raises:
+        NotFoundError: A path is not there.
+        PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: It cannot be listed.
+    """
+    return _tload.list_files(source, store=_store.resolve(store, os.environ))
