@@ -1,0 +1,81 @@
+"""Puts this package into `sys.modules` in the place of runai_model_streamer, and takes it out again."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from tload import InvalidRequestError
+from tload._errors import advise
+
+NAME = "runai_model_streamer"
+
+_PACKAGES = {
+    "": "tload.compat.runai",
+    ".distributed_streamer": "tload.compat.runai.distributed_streamer",
+    ".file_streamer": "tload.compat.runai.file_streamer",
+    ".s3_utils": None,
+    ".safetensors_streamer": None,
+}
+"""Their packages, and which module of ours has what is in them."""
+
+_MODULES = {
+    ".distributed_streamer.distributed_streamer": "tload.compat.runai.distributed_streamer",
+    ".file_streamer.file_streamer": "tload.compat.runai.file_streamer",
+    ".file_streamer.requests_iterator": "tload.compat.runai.file_streamer",
+    ".s3_utils.s3_utils": "tload.compat.runai.stores",
+    ".safetensors_streamer.safetensors_pytorch": "tload.compat.runai.safetensors_pytorch",
+    ".safetensors_streamer.safetensors_streamer": "tload.compat.runai.safetensors_streamer",
+}
+"""Their modules, and ours."""
+
+
+def install() -> None:
+    """Make `import runai_model_streamer` import this package, in this process, from now on.
+
+    To be called before the program that uses runai_model_streamer is imported, and in each of its processes. Installing
+    twice is installing once. `runai_model_streamer` need not be installed, and is left alone if it is.
+
+    Raises:
+        InvalidRequestError: `runai_model_streamer` itself has been imported already: those who did keep it.
+    """
+    if _is_ours(sys.modules.get(NAME)):
+        return
+    if NAME in sys.modules:
+        where = getattr(sys.modules[NAME], "__file__", None) or "?"
+        message = f"{NAME} has been imported already, from {where}: its users would keep it"
+        raise advise(InvalidRequestError, message, "call tload.compat.runai.install() before anything imports it")
+    modules = {path: _package(NAME + path, source) for path, source in _PACKAGES.items()}
+    modules |= {path: importlib.import_module(source) for path, source in _MODULES.items()}
+    # `import a.b.c as c` looks for attributes first. Parents come before their children.
+    for path, module in modules.items():
+        parent, _, name = path.rpartition(".")
+        if name:
+            setattr(modules[parent], name, module)
+    sys.modules.update({NAME + path: module for path, module in modules.items()})
+
+
+def uninstall() -> None:
+    """Undo `install`. Who has imported something from here meanwhile keeps it."""
+    if _is_ours(sys.modules.get(NAME)):
+        for path in [*_PACKAGES, *_MODULES]:
+            sys.modules.pop(NAME + path, None)
+
+
+def _package(name: str, source: str | None) -> ModuleType:
+    package = ModuleType(name, f"`{name}`, of tload.compat.runai.")
+    # `importlib.util.find_spec` asks for it.
+    package.__spec__ = ModuleSpec(name, None, origin="tload.compat.runai", is_package=True)
+    package.__path__ = []
+    if source is not None:
+        ours = importlib.import_module(source)
+        names = getattr(ours, "__all__", None) or [name for name in vars(ours) if not name.startswith("_")]
+        vars(package).update({name: getattr(ours, name) for name in names})
+    return package
+
+
+def _is_ours(module: ModuleType | None) -> bool:
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and spec.origin == "tload.compat.runai"

@@ -1,0 +1,102 @@
+"""Streaming by several processes that divide the files among them, of which only the part for one process is here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from tload import InvalidRequestError, UnsupportedError
+from tload._errors import advise
+from tload.compat.runai.file_streamer import FileStreamer, device_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Self
+
+    import torch
+
+    from tload.compat.runai.file_streamer import FileChunks
+    from tload.compat.runai.stores import S3Credentials
+
+__all__ = ["DistributedStreamer"]
+
+_logger = logging.getLogger(__name__)
+
+
+class DistributedStreamer:
+    """A `FileStreamer` whose interface says whether processes may divide the files among them. Here they do not.
+
+    `is_distributed=True` is honoured where runai_model_streamer would read alone, too: without a process group, in a
+    group of one, and with a backend that does not fit the device. Where it would divide, `stream_files` raises.
+    """
+
+    def __init__(self) -> None:
+        """Make a streamer that has nothing to read yet."""
+        self.file_streamer = FileStreamer()
+
+    def __enter__(self) -> Self:
+        self.file_streamer.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.file_streamer.__exit__(kind, error, traceback)
+
+    def stream_files(
+        self,
+        file_stream_requests: list[FileChunks],
+        credentials: S3Credentials | None,
+        device: str | torch.device | None,
+        is_distributed: bool,  # noqa: FBT001  # the signature is theirs
+        owned: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Start to read ranges of files: see `FileStreamer.stream_files`.
+
+        Raises:
+            UnsupportedError: The processes of a group would divide the files among them.
+        """
+        refuse_to_divide(is_distributed=is_distributed, device=device)
+        self.file_streamer.stream_files(file_stream_requests, credentials, device, owned=owned)
+
+    def get_chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield `(id, index, tensor)` for each range: see `FileStreamer.get_chunks`."""
+        return self.file_streamer.get_chunks()
+
+
+def refuse_to_divide(*, is_distributed: bool, device: str | torch.device | None) -> None:
+    """Raise where runai_model_streamer would divide the files among the processes of a group.
+
+    Raises:
+        UnsupportedError: It would.
+        InvalidRequestError: RUNAI_STREAMER_DIST is neither 0, 1 nor auto.
+    """
+    if not is_distributed:
+        return
+    wanted = os.environ.get("RUNAI_STREAMER_DIST", "auto")
+    if wanted not in {"0", "1", "auto"}:
+        message = f"environment variable RUNAI_STREAMER_DIST={wanted!r}: wanted 0, 1 or auto"
+        raise InvalidRequestError(message)
+    processes, backend = _group()
+    on_host = device_name(device) == "cpu"
+    unfit = {"nccl": on_host, "gloo": not on_host}.get(backend, False)
+    if wanted == "0" or processes == 1 or unfit or (wanted == "auto" and backend != "nccl"):
+        _logger.info("is_distributed=True: this process reads alone (RUNAI_STREAMER_DIST=%s)", wanted)
+        return
+    message = f"is_distributed=True: dividing files among the {processes} processes of a group is not supported"
+    hint = "set RUNAI_STREAMER_DIST=0, or pass is_distributed=False: each process reads all it asks for"
+    raise advise(UnsupportedError, message, hint)
+
+
+def _group() -> tuple[int, str]:
+    """Return how many processes the default group has, and its backend; `(1, "")` without one."""
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1, ""
+    return distributed.get_world_size(), distributed.get_backend()

@@ -1,0 +1,243 @@
+"""Raw ranges of files, read by a few threads ahead of whoever takes them."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+from typing import TYPE_CHECKING
+
+from tload import InvalidRequestError, UnsupportedError
+from tload._errors import advise
+from tload.compat.runai import environment
+from tload.compat.runai.errors import RunaiStreamerInvalidInputException, RunaiStreamerMemoryLimitException
+from tload.compat.runai.range_reads import Range, RangeReads
+from tload.compat.runai.stores import Kind, kind_of, kind_of_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+    from typing import Self
+
+    import torch
+
+    from tload.compat.runai.stores import S3Credentials
+
+__all__ = [
+    "RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME",
+    "FileChunks",
+    "FileStreamer",
+    "RunaiStreamerInvalidInputException",
+    "RunaiStreamerMemoryLimitException",
+]
+
+RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME = environment.MEMORY_LIMIT
+"""By their name for it, which their users import."""
+
+READ_AHEAD_BYTES = 512 << 20
+"""Most that waits for the caller unless RUNAI_STREAMER_MEMORY_LIMIT says otherwise: what `tload.stream` has."""
+
+
+class FileChunks:
+    """Ranges of one file. They need not follow one another, nor be in order; empty ones are answered, too."""
+
+    def __init__(self, id: int, path: str, offsets: list[int], sizes: list[int]) -> None:
+        """Say what to read.
+
+        Args:
+            id: What the ranges are known by; differs for all requests of one `stream_files`.
+            path: The file.
+            offsets: Where each range begins, bytes.
+            sizes: How long each range is, bytes.
+
+        Raises:
+            ValueError: There are not as many offsets as sizes.
+        """
+        if len(offsets) != len(sizes):
+            message = f"FileChunks of {path!r}: {len(offsets)} offsets and {len(sizes)} sizes: wanted as many"
+            raise InvalidRequestError(message)
+        self.id = id
+        self.path = path
+        self.offsets = offsets
+        self.sizes = sizes
+
+    @staticmethod
+    def contiguous(id: int, path: str, offset: int, sizes: list[int]) -> FileChunks:
+        """Make ranges of these sizes that follow one another from `offset` on."""
+        offsets = []
+        for size in sizes:
+            offsets.append(offset)
+            offset += size
+        return FileChunks(id, path, offsets, sizes)
+
+    def total_size(self) -> int:
+        """Return the bytes of all ranges."""
+        return sum(self.sizes)
+
+    def max_chunk_size(self) -> int:
+        """Return the bytes of the longest range. There must be one."""
+        return max(self.sizes)
+
+    def __repr__(self) -> str:
+        return f"FileChunks(id={self.id}, path={self.path!r}, {len(self.sizes)} ranges, {self.total_size()} bytes)"
+
+
+class FileStreamer:
+    """Reads ranges of files. One set of ranges at a time; a context manager that stops reading at its end.
+
+    Ranges come in the order in which they were asked for. (Of runai_model_streamer they come in any.) Each is a tensor
+    of its own, which nothing overwrites. A range that cannot be read ends the stream; another may be started then.
+    """
+
+    def __init__(self) -> None:
+        """Make a streamer that has nothing to read yet."""
+        self.device_str = "cpu"
+        self._reads: RangeReads | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close()
+
+    @property
+    def outstanding(self) -> int:
+        """Ranges that were asked for and have not been taken yet."""
+        return self._reads.outstanding if self._reads else 0
+
+    def stream_files(
+        self,
+        file_stream_requests: list[FileChunks],
+        credentials: S3Credentials | None = None,
+        device: str | torch.device | None = "cpu",
+        memory_limit: int | None = None,
+        owned: bool = True,  # noqa: FBT001, FBT002  # the signature is theirs
+    ) -> None:
+        """Start to read ranges of files.
+
+        Args:
+            file_stream_requests: The ranges.
+            credentials: Not used: for object stores.
+            device: Where the tensors are to live. Default: `"cpu"`.
+            memory_limit: Most bytes that may wait for the caller; -1: no limit; 0: one range at a time. Default:
+                RUNAI_STREAMER_MEMORY_LIMIT, else 512 MiB or the longest range.
+            owned: Not used: tensors are always the caller's own.
+
+        Raises:
+            ValueError: The ranges of an earlier call have not all been taken.
+            UnsupportedError: A path is in an object store.
+            RunaiStreamerInvalidInputException: The device is none, or files and stores are mixed.
+            RunaiStreamerMemoryLimitException: The limit is smaller than the longest range.
+        """
+        del credentials, owned
+        if self.outstanding:
+            message = f"{self.outstanding} ranges of an earlier stream_files are outstanding"
+            hint = "take them with get_chunks(), or close its generator, before the next stream_files"
+            raise advise(InvalidRequestError, message, hint)
+        kind = kind_of_all(request.path for request in file_stream_requests)
+        if kind is not Kind.FILE:
+            message = f"{file_stream_requests[0].path!r}: ranges of objects are not supported, only tensors and files"
+            hint = "stream the tensors with SafetensorsStreamer, or pull the file first with pull_files"
+            raise advise(UnsupportedError, message, hint)
+        self.device_str = device_name(device)
+        sizes = [size for request in file_stream_requests for size in request.sizes]
+        limit = environment.memory_limit(sizes, memory_limit)
+        depth = environment.options(kind).get("depth")
+        self._close()
+        self._reads = RangeReads(
+            [
+                Range(request.id, index, request.path, offset, size)
+                for request in file_stream_requests
+                for index, (offset, size) in enumerate(zip(request.offsets, request.sizes, strict=True))
+            ],
+            ahead_bytes=READ_AHEAD_BYTES if limit is None else limit,
+            threads=depth,
+        )
+
+    def get_chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield `(id, index, tensor)` for each range: the request's id, the range's index in it, and its bytes.
+
+        The tensor is of `uint8` and has the shape `(1, size)`.
+
+        Raises:
+            ValueError: A range cannot be read, or goes beyond the end of its file.
+        """
+        import torch
+
+        reads, device = self._reads, self.device_str
+        if reads is None:
+            return
+        try:
+            for range, buffer in reads:
+                # `frombuffer` refuses empty ones.
+                flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
+                tensor = flat.view(1, -1)
+                yield range.id, range.index, tensor if device == "cpu" else tensor.to(device)
+        finally:
+            reads.close()
+
+    def list_files(
+        self,
+        prefix: str,
+        is_recursive: bool = True,  # noqa: FBT001, FBT002  # the signature is theirs
+        allow_patterns: Sequence[str] | None = None,
+        ignore_patterns: Sequence[str] | None = None,
+    ) -> list[tuple[str, int]]:
+        """Return the files below a folder, `(path, bytes)`.
+
+        Args:
+            prefix: The folder.
+            is_recursive: Whether to look into folders in it. Links to folders are not followed.
+            allow_patterns: Globs, of which one must match the whole path. `*` matches `/`, too. Default: all.
+            ignore_patterns: Globs of whole paths to leave out. Default: none.
+
+        Raises:
+            ValueError: The folder cannot be listed.
+            UnsupportedError: It is in an object store.
+        """
+        if kind_of(prefix) is not Kind.FILE:
+            hint = "list_safetensors lists *.safetensors files of an object store"
+            raise advise(UnsupportedError, f"{prefix!r}: listing any files of object stores is not supported", hint)
+        found = []
+        for folder, folders, names in os.walk(prefix, onerror=_cannot_list):
+            for name in names:
+                path = os.path.join(folder, name)  # noqa: PTH118  # as the caller wrote it, `./` and all
+                allowed = not allow_patterns or any(fnmatch.fnmatchcase(path, glob) for glob in allow_patterns)
+                ignored = any(fnmatch.fnmatchcase(path, glob) for glob in ignore_patterns or ())
+                if allowed and not ignored and os.path.isfile(path):  # noqa: PTH113
+                    found.append((path, os.path.getsize(path)))  # noqa: PTH202
+            if not is_recursive:
+                folders.clear()
+        return found
+
+    def _close(self) -> None:
+        if self._reads is not None:
+            self._reads.close()
+            self._reads = None
+
+
+def device_name(device: str | torch.device | None) -> str:
+    """Return the name of a device. All that is host memory is `"cpu"`.
+
+    Raises:
+        RunaiStreamerInvalidInputException: torch knows no such device.
+    """
+    import torch
+
+    if device is None:
+        return "cpu"
+    try:
+        known = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        message = f"device {device!r} is none that torch knows: {error}"
+        raise RunaiStreamerInvalidInputException(message) from error
+    return "cpu" if known.type == "cpu" else str(device)
+
+
+def _cannot_list(error: OSError) -> None:
+    message = f"{error.filename}: cannot be listed: {error.strerror}"
+    raise ValueError(message) from error

@@ -1,0 +1,237 @@
+"""Lists and copies models of object stores, and keeps copies that several processes share."""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tload
+from tload import InvalidRequestError, UnsupportedError
+from tload._errors import advise
+from tload.compat.runai import environment, patterns
+from tload.compat.runai.stores import Kind, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+    from typing import IO, ClassVar, Self
+
+    from tload.compat.runai.stores import S3Credentials
+
+# The exit statuses of the command, as `tload --help` tells them.
+_NOT_FOUND = 3
+_FAILURES: dict[int, type[tload.Error]] = {
+    2: tload.InvalidRequestError,
+    _NOT_FOUND: tload.NotFoundError,
+    5: tload.PermissionDeniedError,
+    6: tload.OutOfMemoryError,
+    7: tload.UnsupportedError,
+    8: tload.LoadTimeoutError,
+    9: tload.RemoteError,
+}
+
+
+def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> list[str]:
+    """Return the `*.safetensors` files right below a folder or prefix, as paths or URLs.
+
+    Of an object store, those that an index names if there is one, and their headers are read. (Of runai_model_streamer,
+    all, and unread.)
+
+    Args:
+        path: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
+        s3_credentials: How to reach S3. Default: what the environment says.
+
+    Raises:
+        Error: Any failure of `tload.open`, but for a prefix with no such files below it.
+    """
+    kind = kind_of(path)
+    if kind is Kind.FILE:
+        return sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))  # noqa: PTH118, PTH207
+    try:
+        with tload.open(path, store=environment.store(kind, s3_credentials)) as checkpoint:
+            return [shard.location for shard in checkpoint.shards]
+    except tload.NotFoundError as error:
+        # But not for a bucket, an index's shard, or an object that went away meanwhile.
+        if error.code == "NoSuchBucket" or (error.location or "").rstrip("/") != path.rstrip("/"):
+            raise
+        return []
+
+
+def pull_files(
+    model_path: str,
+    dst: str,
+    allow_pattern: list[str] | None = None,
+    ignore_pattern: list[str] | None = None,
+    s3_credentials: S3Credentials | None = None,
+) -> None:
+    """Copy the files below a prefix of an object store, at all depths, into a folder. Many requests run side by side.
+
+    Files appear under their names when they are complete. What is there with the same length and time of change is
+    skipped, and a copy that was interrupted goes on where it stopped. If the patterns leave nothing to copy, nothing
+    happens. A key that would be written outside of the folder is an error, before anything is written.
+
+    Args:
+        model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
+        dst: The folder, which is made if it is not there.
+        allow_pattern: Patterns, of which one must match the whole key; `*` matches `/`, too. One that says how a name
+            right below the prefix begins also takes files called so further down. Default: all.
+        ignore_pattern: Patterns of whole keys to leave out; may not say how a name right below the prefix begins.
+            Default: none.
+        s3_credentials: How to reach S3. Default: what the environment says.
+
+    Raises:
+        NotImplementedError: The source is no object store.
+        UnsupportedError: A pattern of `ignore_pattern` would leave out more than it says.
+        NotFoundError: There is nothing below the prefix, or no such bucket.
+        Error: The copy failed: `PermissionDeniedError`, `RemoteError` and so on, as in `tload.open`.
+    """
+    kind = kind_of(model_path)
+    if kind is Kind.FILE:
+        message = f"{model_path!r}: files are pulled from object stores only (s3://, gs:// or az://)"
+        raise NotImplementedError(message)
+    _, _, key = model_path.partition("://")[2].partition("/")
+    prefix = f"{key.rstrip('/')}/" if key.rstrip("/") else ""
+    arguments = ["--hidden"]
+    if allow_pattern is not None:
+        allowed = patterns.below(allow_pattern, prefix)
+        if not allowed:
+            return
+        arguments += [f"--include={glob}" for glob in allowed]
+    for pattern in ignore_pattern or ():
+        if patterns.inexact(pattern, prefix):
+            message = f"ignore_pattern {pattern!r} would leave out files called so at all depths below {model_path}"
+            raise advise(UnsupportedError, message, "begin the pattern with *, or leave it out")
+        arguments += [f"--exclude={glob}" for glob in patterns.below([pattern], prefix)]
+    _copy(model_path.rstrip("/"), dst, arguments, environment.store(kind, s3_credentials))
+
+
+def _copy(source: str, target: str, arguments: Sequence[str], store: Mapping[str, object]) -> None:
+    """Run `tload cp`, not what the working directory may hold by that name.
+
+    The store's options go by the environment: anybody may read a command line.
+    """
+    lines = [os.environ.get("TLOAD_STORE", ""), *(f"{key}={_shown(value)}" for key, value in store.items())]
+    command = [sys.executable, "-P", "-m", "tload", "cp", *arguments, "--", source, target]
+    variables = os.environ | {"TLOAD_STORE": "\n".join(filter(None, lines))}
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603
+    text = done.stderr.strip().removeprefix("error: ")
+    if done.returncode == 0 or (done.returncode == _NOT_FOUND and "there is nothing to copy" in text):
+        return
+    raise _FAILURES.get(done.returncode, tload.IoError)(text or f"tload cp ended with {done.returncode}")
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class ObjectStorageModel:
+    """A copy of a model in a folder, made once by whichever of several processes comes first; the others wait for it.
+
+    A context manager: its end marks the copy as complete and lets the others on. An error in the block leaves it
+    unmarked, so that the next process begins anew.
+
+        >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
+        ...     model.pull_files(ignore_pattern=["*.safetensors"])
+
+    Processes of one machine wait for one another by a lock on the file `<dst>.lock` (`flock`); those of several
+    machines that share a network file system need not. The mark is the file `.runai_complete`. Both are those of
+    runai_model_streamer, so that both packages may share a folder.
+
+    Attributes:
+        dir: The folder.
+    """
+
+    SENTINEL_NAME: ClassVar[str] = ".runai_complete"
+
+    def __init__(self, model_path: str, dst: str, s3_credentials: S3Credentials | None = None) -> None:
+        """Wait for the lock. A folder without the mark is emptied.
+
+        Args:
+            model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
+            dst: The folder.
+            s3_credentials: How to reach S3. Default: what the environment says.
+
+        Raises:
+            ValueError: The source is no object store.
+            OSError: The lock cannot be had, or the folder not be made or emptied.
+        """
+        if kind_of(model_path) is Kind.FILE:
+            message = f"{model_path!r} is no object store: wanted a URL of s3://, gs:// or az://"
+            raise InvalidRequestError(message)
+        # A lock in the folder would go with it.
+        self.dir = dst.rstrip("/") or "/"
+        self._model_path = f"{model_path.rstrip('/')}/"
+        self._credentials = s3_credentials
+        self._mark = Path(self.dir, self.SENTINEL_NAME)
+        self._lock: IO[str] | None = Path(f"{self.dir}.lock").open("a")  # noqa: SIM115  # `_release` closes it
+        try:
+            self._skip = self._await_copy()
+        except BaseException:
+            # Ctrl-C, too: others wait.
+            self._release()
+            raise
+
+    def pull_files(self, allow_pattern: list[str] | None = None, ignore_pattern: list[str] | None = None) -> None:
+        """Copy files into the folder, unless the copy was complete before: see `pull_files`. May be called again."""
+        if not self._skip:
+            pull_files(self._model_path, self.dir, allow_pattern, ignore_pattern, self._credentials)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if kind is None and not self._skip:
+                self._complete()
+        finally:
+            self._release()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_lock"):
+            self._release()
+
+    def _await_copy(self) -> bool:
+        """Take the lock, and return whether the copy is complete: then others may have the lock, too."""
+        lock = self._lock
+        assert lock is not None  # noqa: S101  # opened just before
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        if self._mark.exists():
+            return True
+        # Not from shared to exclusive in one step: two processes would each wait for the other.
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if self._mark.exists():
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            return True
+        if Path(self.dir).exists():
+            shutil.rmtree(self.dir)
+        Path(self.dir).mkdir(parents=True)
+        return False
+
+    def _complete(self) -> None:
+        if not any(path != self._mark for path in Path(self.dir).iterdir()):
+            message = f"{self.dir}: no files were copied from {self._model_path}"
+            raise RuntimeError(f"{message}\n  hint: check the path and the patterns")
+        try:
+            self._mark.touch()
+        except OSError as error:
+            message = f"{self._mark}: cannot be written, so the copy counts as incomplete: {error.strerror}"
+            raise RuntimeError(message) from error
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            # Closing gives the lock back, unless a child process has the file, too.
+            with lock:
+                fcntl.flock(lock, fcntl.LOCK_UN)

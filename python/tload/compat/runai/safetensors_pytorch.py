@@ -1,0 +1,166 @@
+"""What the headers of safetensors files say of their tensors, in the words of runai_model_streamer."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tload
+from tload._torch import DTYPES
+from tload.compat.runai import environment
+from tload.compat.runai.errors import value_errors
+from tload.compat.runai.stores import kind_of_all
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+    from typing import Self
+
+    import torch
+
+    from tload.compat.runai.distributed_streamer import DistributedStreamer
+    from tload.compat.runai.stores import S3Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Where a tensor's bytes are, counted from the end of the file's header."""
+
+    start: int
+    """Of the first byte."""
+    end: int
+    """Behind the last byte."""
+
+    def get_diff(self) -> int:
+        """Return how many there are."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorMetadata:
+    """What a header says of one tensor."""
+
+    name: str
+    """The tensor's name."""
+    shape: list[int]
+    """Elements along each dimension."""
+    dtype: str
+    """The element type as safetensors files write it, for example `"BF16"`."""
+    offsets: Offsets
+    """Where its bytes are."""
+
+    def get_bytesize(self) -> int:
+        """Return its length, bytes."""
+        return self.offsets.get_diff()
+
+    def get_item_count(self) -> int:
+        """Return how many elements it has."""
+        return math.prod(self.shape)
+
+    def get_torch_dtype(self) -> torch.dtype:
+        """Return the element type as torch has it, or raise `ValueError`."""
+        import torch
+
+        dtype: torch.dtype | None = getattr(torch, DTYPES.get(self.dtype, ""), None)
+        if dtype is None:
+            message = f"Unsupported dtype {self.dtype!r} of {self.name!r}: torch {torch.__version__} has none such"
+            raise ValueError(message)
+        return dtype
+
+    def get_element_size(self) -> int:
+        """Return the bytes of an element as torch has it (of `F4`: of two)."""
+        return self.get_torch_dtype().itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFiles:
+    """Files whose headers have been read. A context manager that closes them; streams keep them open for themselves."""
+
+    checkpoints: list[tload.Checkpoint]
+    """One for all files; or one for each, if a name is in several of them."""
+    files: list[list[SafetensorMetadata]]
+    """The tensors of each file, in the order of the file."""
+    header_bytes: list[int]
+    """Where each file's first tensor begins, bytes."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for checkpoint in self.checkpoints:
+            checkpoint.close()
+
+    def repeated(self) -> set[str]:
+        """Return the names that are in several files."""
+        counts = Counter(tensor.name for file in self.files for tensor in file)
+        return {name for name, count in counts.items() if count > 1}
+
+
+def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentials | None) -> OpenFiles:
+    """Open files and read their headers.
+
+    Raises:
+        ValueError: One cannot be opened, or is no valid safetensors file.
+    """
+    locations = [os.fspath(path) for path in paths]
+    if not locations:
+        return OpenFiles([], [], [])
+    kind = kind_of_all(locations)
+    store = environment.store(kind, credentials) or None
+    with value_errors():
+        try:
+            checkpoints = [tload.open(locations, store=store)]
+        except (tload.FormatError, tload.InvalidRequestError):
+            # A name, and even a file, may come twice here, which makes no checkpoint. Any other error comes again.
+            checkpoints = [tload.open([path], store=store) for path in locations]
+    opened = OpenFiles(checkpoints, [], [])
+    for checkpoint in checkpoints:
+        _add(checkpoint, opened)
+    return opened
+
+
+def _add(checkpoint: tload.Checkpoint, opened: OpenFiles) -> None:
+    files: list[list[SafetensorMetadata]] = [[] for _ in checkpoint.shards]
+    for info in checkpoint.values():
+        header_bytes = checkpoint.shards[info.shard].header_bytes
+        start, end = info.file_range
+        offsets = Offsets(start - header_bytes, end - header_bytes)
+        files[info.shard].append(SafetensorMetadata(info.name, list(info.shape), info.dtype, offsets))
+    for file in files:
+        # An empty tensor begins where its neighbour does.
+        file.sort(key=lambda tensor: (tensor.offsets.start, tensor.offsets.end))
+    opened.files.extend(files)
+    opened.header_bytes.extend(shard.header_bytes for shard in checkpoint.shards)
+
+
+def prepare_request(
+    fs: DistributedStreamer, paths: list[str], s3_credentials: S3Credentials | None
+) -> list[tuple[int, list[SafetensorMetadata], list[int]]]:
+    """Read the headers of files.
+
+    Args:
+        fs: Not used: tload reads headers by itself.
+        paths: The files, local ones or all of one kind of store.
+        s3_credentials: How to reach S3. Default: what the environment says.
+
+    Returns:
+        For each file where its first tensor begins (bytes), its tensors in the order of the file, and their lengths
+        (bytes).
+
+    Raises:
+        ValueError: A file cannot be opened, or is no valid safetensors file.
+    """
+    del fs
+    with open_files(paths, s3_credentials) as opened:
+        return [
+            (header_bytes, tensors, [tensor.get_bytesize() for tensor in tensors])
+            for header_bytes, tensors in zip(opened.header_bytes, opened.files, strict=True)
+        ]

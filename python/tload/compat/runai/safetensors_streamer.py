@@ -1,0 +1,232 @@
+"""Streams the tensors of safetensors files, with the interface of `runai_model_streamer.SafetensorsStreamer`."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import tload
+from tload import InvalidRequestError
+from tload._errors import advise
+from tload.compat.runai import environment
+from tload.compat.runai.distributed_streamer import refuse_to_divide
+from tload.compat.runai.errors import value_errors
+from tload.compat.runai.file_streamer import device_name
+from tload.compat.runai.object_storage import ObjectStorageModel, list_safetensors, pull_files
+from tload.compat.runai.safetensors_pytorch import open_files
+from tload.compat.runai.stores import S3Credentials, kind_of_all
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Generator, Iterator
+    from types import TracebackType
+    from typing import Self
+
+    import torch
+
+    from tload._options import OptionKeywords
+    from tload.compat.runai.safetensors_pytorch import OpenFiles, SafetensorMetadata
+    from tload.compat.runai.stores import Kind
+
+__all__ = ["ObjectStorageModel", "S3Credentials", "SafetensorsStreamer", "list_safetensors", "pull_files"]
+
+_logger = logging.getLogger(__name__)
+
+
+class SafetensorsStreamer:
+    """Streams the tensors of files, one set of files at a time. A context manager that stops reading at its end.
+
+    Every tensor is the caller's own, whatever `owned` says: its memory is valid as long as anything refers to it, also
+    after the next one, after the end of the `with` block, and on a GPU. There is no need to clone one to keep it, and
+    keeping a small one keeps at most about 1 MiB beside it. Tensors are aligned for their dtype.
+
+    Attributes:
+        files_to_tensors_metadata: What `stream_files` streams: by the index of a file, its tensors.
+        total_size: Bytes of these tensors.
+        device_str: Where they go.
+    """
+
+    def __init__(self) -> None:
+        """Make a streamer that has nothing to read yet."""
+        self.files_to_tensors_metadata: dict[int, list[SafetensorMetadata]] = {}
+        self.total_size = 0
+        self.device_str: str = "cpu"
+        self._streams: Generator[tload.TensorStream[torch.Tensor]] | None = None
+        self._stream: tload.TensorStream[torch.Tensor] | None = None
+        self._began = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._close(self._streams)
+
+    def stream_file(  # noqa: PLR0917  # the signature is theirs
+        self,
+        path: str,
+        s3_credentials: S3Credentials | None = None,
+        device: str | torch.device | None = "cpu",
+        is_distributed: bool = False,  # noqa: FBT001, FBT002
+        tensor_names: Collection[str] | None = None,
+        owned: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Start to read the tensors of one file: see `stream_files`."""
+        self.stream_files([path], s3_credentials, device, is_distributed, tensor_names, owned)
+
+    def stream_files(  # noqa: PLR0917
+        self,
+        paths: list[str],
+        s3_credentials: S3Credentials | None = None,
+        device: str | torch.device | None = "cpu",
+        is_distributed: bool = False,  # noqa: FBT001, FBT002
+        tensor_names: Collection[str] | None = None,
+        owned: bool = True,  # noqa: FBT001, FBT002
+    ) -> None:
+        """Start to read the tensors of files.
+
+        Args:
+            paths: The files, local ones or all of one kind of store: `s3://…`, `gs://…` or `az://…`.
+            s3_credentials: How to reach S3. Default: what the environment says.
+            device: Where the tensors are to live. CUDA devices are read to directly; to others, tensors go by
+                `tensor.to(device)`. Default: `"cpu"`.
+            is_distributed: Divide the reading among the processes of torch's default group. Not supported where that
+                would come to pass: see `DistributedStreamer`. Default: `False`.
+            tensor_names: Read the tensors of these names only. Default: all.
+            owned: Not used: tensors are always the caller's own.
+
+        Raises:
+            ValueError: A file cannot be opened, or is no valid safetensors file; a name of `tensor_names` is in none of
+                the files, or in several; the tensors of an earlier call have not all been taken.
+            RunaiStreamerInvalidInputException: The device is none, or files and stores are mixed.
+            RunaiStreamerMemoryLimitException: RUNAI_STREAMER_MEMORY_LIMIT is smaller than the largest tensor.
+            UnsupportedError: The files would have to be divided among processes.
+            DeviceError, OutOfMemoryError: As for `tload.stream`.
+        """
+        del owned
+        names = _names(tensor_names)
+        if self._streams is not None:
+            message = "the tensors of an earlier stream_files are outstanding"
+            hint = "take them with get_tensors(), or close its generator, before the next stream_files"
+            raise advise(InvalidRequestError, message, hint)
+        refuse_to_divide(is_distributed=is_distributed, device=device)
+        self.device_str = device_name(device)
+        self._began = time.monotonic()
+        opened = open_files(paths, s3_credentials)
+        try:
+            self._select(opened, names)
+            self._streams = self._start(opened, names, self._options(kind_of_all(paths)))
+            # All that can fail before the first read does so here.
+            with value_errors():
+                self._stream = next(self._streams, None)
+        except BaseException:
+            self._close(self._streams)
+            raise
+        if self._stream is None:
+            self._close(self._streams)
+
+    def get_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield `(name, tensor)` as they become complete, in any order. Leaving the iteration stops the reading.
+
+        A name that is in several files comes as often.
+
+        Raises:
+            ValueError: Reading failed; its `__cause__` is tload's exception, if that is not a `ValueError` itself.
+        """
+        # Kept here: the streamer may have gone on to other files when this generator ends.
+        stream, streams, brought = self._stream, self._streams, self._is_brought()
+        try:
+            while stream is not None and streams is not None:
+                with value_errors():
+                    item = next(stream, None)
+                    if item is None:
+                        stream = next(streams, None)
+                        continue
+                name, tensor = item
+                yield name, tensor if brought else tensor.to(self.device_str)
+                # It is the caller's, and not to be kept until the next has come.
+                del item, tensor
+            self._log_rate()
+        finally:
+            self._close(streams)
+
+    def _select(self, opened: OpenFiles, names: frozenset[str] | None) -> None:
+        if names is not None:
+            found = {tensor.name for tensors in opened.files for tensor in tensors}
+            if missing := sorted(names - found):
+                message = f"tensor_names: no file has {missing}"
+                raise InvalidRequestError(message)
+            if repeated := sorted(names & opened.repeated()):
+                message = f"tensor_names: {repeated} are in several files, so it is not clear which are wanted"
+                raise InvalidRequestError(message)
+        self.files_to_tensors_metadata = {
+            index: [tensor for tensor in tensors if names is None or tensor.name in names]
+            for index, tensors in enumerate(opened.files)
+        }
+        self.total_size = sum(
+            tensor.get_bytesize() for tensors in self.files_to_tensors_metadata.values() for tensor in tensors
+        )
+
+    def _options(self, kind: Kind) -> OptionKeywords:
+        options = environment.options(kind)
+        sizes = [tensor.get_bytesize() for tensors in self.files_to_tensors_metadata.values() for tensor in tensors]
+        limit = environment.memory_limit(sizes)
+        if limit is not None:
+            least = max(sizes, default=0) + environment.REGION_BYTES
+            options["memory_limit"] = max(limit, least if self.device_str == "cpu" else environment.STAGING_BYTES)
+        return options
+
+    def _start(
+        self, opened: OpenFiles, names: frozenset[str] | None, options: OptionKeywords
+    ) -> Generator[tload.TensorStream[torch.Tensor]]:
+        """Yield one stream after another, so that only one takes memory."""
+        device = self.device_str if self._is_brought() else "cpu"
+        with opened:
+            for checkpoint in opened.checkpoints:
+                wanted = None if names is None else [name for name in checkpoint if name in names]
+                if wanted is None or wanted:
+                    with tload.stream(checkpoint, device=device, names=wanted, **options) as stream:
+                        yield stream
+
+    def _is_brought(self) -> bool:
+        """Whether tload brings tensors to the device. Torch's other builds call other GPUs `cuda`, too."""
+        import torch
+
+        kind = torch.device(self.device_str).type
+        return kind == "cpu" or (kind == "cuda" and torch.version.cuda is not None)
+
+    def _log_rate(self) -> None:
+        if self._began:
+            seconds = max(time.monotonic() - self._began, 1e-9)
+            rate = self.total_size / seconds / 1e9
+            files = len(self.files_to_tensors_metadata)
+            _logger.info(
+                "streamed %d bytes of %d file(s) to %s in %.2f s: %.2f GB/s",
+                self.total_size,
+                files,
+                self.device_str,
+                seconds,
+                rate,
+            )
+            self._began = 0.0
+
+    def _close(self, streams: Generator[object] | None) -> None:
+        if streams is not None:
+            streams.close()
+        if streams is self._streams:
+            self._stream = self._streams = None
+
+
+def _names(names: Collection[str] | None) -> frozenset[str] | None:
+    if names is None:
+        return None
+    if isinstance(names, str):
+        message = f"tensor_names: wanted a collection of names, found one str, {names!r}"
+        raise InvalidRequestError(message)
+    if not names:
+        raise advise(InvalidRequestError, "tensor_names is empty", "pass None for all tensors")
+    return frozenset(names)

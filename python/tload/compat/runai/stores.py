@@ -1,0 +1,75 @@
+"""Which store a path is in, and the credentials for S3 that callers hand over."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tload.compat.runai.errors import RunaiStreamerInvalidInputException
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+S3_PROTOCOL_PREFIX = "s3://"
+GCS_PROTOCOL_PREFIX = "gs://"
+AZURE_PROTOCOL_PREFIX = "az://"
+
+
+class Kind(enum.Enum):
+    """What a path leads to."""
+
+    FILE = "file"
+    S3 = "s3"
+    GCS = "gs"
+    AZURE = "az"
+
+
+@dataclass
+class S3Credentials:
+    """How to reach S3. What is `None` comes from the environment."""
+
+    access_key_id: str | None = None
+    """Access key."""
+    secret_access_key: str | None = field(default=None, repr=False)
+    """Secret of the access key."""
+    session_token: str | None = field(default=None, repr=False)
+    """Token of temporary credentials."""
+    region_name: str | None = None
+    """Region that the bucket is in."""
+    endpoint: str | None = None
+    """URL of the server."""
+
+
+def is_s3_path(path: str) -> bool:
+    """Whether a path is a URL of S3."""
+    return path.startswith(S3_PROTOCOL_PREFIX)
+
+
+def is_gs_path(path: str) -> bool:
+    """Whether a path is a URL of Google Cloud Storage."""
+    return path.startswith(GCS_PROTOCOL_PREFIX)
+
+
+def is_azure_path(path: str) -> bool:
+    """Whether a path is a URL of Azure Blob Storage."""
+    return path.startswith(AZURE_PROTOCOL_PREFIX)
+
+
+def kind_of(path: str) -> Kind:
+    """Return what a path leads to. Whatever is no URL of one of the three is a file."""
+    if is_s3_path(path):
+        return Kind.S3
+    if is_gs_path(path):
+        return Kind.GCS
+    return Kind.AZURE if is_azure_path(path) else Kind.FILE
+
+
+def kind_of_all(paths: Iterable[str]) -> Kind:
+    """Return what the paths lead to, which must be the same for all: settings are for one kind of store."""
+    kinds = {kind_of(path): path for path in paths}
+    if len(kinds) > 1:
+        (_, first), (_, second), *_ = kinds.items()
+        message = f"files and different stores cannot be streamed together: {first!r} and {second!r}"
+        raise RunaiStreamerInvalidInputException(message)
+    return next(iter(kinds), Kind.FILE)
