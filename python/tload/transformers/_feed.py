@@ -1,0 +1,173 @@
+"""Tensors by name, while a stream brings them in the order in which they are expected to be asked for.
+
+A checkpoint has its tensors in the order of its files, and whoever loads a model asks for them in another: the last
+tensor of the last file may come first. Streaming file by file would then keep in memory all that comes before it. So
+what is left to load is cut into windows, in the order in which it is expected to be asked for, and each window is a
+stream of its own; the next one runs already while one is received.
+
+What is asked for first comes first, whatever was expected. So a wrong guess is slow and never wrong, and nothing waits
+for anything but the disk. Memory is bounded by dropping what nobody has asked for: if somebody does later, it is read
+again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tload._errors import CancelledError
+from tload._stream import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+
+    from tload._checkpoint import Checkpoint
+    from tload._options import Options
+    from tload._stream import TensorStream
+
+WINDOW_BYTES = 512 << 20
+"""Bytes of a window, unless one tensor is larger: as much as a load runs ahead by default, so that by the time that one
+window has been received, the next one can be there."""
+
+WINDOWS_RUNNING = 2
+"""One that is received, and one that reads ahead."""
+
+WAITING_BYTES_MAX = 2 * WINDOW_BYTES
+"""Bytes that may wait, received, for somebody to ask for them. Two windows: in the right order of windows and any order
+within them, nothing has to be read twice."""
+
+
+class Feed:
+    """Hands out each tensor of a checkpoint when it is asked for. Any thread may ask."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        names: Sequence[str],
+        read: Callable[[str], torch.Tensor],
+        *,
+        device: str,
+        device_map: Mapping[str, str],
+        options: Options | None,
+    ) -> None:
+        """Prepare to stream the tensors of these names in this order.
+
+        Args:
+            checkpoint: Where from. It has to stay open.
+            names: All tensors that may be asked for, in the order that is expected.
+            read: Reads one tensor, when it is asked for a second time or after it was dropped.
+            device: Where to: see `tload.stream`.
+            device_map: Where to, by glob of names.
+            options: Limits and preferences of each stream.
+        """
+        self._checkpoint = checkpoint
+        self._read = read
+        self._device = device
+        self._device_map = device_map
+        self._options = options
+        self._windows = deque(_windows(checkpoint, names))
+        self._running: deque[tuple[set[str], TensorStream[torch.Tensor]]] = deque()
+        self._waiting: dict[str, torch.Tensor] = {}
+        self._waiting_bytes = 0
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    def take(self, name: str) -> torch.Tensor:
+        """Return the tensor `name`, as soon as it is there. It is the caller's: the feed forgets it.
+
+        Raises:
+            Error: Reading failed, now or for a tensor before; or the feed is closed.
+        """
+        with self._lock:
+            while name not in self._waiting:
+                self._check()
+                if not self._is_coming(name):
+                    return self._read(name)
+                try:
+                    self._receive(name)
+                except BaseException as error:
+                    # An interrupt, too: its stream has ended, and must not be waited for.
+                    self._failure = error
+                    raise
+            tensor = self._waiting.pop(name)
+            self._waiting_bytes -= tensor.nbytes
+            return tensor
+
+    def close(self) -> None:
+        """Stop reading. Whoever waits or asks gets a `CancelledError`."""
+        self._closed = True
+        for _, running in tuple(self._running):
+            running.cancel()
+        with self._lock:
+            for _, running in self._running:
+                running.close()
+            self._running.clear()
+            self._windows.clear()
+            self._waiting.clear()
+            self._waiting_bytes = 0
+
+    def _check(self) -> None:
+        if isinstance(self._failure, Exception) and not self._closed:
+            raise self._failure
+        if self._failure is not None or self._closed:
+            raise CancelledError(f"{self._checkpoint.location}: the load is over") from self._failure
+
+    def _is_coming(self, name: str) -> bool:
+        """Whether a stream will bring it. The windows before that one are left out, unless they run already."""
+        if any(name in names for names, _ in self._running):
+            return True
+        if not any(name in names for names in self._windows):
+            return False
+        while name not in self._windows[0]:
+            # Nobody has asked for any of these while their turn was: perhaps nobody will. (With `lm_head.weight` of
+            # an encoder or a further layer for speculation, nobody does.)
+            self._windows.popleft()
+        return True
+
+    def _receive(self, wanted: str) -> None:
+        """Wait for the next tensor of the streams, and keep it."""
+        while self._windows and len(self._running) < WINDOWS_RUNNING:
+            names = self._windows.popleft()
+            running = stream(
+                self._checkpoint,
+                names=names,
+                device=self._device,
+                device_map=self._device_map or None,
+                options=self._options,
+            )
+            self._running.append((names, running))
+        names, running = self._running[0]
+        received = next(running, None)
+        if received is None:
+            self._running.popleft()
+            return
+        name, tensor = received
+        names.discard(name)
+        self._waiting[name] = tensor
+        self._waiting_bytes += tensor.nbytes
+        self._drop(wanted)
+
+    def _drop(self, wanted: str) -> None:
+        while self._waiting_bytes > WAITING_BYTES_MAX:
+            oldest = next((name for name in self._waiting if name != wanted), None)
+            if oldest is None:
+                return
+            self._waiting_bytes -= self._waiting.pop(oldest).nbytes
+
+
+def _windows(checkpoint: Checkpoint, names: Sequence[str]) -> Iterator[set[str]]:
+    window: list[str] = []
+    window_bytes = 0
+    for name in names:
+        nbytes = checkpoint[name].nbytes
+        if window and window_bytes + nbytes > WINDOW_BYTES:
+            yield set(window)
+            window, window_bytes = [], 0
+        window.append(name)
+        window_bytes += nbytes
+    if window:
+        yield set(window)

@@ -1,0 +1,262 @@
+"""`from_pretrained`: a model of transformers with weights from tload."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tload._checkpoint import SCHEMES, Checkpoint, open  # noqa: A004
+from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload.transformers._classes import HUB, resolve_class
+from tload.transformers._feed import Feed
+from tload.transformers._lazy import LazyTensor, in_order_of_use
+from tload.transformers._placement import placement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from tload._checkpoint import Source
+    from tload._options import Options
+    from tload._store import Store
+
+WEIGHTS = "model.safetensors"
+"""Where transformers looks in a folder first, even if there is an index."""
+
+ADAPTER = "adapter_config.json"
+"""What a folder has that holds an adapter."""
+
+NAMES_SHOWN = 10
+"""Tensors that an error names."""
+
+HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/?")
+"""A model of the Hub, with all that is beside its weights."""
+
+OTHER_WEIGHTS = {
+    "state_dict": "pass the model class's own from_pretrained the tensors that you have",
+    "gguf_file": "tload reads safetensors; use the model class's own from_pretrained",
+    "variant": "pass the variant's file or index as source, and its folder as config",
+    "subfolder": "pass the subfolder as source",
+}
+"""Arguments of transformers that say where weights are, which `source` does here."""
+
+
+def from_pretrained(
+    cls: Any,
+    source: Source,
+    *model_args: Any,
+    config: Any = None,
+    dtype: str | torch.dtype | dict[str, Any] | None = None,
+    device_map: str | int | torch.device | dict[str, Any] | None = None,
+    store: Store | None = None,
+    options: Options | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Load a model as `cls.from_pretrained` does, with weights that tload streams.
+
+    The weights are read ahead in the order in which transformers asks for them, and become the model's parameters
+    without a copy where neither dtype nor device nor layout change. With a device map of GPUs they are read straight
+    into the memory of those. Keys are converted, experts merged, weights quantized, tied and initialised, and keys that
+    are missing or unexpected reported, all by transformers. Its bar shows how far the load is.
+
+    If it fails or is interrupted, an exception is raised and there is no model.
+
+    Args:
+        cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's own
+            (`LlamaForCausalLM`).
+        source: A directory, a safetensors file, an index file, or a list of files, as paths or URLs; or an open
+            `Checkpoint`. Of a local directory, `config.json` and `generation_config.json` are read too.
+        *model_args: Passed to the model class.
+        config: The model's configuration: an object, or a directory or Hub id to get it from, which is transformers'
+            business. Default: that of the local directory that `source` is, or is in, or of the model of the Hub
+            (`hf://org/name`) that it is. From other places none is read.
+        dtype: As in transformers. Default: `"auto"`, which is what `config.json` says, or else the weights.
+        device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so on; needs the package
+            accelerate. Default: the CPU.
+        store: How to reach object stores: see `tload.open`.
+        options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` count for each of two
+            streams that run at a time; beside these, up to 1 GiB of tensors may wait to be asked for. Default: those of
+            `tload.stream`.
+        **kwargs: As in transformers (`attn_implementation`, `quantization_config`, `output_loading_info`,
+            `trust_remote_code` for the configuration, …), except `state_dict`, `gguf_file`, `variant` and `subfolder`.
+
+    Returns:
+        The model, in evaluation mode; with `output_loading_info=True` a pair of it and what transformers has to say.
+
+    Raises:
+        Error: Any failure of reading: see `tload.stream`.
+        InvalidRequestError: No `config`, and `source` is not local; or an argument says where else weights are.
+        UnsupportedError: transformers is missing or older than version 5; the model's code is not part of it; it has an
+            adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or weights were left without memory.
+        Exception: Whatever transformers raises, for example for shapes that do not fit.
+
+    Example:
+        >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
+        >>> model = from_pretrained(AutoModelForCausalLM, "s3://bucket/model", config="model_dir")  # doctest: +SKIP
+    """
+    _check_transformers()
+    _check_integrations(source)
+    for name, hint in OTHER_WEIGHTS.items():
+        if kwargs.pop(name, None) not in {None, ""}:
+            raise advise(InvalidRequestError, f"{name}= says where weights are, and so does source", hint)
+    location = source.location if isinstance(source, Checkpoint) else source
+    folder = _folder(location)
+    if config is None:
+        config = folder
+        if hub := HUB_LOCATION.fullmatch(str(location)):
+            config = hub["id"]
+            kwargs.setdefault("revision", hub["revision"] or "main")
+        if config is None:
+            hint = "pass config=: a configuration, or a local directory or Hub id that has one"
+            raise advise(InvalidRequestError, f"{location}: not in a local directory, so config= is needed", hint)
+    place: str | os.PathLike[str] | None = folder
+    if folder is None and isinstance(config, (str, os.PathLike)):
+        place = _folder(config) or config
+    cls, config, kwargs = resolve_class(cls, config, {"dtype": dtype, "device_map": device_map, **kwargs})
+    if kwargs.get("generation_config") is None and place is not None and cls.can_generate():
+        kwargs["generation_config"] = _generation_config(place, kwargs)
+    checkpoint = source if isinstance(source, Checkpoint) else open(_weights(source), store=store)
+    try:
+        loaded = _load(cls, checkpoint, model_args, {"config": config, **kwargs}, options)
+    finally:
+        if checkpoint is not source:
+            checkpoint.close()
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    _check_memory(model, checkpoint)
+    model.name_or_path = model.config.name_or_path = checkpoint.location if folder is None else str(folder)
+    return loaded
+
+
+def _load(
+    cls: Any, checkpoint: Checkpoint, model_args: tuple[Any, ...], kwargs: dict[str, Any], options: Options | None
+) -> Any:
+    def read(name: str, index: Any = ...) -> torch.Tensor:
+        return checkpoint.read(name, index)
+
+    # Ranks that share a model read their part of each tensor when they know which. There is nothing to read ahead.
+    if any(kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")):
+        return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
+    device, device_map = placement(kwargs.get("device_map"), checkpoint)
+    feed = Feed(checkpoint, in_order_of_use(checkpoint), read, device=device, device_map=device_map, options=options)
+    try:
+        with _one_at_a_time():
+            return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, feed.take, read), **kwargs)
+    finally:
+        feed.close()
+
+
+def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]:
+    # In the order in which transformers sees files and their tensors: of floats, it takes the first one's dtype for
+    # the model's if nothing else says which.
+    names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
+    return {name: LazyTensor(checkpoint[name], take, read) for name in names}
+
+
+def _check_transformers() -> None:
+    try:
+        import transformers
+    except ImportError as error:
+        message = f"this needs the package transformers, and it cannot be imported ({error})"
+        raise advise(UnsupportedError, message, "install transformers") from error
+    if int(transformers.__version__.partition(".")[0]) < 5:  # noqa: PLR2004  # loads lazily since
+        message = f"this needs transformers 5 or newer, and {transformers.__version__} is installed"
+        raise advise(UnsupportedError, message, "upgrade transformers, or use tload.patch()")
+
+
+def _check_integrations(source: Source) -> None:
+    """Raise `UnsupportedError` where transformers would do something else with a folder than load its weights."""
+    from transformers.integrations import is_deepspeed_zero3_enabled
+    from transformers.utils import is_peft_available
+
+    if is_deepspeed_zero3_enabled():
+        message = "DeepSpeed's ZeRO-3 is on, which needs all weights in memory at once"
+        raise advise(UnsupportedError, message, "use the model class's own from_pretrained")
+    folder = _folder(source)
+    if folder is not None and (folder / ADAPTER).is_file() and is_peft_available():
+        message = f"{folder}: there is an adapter beside the weights, which transformers would load with peft"
+        raise advise(UnsupportedError, message, "use the model class's own from_pretrained inside tload.patch()")
+
+
+def _generation_config(place: str | os.PathLike[str], kwargs: dict[str, Any]) -> Any:
+    """Return what the model's class would find there, had it been given a place and not weights."""
+    from transformers import GenerationConfig
+
+    of_hub = {name: kwargs[name] for name in HUB if name in kwargs}
+    try:
+        return GenerationConfig.from_pretrained(place, **of_hub)
+    except OSError:
+        # Older models say it in their configuration, which forgets it when it is read.
+        return GenerationConfig.from_pretrained(
+            place, config_file_name="config.json", _from_model_config=True, **of_hub
+        )
+
+
+def _folder(location: object) -> Path | None:
+    """Return the local directory that this is, or that this file is in."""
+    if not isinstance(location, (str, os.PathLike)) or str(location).partition(":/")[0].lower() in SCHEMES:
+        return None
+    path = Path(location)
+    if path.is_dir():
+        return path
+    return path.parent if path.is_file() else None
+
+
+def _weights(source: Any) -> Any:
+    """Return what transformers would load of a local directory, which may hold other checkpoints beside it."""
+    folder = _folder(source)
+    return (
+        folder / WEIGHTS if folder is not None and Path(source) == folder and (folder / WEIGHTS).is_file() else source
+    )
+
+
+def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
+    """Raise `UnsupportedError` if a tensor of the model has no memory, unless accelerate brings it when it is used."""
+    left = [
+        f"{path}.{name}".removeprefix(".")
+        for path, module in model.named_modules()
+        if not hasattr(module, "_hf_hook")
+        for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+        if tensor.is_meta
+    ]
+    if not left:
+        return
+    shown = ", ".join(map(repr, left[:NAMES_SHOWN]))
+    if len(left) > NAMES_SHOWN:
+        shown += f" and {len(left) - NAMES_SHOWN} more"
+    hint = "load it by the model class's own from_pretrained, and tell the authors of tload"
+    raise advise(UnsupportedError, f"{checkpoint.location}: left on the meta device: {shown}", hint, tensor=left[0])
+
+
+_deactivated = 0
+_deactivated_before: str | None = None
+_deactivating = threading.Lock()
+
+
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Have transformers ask for each tensor when it needs it, not all at once in threads of its own.
+
+    The stream reads ahead as it is; and what those threads have read and nobody has merged yet would have no bound.
+    """
+    global _deactivated, _deactivated_before  # noqa: PLW0603  # an environment variable is the whole process's
+    variable = "HF_DEACTIVATE_ASYNC_LOAD"
+    with _deactivating:
+        if _deactivated == 0:
+            _deactivated_before = os.environ.get(variable)
+        _deactivated += 1
+        os.environ[variable] = "1"
+    try:
+        yield
+    finally:
+        with _deactivating:
+            _deactivated -= 1
+            if _deactivated == 0:
+                if _deactivated_before is None:
+                    os.environ.pop(variable, None)
+                else:
+                    os.environ[variable] = _deactivated_before

@@ -1,0 +1,65 @@
+"""Small models of transformers with random weights, as it saves them, to load without a network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from conftest import require
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+
+LAYERS = 11
+"""More than ten, so that numbers sort otherwise than their digits do."""
+
+
+def dense(**changes: Any) -> Any:
+    """Make a Llama."""
+    transformers = require("transformers")
+    require("torch").manual_seed(0)
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": LAYERS, "dtype": "float32", **changes})
+    )
+
+
+def experts(**changes: Any) -> Any:
+    """Make a Qwen3 with experts, each of which has its tensors in files, and which are one in the model."""
+    transformers = require("transformers")
+    require("torch").manual_seed(1)
+    of_experts = {"moe_intermediate_size": 16, "num_experts": 12, "num_experts_per_tok": 2, "head_dim": 8}
+    return transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(**{**SMALL, **of_experts, "num_hidden_layers": 3, "dtype": "float32", **changes})
+    )
+
+
+def save(model: Any, folder: Path, shard_size: str = "100KB") -> Path:
+    """Save a model in shards of a size, as its users get it."""
+    model.save_pretrained(folder, max_shard_size=shard_size)
+    return folder
+
+
+def logits(model: Any) -> Any:
+    """What a model says to a prompt."""
+    torch = require("torch")
+    with torch.no_grad():
+        return model(torch.arange(12)[None]).logits
+
+
+def assert_same(model: Any, other: Any) -> None:
+    """Fail unless both have the same weights, bit for bit, and say the same."""
+    torch = require("torch")
+    state, others = model.state_dict(), other.state_dict()
+    assert list(state) == list(others)
+    for name, tensor in others.items():
+        assert state[name].dtype == tensor.dtype, name
+        assert torch.equal(state[name], tensor), name
+    assert torch.equal(logits(model), logits(other))

@@ -1,0 +1,397 @@
+"""`tload.transformers.from_pretrained`: the models that transformers loads itself, bit for bit."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import models
+import tload
+from conftest import require
+from tload.transformers import _feed, _pretrained, from_pretrained
+from tload.transformers._lazy import in_order_of_use
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import servers
+
+ASYNC = "HF_DEACTIVATE_ASYNC_LOAD"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packages() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        for name in ("torch", "transformers", "accelerate"):
+            require(name)
+        yield
+
+
+@pytest.fixture(scope="module")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save(models.dense(), tmp_path_factory.mktemp("dense"))
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return models.save(models.experts(), tmp_path_factory.mktemp("experts"))
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Names that transformers asks for, in its order, and the addresses of what it got."""
+    addresses: dict[str, int] = {}
+    take = _feed.Feed.take
+
+    def spy(feed: _feed.Feed, name: str) -> Any:
+        tensor = take(feed, name)
+        addresses[name] = tensor.data_ptr()
+        return tensor
+
+    monkeypatch.setattr(_feed.Feed, "take", spy)
+    return addresses
+
+
+@pytest.fixture
+def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of tensors that are read on their own."""
+    names: list[str] = []
+    read = tload.Checkpoint.read
+
+    def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
+        names.append(name)
+        return read(checkpoint, name, *arguments, **keywords)
+
+    monkeypatch.setattr(tload.Checkpoint, "read", spy)
+    return names
+
+
+def auto() -> Any:
+    return require("transformers").AutoModelForCausalLM
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_a_model_is_the_one_that_transformers_loads(kind: str, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    stock = auto().from_pretrained(folder)
+    model, said = from_pretrained(auto(), folder, output_loading_info=True)
+    models.assert_same(model, stock)
+    assert type(model) is type(stock)
+    assert not model.training
+    assert said == {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+    assert model.config.to_dict() == stock.config.to_dict()
+    assert model.generation_config.to_dict() == stock.generation_config.to_dict()
+    assert (model.name_or_path, model.config.name_or_path) == (stock.name_or_path, stock.config.name_or_path)
+    assert os.environ.get(ASYNC) is None
+
+
+def test_weights_are_not_copied(dense: Path, taken: dict[str, int]) -> None:
+    model = from_pretrained(require("transformers").LlamaForCausalLM, dense)
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == taken
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_weights_come_in_the_order_in_which_they_are_asked_for(
+    kind: str,
+    request: pytest.FixtureRequest,
+    taken: dict[str, int],
+    read_again: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_feed, "WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(_feed, "WAITING_BYTES_MAX", 40_000)
+    folder: Path = request.getfixturevalue(kind)
+    model = from_pretrained(auto(), folder)
+    with tload.open(folder) as checkpoint:
+        assert list(taken) == in_order_of_use(checkpoint)
+    assert read_again == []
+    models.assert_same(model, auto().from_pretrained(folder))
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_a_wrong_guess_of_the_order_is_only_slow(
+    kind: str, request: pytest.FixtureRequest, read_again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_feed, "WINDOW_BYTES", 20_000)
+    monkeypatch.setattr(_feed, "WAITING_BYTES_MAX", 40_000)
+    monkeypatch.setattr(_pretrained, "in_order_of_use", lambda names: sorted(names, reverse=True))
+    folder: Path = request.getfixturevalue(kind)
+    models.assert_same(from_pretrained(auto(), folder), auto().from_pretrained(folder))
+    assert read_again
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "auto", None])
+@pytest.mark.parametrize("said", ["float16", None])
+def test_dtypes(dtype: str | None, said: str | None, tmp_path: Path) -> None:
+    torch = require("torch")
+    folder = models.save(models.experts(dtype="bfloat16").to(torch.bfloat16), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["dtype"] = said
+    (folder / "config.json").write_text(json.dumps(config))
+    given: dict[str, Any] = {} if dtype is None else {"dtype": dtype}
+    model = from_pretrained(auto(), folder, **given)
+    models.assert_same(model, auto().from_pretrained(folder, **given))
+    assert model.dtype == getattr(torch, said if said and dtype != "bfloat16" else "bfloat16")
+
+
+def test_of_several_dtypes_the_one_that_transformers_takes(tmp_path: Path) -> None:
+    torch = require("torch")
+    saved = models.dense(dtype="bfloat16").to(torch.bfloat16)
+    saved.lm_head.to(torch.float32)
+    folder = models.save(saved, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "dtype": None}))
+    with tload.open(folder) as checkpoint:
+        assert {info.dtype for info in checkpoint.values()} == {"BF16", "F32"}
+    models.assert_same(from_pretrained(auto(), folder), auto().from_pretrained(folder))
+
+
+def test_the_configuration_of_generation(tmp_path: Path) -> None:
+    folder = models.save(models.dense(), tmp_path)
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps({"do_sample": True, "temperature": 0.25}))
+    assert from_pretrained(auto(), folder).generation_config.temperature == 0.25
+    with tload.open(folder) as checkpoint:
+        files = [shard.location for shard in checkpoint.shards]
+    assert from_pretrained(auto(), files, config=str(folder / "config.json")).generation_config.temperature == 0.25
+    # As it was before there was such a file.
+    path.unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "num_beams": 3}))
+    generation = from_pretrained(auto(), folder).generation_config
+    assert generation.num_beams == 3
+    assert generation.to_dict() == auto().from_pretrained(folder).generation_config.to_dict()
+
+
+def test_tied_weights_are_one(tmp_path: Path) -> None:
+    folder = models.save(models.dense(tie_word_embeddings=True), tmp_path)
+    with tload.open(folder) as checkpoint:
+        assert "lm_head.weight" not in checkpoint
+    model = from_pretrained(auto(), folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    models.assert_same(model, auto().from_pretrained(folder))
+
+
+@pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, "auto", {"model": "cpu", "lm_head": "cpu"}])
+def test_device_maps(device_map: Any, dense: Path) -> None:
+    model = from_pretrained(auto(), dense, device_map=device_map)
+    models.assert_same(model, auto().from_pretrained(dense, device_map=device_map))
+
+
+def test_weights_on_disk_come_when_they_are_used(experts: Path, tmp_path: Path) -> None:
+    torch = require("torch")
+    device_map = {"model.embed_tokens": "cpu", "model.layers.0": "disk", "model.layers.1": "cpu"}
+    device_map |= {"model.layers.2": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
+    model = from_pretrained(auto(), experts, device_map=device_map, offload_folder=tmp_path)
+    assert model.lm_head.weight.is_meta
+    assert torch.equal(models.logits(model), models.logits(auto().from_pretrained(experts)))
+
+
+@pytest.mark.parametrize("name", ["AutoModel", "AutoModelForSequenceClassification"])
+def test_what_is_missing_and_unexpected_is_said_as_transformers_says_it(name: str, dense: Path) -> None:
+    cls = getattr(require("transformers"), name)
+    stock, expected = cls.from_pretrained(dense, output_loading_info=True)
+    model, said = from_pretrained(cls, dense, output_loading_info=True)
+    assert said == expected
+    assert said["unexpected_keys"] == {"lm_head.weight"}
+    assert type(model) is type(stock)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+
+
+def test_other_shapes_are_refused_as_transformers_refuses_them(dense: Path) -> None:
+    config = require("transformers").AutoConfig.from_pretrained(dense, vocab_size=50)
+    for load in (auto().from_pretrained, lambda *given, **named: from_pretrained(auto(), *given, **named)):
+        with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+            load(dense, config=config)
+    _, expected = auto().from_pretrained(dense, config=config, ignore_mismatched_sizes=True, output_loading_info=True)
+    model, said = from_pretrained(auto(), dense, config=config, ignore_mismatched_sizes=True, output_loading_info=True)
+    assert said == expected
+    assert {key[0] for key in said["mismatched_keys"]} == {"lm_head.weight", "model.embed_tokens.weight"}
+    assert model.lm_head.weight.shape[0] == 50
+
+
+def test_arguments_change_the_configuration(dense: Path) -> None:
+    for cls in (auto(), require("transformers").LlamaForCausalLM):
+        model = from_pretrained(cls, dense, attn_implementation="eager", rms_norm_eps=0.5)
+        stock = cls.from_pretrained(dense, attn_implementation="eager", rms_norm_eps=0.5)
+        assert model.config._attn_implementation == "eager"
+        models.assert_same(model, stock)
+
+
+@pytest.mark.parametrize("kind", ["dense", "experts"])
+def test_what_was_loaded_can_be_saved(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    folder: Path = request.getfixturevalue(kind)
+    expected = models.save(auto().from_pretrained(folder), tmp_path / "expected")
+    saved = models.save(from_pretrained(auto(), folder), tmp_path / "saved")
+    assert sorted(path.name for path in saved.iterdir()) == sorted(path.name for path in expected.iterdir())
+    for path in expected.iterdir():
+        assert (saved / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+def test_sources(dense: Path, tmp_path: Path) -> None:
+    stock = auto().from_pretrained(dense)
+    with tload.open(dense) as checkpoint:
+        models.assert_same(from_pretrained(auto(), checkpoint), stock)
+        assert tload.load(checkpoint, names="lm_head.weight")
+    models.assert_same(from_pretrained(auto(), str(dense / "model.safetensors.index.json")), stock)
+    models.assert_same(from_pretrained(auto(), sorted(dense.glob("*.safetensors")), config=str(dense)), stock)
+    # Of what a folder may hold, that which transformers takes.
+    folder = models.save(models.dense(), tmp_path, "1GB")
+    (folder / "adapter_model.safetensors").write_bytes(next(dense.glob("*.safetensors")).read_bytes())
+    models.assert_same(from_pretrained(auto(), folder), stock)
+
+
+def test_a_server_with_a_local_configuration(dense: Path, web: servers.Web) -> None:
+    for path in dense.iterdir():
+        web.files[f"model/{path.name}"] = path.read_bytes()
+    url = f"{web.url}/model"
+    with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
+        from_pretrained(auto(), url)
+    model = from_pretrained(auto(), url, config=dense, options=tload.Options(memory_limit="1 MiB"))
+    models.assert_same(model, auto().from_pretrained(dense))
+    assert model.name_or_path == url
+
+
+@pytest.mark.parametrize("url", ["hf://org/name", "hf://org/name@main/"])
+def test_the_configuration_of_a_model_of_the_hub(
+    url: str, dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    kept = tmp_path / "models--org--name"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text(commit)
+    shutil.copytree(dense, kept / "snapshots" / commit)
+    # What tload makes of such a URL is shown elsewhere.
+    monkeypatch.setattr(_pretrained, "open", lambda source, **_: tload.open(dense if source == url else source))
+    expected = auto().from_pretrained(dense)
+    for cls in (auto(), type(expected)):
+        model = from_pretrained(cls, url, cache_dir=tmp_path)
+        models.assert_same(model, expected)
+        assert model.generation_config.to_dict() == expected.generation_config.to_dict()
+    with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
+        from_pretrained(auto(), "hf://org/name/folder", cache_dir=tmp_path)
+
+
+def test_a_file_that_shrinks_meanwhile_leaves_no_model(experts: Path, tmp_path: Path) -> None:
+    folder = models.save(auto().from_pretrained(experts), tmp_path)
+    cls = require("transformers").Qwen3MoeForCausalLM
+    with tload.open(folder) as checkpoint:
+        path = max(folder.glob("*.safetensors"))
+        os.truncate(path, path.stat().st_size // 2)
+        with pytest.raises(tload.Error, match=path.name) as caught:
+            from_pretrained(cls, checkpoint)
+    assert isinstance(caught.value, (tload.ChangedError, tload.IoError))
+    assert os.environ.get(ASYNC) is None
+    del caught
+    gc.collect()
+    assert not [found for found in gc.get_objects() if type(found) is cls]
+
+
+def test_an_interrupt_ends_the_load(experts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ASYNC, "no")
+    feeds = []
+    receive = _feed.Feed._receive
+
+    def interrupted(feed: _feed.Feed, wanted: str) -> None:
+        feeds.append(feed)
+        if len(feeds) > 20:
+            raise KeyboardInterrupt
+        receive(feed, wanted)
+
+    monkeypatch.setattr(_feed.Feed, "_receive", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        from_pretrained(auto(), experts)
+    assert not feeds[0]._running
+    with pytest.raises(tload.CancelledError):
+        feeds[0].take("lm_head.weight")
+    assert os.environ[ASYNC] == "no"
+
+
+@pytest.mark.parametrize("before", [None, "no"])
+def test_loads_at_the_same_time_leave_the_environment_as_it_was(
+    before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before is not None:
+        monkeypatch.setenv(ASYNC, before)
+    first, second = _pretrained._one_at_a_time(), _pretrained._one_at_a_time()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert os.environ[ASYNC] == "1"
+    second.__exit__(None, None, None)
+    assert os.environ.get(ASYNC) == before
+
+
+def test_what_transformers_refuses_it_refuses_before_anything_is_read(dense: Path, read_again: list[str]) -> None:
+    with pytest.raises(ValueError, match="quantization"):
+        from_pretrained(auto(), dense, quantization_config={"quant_method": "none of them"})
+    assert read_again == []
+
+
+@pytest.mark.parametrize("name", ["state_dict", "gguf_file", "variant", "subfolder"])
+def test_other_weights_are_refused(name: str, dense: Path) -> None:
+    with pytest.raises(tload.InvalidRequestError, match=f"{name}= says where weights are"):
+        from_pretrained(auto(), dense, **dict[str, Any]({name: "x"}))
+
+
+def test_classes_that_do_not_fit(dense: Path) -> None:
+    with pytest.raises(TypeError, match="wanted a model class of transformers, found str"):
+        from_pretrained("Llama", dense)
+    with pytest.raises(tload.InvalidRequestError, match="has no model for a LlamaConfig"):
+        from_pretrained(require("transformers").AutoModelForSpeechSeq2Seq, dense)
+    config = require("transformers").AutoConfig.from_pretrained(dense)
+    config.auto_map = {"AutoModelForCausalLM": "code.py--Model"}
+    with pytest.raises(tload.UnsupportedError, match=r"code of .* comes with the checkpoint"):
+        from_pretrained(auto(), dense, config=config, trust_remote_code=True)
+    models.assert_same(from_pretrained(auto(), dense, config=config), auto().from_pretrained(dense))
+
+
+def test_a_folder_without_weights(dense: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text((dense / "config.json").read_text())
+    with pytest.raises(tload.NotFoundError):
+        from_pretrained(auto(), tmp_path)
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch, dense: Path) -> None:
+    cls = auto()
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(tload.UnsupportedError, match="install transformers"):
+        from_pretrained(cls, dense)
+
+
+def test_what_is_more_than_weights_is_refused(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shutil.copytree(dense, tmp_path / "model")
+    (folder / "adapter_config.json").write_text("{}")
+    monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: False)
+    models.assert_same(from_pretrained(auto(), folder), auto().from_pretrained(dense))
+    monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: True)
+    with pytest.raises(tload.UnsupportedError, match="adapter beside the weights"):
+        from_pretrained(auto(), folder)
+    monkeypatch.setattr(require("transformers.integrations"), "is_deepspeed_zero3_enabled", lambda: True)
+    with pytest.raises(tload.UnsupportedError, match="ZeRO-3"):
+        from_pretrained(auto(), dense)
+
+
+def test_weights_that_are_left_without_memory_are_an_error(dense: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = require("torch")
+    cls = require("transformers").LlamaForCausalLM
+    finalize = cls._finalize_model_loading
+
+    def forgets(model: Any, *arguments: Any) -> Any:
+        said = finalize(model, *arguments)
+        model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq.to("meta")
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.to("meta"))
+        return said
+
+    monkeypatch.setattr(cls, "_finalize_model_loading", staticmethod(forgets))
+    with pytest.raises(tload.UnsupportedError, match=r"meta device: 'model.rotary_emb.inv_freq', 'lm_head.weight'"):
+        from_pretrained(auto(), dense)

@@ -1,0 +1,74 @@
+"""`tload.transformers.from_pretrained` on two ranks that share a model: each reads its part of each tensor."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import models
+from conftest import require
+from servers import unused_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import tload
+
+
+@pytest.mark.timeout(240)
+def test_two_ranks_load_the_model_that_transformers_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    torch = require("torch")
+    for name in ("transformers", "accelerate"):
+        require(name)
+    folder = models.save(models.experts(), tmp_path)
+    torch.multiprocessing.spawn(two_ranks, (folder, unused_port()), nprocs=2)
+
+
+def two_ranks(rank: int, folder: Path, port: int) -> None:
+    """Run on each rank: experts shared by columns, and everything shared by rows."""
+    import torch
+    import torch.distributed
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed.configuration_utils import DistributedConfig
+
+    import tload.transformers
+
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": 2, "RANK": rank}.items():
+        os.environ[name] = str(value)
+    os.environ["LOCAL_RANK"] = str(rank)
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
+    indices: dict[str, Any] = {}
+    read = tload.Checkpoint.read
+
+    def spy(checkpoint: tload.Checkpoint, name: str, index: Any = ..., **keywords: Any) -> Any:
+        tensor = read(checkpoint, name, index, **keywords)
+        indices[name] = math.prod(tensor.shape) / math.prod(checkpoint[name].shape)
+        return tensor
+
+    vars(tload)["Checkpoint"].read = spy
+    prompt = torch.arange(12)[None]
+    for kind in ("tp_size", "fsdp_size"):
+        indices.clear()
+        stock = AutoModelForCausalLM.from_pretrained(folder, distributed_config=DistributedConfig(**{kind: 2}))
+        model = tload.transformers.from_pretrained(
+            AutoModelForCausalLM, folder, distributed_config=DistributedConfig(**{kind: 2})
+        )
+        state = {name: local(tensor) for name, tensor in model.state_dict().items()}
+        for name, tensor in stock.state_dict().items():
+            assert torch.equal(state[name], local(tensor)), name
+        with torch.no_grad():
+            assert torch.equal(model(prompt).logits, stock(prompt).logits)
+        assert indices["lm_head.weight"] == 0.5
+        # Either half of each expert, or half of the experts.
+        own = [name for name in indices if ".experts." in name]
+        assert len(own) == 3 * 12 * 3 // (1 if kind == "tp_size" else 2)
+        assert {indices[name] for name in own} == {0.5 if kind == "tp_size" else 1.0}
+    torch.distributed.destroy_process_group()
+
+
+def local(tensor: Any) -> Any:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
