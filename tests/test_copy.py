@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,9 +9,16 @@ import pytest
 import tload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import servers
 
-FILES = {"config.json": b"{}", "model.safetensors": b"\x02" + bytes(7) + b"{}", "nested/.hidden": b"h", "nested/a.bin": b"abc"}
+FILES = {
+    "config.json": b"{}",
+    "model.safetensors": b"\x02" + bytes(7) + b"{}",
+    "nested/.hidden": b"h",
+    "nested/a.bin": b"abc",
+}
 
 
 @pytest.fixture
@@ -74,7 +80,7 @@ def test_files_are_listed(folder: Path) -> None:
         tload.list_files(folder / "none")
 
 
-def test_objects_are_listed_and_copied(s3: servers.S3, folder: Path, tmp_path: Path) -> None:
+def test_objects_are_listed_and_copied(s3: servers.S3, tmp_path: Path) -> None:
     for name, content in FILES.items():
         s3.put("bucket", f"copies/{name}", content)
     url = "s3://bucket/copies"

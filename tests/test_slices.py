@@ -1,4 +1,4 @@
-"""Slices of tensors, while streaming and one by one: the same elements as numpy's, and hardly more bytes read than those."""
+"""Slices of tensors, while streaming and one by one: numpy's elements, and hardly more bytes read than those."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_what_was_read_beside_is_not_kept(shaped: Shaped) -> None:
 def test_into_memory_of_the_callers(shaped: Shaped) -> None:
     np = require("numpy")
     path, arrays = shaped
-    slices = {"large": (slice(None), slice(1024, 2048)), "cube": 3}
+    slices: dict[str, Any] = {"large": (slice(None), slice(1024, 2048)), "cube": 3}
     target = {name: np.zeros_like(arrays[name][index]) for name, index in slices.items()}
     report = tload.load_into(target, path, strict=False, slices=slices)
     assert report.tensors == 2
@@ -200,7 +200,7 @@ def test_mistakes_in_the_mapping(shaped: Shaped) -> None:
     with pytest.raises(TypeError, match="slices: wanted a mapping"):
         tload.stream(path, slices=slices, framework="numpy")
     with pytest.raises(TypeError, match="slices: wanted a str"):
-        tload.stream(path, slices={1: 0}, framework="numpy")  # type: ignore[dict-item]
+        tload.stream(path, slices={1: 0}, framework="numpy")  # type: ignore[call-overload]
     assert tload.load(path, slices={}, names="scalar", framework="numpy")["scalar"] == 0
     with pytest.raises(tload.InvalidRequestError, match="closed"):
         closed(path).read("cube", framework="numpy")

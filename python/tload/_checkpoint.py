@@ -142,13 +142,14 @@ class Checkpoint(Mapping[str, TensorInfo]):
     ) -> Any:
         """Read one tensor, or a slice of it, now. For many at once, `tload.stream` is faster.
 
-        May be called from several threads at a time. Small tensors of files (up to 4 MiB) are read by the calling thread,
-        through the page cache; others are a load of their own.
+        May be called from several threads at a time. Small tensors of files (up to 4 MiB) are read by the calling
+        thread, through the page cache; others are a load of their own.
 
         Args:
             name: The tensor's name.
             index: What would stand in brackets behind a numpy array: an int, a slice with a positive step, `...`, or a
-                tuple of them. Only the bytes needed are read, and gaps that cost less to read than to skip. Default: all.
+                tuple of them. Only the bytes needed are read, and gaps that cost less to read than to skip. Default:
+                all.
             framework: What to return: see `tload.stream`. Default: `"torch"`.
             device: Where it is to live: see `tload.stream`. Default: `"cpu"`.
 

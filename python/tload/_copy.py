@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,8 @@ from tload import _store, _tload
 from tload._stream import texts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from tload._checkpoint import Location
     from tload._store import Store
     from tload._stream import Names
@@ -97,8 +98,8 @@ def list_files(source: Location, *, store: Store | None = None) -> list[tuple[st
     """List all files below a location, hidden ones too, by name.
 
     Args:
-        source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index names, and what usually
-            lies beside it.
+        source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index names, and what
+            usually lies beside it.
         store: How to reach the object store: see `tload.open`.
 
     Returns:

@@ -64,8 +64,8 @@ def load_into(
             of them selects. Targets that are not selected are left alone, which needs `strict=False`.
         glob: Load the tensors whose whole name matches a pattern (or one of several).
         regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
-        slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default: whole
-            tensors.
+        slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default:
+            whole tensors.
         store: How to reach the object stores that the source is in: see `tload.open`.
         progress: `True` draws a progress bar when standard error is a terminal; a callable is called with a `Progress`
             at most ten times a second, and at the end. What it raises stops the load.

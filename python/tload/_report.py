@@ -13,8 +13,8 @@ class EngineReport:
     """The engine that read, and why it was this one."""
 
     name: str
-    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring + object"`, when some files
-    are local and some remote; `"none"` when there was nothing to read."""
+    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring + object"`, when some
+    files are local and some remote; `"none"` when there was nothing to read."""
     requested: str
     """What the caller asked for: `"auto"`, `"uring"`, `"pread"` or `"tokio-uring"`."""
     reason: str

@@ -45,8 +45,8 @@ class TensorStream(Generic[T]):
 
     An error ends the stream. Tensors that were yielded before stay good.
 
-    In an event loop, `async for name, tensor in stream` waits without blocking the loop, and without a thread. A task that
-    is cancelled while it waits loses nothing: the stream goes on, until it is closed or dropped.
+    In an event loop, `async for name, tensor in stream` waits without blocking the loop, and without a thread. A task
+    that is cancelled while it waits loses nothing: the stream goes on, until it is closed or dropped.
     """
 
     def __init__(
@@ -281,9 +281,9 @@ def stream(
             what any of them selects.
         glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
         regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
-        slices: Of these tensors only that: a mapping of names to what would stand in brackets behind a numpy array: an int,
-            a slice with a positive step, `...`, or a tuple of them. Only the bytes needed are read, and gaps that cost less
-            to read than to skip. It selects nothing by itself. Default: whole tensors.
+        slices: Of these tensors only that: a mapping of names to what would stand in brackets behind a numpy array:
+            an int, a slice with a positive step, `...`, or a tuple of them. Only the bytes needed are read, and gaps
+            that cost less to read than to skip. It selects nothing by itself. Default: whole tensors.
         store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
             are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
             environment of each store.
@@ -352,7 +352,8 @@ def stream(
         slices=slices_of(slices),
         options=resolved,
     )
-    # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by then.
+    # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by
+    # then.
     convert = make_converter(loader.dtypes(), lambda: map(TensorInfo._make, loader.selected()))
     allocator = _allocator(framework, loader.devices())
     raw = loader.stream(allocator)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, TypeAlias, final, overload
 
 from typing_extensions import CapsuleType
 
@@ -155,7 +155,10 @@ class Loader:
 class Stream:
     """A running load."""
 
-    def receive(self, timeout: float | None) -> Tensor | None: ...
+    @overload
+    def receive(self, timeout: None) -> Tensor: ...
+    @overload
+    def receive(self, timeout: float) -> Tensor | None: ...
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def names(self) -> list[str]: ...
     def poll(self) -> Tensor | None: ...

@@ -48,7 +48,7 @@ DTYPES = {
 }
 
 IMPORTED = frozenset({"U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"})
-"""What DLPack import takes in every version of torch. Others go by way of bytes, which takes three times as long for each."""
+"""What DLPack import takes in every version of torch. Others go by way of bytes: three times as long for each."""
 
 NAMES_SHOWN = 3
 """Tensors that an error names: enough to know the kind, few enough for a line."""
@@ -57,8 +57,8 @@ NAMES_SHOWN = 3
 def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], torch.Tensor]:
     """Return what makes torch tensors of these dtypes.
 
-    Raises `UnsupportedError` for a dtype that torch lacks, and names the tensors of it, which `infos` is asked for only then:
-    to describe thousands takes as long as to load some of them.
+    Raises `UnsupportedError` for a dtype that torch lacks, and names the tensors of it, which `infos` is asked for
+    only then: to describe thousands takes as long as to load some of them.
     """
     try:
         import torch
