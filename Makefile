@@ -25,7 +25,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro lint ruff deny doc clean
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm
 
 build:
 	cargo build --release
@@ -115,6 +115,21 @@ lint: check ruff deny
 
 ruff:
 	$(call if_installed,ruff,ruff --version,ruff check python tests && ruff format --check python tests)
+
+# The docs site, into target/site. In an environment of its own: it needs neither the compiled module nor PyTorch. Fetches nothing
+# once that is there.
+DOCS_VENV ?= $(VENV)/docs
+DOCS_PY := $(DOCS_VENV)/bin/python
+DOCS_INSTALLED := $(DOCS_VENV)/.tload-docs
+
+docs: $(DOCS_INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
+
+$(DOCS_INSTALLED): docs/requirements.txt
+	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_PY) -m pip install --requirement $<
+	touch $@
 
 deny:
 	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check)

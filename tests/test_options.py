@@ -196,3 +196,8 @@ def test_help_of_load_names_every_keyword() -> None:
     for name, parameter in parameters.items():
         default = "None" if parameter.default is None else f'"{parameter.default}"'
         assert f"`{name}={default}`" in text
+
+
+def test_options_show_what_was_set() -> None:
+    assert repr(tload.Options()) == "tload.Options()"
+    assert repr(tload.Options(memory_limit="1 GiB", depth=3)) == "tload.Options(depth=3, memory_limit='1 GiB')"

@@ -81,6 +81,67 @@ def test_no_bar_is_drawn_into_files(megabytes: Path) -> None:
     assert done.stdout == done.stderr == b""
 
 
+def test_progress_is_a_line_for_people() -> None:
+    progress = tload.Progress(
+        tensors_total=40, tensors_received=10, bytes_total=4 * MIB, bytes_received=MIB, bytes_read=2 * MIB
+    )
+    assert str(progress) == " 25% 1.0 MiB of 4.0 MiB, 10 of 40 tensors"
+    nothing = tload.Progress(tensors_total=0, tensors_received=0, bytes_total=0, bytes_received=0, bytes_read=0)
+    assert str(nothing) == "100% 0 B of 0 B, 0 of 0 tensors"
+
+
+def test_programs_without_standard_error_show_nothing(megabytes: Path) -> None:
+    script = f"import sys, tload; sys.stderr = None; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert done.stdout == done.stderr == b""
+
+
+def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
+    """Below the cell, in a kernel of IPython's own, whose standard error is no terminal."""
+    require("ipykernel")
+    jupyter = require("jupyter_client.manager")
+    manager, client = jupyter.start_new_kernel(
+        kernel_name="python3", startup_timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    )
+    shown: list[dict[str, Any]] = []
+
+    def note(message: dict[str, Any]) -> None:
+        if message["msg_type"] in {"display_data", "update_display_data", "stream", "error"}:
+            shown.append(message)
+
+    try:
+        code = (
+            f"import tload, tload._stream; tload._stream.INTERVAL = 0.0\n"
+            f"_ = tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+        )
+        reply = client.execute_interactive(code, timeout=60, output_hook=note, allow_stdin=False)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+    assert reply["content"]["status"] == "ok", reply
+    kinds = [message["msg_type"] for message in shown]
+    # One bar, which is drawn again and again.
+    assert kinds[0] == "display_data"
+    assert set(kinds[1:]) == {"update_display_data"}
+    assert len({message["content"]["transient"]["display_id"] for message in shown}) == 1
+    last = shown[-1]["content"]["data"]
+    assert '<progress value="1.000"' in last["text/html"]
+    assert "100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, " in last["text/html"]
+    # Where no HTML is shown.
+    assert last["text/plain"].startswith("tload: 100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, ")
+
+
+def test_no_bar_is_drawn_in_shells_without_a_terminal(megabytes: Path) -> None:
+    """IPython alone is no notebook."""
+    require("IPython")
+    script = (
+        "from IPython.core.interactiveshell import InteractiveShell; InteractiveShell.instance();"
+        f"import tload; tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+    assert done.stdout == done.stderr == b""
+
+
 @pytest.mark.parametrize("with_tqdm", [True, False])
 def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, megabytes: Path) -> None:  # noqa: FBT001
     if with_tqdm:

@@ -63,8 +63,12 @@ def test_it_is_plain_when_asked(loaded: tuple[tload.Report, Path]) -> None:
 
 
 def test_its_text_is_for_people(loaded: tuple[tload.Report, Path]) -> None:
-    report, _ = loaded
+    report, path = loaded
     assert re.search(r"8 tensors, 16\.0 MiB in \d+\.\d+ s", str(report))
-    assert "Report(location=" in repr(report)
+    assert report.summary.startswith(f"{path}: 8 tensors, 16.0 MiB in ")
+    assert report.summary.endswith(f" GB/s (complete), {report.engine.name}")
+    assert repr(report) == f"<tload.Report of {report.summary}>"
+    # A notebook shows what a location says, whatever that is.
+    assert dataclasses.replace(report, text="<b>&")._repr_html_() == "<pre>&lt;b&gt;&amp;</pre>"
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.tensors = 3  # type: ignore[misc]

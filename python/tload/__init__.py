@@ -14,7 +14,9 @@ Safetensors checkpoints are read in place and arrive as tensors while later ones
 """
 
 import atexit
+import os
 
+from tload import _logging
 from tload._checkpoint import Checkpoint, Shard, TensorInfo, open  # noqa: A004
 from tload._copy import CopyReport, copy, list_files
 from tload._errors import (
@@ -78,6 +80,8 @@ __all__ = [
     "release_staging",
     "stream",
 ]
+
+_logging.configure(os.environ.get(_logging.VARIABLE))
 
 # While the driver is still there: at its own exit it would find memory pinned that nobody can unpin any more.
 atexit.register(release_staging)

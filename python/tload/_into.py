@@ -67,8 +67,8 @@ def load_into(
         slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default:
             whole tensors.
         store: How to reach the object stores that the source is in: see `tload.open`.
-        progress: `True` draws a progress bar when standard error is a terminal; a callable is called with a `Progress`
-            at most ten times a second, and at the end. What it raises stops the load.
+        progress: `True` draws a progress bar in a notebook, and when standard error is a terminal; a callable is called
+            with a `Progress` at most ten times a second, and at the end. What it raises stops the load.
         options: Limits and preferences, to use for several loads. The keywords below win over it.
         **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not `"map"`),
             `writable=None` (means nothing here), `order=None`, `depth=None`, `in_flight_bytes=None`,

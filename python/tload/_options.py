@@ -89,6 +89,10 @@ class Options:
     def __post_init__(self) -> None:
         _tload.check_options(self)
 
+    def __repr__(self) -> str:
+        fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
+        return f"tload.Options({', '.join(f'{name}={value!r}' for name, value in fields if value is not None)})"
+
 
 class OptionKeywords(TypedDict, total=False):
     """The fields of `Options` as keyword arguments."""

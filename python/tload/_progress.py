@@ -1,7 +1,8 @@
-"""Telling people how far a load is: a callback or a bar."""
+"""Telling people how far a load is: a callback, or a bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a load is."""
+    """How far a load is. `str()` is a line for people."""
 
     tensors_total: int
     """Tensors that are wanted."""
@@ -33,6 +34,11 @@ class Progress:
     def fraction(self) -> float:
         """What share of the bytes was received, from 0.0 to 1.0."""
         return self.bytes_received / self.bytes_total if self.bytes_total else 1.0
+
+    def __str__(self) -> str:
+        received = _tload.format_bytes(self.bytes_received)
+        total = _tload.format_bytes(self.bytes_total)
+        return f"{self.fraction:4.0%} {received} of {total}, {self.tensors_received} of {self.tensors_total} tensors"
 
 
 Callback: TypeAlias = Callable[[Progress], object]
@@ -63,7 +69,7 @@ class CallbackWatcher:
 
 
 class BarWatcher:
-    """Draws a bar with tqdm."""
+    """Draws a bar in a terminal with tqdm."""
 
     def __init__(self, tqdm: Any, bytes_total: int) -> None:
         """Draw an empty bar."""
@@ -86,11 +92,7 @@ class LineWatcher:
         self._width = 0
 
     def update(self, progress: Progress) -> None:
-        seconds = time.monotonic() - self._started
-        speed = progress.bytes_received / seconds / 1e9 if seconds > 0 else 0.0
-        received = _tload.format_bytes(progress.bytes_received)
-        total = _tload.format_bytes(progress.bytes_total)
-        line = f"tload: {progress.fraction:4.0%} {received} of {total}, {speed:.2f} GB/s"
+        line = f"tload: {progress}, {_speed(progress, self._started)}"
         print("\r" + line.ljust(self._width), end="", file=sys.stderr, flush=True)
         self._width = len(line)
 
@@ -99,8 +101,48 @@ class LineWatcher:
             print(file=sys.stderr, flush=True)
 
 
+class NotebookWatcher:
+    """Draws a bar below the cell of a notebook: HTML, which needs no widgets and is saved with the notebook."""
+
+    def __init__(self, display: Callable[..., Any]) -> None:
+        """Start the clock. The bar appears with the first update."""
+        self._started = time.monotonic()
+        self._display = display
+        self._handle: Any = None
+
+    def update(self, progress: Progress) -> None:
+        bar = _Bar(progress, _speed(progress, self._started))
+        if self._handle is None:
+            self._handle = self._display(bar, display_id=True)
+        else:
+            self._handle.update(bar)
+
+    def close(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """What a notebook shows."""
+
+    progress: Progress
+    speed: str
+
+    def __repr__(self) -> str:
+        return f"tload: {self.progress}, {self.speed}"
+
+    def _repr_html_(self) -> str:
+        bar = f'<progress value="{self.progress.fraction:.3f}" style="width: 20em"></progress>'
+        return f"<div>tload {bar} {self.progress}, {self.speed}</div>"
+
+
+def _speed(progress: Progress, started: float) -> str:
+    seconds = time.monotonic() - started
+    return f"{progress.bytes_received / seconds / 1e9 if seconds > 0 else 0.0:.2f} GB/s"
+
+
 def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher | None:  # noqa: FBT001
-    """Choose what shows progress. A bar is drawn on terminals only."""
+    """Choose what shows progress. A bar is drawn in notebooks and on terminals only."""
     if progress is None or progress is False:
         return None
     if progress is not True:
@@ -108,10 +150,26 @@ def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher |
             message = f"progress: wanted True, False, None or a callable, found {type(progress).__qualname__}"
             raise TypeError(message)
         return CallbackWatcher(progress)
-    if not sys.stderr.isatty():
+    display = _notebook_display()
+    if display is not None:
+        return NotebookWatcher(display)
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:
-        from tqdm.auto import tqdm
+        # Not `tqdm.auto`: outside of notebooks it is the same bar, behind imports that take longer.
+        from tqdm import tqdm
     except ImportError:
         return LineWatcher()
     return BarWatcher(tqdm, bytes_total)
+
+
+def _notebook_display() -> Callable[..., Any] | None:
+    """Return what shows things below the cell of a notebook, or `None` outside of one."""
+    # A kernel has imported IPython before it runs anything.
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    # Shells in terminals have none.
+    if getattr(shell, "kernel", None) is None:
+        return None
+    display: Callable[..., Any] = importlib.import_module("IPython.display").display
+    return display

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -168,6 +169,11 @@ class Report:
         """Bytes of tensors received per second."""
         return self.tensor_bytes / self.seconds if self.seconds > 0 else 0.0
 
+    @property
+    def summary(self) -> str:
+        """One line for people: what was loaded, how much, how fast, how it ended, with what."""
+        return f"{self.location}: {self.text.partition(chr(10))[0]}, {self.engine.name}"
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain dicts, lists, numbers and text, ready for JSON."""
         plain = dataclasses.asdict(self)
@@ -181,6 +187,13 @@ class Report:
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"<tload.Report of {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        # What notebooks show. Locations and notes may hold anything.
+        return f"<pre>{html.escape(self.text)}</pre>"
 
 
 def read_report(document: str, text: str) -> Report:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, overload
 
-from tload import _cuda, _numpy, _tload, _torch
+from tload import _cuda, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
 from tload._errors import Error, InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, resolve
@@ -113,9 +114,7 @@ class TensorStream(Generic[T]):
             self._end()
             raise
         except BaseException:
-            # An iterator that has failed is over: nothing goes on reading behind the traceback.
-            self._ended = True
-            self.close()
+            self._fail()
             raise
         return tensor.name, converted
 
@@ -146,16 +145,14 @@ class TensorStream(Generic[T]):
             self._end()
             raise
         except Error:
-            self._ended = True
-            self.close()
+            self._fail()
             raise
         try:
             if self._watcher is not None:
                 self._look(self._watcher)
             return tensor.name, self._convert(tensor)
         except BaseException:
-            self._ended = True
-            self.close()
+            self._fail()
             raise
 
     def __length_hint__(self) -> int:
@@ -191,11 +188,22 @@ class TensorStream(Generic[T]):
     def _end(self) -> None:
         self._ended = True
         try:
-            log_notes(self.report)
             if self._watcher is not None:
                 self._watcher.update(self.progress)
         finally:
+            # What is logged comes below the bar, not into it.
             self.close()
+            report = self.report
+            log_notes(report)
+            _logging.log_end(report)
+
+    def _fail(self) -> None:
+        # An iterator that has failed is over: nothing goes on reading behind the traceback.
+        self._ended = True
+        self.close()
+        # In a forked process there is no report.
+        with contextlib.suppress(InvalidRequestError):
+            _logging.log_end(self.report)
 
 
 def log_notes(report: Report) -> None:
@@ -287,9 +295,9 @@ def stream(
         store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
             are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
             environment of each store.
-        progress: `True` draws a progress bar when standard error is a terminal (with tqdm, if it is installed); a
-            callable is called with a `Progress` at most ten times a second, and at the end. What it raises stops the
-            load.
+        progress: `True` draws a progress bar in a notebook, and when standard error is a terminal (with tqdm, if it is
+            installed); a callable is called with a `Progress` at most ten times a second, and at the end. What it raises
+            stops the load.
         options: Limits and preferences, to use for several loads. The arguments below win over it.
         engine: See `Options.engine`.
         cache: See `Options.cache`.

@@ -1,0 +1,59 @@
+"""Telling programs what loads do, by Python's `logging`: the logger `"tload"`, and the variable `TLOAD_LOG`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tload._report import Report
+
+VARIABLE = "TLOAD_LOG"
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL + 1,
+}
+
+_logger = logging.getLogger("tload")
+
+
+class _StandardError(logging.Handler):
+    """Writes to standard error as long as nobody else listens.
+
+    Whether somebody does is asked for each record: most programs set up their logging after their imports.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        listeners = [*_logger.handlers, *(logging.getLogger().handlers if _logger.propagate else ())]
+        if listeners != [self]:
+            return
+        try:
+            sys.stderr.write(self.format(record) + "\n")
+        except Exception:  # noqa: BLE001  # as the handlers of `logging` do
+            self.handleError(record)
+
+
+def configure(text: str | None) -> None:
+    """Do what `TLOAD_LOG` says, which has the value `text`. Without one, the logger is left to the program."""
+    if text is None or not text.strip():
+        return
+    if not any(isinstance(handler, _StandardError) for handler in _logger.handlers):
+        handler = _StandardError()
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+        _logger.addHandler(handler)
+    level = LEVELS.get(text.strip().lower())
+    if level is None:
+        # No exception: an import is no place for it.
+        _logger.warning("%s=%r is ignored; it can be %s", VARIABLE, text, ", ".join(LEVELS))
+    else:
+        _logger.setLevel(level)
+
+
+def log_end(report: Report) -> None:
+    """Log what a load did, once it has ended: one line for `info`, the whole report for `debug`."""
+    _logger.info("%s", report.summary)
+    _logger.debug("%s", report)

@@ -1,0 +1,337 @@
+"""Every code block of the README and the docs runs as it stands, or says why it cannot, and is checked all the same."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from contextlib import ExitStack
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from conftest import require
+from documents import Block, blocks_of
+from files import Content, write_checkpoint, write_file
+from tload import _options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers import S3
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = Path(tload.__file__).parent
+
+# Design notes are records: they quote what may be gone.
+PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "design")]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+OWN = {"tload", "runai_model_streamer"}
+"""What need not be installed: ours, and what ours takes the place of."""
+
+SHELLS = {"bash", "console"}
+LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
+
+NOT_RUN = {
+    "README.md": 3,
+    "docs/from/fastsafetensors.md": 2,
+    "docs/from/flashpack.md": 2,
+    "docs/from/instanttensor.md": 2,
+    "docs/from/tensorizer.md": 2,
+    "docs/quickstart.md": 2,
+    "docs/sources.md": 1,
+    "docs/troubleshooting.md": 4,
+    "docs/tuning.md": 1,
+    "docs/with/command.md": 1,
+    "docs/with/dcp.md": 1,
+    "docs/with/pytorch.md": 1,
+    "docs/with/rust.md": 2,
+    "docs/with/sglang.md": 3,
+    "docs/with/transformers.md": 2,
+    "docs/with/vllm.md": 4,
+}
+"""How many blocks of a page are not run. One more needs a decision, not a comment alone."""
+
+RUNNER = r"""
+import json, subprocess, sys
+
+namespace = {"__name__": "__main__"}
+for page, line, language, text in json.load(sys.stdin):
+    if language == "python":
+        # A traceback names the line of the page.
+        exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
+    else:
+        print(f"{page}:{line}", flush=True)
+        subprocess.run(["bash", "-euc", text], check=True, stdin=subprocess.DEVNULL)
+"""
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    blocks = [block for block in blocks_of(page) if block.reason is None and block.language in {"python", *SHELLS}]
+    if not blocks:
+        return
+    for module in sorted({"torch", "numpy", "ml_dtypes"}.union(*(imports(block) for block in blocks))):
+        require(module)
+    make_model_dir(tmp_path)
+    environment = {
+        "PATH": sysconfig.get_path("scripts") + os.pathsep + os.environ["PATH"],
+        "HF_HOME": str(tmp_path / "hf"),
+    }
+    work = [
+        (str(page), block.line, block.language, block.text if block.language == "python" else "\n".join(block.commands))
+        for block in blocks
+    ]
+    with ExitStack() as servers:
+        if any("s3://" in block.text for block in blocks):
+            environment |= fill_bucket(request.getfixturevalue("s3"), tmp_path / "model_dir")
+        if any("hf://" in block.text for block in blocks):
+            environment |= fill_hub(servers.enter_context(require("hub").hub()), tmp_path / "model_dir")
+        done = subprocess.run(
+            [sys.executable, "-c", RUNNER],
+            input=json.dumps(work),
+            cwd=tmp_path,
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def make_model_dir(folder: Path) -> None:
+    """Make the `model_dir` that the pages load."""
+    path = folder / "model_dir"
+    path.mkdir()
+    layers = [
+        {
+            f"model.layers.{layer}.{name}": Content.random("BF16", (8, 16), layer)
+            for name in ("up.weight", "down.weight")
+        }
+        for layer in range(2)
+    ]
+    write_checkpoint(path, [*layers, {"lm_head.weight": Content.random("F32", (3, 5), 0)}])
+    write_file(path / "a.safetensors", {"a": Content.random("F32", (4,), 0)})
+
+
+def fill_bucket(s3: S3, folder: Path) -> dict[str, str]:
+    """Store what the pages load from buckets, and return the variables by which they reach it."""
+    s3.put_folder("bucket", "model", folder)
+    body = folder.parent / "b.safetensors"
+    write_file(body, {"b": Content.random("F32", (4,), 0)})
+    s3.put("bucket", "b.safetensors", body.read_bytes())
+    return {
+        "AWS_ENDPOINT_URL": s3.store["endpoint"],
+        "AWS_ACCESS_KEY_ID": s3.store["access_key_id"],
+        "AWS_SECRET_ACCESS_KEY": s3.store["secret_access_key"],
+        "AWS_REGION": s3.store["region"],
+    }
+
+
+def fill_hub(hub: Any, folder: Path) -> dict[str, str]:
+    """Make a model of what the pages load from the hub, and return the variables by which they reach it."""
+    hub.commit("org/name", {path.name: path.read_bytes() for path in folder.iterdir()})
+    return {"HF_ENDPOINT": hub.url}
+
+
+def all_blocks(*languages: str) -> Iterator[Block]:
+    found = [block for page in PAGES for block in blocks_of(page) if block.language in languages]
+    assert found
+    yield from found
+
+
+def where(block: Block) -> str:
+    return f"{block.page.relative_to(ROOT)}:{block.line}"
+
+
+def test_every_block_says_what_it_is() -> None:
+    for page in PAGES:
+        lines = page.read_text().splitlines()
+        fences = [number for number, line in enumerate(lines, 1) if line.lstrip().startswith("```")]
+        found = {block.line - 1 for block in blocks_of(page)}
+        # Every other one opens a block.
+        lost = [f"{page}:{number}" for number in fences[::2] if number not in found]
+        assert not lost, "a block that is not closed, or not at the margin"
+        for block in blocks_of(page):
+            assert block.language in LANGUAGES, f"{where(block)}: {block.language!r}"
+
+
+def test_only_harmless_commands_are_run() -> None:
+    for block in all_blocks(*SHELLS):
+        for command in block.commands:
+            words = words_of(command)
+            assert block.reason or words[0] in {"tload", "python"}, f"{where(block)}: would run {command}"
+
+
+def test_what_is_not_run_is_counted() -> None:
+    counts = {}
+    for page, name in zip(PAGES, NAMES, strict=True):
+        reasons = [block.reason for block in blocks_of(page) if block.reason is not None]
+        assert len(reasons) == page.read_text().count("<!-- not run:"), f"{name}: a comment without a block"
+        if reasons:
+            counts[name] = len(reasons)
+    assert counts == NOT_RUN
+
+
+def test_all_python_compiles_and_names_what_there_is() -> None:
+    for block in all_blocks("python"):
+        tree = ast.parse(block.text, filename=where(block))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tload":
+                for alias in node.names:
+                    check_name(block, [*node.module.split("."), alias.name])
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    check_name(block, alias.name.split("."))
+            elif isinstance(node, ast.Attribute):
+                check_name(block, ast.unparse(node).split("."))
+            elif isinstance(node, ast.Call):
+                check_keywords(block, node)
+
+
+def check_name(block: Block, path: list[str]) -> None:
+    """Fail if `path` begins with `tload` and leads to nothing, without importing what needs other packages."""
+    if path[0] != "tload":
+        return
+    module = PACKAGE
+    for name in path[1:]:
+        inner = module / name
+        if not (inner.is_dir() or inner.with_suffix(".py").exists()):
+            assert name in defined_in(module), f"{where(block)}: {module.relative_to(PACKAGE.parent)} has no {name}"
+            return
+        module = inner
+
+
+@cache
+def defined_in(module: Path) -> set[str]:
+    """The names that a module's source defines or imports."""
+    source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def check_keywords(block: Block, call: ast.Call) -> None:
+    """Fail if a call of one of our functions passes a keyword that it does not take."""
+    match ast.unparse(call.func):
+        case "tload.stream" | "tload.load":
+            known = set(inspect.signature(tload.stream).parameters)
+        case "tload.load_into":
+            known = set(inspect.signature(tload.load_into).parameters) | set(_options.VARIABLES) | {"writable"}
+        case "tload.open":
+            known = set(inspect.signature(tload.open).parameters)
+        case "tload.Options":
+            known = set(_options.VARIABLES) | {"writable"}
+        case _:
+            return
+    for keyword in call.keywords:
+        assert keyword.arg in {None, *known}, f"{where(block)}: {ast.unparse(call.func)} takes no {keyword.arg}"
+
+
+def imports(block: Block) -> set[str]:
+    """The modules that a block imports, but for Python's own and ours."""
+    if block.language != "python":
+        return set()
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return {name for name in found if name not in {*sys.stdlib_module_names, *OWN}}
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command, without the variables that it is given."""
+    words = shlex.split(command, comments=True)
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        del words[0]
+    return words
+
+
+@cache
+def help_of(*command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "tload", *command, "--help"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_command_knows_what_it_is_told() -> None:
+    checked = 0
+    for block in all_blocks(*SHELLS):
+        for command in block.commands:
+            words = words_of(command)
+            if words[0] == "docker":
+                words = words[words.index("tload") :]
+            if words[0] != "tload":
+                continue
+            checked += 1
+            if words[1].startswith("-"):
+                known = help_of()
+            else:
+                assert re.search(rf"^  {words[1]} ", help_of(), re.MULTILINE), f"{where(block)}: no command {words[1]}"
+                known = help_of(words[1])
+            for option in (word.partition("=")[0] for word in words if word.startswith("--")):
+                assert re.search(rf"{option}\b", known), f"{where(block)}: {words[1]} has no {option}"
+    assert checked
+
+
+def test_rust_is_quoted_from_what_is_compiled() -> None:
+    """From the crate's examples and from what its documentation compiles."""
+    sources = [*(ROOT / "crates" / "core" / "examples").glob("*.rs"), ROOT / "crates" / "core" / "src" / "lib.rs"]
+    compiled = [code_lines(source.read_text()) for source in sources]
+    for block in all_blocks("rust"):
+        quoted = code_lines(block.text)
+        found = any(lines[start : start + len(quoted)] == quoted for lines in compiled for start in range(len(lines)))
+        assert block.reason or found, f"{where(block)}: in no example"
+
+
+def code_lines(text: str) -> list[str]:
+    lines = (line.strip().removeprefix("//!").strip() for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith("# ")]
+
+
+def test_data_is_well_formed() -> None:
+    for block in all_blocks("json", "toml"):
+        json.loads(block.text) if block.language == "json" else tomllib.loads(block.text)
+
+
+def test_settings_of_engines_are_ones_that_the_plugins_take() -> None:
+    settings = require("tload.vllm._settings")
+    given = [block.text for block in all_blocks("json")]
+    for block in all_blocks(*SHELLS):
+        words = [word for command in block.commands for word in words_of(command)]
+        given += [after for word, after in pairwise(words) if word == "--model-loader-extra-config"]
+    assert len(given) > 1
+    for text in given:
+        settings.read(json.loads(text))
+
+
+def test_variables_are_ones_that_something_reads() -> None:
+    sources = [*PACKAGE.rglob("*.py"), *(ROOT / "crates").rglob("*.rs")]
+    read = set(re.findall(r"(?:RUNAI_STREAMER|TLOAD)_[A-Z0-9_]+", "\n".join(source.read_text() for source in sources)))
+    for page in PAGES:
+        for variable in re.findall(r"(?:RUNAI_STREAMER|TLOAD)_[A-Z0-9_]+\b", page.read_text()):
+            assert variable in read, f"{page}: nothing reads {variable}"
