@@ -96,6 +96,9 @@ impl Checkpoint {
     /// and which of their tensors exist. Over HTTP, which has no lists, a folder is read by its `model.safetensors.index.json` or
     /// else its `model.safetensors`.
     ///
+    /// A model of a hub (`hf://org/name`) is a folder of the cache that the hub's own tools keep, if its weights are all there: then the
+    /// hub is not asked, not even whether a branch has moved on. Else the commit that it is at is read from the hub, and only that.
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations, [`ErrorKind::InvalidFormat`] for headers, indexes
@@ -112,7 +115,8 @@ impl Checkpoint {
     pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
         let started = Instant::now();
         let places = Places::new(store);
-        let set = ShardSet::find(location, &places)?;
+        let nearest = places.nearest(std::slice::from_ref(location))?;
+        let set = ShardSet::find(nearest.first().unwrap_or(location), &places)?;
         Self::of(location.clone(), &set, &places, started)
     }
 
@@ -138,13 +142,14 @@ impl Checkpoint {
                 "the list of files is empty",
             ));
         };
-        let set = ShardSet::of_files(locations.to_vec());
+        let places = Places::new(store);
+        let set = ShardSet::of_files(places.nearest(locations)?);
         let shown = if rest.is_empty() {
             first.clone()
         } else {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
-        Self::of(shown, &set, &Places::new(store), started)
+        Self::of(shown, &set, &places, started)
     }
 
     /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed

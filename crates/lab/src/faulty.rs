@@ -9,6 +9,7 @@ mod answer;
 mod credentials;
 mod dates;
 mod delivery;
+mod hub;
 mod listener;
 mod listing;
 mod reply;
@@ -26,6 +27,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 pub use credentials::Issue;
+pub use hub::{Access, Hub, HubRequest};
 pub use rule::{Fault, Operation, Rule};
 pub use state::{Counts, Request};
 

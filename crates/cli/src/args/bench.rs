@@ -38,7 +38,7 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
 `schema` is raised when a key changes its meaning; null stands for what could not be had.")]
 pub(crate) struct BenchArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https) of a checkpoint [default: a synthetic one]
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint [default: a synthetic one]
     #[arg(value_name = "LOCATION", conflicts_with_all = ["size", "preset", "shards", "seed", "dir"])]
     pub(crate) location: Option<OsString>,
     /// Rounds

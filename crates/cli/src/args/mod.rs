@@ -26,7 +26,7 @@ use crate::exit;
 /// Loads LLM weights as fast as the hardware allows.
 ///
 /// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or URL (file, s3, gs,
-/// az, abfss, http, https) of any of the three.
+/// az, abfss, http, https, hf) of any of the three.
 #[derive(Debug, Parser)]
 #[command(name = "tload", version, after_help = exit::HELP, max_term_width = 100)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -55,7 +55,7 @@ JSON: {location, total: {tensors, bytes, shards}, dtypes: [{dtype, tensors, byte
   tensors: [{name, dtype, shape, bytes, shard, offset}]}.
 `shard` is an index into `shards`; `offset` is in bytes from the start of its file.")]
 pub(crate) struct LsArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https) of a file, directory or index
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
     #[arg(value_name = "LOCATION")]
     pub(crate) location: OsString,
     /// Print JSON
@@ -86,7 +86,7 @@ too (without --json on standard error): `outcome` names the failure, and `digest
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = format!("{}\n\n{DIGEST_HELP}", store::keys()))]
 pub(crate) struct LoadArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https) of a file, directory or index
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
     #[arg(value_name = "LOCATION")]
     pub(crate) location: OsString,
     /// Keep every tensor until the end, as a model would
@@ -120,7 +120,7 @@ Each finding is ok, note (worth knowing), warn (costs speed; the advice says wha
 
 JSON: {worst, findings: [{id, level, title, value, advice}]}; `advice` may be null.")]
 pub(crate) struct DoctorArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https) of a checkpoint: looks at where it is, too
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint: looks at where it is, too
     #[arg(value_name = "LOCATION")]
     pub(crate) location: Option<OsString>,
     #[command(flatten)]

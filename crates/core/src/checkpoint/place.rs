@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
-use crate::source::{self, ObjectSource, Remote};
-use crate::source::{FileSource, Location, Source, StoreOptions, cannot_open, path_of};
+use crate::source::{self, HubId, ObjectSource, Remote};
+use crate::source::{FileSource, Location, Protocol, Source, StoreOptions, cannot_open, path_of};
 
 /// One opened shard.
 #[derive(Clone, Debug)]
@@ -86,6 +86,18 @@ impl Places {
         }
     }
 
+    /// The same locations, but for those of model hubs that are in a cache on this machine: these are where the cache has them. Of
+    /// one repository all or none: else some files might be of one commit and some of another.
+    pub(super) fn nearest(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        if locations
+            .iter()
+            .all(|location| location.protocol() != Some(Protocol::Hub))
+        {
+            return Ok(locations.to_vec());
+        }
+        self.nearest_of_hubs(locations)
+    }
+
     /// Opens a file or object, and returns its first bytes with it: up to `first` of them.
     pub(super) fn open(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
         if location.as_path().is_some() {
@@ -138,6 +150,28 @@ impl Places {
             .map_err(|reason| Error::new(ErrorKind::OutOfMemory, reason))
     }
 
+    fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        let mut nearest = locations.to_vec();
+        let mut far = Vec::new();
+        for location in &mut nearest {
+            let url = location.remote();
+            let Some(url) = url.filter(|url| url.protocol == Protocol::Hub) else {
+                continue;
+            };
+            match source::cached(url, &self.store)? {
+                Some(path) => *location = Location::from_path(path),
+                None => far.push(HubId::of(&url.authority)),
+            }
+        }
+        for (location, written) in nearest.iter_mut().zip(locations) {
+            let id = written.remote().map(|url| HubId::of(&url.authority));
+            if id.is_some_and(|id| far.contains(&id)) {
+                *location = written.clone();
+            }
+        }
+        Ok(nearest)
+    }
+
     fn open_object(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
         let (object, bytes) = ObjectSource::open(self.remote()?, location, first as u64)?;
         Ok((ShardSource::Object(object), bytes))
@@ -147,7 +181,7 @@ impl Places {
         if location.has_extension("safetensors") || location.has_extension("json") {
             return Ok(Found::File);
         }
-        if location.protocol() == Some(source::Protocol::Http) {
+        if location.protocol() == Some(Protocol::Http) {
             return Ok(Found::Unlisted);
         }
         let folder = source::Folder::list(self.remote()?, location)?;
@@ -167,6 +201,10 @@ impl Places {
         Error::new(ErrorKind::Unsupported, "this build reads no object stores")
             .with_location(location)
             .with_hint("build with the feature `object`")
+    }
+
+    fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        Err(self.unsupported(&locations[0]))
     }
 
     fn open_object(&self, location: &Location, _first: usize) -> Result<(ShardSource, Vec<u8>)> {

@@ -54,6 +54,12 @@ impl Sources {
         }
     }
 
+    /// How stores are reached.
+    #[cfg(feature = "object")]
+    pub(super) fn options(&self) -> &StoreOptions {
+        &self.store
+    }
+
     pub(super) fn open(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
         if location.as_path().is_some() {
             return FileSource::open(location).map(Opened::File);

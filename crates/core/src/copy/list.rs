@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
-use object_store::{ObjectMeta, path::Path as Key};
+use object_store::path::Path as Key;
 
 #[cfg(not(feature = "object"))]
 use super::fetch::unsupported;
@@ -21,9 +21,9 @@ use super::{Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::format::{INDEX_BYTES_MAX, parse_index};
-use crate::source::{Location, cannot_open};
 #[cfg(feature = "object")]
-use crate::source::{Protocol, Remote, with_retries};
+use crate::source::{Listed, Protocol, Remote, cached, is_offline, snapshot, with_retries};
+use crate::source::{Location, cannot_open};
 
 /// Most files and folders below a source.
 const NAMES_MAX: usize = 1_000_000;
@@ -104,6 +104,10 @@ pub(super) fn entries(
     };
     if !matches!(&entries[..], [only] if only.location == *source) {
         entries.retain(|entry| filter.takes(&entry.name));
+    }
+    #[cfg(feature = "object")]
+    if source.protocol() == Some(Protocol::Hub) {
+        take_from_cache(source, &mut entries, sources)?;
     }
     entries.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(entries)
@@ -234,6 +238,11 @@ fn remote(
     sources: &Sources,
     shared: &Arc<Shared>,
 ) -> Result<Vec<Entry>> {
+    if source.protocol() == Some(Protocol::Hub) && is_offline(sources.options()) {
+        let url = source.remote().expect("a model of a hub");
+        let path = cached(url, sources.options())?.expect("else it is an error");
+        return local(&Location::from_path(&path), &path, filter, shared);
+    }
     let name = source.file_name();
     if FILES.iter().any(|end| name.ends_with(end)) {
         return Ok(vec![unopened(source, name)]);
@@ -247,6 +256,35 @@ fn remote(
         entries.push(unopened(source, name));
     }
     Ok(entries)
+}
+
+/// What the tools of a hub have downloaded does not come again: if everything that is wanted is in their cache, of the very commit
+/// that would be read from the hub.
+#[cfg(feature = "object")]
+fn take_from_cache(source: &Location, entries: &mut [Entry], sources: &Sources) -> Result<()> {
+    if entries
+        .iter()
+        .all(|entry| entry.location.as_path().is_some())
+    {
+        return Ok(());
+    }
+    let url = source.remote().expect("a model of a hub");
+    let (store, _) = sources.remote()?.store(url)?;
+    let commit = store.commit_name();
+    let Some(folder) = commit.and_then(|commit| snapshot(url, commit, sources.options())) else {
+        return Ok(());
+    };
+    let in_cache = |entry: &Entry| {
+        let path = folder.join(&entry.name);
+        let found = std::fs::metadata(&path).ok()?;
+        let same = entry.stamp.is_none_or(|stamp| stamp.len == found.len());
+        (found.is_file() && same).then(|| (Location::from_path(path), stamp_of(&found)))
+    };
+    let found: Option<Vec<_>> = entries.iter().map(in_cache).collect();
+    for (entry, (location, stamp)) in entries.iter_mut().zip(found.into_iter().flatten()) {
+        (entry.location, entry.stamp) = (location, Some(stamp));
+    }
+    Ok(())
 }
 
 #[cfg(feature = "object")]
@@ -282,9 +320,9 @@ fn list(
             found.entries.push(Entry {
                 name,
                 location: folder.join(last),
-                stamp: Some(Stamp {
-                    len: object.size,
-                    modified: (object.last_modified.timestamp(), 0),
+                stamp: object.len.map(|len| Stamp {
+                    len,
+                    modified: (object.modified, 0),
                 }),
                 opened: None,
             });
@@ -307,7 +345,7 @@ fn level(
     remote: &Arc<Remote>,
     folder: &Location,
     shared: &Arc<Shared>,
-) -> Result<(Key, Vec<ObjectMeta>, Vec<Key>)> {
+) -> Result<(Key, Vec<Listed>, Vec<Key>)> {
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;

@@ -9,9 +9,10 @@ use std::str::FromStr;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
+use super::hub_id;
 use crate::error::{Error, ErrorKind, Result, printable};
 
-/// A path, a `file://` URL, or the URL of an object or of a prefix of objects.
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model of a hub (`hf://org/name`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -35,6 +36,10 @@ pub enum Protocol {
     Azure,
     /// `http://host/path` and `https://host/path`.
     Http,
+    /// A model of the Hugging Face Hub or of a server that speaks like it: `hf://org/name`, `hf://org/name@revision`, each also with
+    /// the path of a file or folder in it. From the local cache of the hub's own tools if all of it is there; else the commit that the
+    /// revision is at is asked for once, and read by ranges.
+    Hub,
     /// A store that the caller opened.
     Custom,
 }
@@ -45,7 +50,8 @@ pub(crate) struct RemoteUrl {
     pub(crate) protocol: Protocol,
     /// As written, in lower case, without `://`.
     pub(crate) scheme: String,
-    /// Bucket or container; for HTTP host and port. With whatever stood before an `@`.
+    /// Bucket or container; for HTTP host and port, with whatever stood before an `@`; for a hub the repository, with what stood
+    /// behind one.
     pub(crate) authority: String,
     /// Key or path without its leading slash. As written: keys of S3, GCS and Azure are not percent-encoded, paths of HTTP are.
     pub(crate) path: String,
@@ -53,7 +59,7 @@ pub(crate) struct RemoteUrl {
     pub(crate) query: Option<String>,
 }
 
-const SCHEMES: [(&str, Protocol); 11] = [
+const SCHEMES: [(&str, Protocol); 12] = [
     ("s3", Protocol::S3),
     ("s3a", Protocol::S3),
     ("gs", Protocol::Gcs),
@@ -65,10 +71,11 @@ const SCHEMES: [(&str, Protocol); 11] = [
     ("abfss", Protocol::Azure),
     ("http", Protocol::Http),
     ("https", Protocol::Http),
+    ("hf", Protocol::Hub),
 ];
 
 /// What stands for something else in the path of a URL, or may not stand there: all but what RFC 3986 calls unreserved.
-const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+pub(super) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
     .remove(b'_')
@@ -111,7 +118,7 @@ impl Location {
                 ErrorKind::Unsupported,
                 format!("locations that begin with {scheme}:// cannot be read"),
             )
-            .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https or file"));
+            .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
         };
         let url = RemoteUrl::parse(*protocol, scheme, rest)?;
         Ok(Self {
@@ -232,6 +239,16 @@ impl Location {
 
 impl RemoteUrl {
     fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
+        if protocol == Protocol::Hub {
+            let (authority, path) = hub_id::split(rest)?;
+            return Ok(Self {
+                protocol,
+                scheme,
+                authority,
+                path,
+                query: None,
+            });
+        }
         // Keys may hold anything; in HTTP URLs `?` and `#` end the path.
         let (rest, query) = match protocol {
             Protocol::Http => {
@@ -241,7 +258,9 @@ impl RemoteUrl {
                     None => (rest, None),
                 }
             }
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Custom => (rest, None),
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
+                (rest, None)
+            }
         };
         let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
         let url = Self {
@@ -253,7 +272,7 @@ impl RemoteUrl {
         };
         if url.host().is_empty() {
             let wanted = match protocol {
-                Protocol::S3 | Protocol::Gcs | Protocol::Custom => "bucket",
+                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Custom => "bucket",
                 Protocol::Azure => "container",
                 Protocol::Http => "host",
             };
@@ -280,7 +299,7 @@ impl RemoteUrl {
 
     /// The authority without user and password.
     pub(crate) fn host(&self) -> &str {
-        if self.names_account() || self.protocol == Protocol::Custom {
+        if self.names_account() || matches!(self.protocol, Protocol::Hub | Protocol::Custom) {
             return &self.authority;
         }
         self.authority
@@ -310,7 +329,9 @@ impl RemoteUrl {
                 let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
                 encoded.collect::<Vec<_>>().join("/")
             }
-            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Custom => name.to_owned(),
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
+                name.to_owned()
+            }
         };
         Self {
             path: format!("{path}{slash}{name}"),
@@ -400,6 +421,13 @@ mod tests {
                 "a",
             ),
             ("https://host:80/a%20b", Protocol::Http, "host:80", "a%20b"),
+            ("hf://org/name", Protocol::Hub, "org/name", ""),
+            (
+                "hf://org/name@v1/a%20b",
+                Protocol::Hub,
+                "org/name@v1",
+                "a%20b",
+            ),
         ] {
             let location = Location::parse(text).expect(text);
             assert_eq!(location.protocol(), Some(protocol), "{text}");
@@ -434,6 +462,8 @@ mod tests {
             ("s3://b/m", "s3://b/m/x", "s3://b"),
             ("s3://b/m/n/", "s3://b/m/n/x", "s3://b/m"),
             ("http://h/m?q", "http://h/m/x?…", "http://h?…"),
+            ("hf://o/n", "hf://o/n/x", "hf://o/n"),
+            ("hf://o/n@v1/m", "hf://o/n@v1/m/x", "hf://o/n@v1"),
             ("m/n", "m/n/x", "m"),
         ] {
             let location = Location::parse(text).expect(text);
@@ -453,6 +483,9 @@ mod tests {
             ("https://user:secret@/x", ErrorKind::InvalidRequest),
             ("ftp://user:secret@host/x", ErrorKind::Unsupported),
             ("https:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("hf://user:secret@org/name", ErrorKind::InvalidRequest),
+            ("hf://org", ErrorKind::InvalidRequest),
+            ("hf:/org/name", ErrorKind::InvalidRequest),
         ] {
             let error = Location::parse(text).expect_err(text);
             assert_eq!(error.kind(), kind, "{text}");

@@ -10,6 +10,7 @@ mod file;
 mod file_system;
 #[cfg(feature = "object")]
 mod folder;
+mod hub_id;
 mod location;
 mod memory;
 #[cfg(feature = "object")]
@@ -33,6 +34,8 @@ pub(crate) use file_system::is_network;
 pub use file_system::{FileSystem, file_system};
 #[cfg(feature = "object")]
 pub(crate) use folder::Folder;
+#[cfg(feature = "object")]
+pub(crate) use hub_id::HubId;
 pub use location::{Location, Protocol};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]
@@ -43,6 +46,8 @@ pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 #[cfg(feature = "object")]
 pub(crate) use remote::Remote;
 pub use residency::{Residency, evict, residency};
+#[cfg(feature = "object")]
+pub(crate) use store::{Listed, cached, is_offline, snapshot};
 pub use store_options::{StoreKey, StoreOptions};
 
 use crate::error::Result;

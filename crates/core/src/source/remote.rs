@@ -14,7 +14,8 @@ use object_store::ObjectStore;
 use object_store::path::Path;
 use tokio::runtime::{Builder, Runtime};
 
-use super::location::RemoteUrl;
+use super::hub_id::HubId;
+use super::location::{Protocol, RemoteUrl};
 use super::store::{Store, object_path};
 use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, Result};
@@ -149,7 +150,14 @@ impl Remote {
 }
 
 fn key(url: &RemoteUrl) -> StoreId {
-    (url.scheme.clone(), url.authority.clone(), url.query.clone())
+    let authority = match url.protocol {
+        // With and without the revision that is meant if there is none.
+        Protocol::Hub => HubId::of(&url.authority).to_string(),
+        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
+            url.authority.clone()
+        }
+    };
+    (url.scheme.clone(), authority, url.query.clone())
 }
 
 impl fmt::Debug for Remote {

@@ -62,9 +62,15 @@ enum Form {
 const S3: &[Protocol] = &[Protocol::S3];
 const GCS: &[Protocol] = &[Protocol::Gcs];
 const AZURE: &[Protocol] = &[Protocol::Azure];
-const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure];
-const CLOUDS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure];
-const ALL: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Http];
+const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub];
+const ENDPOINTS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Hub];
+const ALL: &[Protocol] = &[
+    Protocol::S3,
+    Protocol::Gcs,
+    Protocol::Azure,
+    Protocol::Http,
+    Protocol::Hub,
+];
 
 /// Prefix of keys that are request headers: `header.x-team=weights`.
 const HEADER_PREFIX: &str = "header.";
@@ -114,7 +120,7 @@ impl StoreOptions {
         key(
             "endpoint",
             Form::Url,
-            CLOUDS,
+            ENDPOINTS,
             "the cloud's own, or from the environment",
             "URL of the server, for example http://127.0.0.1:9000",
         ),
@@ -138,7 +144,7 @@ impl StoreOptions {
         key(
             "anonymous",
             Form::Flag,
-            CLOUDS,
+            ENDPOINTS,
             "false",
             "send requests without credentials, as public buckets allow",
         ),

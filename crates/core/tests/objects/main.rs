@@ -8,6 +8,7 @@ mod contract;
 mod credentials;
 mod denials;
 mod fixtures;
+mod hubs;
 mod layouts;
 mod lifecycle;
 mod loads;

@@ -130,6 +130,7 @@ fn reason(status: u16) -> &'static str {
         200 => "OK",
         206 => "Partial Content",
         301 => "Moved Permanently",
+        302 => "Found",
         304 => "Not Modified",
         307 => "Temporary Redirect",
         400 => "Bad Request",

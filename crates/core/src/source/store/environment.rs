@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::source::Protocol;
+use crate::source::store_options::StoreOptions;
 
 /// Variables as they were when a store was opened. Empty ones do not count: `X= tload …` means "not X".
 #[derive(Default)]
@@ -23,6 +24,15 @@ impl Environment {
         }))
     }
 
+    /// The process's own, unless options forbid to look at it.
+    pub(super) fn unless_forbidden(options: &StoreOptions) -> Self {
+        if options.flag("environment").unwrap_or(true) {
+            Self::of_process()
+        } else {
+            Self::default()
+        }
+    }
+
     pub(super) fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let variables = variables
             .into_iter()
@@ -34,6 +44,13 @@ impl Environment {
     /// What a variable is set to.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
+    }
+
+    /// Whether a variable says yes, as the tools of model hubs read it.
+    pub(super) fn is_set(&self, name: &str) -> bool {
+        let yes = ["1", "ON", "YES", "TRUE"];
+        self.get(name)
+            .is_some_and(|text| yes.iter().any(|yes| text.eq_ignore_ascii_case(yes)))
     }
 
     /// The first of these variables that is set.
@@ -49,14 +66,14 @@ impl Environment {
             Protocol::S3 => "AWS_",
             Protocol::Gcs => "GOOGLE_",
             Protocol::Azure => "AZURE_",
-            Protocol::Http | Protocol::Custom => return Vec::new(),
+            Protocol::Http | Protocol::Hub | Protocol::Custom => return Vec::new(),
         };
         let mut settings: Vec<(String, String)> = Vec::new();
         // Gaps first: where `object_store` knows a variable too, that one wins.
         match protocol {
             Protocol::Gcs => self.google_gaps(&mut settings),
             Protocol::Azure => self.azure_gaps(&mut settings),
-            Protocol::S3 | Protocol::Http | Protocol::Custom => {}
+            Protocol::S3 | Protocol::Http | Protocol::Hub | Protocol::Custom => {}
         }
         let ignore_endpoints = protocol == Protocol::S3
             && self
@@ -111,7 +128,7 @@ pub(super) fn says_who(protocol: Protocol, setting: &str) -> bool {
         Protocol::S3 => &AWS_WHO,
         Protocol::Gcs => &GOOGLE_WHO,
         Protocol::Azure => &AZURE_WHO,
-        Protocol::Http | Protocol::Custom => &[],
+        Protocol::Http | Protocol::Hub | Protocol::Custom => &[],
     };
     settings.contains(&setting)
 }

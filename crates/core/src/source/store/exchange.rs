@@ -173,18 +173,23 @@ impl Exchange {
             .ok()
             .and_then(|since| i64::try_from(since.as_secs()).ok());
         self.skew_seconds = date.zip(ours).map(|(theirs, ours)| theirs - ours);
-        self.retry_after =
-            text(headers, "retry-after").and_then(|asked| retry_after(asked, date.or(ours)));
+        self.retry_after = text(headers, "retry-after")
+            .and_then(|asked| retry_after(asked, date.or(ours)))
+            .or_else(|| text(headers, "ratelimit").and_then(until_reset));
         let reply = Reply::of(body);
         self.region = text(headers, "x-amz-bucket-region")
             .map(str::to_owned)
             .or(reply.region)
             .filter(|region| is_code(region));
         self.code = text(headers, "x-ms-error-code")
+            .or_else(|| text(headers, "x-error-code"))
             .map(str::to_owned)
             .or(reply.code)
             .filter(|code| is_code(code));
-        self.message = reply.message.map(|message| scrub(&message));
+        self.message = text(headers, "x-error-message")
+            .map(str::to_owned)
+            .or(reply.message)
+            .map(|message| scrub(&message));
     }
 }
 
@@ -210,6 +215,17 @@ fn retry_after(asked: &str, now: Option<i64>) -> Option<Duration> {
     }
     let seconds = seconds_of(asked)?.checked_sub(now?)?;
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
+
+/// `"resolvers";r=0;t=55`: nothing is left of what may be asked for, and that changes in 55 seconds. What model hubs send in place
+/// of the other (draft-ietf-httpapi-ratelimit-headers).
+fn until_reset(limit: &str) -> Option<Duration> {
+    let number = |name: &str| -> Option<u64> {
+        let mut pairs = limit.split(';').map(str::trim);
+        pairs.find_map(|pair| pair.strip_prefix(name)?.parse().ok())
+    };
+    let seconds = number("t=")?;
+    (number("r=")? == 0).then(|| Duration::from_secs(seconds))
 }
 
 #[cfg(test)]
@@ -277,8 +293,32 @@ mod tests {
     }
 
     #[test]
+    fn limits_say_when_they_end() {
+        for (limit, wanted) in [
+            ("\"resolvers\";r=0;t=55", Some(55)),
+            ("\"api\"; t=7; r=0", Some(7)),
+            ("\"api\";r=499;t=55", None),
+            ("\"api\"", None),
+        ] {
+            let found = failure(&[("ratelimit", limit)], "", 0).retry_after;
+            assert_eq!(found, wanted.map(Duration::from_secs), "{limit}");
+        }
+    }
+
+    #[test]
     fn the_code_of_azure_is_in_a_header() {
         let exchange = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
         assert_eq!(exchange.code.as_deref(), Some("BlobNotFound"));
+    }
+
+    #[test]
+    fn model_hubs_say_all_in_headers() {
+        let headers = [
+            ("x-error-code", "RepoNotFound"),
+            ("x-error-message", "Repository not found"),
+        ];
+        let exchange = failure(&headers, r#"{"error": "Repository not found"}"#, 0);
+        assert_eq!(exchange.code.as_deref(), Some("RepoNotFound"));
+        assert_eq!(exchange.message.as_deref(), Some("Repository not found"));
     }
 }

@@ -12,6 +12,7 @@ mod environment;
 mod exchange;
 mod fault;
 mod gcs;
+mod hub;
 mod opening;
 mod path;
 #[cfg(feature = "aws-config")]
@@ -28,22 +29,24 @@ use std::fmt;
 use std::sync::Arc;
 
 use object_store::path::Path;
-use object_store::{GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
 pub(crate) use self::exchange::Exchange;
 pub(crate) use self::fault::Fault;
+pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 
 use self::credentials::Credentials;
 use self::environment::Environment;
 use self::exchange::{Connector, capture};
 use self::fault::{Asked, failed_request, translate};
+use self::hub::{Commit, Repository};
 use self::opening::Opening;
 use super::location::{Protocol, RemoteUrl};
 use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 
-/// A bucket, a container or a web server.
+/// A bucket, a container, a web server, or a repository of a model hub.
 pub(crate) struct Store {
     inner: Arc<dyn ObjectStore>,
     /// Without secrets.
@@ -56,13 +59,25 @@ pub(crate) struct Store {
     signed_url: bool,
     /// The HTTP clients from this one on speak to the store, those before it fetch credentials.
     own_client: usize,
+    /// Of a hub.
+    repository: Option<Repository>,
 }
 
 /// What is directly below a prefix.
 #[derive(Debug)]
 pub(crate) struct Level {
-    pub(crate) objects: Vec<ObjectMeta>,
+    pub(crate) objects: Vec<Listed>,
     pub(crate) prefixes: Vec<Path>,
+}
+
+/// An object as a list has it.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) location: Path,
+    /// Length, bytes. Every store says it, not every hub.
+    pub(crate) len: Option<u64>,
+    /// Time of the last change, seconds since 1970.
+    pub(crate) modified: i64,
 }
 
 impl Store {
@@ -76,11 +91,7 @@ impl Store {
     /// nothing is to be looked at and no credentials are given, [`crate::ErrorKind::Unsupported`] for profiles in a build
     /// without them; I/O for files that cannot be read.
     pub(crate) fn open(url: &RemoteUrl, options: &StoreOptions) -> Result<(Arc<Self>, Path)> {
-        let environment = if options.flag("environment").unwrap_or(true) {
-            Environment::of_process()
-        } else {
-            Environment::default()
-        };
+        let environment = Environment::unless_forbidden(options);
         Self::open_in(url, options, &environment)
     }
 
@@ -96,11 +107,17 @@ impl Store {
             environment,
             connector: Connector::default(),
         };
+        let mut repository = None;
         let opened = match url.protocol {
             Protocol::S3 => s3::open(&opening)?,
             Protocol::Gcs => gcs::open(&opening)?,
             Protocol::Azure => azure::open(&opening)?,
             Protocol::Http => web::open(&opening)?,
+            Protocol::Hub => {
+                let (opened, found) = hub::open(&opening)?;
+                repository = Some(found);
+                opened
+            }
             Protocol::Custom => {
                 return Err(Error::new(
                     ErrorKind::InvalidRequest,
@@ -117,6 +134,7 @@ impl Store {
             region: opened.region,
             signed_url: url.protocol == Protocol::Http && url.query.is_some(),
             own_client: opening.connector.made().saturating_sub(opened.sessions),
+            repository,
         };
         Ok((Arc::new(store), path))
     }
@@ -132,6 +150,7 @@ impl Store {
             region: None,
             signed_url: false,
             own_client: 0,
+            repository: None,
         })
     }
 
@@ -142,29 +161,86 @@ impl Store {
         options: GetOptions,
     ) -> Result<(GetResult, Exchange), Fault> {
         let operation = if options.head { "HEAD" } else { "GET" };
-        self.request(operation, self.inner.get_opts(path, options))
-            .await
+        let Some(commit) = self.commit().await? else {
+            let asked = self.inner.get_opts(path, options);
+            return self.request(operation, asked).await;
+        };
+        let place = commit.path_of(path);
+        let question = Commit::question(options);
+        let asked = self.inner.get_opts(&place, question.clone());
+        let (mut result, exchange) = match (self.request(operation, asked).await, &question.range) {
+            (Err(fault), Some(GetRange::Bounded(range))) if commit.may_come_whole(path, &fault) => {
+                let all = GetOptions {
+                    range: None,
+                    ..question.clone()
+                };
+                let asked = self.inner.get_opts(&place, all);
+                let (result, exchange) = self.request(operation, asked).await?;
+                (hub::cut(result, range), exchange)
+            }
+            (answer, _) => answer?,
+        };
+        commit
+            .describe(path, &mut result.meta)
+            .map_err(|message| self.misbehaved(&exchange, message))?;
+        Ok((result, exchange))
     }
 
     /// Asks for length and identity of an object, once.
     pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, Exchange), Fault> {
-        self.request("HEAD", self.inner.head(path)).await
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        let (result, exchange) = self.get(path, options).await?;
+        Ok((result.meta, exchange))
     }
 
     /// Asks for all that is directly below a prefix, once for each page.
     pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
+        if let Some(commit) = self.commit().await? {
+            return Ok(commit.level(prefix));
+        }
         let listing = self.inner.list_with_delimiter(prefix);
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a folder by an empty object that is called like it.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
+        let objects = listing.objects.into_iter();
         Ok(Level {
-            objects: listing
-                .objects
-                .into_iter()
+            objects: objects
                 .filter(|object| !is_marker(object))
+                .map(|object| Listed {
+                    location: object.location,
+                    len: Some(object.size),
+                    modified: object.last_modified.timestamp(),
+                })
                 .collect(),
             prefixes: listing.common_prefixes,
         })
+    }
+
+    /// Of a hub: the commit that is read. Asked for once, so that all that is read through this store is of one.
+    async fn commit(&self) -> Result<Option<&Commit>, Fault> {
+        let Some(repository) = &self.repository else {
+            return Ok(None);
+        };
+        let ask = || async {
+            let (answer, exchange) = self.request("GET", repository.ask()).await?;
+            Commit::parse(&answer).map_err(|what| Fault {
+                error: Error::new(ErrorKind::Remote, "the hub's answer makes no sense")
+                    .with_request(self.failed_request(&exchange, "GET"))
+                    .with_source(what)
+                    .with_hint("check that the endpoint is one of a model hub (option endpoint, HF_ENDPOINT)"),
+                transient: None,
+                asked: None,
+            })
+        };
+        repository.commit.get_or_try_init(ask).await.map(Some)
+    }
+
+    /// The same, if somebody has asked.
+    pub(crate) fn commit_name(&self) -> Option<&str> {
+        Some(self.repository.as_ref()?.commit.get()?.name())
     }
 
     async fn request<T>(

@@ -2,6 +2,7 @@
 
 use super::exchange::Exchange;
 use super::fault::{Asked, Cause, Verdict, no_listing};
+use super::hub;
 use crate::error::ErrorKind;
 use crate::retry::Transient;
 use crate::source::Protocol;
@@ -12,7 +13,8 @@ const SKEW_MAX: i64 = 300;
 /// Reads an answer whose status is not 2xx.
 pub(super) fn verdict(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
     let code = exchange.code.as_deref().unwrap_or_default();
-    let verdict = by_code(code, asked)
+    let verdict = hub::refusal(status, exchange, asked)
+        .or_else(|| by_code(code, asked))
         .or_else(|| elsewhere(status, code, exchange, asked))
         .unwrap_or_else(|| by_status(status, exchange, asked));
     let words = exchange.message.clone().map(Cause::Words);
@@ -205,7 +207,7 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
         (Some(Protocol::Gcs), "LIST") => "storage.objects.list",
         (Some(Protocol::Gcs), _) => "storage.objects.get",
         (Some(Protocol::Azure), _) => "Storage Blob Data Reader",
-        (Some(Protocol::Http | Protocol::Custom) | None, _) => {
+        (Some(Protocol::Http | Protocol::Hub | Protocol::Custom) | None, _) => {
             return verdict.hint("ask for access");
         }
     };

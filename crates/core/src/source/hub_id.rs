@@ -1,0 +1,198 @@
+//! What repositories of a model hub are called: `org/name@revision`. Pure; called by `location.rs` and by what asks the hub.
+//!
+//! Both names end up in URLs and in paths of the local cache, so neither may hold anything that leads elsewhere.
+
+#[cfg(feature = "object")]
+use std::fmt;
+
+use percent_encoding::percent_decode_str;
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// What is read when no revision is given.
+#[cfg(feature = "object")]
+const REVISION: &str = "main";
+
+/// Longest name of a repository, bytes, as the hub has it.
+const NAME_BYTES_MAX: usize = 96;
+
+/// What else a hub holds: the first component of a URL that is of none of its models.
+const OTHER_KINDS: [&str; 4] = ["datasets", "spaces", "kernels", "buckets"];
+
+/// A repository, and which state of it.
+#[cfg(feature = "object")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct HubId {
+    /// `org/name`.
+    pub(crate) repository: String,
+    /// A branch, a tag or a commit; may hold slashes.
+    pub(crate) revision: String,
+}
+
+#[cfg(feature = "object")]
+impl HubId {
+    /// Of what [`split`] gave first.
+    pub(crate) fn of(authority: &str) -> Self {
+        let (repository, revision) = authority.split_once('@').unwrap_or((authority, REVISION));
+        Self {
+            repository: repository.to_owned(),
+            revision: decoded(revision),
+        }
+    }
+}
+
+/// Two that are shown alike are the same.
+#[cfg(feature = "object")]
+impl fmt::Display for HubId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}@{}", self.repository, self.revision)
+    }
+}
+
+/// Cuts what follows `hf://` into `org/name` or `org/name@revision`, as written, and the path of a file or folder in it.
+///
+/// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, but in `refs/pr/1` and `refs/convert/x`.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for anything that cannot be a repository or a revision, [`ErrorKind::Unsupported`] for what is no
+/// model. Neither shows the text: somebody may have put a token into it.
+pub(super) fn split(rest: &str) -> Result<(String, String)> {
+    let rest = rest.strip_prefix("models/").unwrap_or(rest);
+    let (org, rest) = rest.split_once('/').unwrap_or((rest, ""));
+    if OTHER_KINDS.contains(&org) {
+        let message = format!("hf://{org}/ names no model");
+        return Err(Error::new(ErrorKind::Unsupported, message)
+            .with_hint("only repositories of models can be read: hf://org/name"));
+    }
+    let end = rest.find(['@', '/']).unwrap_or(rest.len());
+    let (name, rest) = rest.split_at(end);
+    if !is_name(org) || !is_name(name) {
+        return Err(invalid("the URL names no repository of a model hub"));
+    }
+    let Some(rest) = rest.strip_prefix('@') else {
+        let path = rest.strip_prefix('/').unwrap_or(rest);
+        return Ok((format!("{org}/{name}"), path.to_owned()));
+    };
+    let (revision, path) = split_revision(rest);
+    if !is_revision(&decoded(revision)) {
+        return Err(invalid(
+            "what follows @ in the URL is no branch, tag or commit",
+        ));
+    }
+    Ok((format!("{org}/{name}@{revision}"), path.to_owned()))
+}
+
+fn invalid(message: &str) -> Error {
+    Error::new(ErrorKind::InvalidRequest, message).with_hint(
+        "write hf://org/name, hf://org/name@revision or hf://org/name/file.safetensors; a token goes into the option token or HF_TOKEN",
+    )
+}
+
+/// Up to the first slash, but for the hub's own references, which have two.
+fn split_revision(rest: &str) -> (&str, &str) {
+    let slashes = if rest.starts_with("refs/pr/") || rest.starts_with("refs/convert/") {
+        2
+    } else {
+        0
+    };
+    match rest.match_indices('/').nth(slashes) {
+        Some((at, _)) => (&rest[..at], &rest[at + 1..]),
+        None => (rest, ""),
+    }
+}
+
+fn decoded(revision: &str) -> String {
+    percent_decode_str(revision)
+        .decode_utf8_lossy()
+        .into_owned()
+}
+
+/// As the hub's own tools check it: letters, digits, `-`, `_` and `.`, the last two not at the ends, no `--` and no `..`.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    let at_the_end = ['-', '.'];
+    (1..=NAME_BYTES_MAX).contains(&name.len())
+        && name.bytes().all(allowed)
+        && !name.starts_with(at_the_end)
+        && !name.ends_with(at_the_end)
+        && !name.contains("--")
+        && !name.contains("..")
+}
+
+/// As git has them, as far as a path is concerned.
+fn is_revision(revision: &str) -> bool {
+    let allowed = |c: char| !c.is_control() && !" ~^:?*[\\\u{fffd}".contains(c);
+    revision.chars().all(allowed)
+        && !revision.contains("..")
+        && revision
+            .split('/')
+            .all(|component| !component.is_empty() && !component.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repositories_revisions_and_paths() {
+        for (rest, repository, revision, path) in [
+            ("org/name", "org/name", "main", ""),
+            ("org/name/", "org/name", "main", ""),
+            ("models/org/name", "org/name", "main", ""),
+            ("o/Na-me_1.5", "o/Na-me_1.5", "main", ""),
+            ("org/name@v1.0", "org/name", "v1.0", ""),
+            ("org/name@v1/a/b c", "org/name", "v1", "a/b c"),
+            ("org/name@refs/pr/7/a", "org/name", "refs/pr/7", "a"),
+            ("org/name@refs/pr/7", "org/name", "refs/pr/7", ""),
+            ("org/name@a%2Fb/c", "org/name", "a/b", "c"),
+            (
+                "org/name/sub/a@b.safetensors",
+                "org/name",
+                "main",
+                "sub/a@b.safetensors",
+            ),
+        ] {
+            let (authority, found) = split(rest).expect(rest);
+            let id = HubId::of(&authority);
+            assert_eq!(
+                (&*id.repository, &*id.revision, &*found),
+                (repository, revision, path),
+                "{rest}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_leads_elsewhere_or_nowhere_is_refused() {
+        let long = format!("org/{}", "x".repeat(NAME_BYTES_MAX + 1));
+        for rest in [
+            "",
+            "org",
+            "gpt2@main",
+            "org/",
+            "/name",
+            "org//a",
+            "../name",
+            "org/..",
+            "o--rg/name",
+            "org/.name",
+            "org/na me",
+            "org/name@",
+            "org/name@/a",
+            "org/name@..",
+            "org/name@a%2F..%2Fb",
+            "org/name@%2Fetc",
+            "org/name@a%00",
+            "org/name@%ff",
+            "user:hunter2@org/name",
+            &long,
+        ] {
+            let error = split(rest).expect_err(rest);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{rest}");
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+        }
+        let error = split("datasets/org/name").expect_err("no model");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,266 @@
+//! One commit of a repository and the files in it, as the hub lists them. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectMeta};
+use serde::Deserialize;
+
+use super::super::{Fault, Level, Listed};
+use crate::error::ErrorKind;
+
+/// Longest file that may come as a whole, bytes: an index of 100,000 tensors.
+const WHOLE_BYTES_MAX: u64 = 16 << 20;
+
+/// What a commit is called: hexadecimal digits of SHA-1, or of SHA-256 for repositories of the future.
+const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
+
+/// A commit never changes: as long as it is asked for by its name, what is read is of one version.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    name: String,
+    /// Of the last change, as far as the hub says; files have no time of their own.
+    modified: Option<DateTime<Utc>>,
+    files: BTreeMap<Path, File>,
+}
+
+/// What the hub says of a file. Not every server that speaks like it says all.
+#[derive(Debug, Default)]
+struct File {
+    len: Option<u64>,
+    /// SHA-256 of large files, git's name of small ones.
+    identity: Option<String>,
+}
+
+/// `GET /api/models/org/name/revision/main?blobs=true`, as far as it is wanted.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    sha: String,
+    last_modified: Option<String>,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+}
+
+pub(super) fn is_commit(name: &str) -> bool {
+    COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+impl Commit {
+    /// Reads the hub's answer, or says what is wrong with it.
+    pub(in super::super) fn parse(answer: &[u8]) -> Result<Self, String> {
+        let answer: Answer = serde_json::from_slice(answer)
+            .map_err(|error| format!("it is not what a hub says of a model: {error}"))?;
+        if !is_commit(&answer.sha) {
+            return Err("it names no commit".to_owned());
+        }
+        let mut files = BTreeMap::new();
+        for sibling in answer.siblings {
+            let path = Path::parse(&sibling.rfilename)
+                .map_err(|_| format!("it lists {:?}, which is no path", sibling.rfilename))?;
+            let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
+            let file = File {
+                len: sibling.size,
+                identity: digest.or(sibling.blob_id),
+            };
+            files.insert(path, file);
+        }
+        let modified = answer.last_modified.as_deref();
+        Ok(Self {
+            name: answer.sha,
+            modified: modified
+                .and_then(|text| DateTime::parse_from_rfc3339(text).ok())
+                .map(Into::into),
+            files,
+        })
+    }
+
+    pub(in super::super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where a file is below the repository's own place.
+    pub(in super::super) fn path_of(&self, file: &Path) -> Path {
+        let commit = std::iter::once(self.name.as_str().into());
+        commit.chain(file.parts()).collect()
+    }
+
+    /// The same question without conditions. A commit cannot change; and the hub, asked first, knows nothing of the tags of those
+    /// that it redirects to.
+    pub(in super::super) fn question(options: GetOptions) -> GetOptions {
+        GetOptions {
+            if_match: None,
+            if_unmodified_since: None,
+            ..options
+        }
+    }
+
+    /// Whether a request failed only because the server sends all of a file where a range was asked for, and there is so little of it
+    /// that this will do. Hubs have been seen to, with small files: caches in front of them take no notice of ranges.
+    pub(in super::super) fn may_come_whole(&self, file: &Path, fault: &Fault) -> bool {
+        let status = fault.error.request().and_then(|request| request.status);
+        let len = self.files.get(file).and_then(|file| file.len);
+        status == Some(200)
+            && fault.error.kind() == ErrorKind::Unsupported
+            && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
+    }
+
+    /// Puts what the hub says of a file in place of what the server says that it redirected to, or says that the two disagree.
+    pub(in super::super) fn describe(
+        &self,
+        file: &Path,
+        meta: &mut ObjectMeta,
+    ) -> Result<(), String> {
+        let listed = self.files.get(file);
+        if let Some(len) = listed
+            .and_then(|file| file.len)
+            .filter(|&len| len != meta.size)
+        {
+            return Err(format!(
+                "the hub lists a file of {len} bytes, and sends one of {}",
+                meta.size
+            ));
+        }
+        if let Some(identity) = listed.and_then(|file| file.identity.as_deref()) {
+            meta.e_tag = Some(format!("\"{identity}\""));
+        }
+        if let Some(modified) = self.modified {
+            meta.last_modified = modified;
+        }
+        meta.location = file.clone();
+        Ok(())
+    }
+
+    /// What is directly below a folder.
+    pub(in super::super) fn level(&self, folder: Option<&Path>) -> Level {
+        let root = Path::default();
+        let folder = folder.unwrap_or(&root);
+        let mut objects = Vec::new();
+        let mut prefixes = BTreeSet::new();
+        for (path, file) in &self.files {
+            let Some(mut below) = path.prefix_match(folder) else {
+                continue;
+            };
+            match (below.next(), below.next()) {
+                (Some(first), Some(_)) => {
+                    prefixes.insert(folder.parts().chain([first]).collect::<Path>());
+                }
+                (Some(_), None) => objects.push(Listed {
+                    location: path.clone(),
+                    len: file.len,
+                    modified: self.modified.map_or(0, |at| at.timestamp()),
+                }),
+                (None, _) => {}
+            }
+        }
+        Level {
+            objects,
+            prefixes: prefixes.into_iter().collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    fn commit() -> Commit {
+        let answer = serde_json::json!({
+            "_id": "x", "sha": NAME, "lastModified": "2026-01-01T00:00:10.000Z", "private": false,
+            "siblings": [
+                {"rfilename": "model.safetensors", "size": 100, "blobId": "pointer", "lfs": {"sha256": "digest", "size": 100}},
+                {"rfilename": "config.json", "size": 5, "blobId": "blob"},
+                {"rfilename": "a b/é.json"},
+                {"rfilename": "a b/deep/x"},
+            ],
+        });
+        Commit::parse(answer.to_string().as_bytes()).expect("an answer")
+    }
+
+    fn meta(size: u64) -> ObjectMeta {
+        ObjectMeta {
+            location: "elsewhere".into(),
+            last_modified: DateTime::default(),
+            size,
+            e_tag: Some("\"of the cache\"".to_owned()),
+            version: None,
+        }
+    }
+
+    #[test]
+    fn folders_have_levels() {
+        let names = |folder: Option<&str>| {
+            let level = commit().level(folder.map(Path::from).as_ref());
+            let objects = level
+                .objects
+                .iter()
+                .map(|object| object.location.to_string());
+            let prefixes = level.prefixes.iter().map(ToString::to_string);
+            (objects.collect::<Vec<_>>(), prefixes.collect::<Vec<_>>())
+        };
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let root = (
+            owned(&["config.json", "model.safetensors"]),
+            owned(&["a b"]),
+        );
+        assert_eq!(names(None), root);
+        let below = (owned(&["a b/é.json"]), owned(&["a b/deep"]));
+        assert_eq!(names(Some("a b")), below);
+        assert_eq!(names(Some("a")), (Vec::new(), Vec::new()));
+        assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
+    }
+
+    #[test]
+    fn what_the_hub_says_of_a_file_counts() {
+        let commit = commit();
+        for (file, size, tag) in [
+            ("model.safetensors", 100, "\"digest\""),
+            ("config.json", 5, "\"blob\""),
+            ("a b/é.json", 7, "\"of the cache\""),
+            ("not listed", 7, "\"of the cache\""),
+        ] {
+            let mut meta = meta(size);
+            commit
+                .describe(&Path::parse(file).expect("a path"), &mut meta)
+                .expect(file);
+            assert_eq!(meta.e_tag.as_deref(), Some(tag), "{file}");
+            assert_eq!(meta.last_modified.timestamp(), 1_767_225_610);
+        }
+        let wrong = commit.describe(&Path::from("config.json"), &mut meta(6));
+        assert!(wrong.expect_err("another length").contains("5 bytes"));
+        let path = commit.path_of(&Path::parse("a b/é.json").expect("a path"));
+        assert_eq!(path.as_ref(), format!("{NAME}/a b/é.json"));
+    }
+
+    #[test]
+    fn answers_that_are_none_are_refused() {
+        for answer in [
+            "",
+            "[]",
+            "<html>",
+            r#"{"sha": "main", "siblings": []}"#,
+            r#"{"sha": "../../../../../../../../../../../../../etc", "siblings": []}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567"}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "../x"}]}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "a//x"}]}"#,
+        ] {
+            Commit::parse(answer.as_bytes()).expect_err(answer);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Models of a hub: how it is reached, which commit of a repository is read, and which files that has. Called by
+//! [`super::Store`], and by whoever wants to know what is in the local cache.
+//!
+//! Files are read as those of a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` answers with the file or redirects to where it
+//! lies, by a link that is valid for a while. The HTTP client follows each time: a link that has expired is never used, and each
+//! request costs one more round trip to the hub. The token goes to the hub and not along with redirects to other hosts.
+
+mod cache;
+mod listing;
+mod refusal;
+mod settings;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use object_store::client::{HttpClient, HttpConnector, HttpRequest, HttpRequestBody};
+use object_store::http::HttpBuilder;
+use object_store::{ClientOptions, GetResult, GetResultPayload};
+use percent_encoding::utf8_percent_encode;
+use tokio::sync::OnceCell;
+
+pub(crate) use self::cache::{cached, is_offline, snapshot};
+pub(super) use self::listing::Commit;
+pub(super) use self::refusal::refusal;
+
+use self::settings::{Token, endpoint};
+use super::client::{Extras, client_options};
+use super::credentials::Credentials;
+use super::opening::{Opened, Opening, is_plain, no_retries};
+use crate::error::{Error, ErrorKind, Result};
+use crate::source::hub_id::HubId;
+use crate::source::location::RESERVED;
+
+/// Longest list of a repository's files, bytes: of 100,000 files about half of it.
+const LIST_BYTES_MAX: usize = 64 << 20;
+
+/// As `object_store` calls the stores that its errors come from.
+const STORE: &str = "hub";
+
+/// A repository, and the commit of it that is read: whichever its revision is at when somebody first asks.
+pub(super) struct Repository {
+    client: HttpClient,
+    /// Where the hub tells about it.
+    url: http::Uri,
+    pub(super) commit: OnceCell<Commit>,
+}
+
+pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
+    if is_offline(opening.options) {
+        return Err(
+            cache::offline("it was to be read from the hub").with_location(opening.url.shown())
+        );
+    }
+    let id = HubId::of(&opening.url.authority);
+    let endpoint = endpoint(opening)?;
+    let token = Token::find(opening)?;
+    let source = if opening
+        .options
+        .headers()
+        .any(|(name, _)| name == "authorization")
+    {
+        "option header.authorization".to_owned()
+    } else {
+        token.source
+    };
+    let extras = Extras {
+        allow_http: is_plain(Some(&endpoint)),
+        authorization: token.header,
+        ..Extras::default()
+    };
+    let options = client_options(opening.options, opening.environment, extras)?;
+    let refused = |error| opening.refused(&error);
+    let client = opening.connector.connect(&options).map_err(refused)?;
+    let store = HttpBuilder::new()
+        .with_url(format!("{endpoint}/{}/resolve", id.repository))
+        .with_client_options(options)
+        .with_retry(no_retries())
+        .with_http_connector(Ready(client.clone()))
+        .build()
+        .map_err(refused)?;
+    let revision = utf8_percent_encode(&id.revision, RESERVED);
+    // `blobs`: with the lengths of the files, and their identities.
+    let url = format!(
+        "{endpoint}/api/models/{}/revision/{revision}?blobs=true",
+        id.repository
+    );
+    let url = url.parse().map_err(|_| {
+        Error::new(ErrorKind::InvalidRequest, "the hub's endpoint is no URL")
+            .with_location(opening.url.shown())
+            .with_hint("check the option endpoint or HF_ENDPOINT")
+    })?;
+    let opened = Opened {
+        store: Arc::new(store),
+        anonymous: source == settings::ANONYMOUS,
+        credentials: Credentials::known(source),
+        region: None,
+        sessions: 0,
+    };
+    let commit = OnceCell::new();
+    let repository = Repository {
+        client,
+        url,
+        commit,
+    };
+    Ok((opened, repository))
+}
+
+impl Repository {
+    /// What the hub tells about it, once: JSON.
+    pub(super) async fn ask(&self) -> object_store::Result<Vec<u8>> {
+        let failed =
+            |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
+                store: STORE,
+                source,
+            };
+        let mut request = HttpRequest::new(HttpRequestBody::empty());
+        *request.uri_mut() = self.url.clone();
+        let response = self.client.execute(request).await;
+        let response = response.map_err(|error| failed(error.into()))?;
+        if !response.status().is_success() {
+            // What the answer said is in the exchange.
+            return Err(failed("refused".into()));
+        }
+        let mut body = Vec::new();
+        let mut frames = response.into_body().bytes_stream();
+        while let Some(bytes) = frames.next().await {
+            body.extend_from_slice(&bytes.map_err(|error| failed(error.into()))?);
+            if body.len() > LIST_BYTES_MAX {
+                let message = format!("the list of files is longer than {LIST_BYTES_MAX} bytes");
+                return Err(failed(message.into()));
+            }
+        }
+        Ok(body)
+    }
+}
+
+/// The answer to a request for `wanted`, of one that brings the whole file.
+pub(super) fn cut(result: GetResult, wanted: &Range<u64>) -> GetResult {
+    let end = wanted.end.min(result.range.end);
+    let wanted = wanted.start.min(end)..end;
+    let (meta, attributes) = (result.meta.clone(), result.attributes.clone());
+    let (range, extensions) = (wanted.clone(), result.extensions.clone());
+    let mut at = 0;
+    let mut cut_one = move |bytes: Bytes| {
+        let start = at;
+        at += bytes.len() as u64;
+        let inside =
+            |offset: u64| usize::try_from(offset.clamp(start, at) - start).unwrap_or(bytes.len());
+        bytes.slice(inside(wanted.start)..inside(wanted.end))
+    };
+    let frames = result.into_stream();
+    let cut = frames.map(move |bytes| bytes.map(&mut cut_one));
+    GetResult {
+        payload: GetResultPayload::Stream(cut.boxed()),
+        meta,
+        range,
+        attributes,
+        extensions,
+    }
+}
+
+/// A client that is there already: questions about a repository and about its files share connections.
+#[derive(Debug)]
+struct Ready(HttpClient);
+
+impl HttpConnector for Ready {
+    fn connect(&self, _options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(self.0.clone())
+    }
+}

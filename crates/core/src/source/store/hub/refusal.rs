@@ -1,0 +1,157 @@
+//! What a hub means by saying no. It has its own codes, and says 401 of what is not there to those who have not said who they are.
+//! Pure; called by `refusal.rs`.
+
+use super::super::exchange::Exchange;
+use super::super::fault::{Asked, Verdict};
+use crate::error::ErrorKind;
+use crate::retry::Transient;
+use crate::source::Protocol;
+
+/// What caches and stores that a hub redirects to say of links that are not valid any more.
+const LINK_REFUSED: [&str; 4] = [
+    "AccessDenied",
+    "ExpiredToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+];
+
+/// `None` for what it says as every store would.
+pub(in super::super) fn refusal(
+    status: u16,
+    exchange: &Exchange,
+    asked: &Asked,
+) -> Option<Verdict> {
+    if asked.protocol != Some(Protocol::Hub) {
+        return None;
+    }
+    let code = exchange.code.as_deref().unwrap_or_default();
+    let disabled = exchange.message.as_deref() == Some("Access to this resource is disabled.");
+    let not_found = |message: &str| Verdict::new(ErrorKind::NotFound, message);
+    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    Some(match (code, status) {
+        ("RevisionNotFound", _) => not_found("the repository has no such revision")
+            .hint("give one of its branches, tags or commits: hf://org/name@main"),
+        ("EntryNotFound", _) => not_found("the repository has no such file at this revision")
+            .hint("check the path; tload ls hf://org/name shows the tensors of the repository's own checkpoint"),
+        ("GatedRepo", _) => gated(asked),
+        ("RepoNotFound", _) => no_repository(asked),
+        ("DisabledRepo", _) | (_, 403) if code == "DisabledRepo" || disabled => {
+            denied("the hub has disabled the repository").hint("ask its owner, or take another one")
+        }
+        // Not the hub's: it has no codes of this kind.
+        (_, 400 | 403) if LINK_REFUSED.contains(&code) => {
+            denied("the link that the hub gave for the file was refused")
+                .hint("try again; set the clock of this machine if that does not help")
+                .transient(Transient::Broken)
+        }
+        (_, 401) if asked.anonymous => no_repository(asked),
+        (_, 401) => denied("the hub does not accept the token")
+            .hint(format!("renew the token, which comes from: {}", asked.credentials)),
+        (_, 403) if asked.anonymous => denied("the hub denies access without a token")
+            .hint("give a token: option token, HF_TOKEN, or hf auth login"),
+        (_, 403) => denied("the hub denies access to whom the token belongs").hint(format!(
+            "give the token the right to read this repository; it comes from: {}",
+            asked.credentials
+        )),
+        (_, 404 | 410) => not_found("the hub has no such repository, revision or file")
+            .hint("check the name, and that the endpoint is one of a hub"),
+        _ => return None,
+    })
+}
+
+fn gated(asked: &Asked) -> Verdict {
+    let verdict = Verdict::new(
+        ErrorKind::PermissionDenied,
+        "the repository is gated: its conditions have to be accepted first",
+    );
+    if asked.anonymous {
+        return verdict.hint(
+            "accept them on the repository's page, then give a token of that account: option token, HF_TOKEN, or hf auth login",
+        );
+    }
+    verdict.hint(format!(
+        "accept them on the repository's page, with the account of the token, which comes from: {}; a fine-grained token also needs \
+         the right to read gated repositories",
+        asked.credentials
+    ))
+}
+
+/// The hub does not say which, for nobody is to learn what private repositories there are.
+fn no_repository(asked: &Asked) -> Verdict {
+    if asked.anonymous {
+        return Verdict::new(
+            ErrorKind::NotFound,
+            "the hub has no such repository, or a private one, and there is no token",
+        )
+        .hint("check the name; of a private one give a token: option token, HF_TOKEN, or hf auth login");
+    }
+    Verdict::new(
+        ErrorKind::NotFound,
+        "the hub has no such repository, or none that the token may see",
+    )
+    .hint(format!(
+        "check the name, and that the token may read it; it comes from: {}",
+        asked.credentials
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn table() {
+        use ErrorKind::{NotFound, PermissionDenied};
+        for (status, code, anonymous, kind, words) in [
+            (401, "RepoNotFound", true, NotFound, "give a token"),
+            (404, "RepoNotFound", false, NotFound, "HF_TOKEN"),
+            (401, "", true, NotFound, "give a token"),
+            (401, "", false, PermissionDenied, "renew the token"),
+            (401, "GatedRepo", true, PermissionDenied, "accept"),
+            (403, "GatedRepo", false, PermissionDenied, "fine-grained"),
+            (404, "RevisionNotFound", false, NotFound, "branches"),
+            (404, "EntryNotFound", false, NotFound, "path"),
+            (403, "DisabledRepo", false, PermissionDenied, "owner"),
+            (403, "", false, PermissionDenied, "right to read"),
+            (403, "", true, PermissionDenied, "give a token"),
+            (404, "", false, NotFound, "endpoint"),
+        ] {
+            let exchange = Exchange {
+                code: (!code.is_empty()).then(|| code.to_owned()),
+                ..Exchange::default()
+            };
+            let verdict = refusal(status, &exchange, &asked(anonymous)).expect("an answer");
+            assert_eq!(verdict.kind, kind, "{status} {code}");
+            assert_eq!(verdict.transient, None, "{status} {code}");
+            let hint = verdict.hint.expect("a hint");
+            assert!(hint.contains(words), "{status} {code}: {hint}");
+        }
+        let mut other = asked(false);
+        other.protocol = Some(Protocol::S3);
+        assert!(refusal(404, &Exchange::default(), &other).is_none());
+        assert!(refusal(503, &Exchange::default(), &asked(false)).is_none());
+    }
+
+    #[test]
+    fn a_link_that_has_expired_is_asked_for_again() {
+        let exchange = Exchange {
+            code: Some("AccessDenied".to_owned()),
+            ..Exchange::default()
+        };
+        let verdict = refusal(403, &exchange, &asked(false)).expect("an answer");
+        assert_eq!(verdict.transient, Some(Transient::Broken));
+    }
+
+    fn asked(anonymous: bool) -> Asked<'static> {
+        Asked {
+            operation: "GET",
+            protocol: Some(Protocol::Hub),
+            credentials: "HF_TOKEN",
+            anonymous,
+            region: None,
+            signed_url: false,
+            own: true,
+            refreshed: false,
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Models of a hub, read from the hub: one commit, the right bytes, no token for anybody else, and refusals that say what to do.
+
+use std::path::Path;
+
+use tload::copy::{Copy, CopyReport};
+use tload::source::{ObjectSource, Source};
+use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
+use tload_lab::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
+
+use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options};
+use crate::sites;
+
+const MODEL: &str = "org/Model-1.5";
+const TOKEN: &str = "hf_hunter2";
+
+/// How a hub is reached, and nothing else of this machine is looked at.
+fn store(hub: &Hub, pairs: &[(&str, &str)]) -> StoreOptions {
+    let mut store = sites::options(&[("endpoint", &hub.url())]);
+    for (key, value) in pairs {
+        store.set(key, *value).expect("an option");
+    }
+    store
+}
+
+fn location(rest: &str) -> Location {
+    Location::parse(&format!("hf://{MODEL}{rest}")).expect("a location")
+}
+
+fn open(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
+    Checkpoint::open_with(&location(rest), &store(hub, pairs))
+}
+
+/// Two shards, an index, and what lies beside them.
+struct Model {
+    shards: [Vec<u8>; 2],
+    index: Vec<u8>,
+}
+
+impl Model {
+    fn new(seed: u64) -> Self {
+        let names = ["a", "b"];
+        let placed: Vec<_> = names
+            .iter()
+            .flat_map(|name| (0..20).map(move |at| (format!("{name}{at}"), *name)))
+            .map(|(tensor, name)| (tensor, format!("{name} 1.safetensors")))
+            .collect();
+        let placed: Vec<_> = placed
+            .iter()
+            .map(|(tensor, shard)| (tensor.clone(), shard.as_str()))
+            .collect();
+        Self {
+            shards: [even("a", seed, 20, 70_000), even("b", seed + 1, 20, 70_000)],
+            index: index(&placed),
+        }
+    }
+
+    fn files(&self) -> Vec<(&str, &[u8])> {
+        vec![
+            (".gitattributes", b"*.safetensors filter=lfs"),
+            ("a 1.safetensors", &self.shards[0]),
+            ("b 1.safetensors", &self.shards[1]),
+            ("config.json", b"{}"),
+            ("model.safetensors.index.json", &self.index),
+            ("sub/deep/model.safetensors", &self.shards[0]),
+            ("empty.txt", b""),
+        ]
+    }
+
+    fn shards(&self) -> [&[u8]; 2] {
+        [&self.shards[0], &self.shards[1]]
+    }
+}
+
+fn hub() -> (Hub, Model) {
+    let (hub, model) = (Hub::start(), Model::new(1));
+    hub.commit(MODEL, "main", &model.files());
+    (hub, model)
+}
+
+fn asked_of_the_model(hub: &Hub) -> Vec<HubRequest> {
+    let mut requests = hub.requests();
+    requests.retain(|request| request.path.starts_with("api/models/"));
+    requests
+}
+
+#[test]
+fn a_model_is_a_folder() {
+    let (hub, model) = hub();
+    hub.commit(MODEL, "refs/pr/1", &model.files());
+    hub.commit(MODEL, "a/b", &model.files());
+    for rest in [
+        "",
+        "/",
+        "@main",
+        "@refs/pr/1",
+        "@a%2Fb",
+        "/model.safetensors.index.json",
+    ] {
+        let checkpoint = open(&hub, rest, &[]).expect(rest);
+        assert_eq!(checkpoint.location().protocol(), Some(Protocol::Hub));
+        let (tensors, report) = load(&checkpoint, in_file_order()).expect(rest);
+        assert_all(&tensors, &model.shards());
+        assert_eq!(report.engine.name, "object", "{rest}");
+        assert_eq!(report.retries, 0, "{rest}");
+    }
+    for rest in [
+        "/sub/deep",
+        "/a 1.safetensors",
+        "@main/sub/deep/model.safetensors",
+    ] {
+        let checkpoint = open(&hub, rest, &[]).expect(rest);
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect(rest);
+        assert_all(&tensors, &[&model.shards[0]]);
+    }
+    let files = ["/a 1.safetensors", "@main/b 1.safetensors"].map(location);
+    let before = asked_of_the_model(&hub).len();
+    let checkpoint = Checkpoint::open_all_with(&files, &store(&hub, &[])).expect("a list");
+    assert_all(
+        &load(&checkpoint, in_file_order()).expect("loads").0,
+        &model.shards(),
+    );
+    assert_eq!(asked_of_the_model(&hub).len(), before + 1, "one repository");
+}
+
+#[test]
+fn one_commit_is_read_whatever_becomes_of_the_branch() {
+    let (hub, model) = hub();
+    let checkpoint = open(&hub, "", &[]).expect("opens");
+    let other = Model::new(7);
+    let commit = hub.commit(MODEL, "main", &other.files());
+    let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &model.shards());
+    assert_eq!(asked_of_the_model(&hub).len(), 1);
+    for rest in [String::new(), format!("@{commit}")] {
+        let checkpoint = open(&hub, &rest, &[]).expect("opens");
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+        assert_all(&tensors, &other.shards());
+    }
+    let resolved = hub
+        .requests()
+        .into_iter()
+        .filter(|request| request.path.contains("/resolve/"));
+    for request in resolved {
+        assert!(!request.path.contains("/main/"), "{request:?}");
+    }
+}
+
+#[test]
+fn the_token_goes_to_the_hub_and_nowhere_else() {
+    let (hub, model) = hub();
+    for access in [
+        Access::Private(TOKEN.to_owned()),
+        Access::Gated(TOKEN.to_owned()),
+    ] {
+        hub.grant(MODEL, access);
+        let checkpoint = open(&hub, "", &[("token", TOKEN)]).expect("opens");
+        let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+        assert_all(&tensors, &model.shards());
+    }
+    let requests = hub.requests();
+    // Redirects within the hub take it along: the small files are there.
+    assert!(
+        requests
+            .iter()
+            .any(|request| request.path.starts_with("resolve-cache/"))
+    );
+    assert!(
+        requests.iter().all(|request| request.with_token),
+        "{requests:?}"
+    );
+    let elsewhere = hub.files().requests();
+    assert!(elsewhere.len() >= 4, "{elsewhere:?}");
+    for request in elsewhere {
+        for (name, value) in &request.headers {
+            assert!(name != "authorization", "{request:?}");
+            assert!(!value.contains("hunter2"), "{name}");
+        }
+    }
+}
+
+/// Everything that can be shown of an error has no secret.
+fn refused(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Error {
+    let error = open(hub, rest, pairs).expect_err(rest);
+    let shown = format!("{error:?} {}", error.chain());
+    assert!(!shown.contains("hunter2"), "{shown}");
+    assert!(
+        error.hint().is_some() && error.location().is_some(),
+        "{shown}"
+    );
+    assert_eq!(error.request().expect("a request").attempts, 1, "{shown}");
+    error
+}
+
+#[test]
+fn refusals_say_what_to_do() {
+    use ErrorKind::{NotFound, PermissionDenied};
+    let (hub, _) = hub();
+    let token = [("token", TOKEN)];
+    let other = [("token", "hf_other_hunter2")];
+    let wrong = [("token", "invalid")];
+    let private = Access::Private(TOKEN.to_owned());
+    let gated = Access::Gated(TOKEN.to_owned());
+    for (access, rest, pairs, kind, status, hint) in [
+        (
+            Access::Public,
+            "@none",
+            &token[..],
+            NotFound,
+            404,
+            "branches",
+        ),
+        (
+            Access::Public,
+            "/no.safetensors",
+            &token,
+            NotFound,
+            404,
+            "path",
+        ),
+        (Access::Public, "/nowhere", &token, NotFound, 404, "path"),
+        (
+            Access::Public,
+            "",
+            &wrong,
+            PermissionDenied,
+            401,
+            "renew the token",
+        ),
+        (private.clone(), "", &[], NotFound, 401, "HF_TOKEN"),
+        (private, "", &other, NotFound, 404, "option token"),
+        (gated.clone(), "", &[], PermissionDenied, 401, "accept"),
+        (gated, "", &other, PermissionDenied, 403, "accept"),
+        (Access::Disabled, "", &token, PermissionDenied, 403, "owner"),
+    ] {
+        hub.grant(MODEL, access.clone());
+        let error = refused(&hub, rest, pairs);
+        let shown = error.chain();
+        assert_eq!(error.kind(), kind, "{access:?} {shown}");
+        assert_eq!(
+            error.request().and_then(|it| it.status),
+            Some(status),
+            "{shown}"
+        );
+        assert!(error.hint().expect("checked").contains(hint), "{shown}");
+    }
+    let nobody = Location::parse("hf://org/none").expect("a location");
+    let error = Checkpoint::open_with(&nobody, &store(&hub, &[])).expect_err("no such model");
+    assert_eq!(error.kind(), NotFound);
+    hub.grant(MODEL, Access::Public);
+    let error = ObjectSource::at(&location("/no.safetensors"), &store(&hub, &[]));
+    assert_eq!(error.expect_err("no such file").kind(), NotFound);
+}
+
+#[test]
+fn servers_that_are_no_hub_are_named() {
+    let server = FaultyServer::start();
+    let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("no hub");
+    assert!(
+        error.hint().expect("a hint").contains("endpoint"),
+        "{}",
+        error.chain()
+    );
+    server.put("api/models/org/Model-1.5/revision/main", "[]");
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("no hub");
+    assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
+    assert!(
+        error.hint().expect("a hint").contains("endpoint"),
+        "{}",
+        error.chain()
+    );
+}
+
+#[test]
+fn links_that_have_expired_are_asked_for_anew() {
+    let (hub, model) = hub();
+    let checkpoint = open(&hub, "", &[]).expect("opens");
+    hub.files()
+        .fault(Rule::times(2, Fault::status(403, "AccessDenied")));
+    let (tensors, report) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &model.shards());
+    assert_eq!(report.retries, 2);
+    hub.files().clear_faults();
+    hub.files()
+        .fault(Rule::always(Fault::status(403, "AccessDenied")));
+    let given_up = load(&checkpoint, options(|it| it.retries = Some(1))).expect_err("never");
+    assert_eq!(
+        given_up.kind(),
+        ErrorKind::PermissionDenied,
+        "{}",
+        given_up.chain()
+    );
+    assert!(
+        !given_up.chain().contains("hunter2"),
+        "{}",
+        given_up.chain()
+    );
+}
+
+#[test]
+fn a_file_that_is_not_the_one_that_the_hub_lists_is_an_error() {
+    let (hub, _) = hub();
+    let commit = hub.commit(MODEL, "main", &Model::new(3).files());
+    hub.files().put(
+        &format!("{MODEL}/{commit}/a 1.safetensors"),
+        even("a", 3, 20, 80_000),
+    );
+    let error = open(&hub, "", &[]).expect_err("another length");
+    assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
+    assert!(
+        error.message().contains("the hub lists"),
+        "{}",
+        error.chain()
+    );
+}
+
+fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
+    let copy = Copy::new(&location(rest), target).store(store(hub, &[]));
+    copy.run().expect("copies")
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "what a copy wrote, not a file of a checkpoint"
+)]
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("a file")
+}
+
+fn assert_copied(target: &Path, model: &Model) {
+    for (name, bytes) in model.files() {
+        let copied = target.join(name);
+        if name.starts_with('.') {
+            assert!(!copied.exists(), "{name}: hidden");
+        } else {
+            assert!(read(&copied) == bytes, "{name}");
+        }
+    }
+}
+
+#[test]
+fn copies_have_everything_that_the_hub_lists() {
+    let (hub, model) = hub();
+    let target = folder();
+    let report = copy(&hub, "", target.path());
+    assert_copied(target.path(), &model);
+    assert_eq!((report.copied_files, report.skipped_files), (6, 0));
+    let report = copy(&hub, "", target.path());
+    assert_eq!((report.copied_files, report.skipped_files), (0, 6));
+    // As long as the one before.
+    let other = Model::new(11);
+    hub.commit(MODEL, "main", &other.files());
+    let report = copy(&hub, "", target.path());
+    assert_copied(target.path(), &other);
+    assert_eq!(report.skipped_files, 0);
+    let sub = folder();
+    let report = copy(&hub, "/sub", sub.path());
+    assert_eq!(report.copied_files, 1);
+    assert!(sub.path().join("deep/model.safetensors").exists());
+    let one = folder();
+    copy(&hub, "/config.json", one.path());
+    assert_eq!(read(&one.path().join("config.json")), b"{}");
+}
+
+#[test]
+fn hubs_need_not_say_more_than_names() {
+    let (hub, model) = hub();
+    hub.be_terse();
+    let checkpoint = open(&hub, "", &[]).expect("opens");
+    let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &model.shards());
+    let target = folder();
+    assert_eq!(copy(&hub, "", target.path()).copied_files, 6);
+    assert_copied(target.path(), &model);
+}
+
+#[test]
+fn small_files_may_come_as_a_whole() {
+    let (hub, model) = hub();
+    hub.ignore_ranges();
+    let checkpoint = open(&hub, "", &[]).expect("opens");
+    let (tensors, _) = load(&checkpoint, in_file_order()).expect("loads");
+    assert_all(&tensors, &model.shards());
+    let target = folder();
+    copy(&hub, "", target.path());
+    assert_copied(target.path(), &model);
+    // In ranges of its own, none of which begins at the start.
+    let file = ObjectSource::at(
+        &location("/model.safetensors.index.json"),
+        &store(&hub, &[]),
+    );
+    let file = file.expect("opens");
+    for (start, end) in [(0, 1), (5, 90), (model.index.len() - 1, model.index.len())] {
+        let bytes = file.fetch(start as u64, end - start).expect("a range");
+        assert_eq!(bytes, model.index[start..end]);
+    }
+    // Large ones may not.
+    let large = even("t", 1, 17, 1 << 20);
+    hub.commit(MODEL, "large", &[("model.safetensors", &large)]);
+    hub.files().fault(Rule::always(Fault::IgnoreRange));
+    let error = open(&hub, "@large", &[]).expect_err("not with ranges");
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
+}

@@ -1,0 +1,282 @@
+"""Models of a hub: from the cache that `huggingface_hub` made, else from the hub; the same tensors in either case."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import hub
+import tload
+from conftest import require
+from files import Content, write_checkpoint, write_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODEL = "org/Model-1.5"
+URL = f"hf://{MODEL}"
+TOKEN = "hf_hunter2"
+LAYERS = {f"layer.{index}.weight": Content.random("F32", (40, index + 1), index) for index in range(20)}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home folder of the hub's tools."""
+    return tmp_path / "home"
+
+
+@pytest.fixture(autouse=True)
+def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Keep the caller's hub, token and cache out of the tests."""
+    for name in list(os.environ):
+        if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(home))
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
+    """A hub, which the environment names."""
+    with hub.hub() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.url)
+        yield started
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a model: two shards with an index, something beside them, and another model in a folder."""
+    folder = tmp_path_factory.mktemp("model")
+    names = list(LAYERS)
+    write_checkpoint(folder, [{name: LAYERS[name] for name in half} for half in (names[::2], names[1::2])])
+    (folder / "config.json").write_text("{}")
+    (folder / ".gitattributes").write_text("*.safetensors filter=lfs")
+    (folder / "sub").mkdir()
+    write_file(folder / "sub" / "adapter.safetensors", {"adapter": Content.random("F32", (3,), 0)})
+    return read(folder)
+
+
+def raw(tensors: dict[str, Any]) -> dict[str, bytes]:
+    return {name: tensor.tobytes() for name, tensor in tensors.items()}
+
+
+def load(location: str, **arguments: Any) -> dict[str, bytes]:
+    require("numpy")
+    return raw(tload.load(location, framework="numpy", **arguments))
+
+
+WANTED = {name: content.raw for name, content in LAYERS.items()}
+
+
+def download(served: hub.Hub, cache: Path, **arguments: Any) -> Path:
+    """What `huggingface_hub` makes of the same hub."""
+    package = require("huggingface_hub")
+    require("huggingface_hub.utils").disable_progress_bars()
+    return Path(package.snapshot_download(MODEL, endpoint=served.url, cache_dir=cache, token=False, **arguments))
+
+
+def test_a_model_comes_from_the_hub(served: hub.Hub, files: dict[str, bytes]) -> None:
+    commit = served.commit(MODEL, files)
+    served.commit(MODEL, files, "refs/pr/1")
+    for rest in ("", "@main", "@refs/pr/1", f"@{commit}", "/model.safetensors.index.json"):
+        with tload.open(URL + rest) as checkpoint:
+            assert checkpoint.location == URL + rest
+            assert {shard.location.partition(MODEL)[0] for shard in checkpoint.shards} == {"hf://"}
+            assert raw(tload.load(checkpoint, framework="numpy")) == WANTED
+    assert list(load(f"{URL}/sub")) == list(load(f"{URL}/sub/adapter.safetensors")) == ["adapter"]
+    pinned = {asked.path.split("/resolve/")[1].split("/")[0] for asked in served.asked if "/resolve/" in asked.path}
+    assert pinned == {commit}, "never by the name of a branch"
+
+
+def test_the_cache_of_the_package_is_read_without_asking_the_hub(
+    served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = served.commit(MODEL, files)
+    snapshot = download(served, home / "hub")
+    served.asked.clear()
+    for rest in ("", "@main", f"@{commit}", "/model.safetensors.index.json"):
+        with tload.open(URL + rest) as checkpoint:
+            assert checkpoint.location == URL + rest
+            assert {Path(shard.location).parent for shard in checkpoint.shards} == {snapshot}
+            assert raw(tload.load(checkpoint, framework="numpy")) == WANTED
+    assert list(load(f"{URL}/sub")) == list(load(f"{URL}/sub/adapter.safetensors")) == ["adapter"]
+    assert served.asked == []
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert load(URL) == WANTED
+    monkeypatch.delenv("HF_HOME")
+    monkeypatch.setenv("HF_HUB_CACHE", str(home / "hub"))
+    assert load(URL) == WANTED
+    assert served.asked == []
+
+
+def test_what_the_package_downloads_is_what_tload_reads(
+    served: hub.Hub, files: dict[str, bytes], tmp_path: Path, home: Path
+) -> None:
+    safetensors = require("safetensors.numpy")
+    served.commit(MODEL, files)
+    found = load(URL)
+    snapshot = download(served, tmp_path / "elsewhere")
+    wanted: dict[str, bytes] = {}
+    for path in sorted(snapshot.glob("*.safetensors")):
+        wanted |= raw(safetensors.load_file(path))
+    assert found == wanted
+    copy = tmp_path / "copy"
+    run("cp", URL, str(copy), "--hidden")
+    assert read(copy) == read(snapshot) == files
+    assert not home.exists(), "tload writes nothing into the cache"
+
+
+@pytest.mark.parametrize("missing", ["a shard", "the index", "a revision"])
+def test_a_cache_that_lacks_something_does_not_count(
+    missing: str, served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.commit(MODEL, files)
+    ignored = {"a shard": "*-00002-of-00002.safetensors", "the index": "*.index.json", "a revision": "none"}[missing]
+    snapshot = download(served, home / "hub", ignore_patterns=[ignored])
+    if missing == "a revision":
+        (snapshot.parent.parent / "refs" / "main").unlink()
+    served.asked.clear()
+    assert load(URL) == WANTED
+    assert any(asked.host == "files" for asked in served.asked)
+    served.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(tload.NotFoundError, match="HF_HUB_OFFLINE") as caught:
+        tload.open(URL)
+    assert isinstance(caught.value, FileNotFoundError)
+    assert "hf download" in str(caught.value.hint)
+    assert served.asked == []
+
+
+def test_files_of_one_list_are_of_one_commit(served: hub.Hub, files: dict[str, bytes], home: Path) -> None:
+    served.commit(MODEL, files)
+    download(served, home / "hub", allow_patterns=["*-00001-of-00002.safetensors"])
+    other = {name: content[:-1] + b"!" for name, content in files.items()}
+    commit = served.commit(MODEL, other)
+    served.asked.clear()
+    shards = [f"{URL}/{name}" for name in files if name.endswith("-of-00002.safetensors")]
+    with tload.open(shards) as checkpoint:
+        assert [shard.location for shard in checkpoint.shards] == shards, "none from the cache"
+    assert {asked.path.split("/")[2] for asked in served.asked if asked.host == "files"} == {commit}
+
+
+def test_tokens_are_found_where_the_package_looks(
+    served: hub.Hub, files: dict[str, bytes], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.commit(MODEL, files)
+    served.gated[MODEL] = TOKEN
+    with pytest.raises(tload.PermissionDeniedError, match="gated") as caught:
+        tload.open(URL)
+    assert "HF_TOKEN" in str(caught.value.hint)
+    assert load(URL, store={"token": TOKEN}) == WANTED
+    home.mkdir()
+    (home / "token").write_text(TOKEN + "\n")
+    assert load(URL) == WANTED
+    with pytest.raises(tload.PermissionDeniedError):
+        tload.open(URL, store={"anonymous": True})
+    with pytest.raises(tload.PermissionDeniedError):
+        tload.open(URL, store={"environment": False, "endpoint": served.url})
+    monkeypatch.setenv("HF_TOKEN", "hf_other_hunter2")
+    with pytest.raises(tload.PermissionDeniedError, match="gated") as caught:
+        tload.open(URL)
+    assert "hunter2" not in repr(caught.value) + str(caught.value) + str(caught.value.hint)
+    monkeypatch.delenv("HF_TOKEN")
+    (tmp_path / "token").write_text(TOKEN)
+    (home / "token").unlink()
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    assert load(URL) == WANTED
+    sent = {asked.host: asked.token for asked in served.asked}
+    assert sent == {"hub": f"Bearer {TOKEN}", "files": None}
+    assert all(asked.token is None for asked in served.asked if asked.host == "files")
+
+
+def test_refusals_are_the_exceptions_that_one_expects(served: hub.Hub, files: dict[str, bytes]) -> None:
+    served.commit(MODEL, files)
+    for location in ("hf://org/none", f"{URL}@none", f"{URL}/none.safetensors"):
+        with pytest.raises(tload.NotFoundError) as caught:
+            tload.open(location)
+        assert caught.value.location == location
+        assert caught.value.hint
+    for location in ("hf://org", "hf://token@org/name", f"{URL}@..", f"{URL}/../x.safetensors"):
+        with pytest.raises(tload.InvalidRequestError):
+            tload.open(location)
+    with pytest.raises(tload.UnsupportedError):
+        tload.open("hf://datasets/org/name")
+
+
+def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    served.commit(MODEL, files)
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.setenv(name, "true")
+        with pytest.raises(tload.NotFoundError, match="cache"):
+            tload.open(URL)
+        monkeypatch.delenv(name)
+    assert served.asked == []
+    assert load(URL) == WANTED
+
+
+def run(*arguments: str) -> str:
+    """The command in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tload", *arguments], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_command_takes_a_model(served: hub.Hub, files: dict[str, bytes], tmp_path: Path) -> None:
+    served.commit(MODEL, files)
+    assert "layer.0.weight" in run("ls", URL)
+    digest = run("load", URL, "--digest")
+    run("cp", URL, str(tmp_path / "copy"))
+    assert read(tmp_path / "copy") == {name: content for name, content in files.items() if name != ".gitattributes"}
+    local = run("load", str(tmp_path / "copy"), "--digest")
+
+    def digests(text: str) -> list[str]:
+        return [line for line in text.splitlines() if "digest" in line]
+
+    assert digests(digest) == digests(local) != []
+    assert "hf: 2 shards" in run("doctor", URL)
+
+
+def test_a_copy_takes_from_the_cache_what_is_all_there(
+    served: hub.Hub, files: dict[str, bytes], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.commit(MODEL, files)
+    download(served, home / "hub", ignore_patterns=["config.json"])
+    served.asked.clear()
+    run("cp", URL, str(tmp_path / "some"), "--hidden")
+    assert read(tmp_path / "some") == files
+    assert any(asked.host == "files" for asked in served.asked), "the cache has not all"
+    download(served, home / "hub")
+    served.asked.clear()
+    run("cp", URL, str(tmp_path / "all"), "--hidden")
+    assert read(tmp_path / "all") == files
+    assert [asked.path for asked in served.asked] == [f"api/models/{MODEL}/revision/main"]
+    other = {name: content[:-1] + b"!" for name, content in files.items()}
+    served.commit(MODEL, other)
+    run("cp", URL, str(tmp_path / "all"), "--hidden")
+    assert read(tmp_path / "all") == other, "the branch has moved on"
+    served.asked.clear()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    run("cp", URL, str(tmp_path / "copy"), "--hidden")
+    assert read(tmp_path / "copy") == files
+    assert served.asked == []
+
+
+@pytest.mark.usefixtures("served")
+def test_options_with_a_token_show_none() -> None:
+    with pytest.raises(tload.NotFoundError) as caught:
+        tload.open(URL, store={"token": TOKEN})
+    shown = repr(caught.value) + str(caught.value) + str(caught.value.hint) + repr(pickle.dumps(str(caught.value)))
+    assert "hunter2" not in shown
+    assert "option token" in shown
