@@ -49,11 +49,12 @@ impl From<Range<usize>> for Steps {
 /// A slice of a tensor: which indices along each dimension, from the first dimension on; those that are not named come whole.
 ///
 /// ```
-/// use tload::Slice;
+/// use tload::{Slice, Steps};
 ///
-/// // Rows 8 to 15 of a matrix, all columns.
-/// let rows = Slice::new([8..16]);
-/// assert_eq!(rows, Slice::new([8..16]));
+/// // Of a matrix, rows 8 to 15, and of those every second column of the first hundred.
+/// let columns = Steps { start: 0, count: 50, step: 2, single: false };
+/// let slice = Slice::new([Steps::from(8..16), columns]);
+/// assert_ne!(slice, Slice::default());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slice(Vec<Steps>);
@@ -378,7 +379,9 @@ mod tests {
 
     #[test]
     fn rows_are_one_range() {
-        let cut = Slice::new([2..5]).cut(&[8, 10], 16).expect("inside");
+        let cut = Slice(vec![steps(2, 3, 1)])
+            .cut(&[8, 10], 16)
+            .expect("inside");
         assert_eq!(
             (cut.shape, cut.range, cut.strides),
             (vec![3, 10], 40..100, None)
@@ -402,7 +405,7 @@ mod tests {
         assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));
         assert!(message(vec![steps(0, 1, 1); 2], &[7], 8).contains("2 dimensions"));
         assert!(message(vec![steps(1, 2, 1)], &[8], 4).contains("4 bits"));
-        let whole_bytes = Slice::new([2..4]).cut(&[8], 4).expect("on bytes");
+        let whole_bytes = Slice(vec![steps(2, 2, 1)]).cut(&[8], 4).expect("on bytes");
         assert_eq!(whole_bytes.range, 1..2);
     }
 
@@ -410,7 +413,8 @@ mod tests {
     fn gaps_worth_reading_join_spans() {
         let cut = Slice(vec![steps(0, 4, 1), steps(0, 10, 1)]).cut(&[4, 100], 8);
         let strides = cut.expect("inside").strides.expect("has gaps");
-        assert_eq!(strides.spans(90).collect::<Vec<_>>(), [0..310]);
+        assert_eq!(strides.spans(90).next(), Some(0..310));
+        assert_eq!(strides.spans_of(90), 1);
         let apart = [0..10, 100..110, 200..210, 300..310];
         assert_eq!(strides.spans(89).collect::<Vec<_>>(), apart);
     }
