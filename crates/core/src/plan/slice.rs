@@ -281,7 +281,7 @@ impl Strides {
         (span, Self { run: 1, levels })
     }
 
-    /// How many spans there are.
+    /// How many spans there are at most.
     pub(crate) fn spans_of(&self, gap: u64) -> u64 {
         self.dense(gap).1.bytes()
     }
@@ -289,9 +289,20 @@ impl Strides {
     /// Spans to read, in order: wanted bytes with gaps of at most `gap` bytes between them.
     pub(super) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
         let (span, outer) = self.dense(gap);
-        (0..outer.bytes()).map(move |index| {
-            let start = outer.position(index);
-            start..start + span
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            if next == outer.bytes() {
+                return None;
+            }
+            let start = outer.position(next);
+            let mut end = start + span;
+            next += 1;
+            // The last of a row may be near to the first of the next one, however far apart they are within the row.
+            while next < outer.bytes() && outer.position(next) - end <= gap {
+                end = outer.position(next) + span;
+                next += 1;
+            }
+            Some(start..end)
         })
     }
 
@@ -417,6 +428,15 @@ mod tests {
         assert_eq!(strides.spans_of(90), 1);
         let apart = [0..10, 100..110, 200..210, 300..310];
         assert_eq!(strides.spans(89).collect::<Vec<_>>(), apart);
+    }
+
+    #[test]
+    fn the_end_of_a_row_may_be_near_the_next_row() {
+        // Rows of 100, of which the first and the last but one are wanted: 0, 98, 100, 198, …
+        let cut = Slice(vec![steps(0, 3, 1), steps(0, 2, 98)]).cut(&[3, 100], 8);
+        let strides = cut.expect("inside").strides.expect("has gaps");
+        let spans: Vec<_> = strides.spans(10).collect();
+        assert_eq!(spans, [0..1, 98..101, 198..201, 298..299]);
     }
 
     fn cases() -> impl Strategy<Value = (Vec<usize>, Vec<Steps>, usize)> {

@@ -302,6 +302,24 @@ fn a_slice_is_read_without_its_wide_gaps() {
     assert_eq!(plan.extents.len(), 4);
 }
 
+#[test]
+fn windows_of_a_slice_do_not_overlap() {
+    // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so near the next one.
+    let columns = Steps {
+        start: 0,
+        count: 2,
+        step: 99_000,
+        single: false,
+    };
+    let tensor = slice_of(5, 100_000, [Steps::from(0..5), columns]);
+    let plan = build(&[tensor], &[DIRECT], IN_PLACE);
+    let ends = plan.extents.iter().map(|e| e.offset + e.window as u64);
+    let begins = plan.extents.iter().skip(1).map(|e| e.offset);
+    assert!(ends.zip(begins).all(|(end, begin)| end <= begin));
+    let bytes: usize = plan.pieces.iter().map(|piece| piece.len).sum();
+    assert_eq!(bytes, 10);
+}
+
 proptest! {
     /// Read, gathered and joined as sinks do it, a slice has the bytes of its elements.
     #[test]
