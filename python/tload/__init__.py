@@ -37,6 +37,7 @@ from tload._errors import (
 )
 from tload._into import load_into
 from tload._options import Options
+from tload._patch import patch
 from tload._progress import Progress
 from tload._report import DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport
 from tload._stream import TensorStream, load, stream
@@ -77,6 +78,7 @@ __all__ = [
     "load",
     "load_into",
     "open",
+    "patch",
     "release_staging",
     "stream",
 ]

@@ -1,0 +1,107 @@
+"""Lets libraries that read through the safetensors package read through tload, for a while."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+LIBRARIES = ("transformers", "accelerate", "diffusers")
+"""All modules of these that have been imported are looked at."""
+
+MODULES = ("transformers.modeling_utils", "accelerate.utils.modeling")
+"""What reads checkpoints there. Imported first, if they can be."""
+
+READERS = {
+    "": ("safe_open",),
+    ".torch": ("load", "load_file", "load_model"),
+    ".numpy": ("load", "load_file"),
+    ".flax": ("load", "load_file"),
+}
+"""What is replaced, by module of the package."""
+
+_lock = threading.Lock()
+_active = 0
+_replaced: list[tuple[ModuleType, str, Any, Any]] = []
+
+
+@contextmanager
+def patch() -> Iterator[tuple[str, ...]]:
+    """Let transformers, accelerate and diffusers read safetensors files by tload inside the `with` block.
+
+    In their modules, `safe_open`, `load_file`, `load` and `load_model` of the safetensors package are replaced by those
+    of `tload.safetensors`, and where a module has the package as a whole, that by `tload.safetensors`. The package
+    itself is left as it is, and so are all other libraries, modules that are imported later, and functions that import
+    the package when they run. At the end of the outermost block of the process, however it ends, everything is as
+    before; what somebody else has replaced meanwhile is left alone.
+
+    transformers and accelerate are imported if they are installed, diffusers is not.
+
+    Yields:
+        What is replaced, as `module.name`. Nothing, if neither the package nor one of the libraries is installed.
+
+    Example:
+        >>> with tload.patch():  # doctest: +SKIP
+        ...     model = AutoModelForCausalLM.from_pretrained("model_dir")
+    """
+    global _active  # noqa: PLW0603  # the state of the process: its modules
+    with _lock:
+        _active += 1
+        try:
+            _replace()
+        except BaseException:
+            _leave()
+            raise
+        names = tuple(f"{module.__name__}.{name}" for module, name, _, _ in _replaced)
+    try:
+        yield names
+    finally:
+        with _lock:
+            _leave()
+
+
+def _leave() -> None:
+    global _active  # noqa: PLW0603
+    _active -= 1
+    if _active:
+        return
+    while _replaced:
+        module, name, theirs, ours = _replaced.pop()
+        if vars(module).get(name) is ours:
+            setattr(module, name, theirs)
+
+
+def _replace() -> None:
+    for name in MODULES:
+        # What cannot be imported does not read.
+        with suppress(Exception):
+            importlib.import_module(name)
+    substitutes = _substitutes()
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] not in LIBRARIES or module is None:
+            continue
+        # By identity, under whatever name it was imported; and without `getattr`, which would import lazy modules.
+        for key, value in [*vars(module).items()]:
+            ours = substitutes.get(id(value))
+            if ours is not None:
+                _replaced.append((module, key, value, ours))
+                setattr(module, key, ours)
+
+
+def _substitutes() -> dict[int, Any]:
+    """Return what to put in place of what, by the identity of the latter."""
+    substitutes: dict[int, Any] = {}
+    for suffix, names in READERS.items():
+        theirs = sys.modules.get(f"safetensors{suffix}")
+        if theirs is None:
+            continue  # Then nobody has anything of it.
+        ours = importlib.import_module(f"tload.safetensors{suffix}")
+        substitutes[id(theirs)] = ours
+        substitutes.update({id(getattr(theirs, name)): getattr(ours, name) for name in names if hasattr(theirs, name)})
+    return substitutes

@@ -1,0 +1,30 @@
+"""A drop-in for the safetensors package: the same functions with the same results, read by tload.
+
+>>> from tload.safetensors import safe_open  # doctest: +SKIP
+>>> with safe_open("s3://bucket/model.safetensors", framework="pt") as f:  # doctest: +SKIP
+...     rows = f.get_slice("lm_head.weight")[:1024]
+>>> from tload.safetensors.torch import load_file  # doctest: +SKIP
+>>> state = load_file("model.safetensors")  # doctest: +SKIP
+
+What is read is read by tload, with or without the package: `safe_open`, and `load_file`, `load` and `load_model` of
+`tload.safetensors.torch`, `.numpy` and `.flax`. `safe_open` says where it differs. Everything else, such as
+`save_file` and `serialize`, is the package's own, under the same names, if it is installed.
+
+`tload.patch` lets libraries that use the package use this instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tload.safetensors._errors import SafetensorError
+from tload.safetensors._open import TensorMeta, safe_open
+from tload.safetensors._package import attribute
+from tload.safetensors._prefetch import PrefetchLoader
+from tload.safetensors._slice import PySafeSlice
+
+__all__ = ["PrefetchLoader", "PySafeSlice", "SafetensorError", "TensorMeta", "safe_open"]
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, name)

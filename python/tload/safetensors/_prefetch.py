@@ -1,0 +1,162 @@
+"""Tensors that are loaded in the background and handed out once each, by name or as they come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tload.safetensors._errors import SafetensorError
+from tload.safetensors._frameworks import device_of
+from tload.safetensors._index import strict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+    from typing import Self
+
+    from tload.safetensors._index import Basic
+    from tload.safetensors._source import Opened
+
+
+class PrefetchLoader:
+    """Tensors on their way. Made by `safe_open.prefetch`, and independent of its handle.
+
+    May be used from several threads. Tensors that arrive while somebody waits for another one are kept until they are
+    taken.
+    """
+
+    __slots__ = ("_arrived", "_changed", "_failure", "_is_closed", "_is_receiving", "_names", "_stream", "_waiting")
+
+    def __init__(self, opened: Opened, plan: Mapping[str, Any] | None, device: object, threads: object) -> None:
+        """Check the plan and start to read."""
+        if isinstance(threads, bool) or not isinstance(threads, int):
+            raise TypeError(f"threads: wanted an int, found {type(threads).__qualname__}")
+        if device is not None:
+            opened = opened.moved_to(device_of(device, opened.framework))
+        indices = read_plan(opened, plan)
+        self._names = [*indices]
+        self._waiting = {*indices}
+        self._arrived: dict[str, Any] = {}
+        self._failure: Exception | None = None
+        self._is_receiving = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._stream = opened.stream(indices)
+
+    def names(self) -> list[str]:
+        """Return the names of all tensors that are handed out, in the order of the file."""
+        return [*self._names]
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def take(self, name: str) -> Any:
+        """Return a tensor, as soon as it is there. Each can be taken once, by this or by iterating.
+
+        Raises:
+            SafetensorError: It is not in the plan, has been taken, or the loader is closed.
+            tload.Error: The load failed.
+        """
+        if name not in self._names:
+            raise SafetensorError(f"{name} is not in the prefetch plan")
+        found = self._wait_for(name)
+        if found is None:
+            raise SafetensorError(
+                f"{name}: tensor already delivered (prefetch hands each tensor out once, via take or iteration)"
+            )
+        return found[1]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield names with tensors as they arrive, but for those that have been taken."""
+        while (found := self._wait_for(None)) is not None:
+            yield found
+
+    def close(self) -> None:
+        """Stop reading and free what was not taken. Tensors that were stay good."""
+        with self._changed:
+            self._is_closed = True
+            self._stream.cancel()
+            self._changed.notify_all()
+            # Nobody frees what another thread waits for.
+            self._changed.wait_for(lambda: not self._is_receiving)
+            self._arrived.clear()
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = ", closed" if self._is_closed else ""
+        left = len(self._waiting) + len(self._arrived)
+        return f"<tload.safetensors.PrefetchLoader: {left} of {len(self._names)} tensors to take{state}>"
+
+    def _wait_for(self, name: str | None) -> tuple[str, Any] | None:
+        """Return the tensor of a name, or whichever comes first; `None` if it has been handed out, or all have."""
+        while True:
+            with self._changed:
+                # One thread receives for all.
+                self._changed.wait_for(lambda: self._is_settled(name) or not self._is_receiving)
+                if self._is_closed:
+                    raise SafetensorError("prefetch loader closed")
+                first = next(iter(self._arrived), None) if name is None else name
+                if first in self._arrived:
+                    return first, self._arrived.pop(first)
+                if not self._waiting if name is None else name not in self._waiting:
+                    return None
+                if self._failure is not None:
+                    raise self._failure
+                self._is_receiving = True
+            self._receive()
+
+    def _is_settled(self, name: str | None) -> bool:
+        if self._is_closed or self._failure is not None:
+            return True
+        if name is None:
+            return bool(self._arrived) or not self._waiting
+        return name in self._arrived or name not in self._waiting
+
+    def _receive(self) -> None:
+        arrived: tuple[str, Any] | None = None
+        failure: Exception | None = SafetensorError("prefetch loader interrupted")
+        try:
+            arrived, failure = next(self._stream), None
+        except Exception as error:  # noqa: BLE001  # whoever waits raises it
+            failure = error
+        finally:
+            with self._changed:
+                self._is_receiving = False
+                self._failure = self._failure or failure
+                if arrived is not None:
+                    self._waiting.discard(arrived[0])
+                    self._arrived[arrived[0]] = arrived[1]
+                self._changed.notify_all()
+
+
+def read_plan(opened: Opened, plan: Mapping[str, Any] | None) -> dict[str, Basic | None]:
+    """Return the planned names in the order of the file, each with its index, or `None` for the whole tensor."""
+    if plan is None:
+        plan = dict.fromkeys(opened.checkpoint)
+    if not isinstance(plan, Mapping):
+        raise TypeError(f"plan: wanted a mapping of names to None or an index, found {type(plan).__qualname__}")
+    indices: dict[str, Basic | None] = {}
+    for name, index in plan.items():
+        if not isinstance(name, str):
+            raise SafetensorError("prefetch plan keys must be tensor names")
+        info = opened.info(name)
+        opened.check_dtypes([info])
+        try:
+            indices[name] = None if index is None else strict(index, info.shape)
+        except SafetensorError as error:
+            raise SafetensorError(f"prefetch plan for {name}: {error}") from error
+    if not indices:
+        raise SafetensorError("prefetch plan selects no tensors")
+    return {name: indices[name] for name in opened.checkpoint if name in indices}

@@ -1,0 +1,74 @@
+"""Many tensors, or parts of them, loaded at once: `tload.stream` for what callers of safetensors want."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tload._stream import LoadKeywords
+from tload._stream import stream as stream_tensors
+from tload.safetensors._errors import as_safetensors
+from tload.safetensors._index import packed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+    from typing import Self
+
+    from tload._stream import TensorStream
+    from tload.safetensors._index import Basic
+    from tload.safetensors._source import Opened
+
+
+class PartStream:
+    """Yields `(name, tensor)` as they become complete. What is only on its way to elsewhere is freed one by one."""
+
+    __slots__ = ("_opened", "_stream")
+
+    def __init__(self, opened: Opened, indices: Mapping[str, Basic | None]) -> None:
+        """Start to read."""
+        for name, index in indices.items():
+            info = opened.checkpoint[name]
+            if index is not None and info.dtype == "F4":
+                packed(index, info.shape)
+        keywords = LoadKeywords(device=opened.device if opened.is_on_gpu else "cpu")
+        if len(indices) < len(opened.checkpoint):
+            keywords["names"] = [*indices]
+        slices = {name: index for name, index in indices.items() if index is not None}
+        if slices:
+            keywords["slices"] = slices
+        elif opened.backend == "mmap" and opened.is_local and not opened.is_on_gpu:
+            # Parts may have gaps, which no view of a file leaves out.
+            keywords["cache"] = "map"
+            keywords["writable"] = True
+        self._opened = opened
+        with as_safetensors():
+            self._stream: TensorStream[Any] = stream_tensors(
+                opened.checkpoint, framework="torch" if opened.framework.is_torch else "numpy", **keywords
+            )
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> tuple[str, Any]:
+        with as_safetensors():
+            name, tensor = next(self._stream)
+        return name, self._opened.finish(tensor)
+
+    def cancel(self) -> None:
+        """Stop reading, from any thread."""
+        self._stream.cancel()
+
+    def close(self) -> None:
+        """Stop reading and free what was not yielded."""
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,102 @@
+"""Drop-in for `safetensors.torch`: reading is tload's, everything else, such as `save_file`, the package's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tload.safetensors._bytes import load_bytes
+from tload.safetensors._open import safe_open
+from tload.safetensors._package import attribute
+from tload.safetensors._tied import removed_names
+
+if TYPE_CHECKING:
+    import torch
+
+    from tload._checkpoint import Source
+    from tload._store import Store
+
+__all__ = ["load", "load_file", "load_model"]
+
+
+def load_file(
+    filename: Source,
+    device: str | int | torch.device = "cpu",
+    *,
+    backend: str = "mmap",
+    store: Store | None = None,
+) -> dict[str, torch.Tensor]:
+    """Load the tensors of a file, or of whatever else `safe_open` opens, in the order of the file.
+
+    On the CPU, `backend="mmap"` makes views of local files, without a copy. Unlike the package's, they are in memory
+    when this returns; what the page cache does not hold is read at its speed. `backend="pread"` reads past it.
+
+    Args:
+        filename: See `tload.safetensors.safe_open`.
+        device: Where to: see `tload.safetensors.safe_open`. Default: `"cpu"`.
+        backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
+        store: How to reach object stores: see `tload.open`.
+
+    Raises:
+        SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
+    """
+    with safe_open(filename, "pt", device, backend=backend, store=store) as file:
+        return file.get_tensors()
+
+
+def load(data: bytes) -> dict[str, torch.Tensor]:
+    """Load the tensors of a file's content.
+
+    Raises:
+        SafetensorError: It is no valid file.
+    """
+    return load_bytes(data, "pt")
+
+
+def load_model(
+    model: torch.nn.Module,
+    filename: Source,
+    strict: bool = True,  # noqa: FBT001, FBT002  # as the package has it
+    device: str | int | torch.device = "cpu",
+    *,
+    backend: str = "mmap",
+    store: Store | None = None,
+) -> tuple[set[str], list[str]]:
+    """Load a file into a module, of whose tied parameters the file may have one, as `save_model` writes it.
+
+    `tload.load_into` does so without bringing the tensors to a `device` first.
+
+    Args:
+        model: What to load into.
+        filename: See `tload.safetensors.safe_open`.
+        strict: Whether missing and unexpected names are an error. Default: `True`.
+        device: Where the tensors are brought before they are copied into the module. Default: `"cpu"`.
+        backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
+        store: How to reach object stores: see `tload.open`.
+
+    Returns:
+        Names of the module that the file lacks, and names of the file that the module did not need.
+
+    Raises:
+        RuntimeError: With `strict`, names are missing or unexpected; or shapes differ.
+        SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
+    """
+    state = load_file(filename, device, backend=backend, store=store)
+    removed = removed_names(model.state_dict(), preferred=state.keys())
+    result = model.load_state_dict(state, strict=False)
+    missing, unexpected = set(result.missing_keys), list(result.unexpected_keys)
+    for name in removed:
+        if name in missing:
+            missing.remove(name)
+        else:
+            unexpected.append(name)
+    if strict and (missing or unexpected):
+        message = f"Error(s) in loading state_dict for {type(model).__name__}:"
+        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                message += f"\n    {kind} key(s) in state_dict: " + ", ".join(f'"{name}"' for name in sorted(names))
+        raise RuntimeError(message)
+    return missing, unexpected
+
+
+def __getattr__(name: str) -> Any:
+    return attribute(__name__, name)

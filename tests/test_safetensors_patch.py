@@ -1,0 +1,166 @@
+"""`tload.patch`: libraries that read through the safetensors package read through tload, and then no more."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from conftest import require
+from tload._patch import patch
+
+
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """Stand-ins for the libraries, which have imported the package in every way that they do."""
+    require("torch")
+    theirs, in_torch = require("safetensors"), require("safetensors.torch")
+    contents: dict[str, dict[str, Any]] = {
+        "transformers": {},
+        "transformers.modeling_utils": {"safe_open": theirs.safe_open, "_safe_load_bytes": in_torch.load},
+        "transformers.trainer": {"safetensors": theirs},
+        "accelerate": {},
+        "accelerate.utils": {},
+        "accelerate.utils.modeling": {"safe_open": theirs.safe_open, "safe_load_file": in_torch.load_file},
+        "accelerate.checkpointing": {"load_model": in_torch.load_model, "save_file": in_torch.save_file},
+        "diffusers": {},
+        "diffusers.loaders": {"safetensors": theirs, "st": in_torch, "safe_open": theirs.safe_open},
+        "other": {"safe_open": theirs.safe_open, "safetensors": theirs},
+        "transformersx": {"safe_open": theirs.safe_open},
+    }
+    made = {}
+    for name, content in contents.items():
+        module = ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+        made[name] = module
+    return made
+
+
+def state(modules: dict[str, ModuleType]) -> dict[str, Any]:
+    return {
+        f"{name}.{key}": value
+        for name, module in modules.items()
+        for key, value in vars(module).items()
+        if not key.startswith("__")
+    }
+
+
+REPLACED = {
+    "transformers.modeling_utils.safe_open",
+    "transformers.modeling_utils._safe_load_bytes",
+    "transformers.trainer.safetensors",
+    "accelerate.utils.modeling.safe_open",
+    "accelerate.utils.modeling.safe_load_file",
+    "accelerate.checkpointing.load_model",
+    "diffusers.loaders.safetensors",
+    "diffusers.loaders.st",
+    "diffusers.loaders.safe_open",
+}
+
+
+def test_what_reads_is_replaced_and_nothing_else(modules: dict[str, ModuleType]) -> None:
+    import tload.safetensors.torch
+
+    before = state(modules)
+    with patch() as replaced:
+        during = state(modules)
+        assert {name for name in replaced if name in before} == REPLACED
+        assert {name for name in before if during[name] is not before[name]} == REPLACED
+        assert during["transformers.modeling_utils.safe_open"] is tload.safetensors.safe_open
+        assert during["accelerate.utils.modeling.safe_load_file"] is tload.safetensors.torch.load_file
+        assert during["diffusers.loaders.safetensors"].torch.load_file is tload.safetensors.torch.load_file
+        # Of the package as a whole, what writes is the package's.
+        package = sys.modules["safetensors.torch"]
+        assert during["diffusers.loaders.safetensors"].torch.save_file is package.save_file
+        assert during["diffusers.loaders.st"].save_model is package.save_model
+    assert state(modules) == before
+
+
+def test_it_ends_with_an_error_too(modules: dict[str, ModuleType]) -> None:
+    before = state(modules)
+
+    def fail() -> None:
+        with patch():
+            assert state(modules) != before
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert state(modules) == before
+
+
+def test_blocks_within_blocks(modules: dict[str, ModuleType]) -> None:
+    before = state(modules)
+    with patch() as outer:
+        during = state(modules)
+        with patch() as inner:
+            assert inner == outer
+        assert state(modules) == during
+        # Meanwhile somebody has imported more.
+        modules["transformers"].safe_open = modules["other"].safe_open  # type: ignore[attr-defined]
+        with patch() as inner:
+            assert {*inner} - {*outer} == {"transformers.safe_open"}
+        assert state(modules) == {**during, "transformers.safe_open": modules["transformers"].safe_open}
+        assert modules["transformers"].safe_open is not modules["other"].safe_open
+    assert state(modules) == {**before, "transformers.safe_open": modules["other"].safe_open}
+
+
+def test_blocks_that_overlap(modules: dict[str, ModuleType]) -> None:
+    before = state(modules)
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with patch():
+            entered.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    with patch():
+        thread.start()
+        assert entered.wait(60)
+        during = state(modules)
+    assert state(modules) == during
+    leave.set()
+    thread.join()
+    assert state(modules) == before
+
+
+def test_what_somebody_else_replaces_meanwhile_stays(modules: dict[str, ModuleType]) -> None:
+    with patch():
+        modules["accelerate.utils.modeling"].safe_open = "theirs"  # type: ignore[attr-defined]
+        del modules["accelerate.checkpointing"].load_model
+    assert modules["accelerate.utils.modeling"].safe_open == "theirs"
+    assert not hasattr(modules["accelerate.checkpointing"], "load_model")
+
+
+def test_a_library_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]) -> None:
+    monkeypatch.setitem(sys.modules, "transformers.modeling_utils", None)
+    with patch() as replaced:
+        assert "transformers.modeling_utils.safe_open" not in replaced
+        assert "accelerate.utils.modeling.safe_open" in replaced
+    assert modules["accelerate.utils.modeling"].safe_open is sys.modules["safetensors"].safe_open
+
+
+def test_a_failure_on_the_way_in_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, modules: dict[str, ModuleType]
+) -> None:
+    class Stubborn(ModuleType):
+        def __setattr__(self, name: str, value: object) -> None:
+            message = f"{name}: no"
+            raise AttributeError(message)
+
+    stubborn = Stubborn("diffusers.zzz")
+    vars(stubborn)["safe_open"] = modules["other"].safe_open
+    monkeypatch.setitem(sys.modules, "diffusers.zzz", stubborn)
+    before = state(modules)
+    with pytest.raises(AttributeError, match="safe_open: no"), patch():
+        pass
+    monkeypatch.delitem(sys.modules, "diffusers.zzz")
+    assert state(modules) == before
+    with patch() as replaced:
+        assert {*replaced} >= REPLACED
+    assert state(modules) == before
