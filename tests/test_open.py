@@ -142,7 +142,7 @@ def test_a_path_with_nul_is_refused(source: Any) -> None:
     assert "\0" not in str(caught.value)
 
 
-@pytest.mark.parametrize("source", ["ftp://host/model", "hf://org/model", ["ftp://host/model.safetensors"]])
+@pytest.mark.parametrize("source", ["ftp://host/model", "ipfs://org/model", ["ftp://host/model.safetensors"]])
 def test_a_url_that_no_build_reads_is_unsupported(source: Any) -> None:
     with pytest.raises(tload.UnsupportedError, match=r"locations that begin with \w+:// cannot be read"):
         tload.open(source)
@@ -171,7 +171,7 @@ def test_a_url_in_a_path_is_refused(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
 def test_every_scheme_is_one_of_the_core(scheme: str) -> None:
     """The core knows it, and says what is missing."""
-    with pytest.raises(tload.InvalidRequestError, match=r"names (no|a) (bucket|container|host)"):
+    with pytest.raises(tload.InvalidRequestError, match=r"names (no|a) (bucket|container|host|repository)"):
         tload.open(f"{scheme}://")
 
 

@@ -19,7 +19,9 @@ __all__ = [
     "check_options",
     "check_store",
     "cli_main",
+    "copy",
     "format_bytes",
+    "list_files",
     "parse_store_option",
     "release_staging",
 ]
