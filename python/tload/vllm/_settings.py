@@ -1,0 +1,178 @@
+"""What an engine's `--model-loader-extra-config` may say. Imports no engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from tload import _store
+from tload._errors import Error, InvalidRequestError, advise
+from tload._options import OptionKeywords, Options, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+OWN_KEYS = ("source", "store", "device")
+OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
+"""The fields of `Options`. Engines copy what they are given, so whether it may be written to is no question."""
+RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
+"""What vLLM's and SGLang's loaders for `runai_streamer` understand."""
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What a load was told."""
+
+    source: str | tuple[str, ...] | None = None
+    """Where the weights are, or `None`: where the model is."""
+    store: Mapping[str, Any] | None = field(default=None, repr=False)
+    """How object stores are reached, as `store=` of `tload.open`. Not shown: it may hold secrets."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Where tensors come to be. The engine copies them into its parameters."""
+    options: Options = field(default_factory=Options)
+    """How to load, the environment's word included."""
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are the engine's own."""
+    ignored: tuple[str, ...] = ()
+    """Keys of Run:ai Model Streamer that mean nothing here."""
+
+    def for_ranks(self, ranks: int) -> Options:
+        """Return how each of so many processes of this machine loads the same files.
+
+        In the order of the files unless another was asked for, as models know it from the engine's own loaders. Several
+        processes go through the page cache unless told otherwise: so a file is read from its disk once, and not by
+        each.
+        """
+        options = self.options
+        if options.order is None:
+            options = dataclasses.replace(options, order="file")
+        if options.cache is None and ranks > 1:
+            options = dataclasses.replace(options, cache="buffered")
+        return options
+
+
+def is_url(location: object) -> bool:
+    """Whether it is a URL: everything else is a path, or the name of a model."""
+    return isinstance(location, str) and _URL.match(location) is not None
+
+
+def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False) -> Settings:
+    """Check the extra config of an engine.
+
+    Args:
+        extra: What the engine was given: a mapping, or `None` for nothing.
+        engine_keys: Keys that the engine itself understands. They are passed on unread.
+        runai: Whether the keys of `runai_streamer` are understood too.
+
+    Raises:
+        InvalidRequestError: A key is unknown, or a value of the wrong type or impossible.
+    """
+    if extra is None:
+        extra = {}
+    if not isinstance(extra, Mapping):
+        message = f"model_loader_extra_config: wanted a mapping (a JSON object), found {type(extra).__qualname__}"
+        raise InvalidRequestError(message)
+    known = [*OWN_KEYS, *OPTION_KEYS, *engine_keys]
+    known += [key for key in RUNAI_KEYS if runai and key not in known]
+    for key in extra:
+        if key not in known:
+            raise _unknown(key, known)
+    given = dict(extra)
+    ignored = _take_runai(given) if runai else ()
+    try:
+        source, store, device = _source(given), _mapping(given), _device(given)
+        _store.check(store)
+        options = {name: given[name] for name in OPTION_KEYS if given.get(name) is not None}
+        return Settings(
+            source=source,
+            store=store,
+            device=device,
+            options=resolve(None, OptionKeywords(**options)),  # type: ignore[typeddict-item]  # Options checks them
+            engine={key: given[key] for key in engine_keys if key in given},
+            ignored=ignored,
+        )
+    except (Error, TypeError) as error:
+        # One kind of error for all that is wrong with it, and the name by which the user knows it.
+        message = f"model_loader_extra_config: {error}"
+        raise InvalidRequestError(message, hint=getattr(error, "hint", None)) from error
+
+
+def replaces_runai(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether `TLOAD_REPLACE_RUNAI` asks to take the place of Run:ai Model Streamer.
+
+    Raises:
+        InvalidRequestError: It is neither 1 nor 0.
+    """
+    text = environment.get("TLOAD_REPLACE_RUNAI", "").strip()
+    if text not in {"", "0", "1"}:
+        message = f"environment variable TLOAD_REPLACE_RUNAI={text!r}: wanted 1 or 0"
+        raise InvalidRequestError(message)
+    return text == "1"
+
+
+def _unknown(key: object, known: list[str]) -> InvalidRequestError:
+    near = difflib.get_close_matches(str(key), known, n=1)
+    meant = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"the keys are {', '.join(known)}"
+    return advise(InvalidRequestError, f"model_loader_extra_config: {key!r} is no key of tload{meant}", hint)
+
+
+def _source(given: Mapping[str, Any]) -> str | tuple[str, ...] | None:
+    source = given.get("source")
+    if source is None:
+        return None
+    several = isinstance(source, (list, tuple))
+    for location in source if several else [source]:
+        if not isinstance(location, (str, os.PathLike)):
+            message = f"source: wanted a path or URL (str) or a list of them, found {type(location).__qualname__}"
+            raise TypeError(message)
+        if not os.fspath(location):
+            message = "source: a path or URL is empty"
+            raise InvalidRequestError(message)
+    if several and not source:
+        message = "source: the list is empty"
+        raise InvalidRequestError(message)
+    return tuple(map(os.fspath, source)) if several else os.fspath(source)
+
+
+def _mapping(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    store = given.get("store")
+    if store is None or isinstance(store, Mapping):
+        return store
+    message = f"store: wanted a mapping (a JSON object), found {type(store).__qualname__}"
+    raise TypeError(message)
+
+
+def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
+    device = given.get("device", "cpu")
+    if device not in {"cpu", "cuda"}:
+        # Not "cuda:1": every rank reads the same config, and each has a GPU of its own.
+        message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
+        raise InvalidRequestError(message)
+    return "cuda" if device == "cuda" else "cpu"
+
+
+def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:
+    """Check the keys of `runai_streamer` as its loaders do, and take out what means nothing here."""
+    distributed = given.pop("distributed", None)
+    if distributed is not None and not isinstance(distributed, bool):
+        message = f"model_loader_extra_config: distributed must be a bool, got {distributed!r}"
+        raise InvalidRequestError(message)
+    concurrency = given.pop("concurrency", None)
+    if concurrency is not None and (
+        isinstance(concurrency, bool) or not isinstance(concurrency, int) or concurrency < 1
+    ):
+        message = f"model_loader_extra_config: concurrency must be a positive integer, got {concurrency!r}"
+        raise InvalidRequestError(message)
+    words = {"distributed": distributed or None, "concurrency": concurrency}
+    # -1 is "as much as the files", 0 "as little as works": both are for the default to decide.
+    if given.get("memory_limit") in {-1, 0} and not isinstance(given["memory_limit"], bool):
+        words["memory_limit"] = given.pop("memory_limit")
+    return tuple(key for key, value in words.items() if value is not None)

@@ -1,0 +1,149 @@
+"""The weights that an engine asks for, as a stream. Imports no engine.
+
+Files come from whoever knows where the model is: the engine for folders and models of a hub, the core for URLs. What is
+read of them is decided here, by name, before a byte of a tensor is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import tload
+from tload import _tload
+from tload._errors import Error
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Iterator, Sequence
+
+    import torch
+
+    from tload._checkpoint import Checkpoint
+    from tload.vllm._settings import Settings
+
+
+class Bar(Protocol):
+    """What shows progress: a bar of tqdm."""
+
+    def update(self, n: float) -> object:
+        """So many bytes more have come."""
+
+
+OpenBar: TypeAlias = Callable[[int], AbstractContextManager[Bar]]
+Keep: TypeAlias = Callable[[str], bool]
+
+
+def natural(location: str) -> list[Any]:
+    """Sort key that puts shard 2 before shard 10."""
+    name = os.path.basename(location)  # noqa: PTH119  # of URLs too
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+
+def without_copies(locations: Sequence[str]) -> list[str]:
+    """Leave out `consolidated*.safetensors` where there are other files.
+
+    Mistral's models come in two forms in one folder, the second under other names. Both would be loaded, one over the
+    other.
+    """
+    others = [location for location in locations if not _is_consolidated(location)]
+    return others or list(locations)
+
+
+def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
+    """Open the weights where the user says that they are: these files, or a folder or prefix without second copies."""
+    store = dict(settings.store or {})
+    if settings.options.timeout is not None:
+        store.setdefault("open_timeout", settings.options.timeout)
+    if not isinstance(source, str):
+        return tload.open(list(source), store=store)
+    checkpoint = tload.open(source, store=store)
+    locations = [shard.location for shard in checkpoint.shards]
+    wanted = without_copies(locations)
+    if len(wanted) == len(locations):
+        return checkpoint
+    checkpoint.close()
+    return tload.open(wanted, store=store)
+
+
+def wanted(names: Sequence[str], keep: Keep | None, unused: Keep | None) -> list[str] | None:
+    """Choose what to read: what `keep` takes, without what `unused` takes. `None`: everything.
+
+    A model that has no use for any of it is asked too much: as in vLLM, it is then given everything.
+    """
+    kept = list(names) if keep is None else [name for name in names if keep(name)]
+    if unused is not None:
+        kept = [name for name in kept if not unused(name)] or kept
+    return None if len(kept) == len(names) else kept
+
+
+def stream(
+    source: str | Sequence[str],
+    settings: Settings,
+    *,
+    shown: str,
+    open_bar: OpenBar,
+    logger: logging.Logger,
+    ranks: int = 1,
+    keep: Keep | None = None,
+    unused: Keep | None = None,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of a checkpoint, each the receiver's own.
+
+    Args:
+        source: Files, in the order to load them; or a folder, an index, a file, or a URL of one of these.
+        settings: How.
+        shown: What messages call it.
+        open_bar: Makes a bar for so many bytes.
+        logger: What is told how it went.
+        ranks: Processes of this machine that load the same.
+        keep: Which tensors, by name. Default: all.
+        unused: Which tensors the model has no use for. Default: none.
+
+    Raises:
+        RuntimeError: Anything that goes wrong, as engines have it, with the `tload.Error` as its cause.
+    """
+    try:
+        with open_source(source, settings) as checkpoint:
+            names = wanted(list(checkpoint), keep, unused)
+            if names == []:
+                return
+            with (
+                tload.stream(
+                    checkpoint, names=names, device=settings.device, options=settings.for_ranks(ranks)
+                ) as tensors,
+                open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
+            ):
+                for name, tensor in tensors:
+                    bar.update(tensor.nbytes)
+                    yield name, tensor
+            _tell(tensors.report, shown, logger)
+    except Error as error:
+        message = f"tload cannot load the model weights of `{shown}`: {error}"
+        raise RuntimeError(message) from error
+
+
+def _is_consolidated(location: str) -> bool:
+    return os.path.basename(location).startswith("consolidated")  # noqa: PTH119  # of URLs too
+
+
+def _tell(report: tload.Report, shown: str, logger: logging.Logger) -> None:
+    ways = {
+        "past the page cache": report.direct_bytes,
+        "through the page cache": report.buffered_bytes,
+        "as views of the files": report.mapped_bytes,
+        "from object stores": report.remote_bytes,
+    }
+    how = ", ".join(f"{_tload.format_bytes(size)} {way}" for way, size in ways.items() if size)
+    logger.info(
+        "tload read %d tensors of `%s` in %.2f seconds with %s: %s",
+        report.tensors,
+        shown,
+        report.seconds,
+        report.engine.name,
+        how or "nothing to read",
+    )
+    logger.debug("%s", report)

@@ -1,0 +1,25 @@
+"""The plugin for SGLang without SGLang: it says what is missing. What it does with it is in `with_sglang/`."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import pytest
+
+import tload.sglang
+
+
+def test_without_sglang_it_says_so() -> None:
+    if importlib.util.find_spec("sglang") is not None:
+        pytest.skip("SKIPPED: this is about machines without SGLang")
+    with pytest.raises(ImportError, match="sglang"):
+        tload.sglang.register()
+    with pytest.raises(ImportError, match="sglang"):
+        _ = tload.sglang.TloadModelLoader
+
+
+def test_other_names_are_no_names() -> None:
+    module: Any = tload.sglang
+    with pytest.raises(AttributeError, match="has no attribute 'TloadLoader'"):
+        _ = module.TloadLoader

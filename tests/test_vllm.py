@@ -1,0 +1,336 @@
+"""The plugin for vLLM, as far as it goes without vLLM: settings, and what is read how. `with_vllm/` has the rest."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import tload
+from conftest import require
+from files import Content, tile, write_checkpoint, write_file
+from tload.vllm import _settings, _weights
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from servers import S3, Web
+
+MIB = 1 << 20
+LOGGER = logging.getLogger("tests")
+EXPERTS = {f"layers.0.experts.{index}.w.weight": Content.random("BF16", (4, 8), index) for index in range(4)}
+DENSE = {f"layers.{index}.norm.weight": Content.random("F32", (5,), index) for index in range(12)}
+
+
+class Bar:
+    """What was told to a bar of progress."""
+
+    def __init__(self) -> None:
+        self.total: int | None = None
+        self.seen = 0
+        self.closed = False
+
+    @contextmanager
+    def open(self, total: int) -> Iterator[Bar]:
+        self.total = total
+        try:
+            yield self
+        finally:
+            self.closed = True
+
+    def update(self, n: float) -> None:
+        self.seen += int(n)
+
+
+def stream(source: Any, extra: dict[str, Any] | None = None, bar: Bar | None = None, **how: Any) -> Iterator[Any]:
+    require("torch")
+    return _weights.stream(
+        source, _settings.read(extra or {}), shown="the-model", open_bar=(bar or Bar()).open, logger=LOGGER, **how
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Twelve shards in an index, a shard that is in none, and Mistral's second form of the same."""
+    names = list(DENSE)
+    shards: list[Any] = [{name: DENSE[name]} for name in names[:-1]]
+    write_checkpoint(tmp_path, [*shards, {names[-1]: DENSE[names[-1]]} | EXPERTS])
+    write_file(tmp_path / "stray.safetensors", {"stray": Content.random("F32", (2,), 0)})
+    write_file(tmp_path / "consolidated.safetensors", {"tok_embeddings.weight": Content.random("F32", (2,), 0)})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"concurency": 4}, r"'concurency' is no key of tload\n  hint: the keys are source, store, device, engine"),
+        ({"memory_limt": 4}, r"'memory_limt' is no key of tload; did you mean 'memory_limit'\?"),
+        ({"writable": True}, r"'writable' is no key of tload"),
+        ({"concurrency": 4}, r"'concurrency' is no key of tload"),
+        ({"source": 3}, r"source: wanted a path or URL \(str\) or a list of them, found int"),
+        ({"source": ["a", None]}, r"source: wanted a path or URL \(str\) or a list of them, found NoneType"),
+        ({"source": ""}, r"source: a path or URL is empty"),
+        ({"source": []}, r"source: the list is empty"),
+        ({"store": "s3"}, r"store: wanted a mapping \(a JSON object\), found str"),
+        ({"store": {"endpont": "x"}}, r'store option "endpont" is unknown; it can be endpoint'),
+        ({"store": {"retries": None}}, r"store\['retries'\]: wanted a str, int, float, bool"),
+        ({"device": "cuda:1"}, r"device 'cuda:1': it can be cpu, cuda"),
+        ({"device": 0}, r"device 0: it can be cpu, cuda"),
+        ({"depth": "8"}, r"depth: wanted a positive int, found str"),
+        ({"depth": True}, r"depth: wanted a positive int, found bool"),
+        ({"cache": "warm"}, r'cache "warm" is unknown; it can be auto, direct'),
+        ({"memory_limit": "4 XB"}, r'memory_limit: "4 XB" is not a size'),
+        ({"memory_limit": -1}, r"memory_limit is -1"),
+        ({"timeout": "soon"}, r"timeout: wanted seconds"),
+        ("source", r"wanted a mapping \(a JSON object\), found str"),
+    ],
+)
+def test_a_wrong_config_is_refused_and_the_right_one_named(extra: Any, said: str) -> None:
+    with pytest.raises(tload.InvalidRequestError, match=said) as caught:
+        _settings.read(extra)
+    # What vLLM and SGLang raise of their own for such a config.
+    assert isinstance(caught.value, ValueError)
+    assert str(caught.value).startswith("model_loader_extra_config: ")
+
+
+def test_everything_that_may_be_said_is_understood() -> None:
+    extra = {
+        "source": ["s3://bucket/a.safetensors", "/b.safetensors"],
+        "store": {"region": "eu-west-1", "headers": {"X-Team": "weights"}},
+        "device": "cuda",
+        "engine": "pread",
+        "cache": "drop",
+        "order": "ready",
+        "depth": 8,
+        "in_flight_bytes": "16 MiB",
+        "extent_bytes": 1 << 20,
+        "lanes": 2,
+        "memory_limit": "1 GiB",
+        "device_memory_limit": 1 << 30,
+        "retries": 3,
+        "timeout": 60,
+        "enable_weights_track": False,
+    }
+    extra = json.loads(json.dumps(extra))
+    settings = _settings.read(extra, engine_keys=["enable_weights_track"])
+    assert set(extra) == {*_settings.OWN_KEYS, *_settings.OPTION_KEYS, "enable_weights_track"}
+    assert settings.source == ("s3://bucket/a.safetensors", "/b.safetensors")
+    assert settings.device == "cuda"
+    assert settings.options.engine == "pread"
+    assert settings.options.memory_limit == "1 GiB"
+    assert settings.engine == {"enable_weights_track": False}
+    assert settings.for_ranks(8) == settings.options
+    assert "eu-west-1" not in repr(settings)
+    nothing = _settings.read(None)
+    assert (nothing.source, nothing.store, nothing.device) == (None, None, "cpu")
+    assert _settings.read({"source": None, "store": None, "depth": None}) == nothing
+
+
+def test_ranks_share_the_page_cache_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _settings.read({}).for_ranks(1) == tload.Options(order="file")
+    assert _settings.read({}).for_ranks(2) == tload.Options(order="file", cache="buffered")
+    assert _settings.read({"cache": "direct"}).for_ranks(2).cache == "direct"
+    monkeypatch.setenv("TLOAD_CACHE", "drop")
+    monkeypatch.setenv("TLOAD_ORDER", "ready")
+    assert _settings.read({}).for_ranks(2) == tload.Options(order="ready", cache="drop")
+
+
+@pytest.mark.parametrize(
+    ("extra", "memory_limit", "ignored"),
+    [
+        ({}, None, ()),
+        ({"distributed": False}, None, ()),
+        ({"distributed": True, "concurrency": 32}, None, ("distributed", "concurrency")),
+        ({"memory_limit": -1}, None, ("memory_limit",)),
+        ({"memory_limit": 0}, None, ("memory_limit",)),
+        ({"memory_limit": 1 << 30}, 1 << 30, ()),
+        ({"store": {"region": "x"}, "memory_limit": "1 GiB"}, "1 GiB", ()),
+    ],
+)
+def test_the_keys_of_runai_streamer_are_understood(extra: Any, memory_limit: Any, ignored: Any) -> None:
+    given = dict(extra)
+    settings = _settings.read(extra, runai=True)
+    assert settings.options.memory_limit == memory_limit
+    assert settings.ignored == ignored
+    assert extra == given
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ({"distributed": "yes"}, "distributed must be a bool, got 'yes'"),
+        ({"concurrency": 0}, "concurrency must be a positive integer, got 0"),
+        ({"concurrency": True}, "concurrency must be a positive integer, got True"),
+        ({"memory_limit": -2}, "memory_limit is -2"),
+        ({"memory_limit": False}, "found bool"),
+        ({"pattern": "x"}, "'pattern' is no key"),
+    ],
+)
+def test_wrong_values_of_runai_streamer_are_refused_as_there(extra: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        _settings.read(extra, runai=True)
+
+
+def test_the_variable_is_one_or_nothing() -> None:
+    assert _settings.replaces_runai({"TLOAD_REPLACE_RUNAI": "1"})
+    for off in ({}, {"TLOAD_REPLACE_RUNAI": ""}, {"TLOAD_REPLACE_RUNAI": "0"}):
+        assert not _settings.replaces_runai(off)
+    with pytest.raises(tload.InvalidRequestError, match="TLOAD_REPLACE_RUNAI='yes': wanted 1 or 0"):
+        _settings.replaces_runai({"TLOAD_REPLACE_RUNAI": "yes"})
+
+
+def test_urls_are_told_from_paths_and_models() -> None:
+    for url in ("s3://bucket/model", "HTTPS://host/x", "hf://org/name"):
+        assert _settings.is_url(url)
+    for other in ("/a/b", "org/name", "C:/x", "", None):
+        assert not _settings.is_url(other)
+
+
+def test_shards_are_counted_as_people_do() -> None:
+    names = ["/m/model-10-of-12.safetensors", "/m/model-2-of-12.safetensors", "s3://b/model-1-of-12.safetensors"]
+    assert sorted(names, key=_weights.natural) == names[::-1]
+
+
+def test_second_copies_are_left_out() -> None:
+    both = ["s3://b/m/consolidated-1.safetensors", "s3://b/m/model.safetensors", "s3://b/consolidated/x.safetensors"]
+    assert _weights.without_copies(both) == both[1:]
+    assert _weights.without_copies(both[:1]) == both[:1]
+
+
+def test_the_index_decides_and_the_order_is_that_of_the_files(folder: Path) -> None:
+    bar = Bar()
+    got = dict(stream(str(folder), bar=bar))
+    assert list(got) == list(tload.open(folder))
+    assert set(got) == {*DENSE, *EXPERTS}
+    assert bar.seen == bar.total == sum(len(content.raw) for content in (DENSE | EXPERTS).values())
+    assert bar.closed
+
+
+def test_without_an_index_the_second_copy_is_left_out(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+    assert set(dict(stream(str(folder)))) == {*DENSE, *EXPERTS, "stray"}
+    assert set(dict(stream([str(folder / "consolidated.safetensors")]))) == {"tok_embeddings.weight"}
+
+
+def test_tensors_are_the_receivers_own(folder: Path) -> None:
+    torch = require("torch")
+    reference = tload.load(folder)
+    with torch.device("meta"):  # engines make the default device their GPU meanwhile
+        got = dict(stream(str(folder)))
+    for name, tensor in got.items():
+        assert tensor.device.type == "cpu"
+        assert torch.equal(tensor.view(torch.uint8), reference[name].view(torch.uint8))
+        tensor.zero_()
+    assert all(torch.equal(tload.load(folder)[name], reference[name]) for name in DENSE)
+
+
+def test_from_an_object_store(s3: S3, folder: Path) -> None:
+    torch = require("torch")
+    url = s3.put_folder("engines", "m", folder)
+    got = dict(stream(url, {"store": s3.store}))
+    local = tload.load(folder)
+    assert list(got) == list(local)
+    assert all(torch.equal(got[name].view(torch.uint8), local[name].view(torch.uint8)) for name in local)
+
+
+def test_experts_of_others_are_not_read(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tests")
+    bar = Bar()
+
+    def keep(name: str) -> bool:
+        return "experts" not in name or ".1." in name
+
+    got = dict(stream(str(folder), bar=bar, keep=keep))
+    assert set(got) == {*DENSE, "layers.0.experts.1.w.weight"}
+    assert bar.total == sum(tensor.nbytes for tensor in got.values())
+    [line] = [record.getMessage() for record in caplog.records]
+    assert line.startswith("tload read 13 tensors of `the-model` in ")
+
+
+def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
+    def unused(name: str) -> bool:
+        return name.startswith("layers.0.")
+
+    assert set(dict(stream(str(folder), unused=unused))) == set(DENSE) - {"layers.0.norm.weight"}
+    # As in vLLM: who wants nothing gets everything.
+    assert len(dict(stream(str(folder), unused=lambda _name: True))) == len(DENSE) + len(EXPERTS)
+    assert list(stream(str(folder), keep=lambda _name: False)) == []
+
+
+@pytest.mark.parametrize("harm", ["missing", "truncated", "no index entry", "not there"])
+def test_what_is_wrong_becomes_the_engines_error_with_our_cause(folder: Path, harm: str) -> None:
+    shard = folder / "model-00003-of-00012.safetensors"
+    source = folder
+    if harm == "missing":
+        shard.unlink()
+    elif harm == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    elif harm == "no index entry":
+        index = json.loads((folder / "model.safetensors.index.json").read_text())
+        index["weight_map"]["layers.99.weight"] = shard.name
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    else:
+        source = folder / "nowhere"
+    with pytest.raises(RuntimeError, match="tload cannot load the model weights of `the-model`: ") as caught:
+        list(stream(str(source)))
+    assert isinstance(caught.value.__cause__, tload.Error)
+    assert str(source if harm == "not there" else shard.name) in str(caught.value)
+
+
+def test_a_load_that_is_interrupted_stops_reading(folder: Path) -> None:
+    bar = Bar()
+    weights = stream(str(folder), bar=bar)
+    name, tensor = next(weights)
+    with pytest.raises(KeyboardInterrupt):
+        weights.throw(KeyboardInterrupt)  # type: ignore[attr-defined]
+    assert bar.closed
+    assert bar.seen == tensor.nbytes
+    assert name == "layers.0.norm.weight"
+    assert list(weights) == []
+
+
+def test_a_load_that_is_dropped_half_way_closes_what_it_opened(folder: Path) -> None:
+    bar = Bar()
+    weights = stream(str(folder), bar=bar)
+    next(weights)
+    weights.close()  # type: ignore[attr-defined]
+    assert bar.closed
+
+
+def test_a_load_that_ends_half_way_is_an_error(web: Web, tmp_path: Path) -> None:
+    tensors = {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)}
+    write_file(tmp_path / "a.safetensors", tensors)
+    web.files["a.safetensors"] = (tmp_path / "a.safetensors").read_bytes()
+    web.stall_from = 32 * MIB
+    weights = stream(f"{web.url}/a.safetensors", {"timeout": 5})
+    first, tensor = next(weights)
+    with pytest.raises(RuntimeError, match="tload cannot load the model weights of `the-model`") as caught:
+        list(weights)
+    assert isinstance(caught.value.__cause__, tload.LoadTimeoutError)
+    # What was given before stays good.
+    assert bytes(tensor.numpy()) == tensors[first].raw
+
+
+def test_a_deadline_counts_for_opening_too() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = {"endpoint": f"http://127.0.0.1:{silent.getsockname()[1]}", "anonymous": True}
+        settings = _settings.read({"timeout": 0.2, "store": store})
+        with pytest.raises(tload.LoadTimeoutError):
+            _weights.open_source("s3://bucket/model", settings)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_no_engine_and_no_framework_is_imported_before_it_is_asked_for(engine: str) -> None:
+    program = (
+        f"import sys, tload.{engine}; import tload.vllm._settings, tload.vllm._weights; "
+        f"sys.exit({{'torch', 'vllm', 'sglang'}} & set(sys.modules) != set())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
