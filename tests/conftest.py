@@ -48,7 +48,7 @@ def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep the caller's variables of tload and of clouds, and notes that an earlier test logged, out of the tests."""
     for name in list(os.environ):
         own = name.startswith("TLOAD_") and name != "TLOAD_REQUIRE"
-        clouds = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HUGGING", "RUNAI_STREAMER_", "CLOUD_STORAGE_", "TRANSFORMERS_OFFLINE")
+        clouds = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HUGGING", "RUNAI_STREAMER_", "CLOUD_STORAGE_", "TRANSFORMERS_")
         if own or name.startswith(clouds) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
     # Nor are credentials looked for in files or asked of the machine's cloud.

@@ -193,8 +193,6 @@ def test_objects_are_not_read_in_ranges(runai: Any, file: Path) -> None:
     with runai.FileStreamer() as streamer:
         with pytest.raises(tload.UnsupportedError, match="s3://bucket/key"):
             streamer.stream_files([runai.FileChunks(0, "s3://bucket/key", [0], [1])])
-        with pytest.raises(tload.UnsupportedError, match="gs://bucket"):
-            streamer.list_files("gs://bucket")
         with pytest.raises(Exception, match="cannot be streamed together") as caught:
             streamer.stream_files([runai.FileChunks(0, str(file), [0], [1]), runai.FileChunks(1, "az://a/b", [0], [1])])
         assert type(caught.value).__name__ == "RunaiStreamerInvalidInputException"

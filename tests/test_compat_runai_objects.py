@@ -5,9 +5,7 @@ from __future__ import annotations
 import fcntl
 import fnmatch
 import importlib
-import itertools
 import os
-import random
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,7 +17,7 @@ from conftest import require
 from files import Content, write_file
 from servers import REGION
 from tload import _store
-from tload.compat.runai import ObjectStorageModel, environment, list_safetensors, pull_files
+from tload.compat.runai import FileStreamer, ObjectStorageModel, environment, list_safetensors, pull_files
 from tload.compat.runai.stores import Kind, S3Credentials
 
 if TYPE_CHECKING:
@@ -104,16 +102,45 @@ def test_tensors_are_streamed_with_credentials_and_without(
     assert isinstance(caught.value.__cause__, tload.PermissionDeniedError)
 
 
-def test_safetensors_are_listed_right_below_a_prefix(url: str, s3: S3, credentials: S3Credentials) -> None:
+def test_safetensors_are_listed_right_below_a_prefix(url: str, credentials: S3Credentials) -> None:
     for prefix in (url, f"{url}/"):
         assert list_safetensors(prefix, credentials) == [f"{url}/model.safetensors"]
     assert list_safetensors(f"{url}/original", credentials) == []
     assert list_safetensors("s3://runai/nowhere/", credentials) == []
     with pytest.raises(tload.NotFoundError, match="no such bucket"):
         list_safetensors("s3://no-such-bucket/model", credentials)
-    s3.put("runai", "broken/model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}')
-    with pytest.raises(tload.NotFoundError, match=r"gone\.safetensors"):
-        list_safetensors("s3://runai/broken", credentials)
+
+
+def test_safetensors_are_listed_without_a_look_into_them(s3: S3, credentials: S3Credentials) -> None:
+    """Nor does an index have a say, or the name of the prefix."""
+    s3.put("runai", "odd.json/model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}')
+    for name in (".hidden.safetensors", "b.safetensors"):
+        s3.put("runai", f"odd.json/{name}", b"no header")
+    wanted = ["s3://runai/odd.json/.hidden.safetensors", "s3://runai/odd.json/b.safetensors"]
+    assert list_safetensors("s3://runai/odd.json", credentials) == wanted
+    assert list_safetensors(wanted[1], credentials) == [], "nothing is below an object"
+
+
+def test_objects_are_listed(url: str, bodies: dict[str, bytes], s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.access_key_id)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.secret_access_key)
+    monkeypatch.setenv("RUNAI_STREAMER_S3_ENDPOINT", s3.endpoint)
+    streamer = FileStreamer()
+
+    def check(names: list[str], **arguments: Any) -> None:
+        found = streamer.list_files(url, **arguments)
+        assert found == [(f"{url}/{name}", len(bodies[name])) for name in sorted(names)]
+
+    check(NAMES)
+    check([name for name in NAMES if "/" not in name], is_recursive=False)
+    check(["config.json", "sub/config.json"], allow_patterns=["*.json"], ignore_patterns=["*/original/*"])
+    check(["config.json"], allow_patterns=[f"{url}/config.json", "config.json"])
+    check(NAMES, allow_patterns=[], ignore_patterns=[])
+    assert streamer.list_files(f"{url}/") == streamer.list_files(url)
+    assert streamer.list_files("s3://runai/models/tin") == [], "a folder is meant, not the beginning of a name"
+    with pytest.raises(ValueError, match="no such bucket") as caught:
+        streamer.list_files("s3://no-such-bucket")
+    assert isinstance(caught.value.__cause__, tload.NotFoundError)
 
 
 def test_safetensors_are_listed_in_a_folder(tmp_path: Path) -> None:
@@ -131,11 +158,12 @@ PATTERNS: list[tuple[list[str] | None, list[str] | None]] = [
     (None, ["*.pt", "*.safetensors", "*.bin", "*.tensors", "*.pth"]),  # SGLang's
     (["*"], ["*/original/*"]),
     (["models/tiny/tok*", "tokenizer.model"], None),
+    (["models/tiny/config.json", "config.json"], None),  # vLLM's for an index: by its key, by its name
+    (None, ["models/tiny/config.json", "m*tiny/[!c]?n*"]),
     (["*sub*json", "*/.git*"], ["*config*"]),
     (["models/t?ny/[co]*/*"], ["models/tiny/original/d*"]),
     (["*inal/deep*", "m*y/sub?*"], None),
     (["tokenizer.model"], None),
-    (["nothing*"], None),
     ([], None),
 ]
 
@@ -160,45 +188,18 @@ def test_what_is_pulled_is_what_whole_keys_match(  # noqa: PLR0917
     }
 
 
-def test_an_index_is_pulled_by_its_key_or_its_name(
-    url: str, bodies: dict[str, bytes], credentials: S3Credentials, tmp_path: Path
-) -> None:
-    """As vLLM does it. Theirs would not take the one further down."""
-    pull_files(f"{url}/", str(tmp_path), ["models/tiny/config.json", "config.json"], None, credentials)
-    assert files_in(tmp_path) == {name: bodies[name] for name in ("config.json", "sub/config.json")}
-
-
 def test_pulls_that_cannot_work_say_why(url: str, s3: S3, credentials: S3Credentials, tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="object stores only"):
         pull_files(str(tmp_path), str(tmp_path / "target"))
     with pytest.raises(tload.NotFoundError, match="no such bucket"):
         pull_files("s3://no-such-bucket/model", str(tmp_path), s3_credentials=credentials)
-    for pattern in ("models/tiny/config.json", "m*tiny/c?nfig*"):
-        with pytest.raises(tload.UnsupportedError, match="would leave out files called so at all depths"):
-            pull_files(url, str(tmp_path), None, [pattern], credentials)
+    pull_files("s3://runai/nowhere", str(tmp_path / "target"), s3_credentials=credentials)
     wrong = S3Credentials(s3.access_key_id, "not-the-secret", region_name=REGION, endpoint=s3.endpoint)
     with pytest.raises(tload.PermissionDeniedError) as caught:
         pull_files(url, str(tmp_path), s3_credentials=wrong)
     assert "not-the-secret" not in str(caught.value)
     assert "not-the-secret" not in repr(wrong)
     assert files_in(tmp_path) == {}
-
-
-def test_secrets_are_not_on_the_command_line(
-    url: str, credentials: S3Credentials, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    commands = []
-    run = subprocess.run
-
-    def watched(command: list[str], **arguments: Any) -> Any:
-        commands.append(command)
-        return run(command, **arguments)
-
-    monkeypatch.setattr(subprocess, "run", watched)
-    monkeypatch.setenv("TLOAD_STORE", "connect_timeout=7")
-    pull_files(url, str(tmp_path), ["*.model"], s3_credentials=credentials)
-    assert len(commands) == 1
-    assert not any(str(credentials.secret_access_key) in word for word in commands[0])
 
 
 def test_keys_that_lead_elsewhere_are_refused(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,33 +251,6 @@ def test_how_stores_are_reached_is_taken_from_the_environment(
     store = environment.store(kind, None)
     assert store == wanted
     _store.check(store)
-
-
-def test_patterns_match_below_a_prefix_what_they_match_of_whole_keys(tmp_path: Path) -> None:
-    """Against `fnmatch`, by way of the command, with folders in the place of a store."""
-    patterns = importlib.import_module("tload.compat.runai.patterns")
-    chance = random.Random(1)
-    names = ["".join(parts) for parts in itertools.product("ab", ("", "a", "/a"), ("", "b", "/ab", "/b/a"))]
-    for name in names:
-        (tmp_path / "source" / name / "x").parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "source" / name / "x").touch()
-    keys = {f"{name}/x" for name in names}
-    checked = 0
-    some = ["".join(chance.choices(["a", "b", "/", "*", "?", "[ab]", "x"], k=chance.randrange(5))) for _ in range(25)]
-    for turn, pattern in enumerate(["*?ab/x", "*a?b*", "p/?/a[/b]*/x", *(f"*{rest}" for rest in some)]):
-        if patterns.inexact(pattern, "p/a/"):
-            continue
-        globs = patterns.below([pattern], "p/a/")
-        target = tmp_path / str(turn)
-        command = [sys.executable, "-m", "tload", "cp", *(f"--include={glob}" for glob in globs)]
-        done = subprocess.run([*command, str(tmp_path / "source"), str(target)], capture_output=True, check=False)
-        assert done.returncode in {0, 3}, done.stderr
-        wanted = {key for key in keys if fnmatch.fnmatchcase(f"p/a/{key}", pattern)}
-        assert set(files_in(target)) == wanted, (pattern, globs)
-        checked += 1
-    assert checked > 15
-    assert patterns.inexact("*a/x", "p/a/")
-    assert not patterns.inexact("*/x", "p/a/")
 
 
 def test_a_model_is_copied_once_by_whoever_comes_first(

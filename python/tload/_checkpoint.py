@@ -196,13 +196,13 @@ def open(source: Location | Sequence[Location], *, store: Store | None = None) -
             checkpoint), an index file, or a list of files, local and remote ones mixed if need be. A `str` is a path or
             a URL: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`,
             `abfss://container@account.dfs.core.windows.net/key`, `https://host/path`, `http://host/path` or
-            `file:///path`, or a model of a hub: `hf://org/name`, `hf://org/name@revision`, each also with a path in it. A
-            prefix of objects is a directory. HTTP has no lists: a directory there is read by its
-            `model.safetensors.index.json`, or else its `model.safetensors`. A model of a hub is read from the cache of the
-            package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if its weights are all there, without asking whether its
-            branch has moved on; else from the hub (`HF_ENDPOINT`), by ranges, and nothing is written to the cache. One
-            commit is read throughout. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and `HF_HUB_DISABLE_IMPLICIT_TOKEN`
-            mean what they mean there.
+            `file:///path`, or a model of a hub: `hf://org/name`, `hf://org/name@revision`, each also with a path in
+            it. A prefix of objects is a directory. HTTP has no lists: a directory there is read by its
+            `model.safetensors.index.json`, or else its `model.safetensors`. A model of a hub is read from the cache
+            of the package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if its weights are all there, without asking
+            whether its branch has moved on; else from the hub (`HF_ENDPOINT`), by ranges, and nothing is written to
+            the cache. One commit is read throughout. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
+            `HF_HUB_DISABLE_IMPLICIT_TOKEN` mean what they mean there.
         store: How to reach object stores: a mapping of the keys below. What it sets wins, key by key, over the variable
             `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which wins over the stores' own variables
             (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …). One mapping may
@@ -242,7 +242,7 @@ def open(source: Location | Sequence[Location], *, store: Store | None = None) -
             Names of the crate object_store that begin with `aws_`, `azure_` and `google_` may be used too.
 
     Raises:
-        NotFoundError: A file, bucket or object is not there; or, with `HF_HUB_OFFLINE`, a model is not all in the cache.
+        NotFoundError: A file, bucket or object is not there; with `HF_HUB_OFFLINE`, a model is not all in the cache.
         PermissionDeniedError: A file may not be read, or a store refuses the credentials.
         FormatError: A file is not a valid checkpoint.
         InvalidRequestError: The list is empty; a location cannot be one: empty text, a NUL character, a `file://` URL

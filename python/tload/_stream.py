@@ -296,8 +296,8 @@ def stream(
             are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
             environment of each store.
         progress: `True` draws a progress bar in a notebook, and when standard error is a terminal (with tqdm, if it is
-            installed); a callable is called with a `Progress` at most ten times a second, and at the end. What it raises
-            stops the load.
+            installed); a callable is called with a `Progress` at most ten times a second, and at the end. What it
+            raises stops the load.
         options: Limits and preferences, to use for several loads. The arguments below win over it.
         engine: See `Options.engine`.
         cache: See `Options.cache`.

@@ -272,6 +272,16 @@ impl Copy {
                     "check the path and the patterns; hidden files are left out unless asked for",
                 ));
         }
+        for name in self.options.names.iter().flatten() {
+            if !entries.iter().any(|entry| entry.name == *name) {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("there is no file {name:?} below it"),
+                )
+                .with_location(&self.source)
+                .with_hint("names are paths below the source; hidden files need to be asked for"));
+            }
+        }
         for entry in &entries {
             names::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
         }

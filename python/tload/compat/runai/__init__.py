@@ -19,8 +19,9 @@ What differs:
 - Failures are `ValueError`, as there, and say which file, tensor and bytes; `__cause__` is tload's exception. Devices
   and memory that fail raise tload's `DeviceError` (a `RuntimeError`) and `OutOfMemoryError` (a `MemoryError`).
 - Processes do not divide files among them. Where `is_distributed=True` would make them, `UnsupportedError` is raised.
-- Of an object store, `list_safetensors` returns the files of the checkpoint: those that an index names if there is one.
-- `FileStreamer` reads and lists files, not objects, and its ranges come in order.
+- `FileStreamer` reads ranges of files, not of objects, and they come in order. Of an object store, it lists what is
+  below the prefix, not whatever begins with that text.
+- `pull_files` skips what is there already.
 - Not here are `libstreamer`, `streamer_mock`, and all that is internal there.
 
 The variables of `runai_model_streamer`, read at each call. Those of tload (`TLOAD_*`) stand for what they leave open.

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from typing import TYPE_CHECKING
 
 from tload import InvalidRequestError, UnsupportedError
 from tload._errors import advise
 from tload.compat.runai import environment
-from tload.compat.runai.errors import RunaiStreamerInvalidInputException, RunaiStreamerMemoryLimitException
+from tload.compat.runai.errors import (
+    RunaiStreamerInvalidInputException,
+    RunaiStreamerMemoryLimitException,
+    value_errors,
+)
+from tload.compat.runai.object_storage import is_wanted, list_objects
 from tload.compat.runai.range_reads import Range, RangeReads
 from tload.compat.runai.stores import Kind, kind_of, kind_of_all
 
@@ -187,32 +191,24 @@ class FileStreamer:
         allow_patterns: Sequence[str] | None = None,
         ignore_patterns: Sequence[str] | None = None,
     ) -> list[tuple[str, int]]:
-        """Return the files below a folder, `(path, bytes)`.
+        """Return the files below a folder, or the objects below a prefix of a store: `(path or URL, bytes)`.
 
         Args:
-            prefix: The folder.
-            is_recursive: Whether to look into folders in it. Links to folders are not followed.
-            allow_patterns: Globs, of which one must match the whole path. `*` matches `/`, too. Default: all.
-            ignore_patterns: Globs of whole paths to leave out. Default: none.
+            prefix: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`. What is there
+                is reached as the environment says.
+            is_recursive: Whether to look into folders in it. Links to folders are not followed. Default: `True`.
+            allow_patterns: Globs, of which one must match the whole path or URL. `*` matches `/`, too. Default: all.
+            ignore_patterns: Globs of whole paths or URLs to leave out. Default: none.
 
         Raises:
-            ValueError: The folder cannot be listed.
-            UnsupportedError: It is in an object store.
+            ValueError: It cannot be listed. Of a store, nothing below a prefix is no error.
         """
-        if kind_of(prefix) is not Kind.FILE:
-            hint = "list_safetensors lists *.safetensors files of an object store"
-            raise advise(UnsupportedError, f"{prefix!r}: listing any files of object stores is not supported", hint)
-        found = []
-        for folder, folders, names in os.walk(prefix, onerror=_cannot_list):
-            for name in names:
-                path = os.path.join(folder, name)  # noqa: PTH118  # as the caller wrote it, `./` and all
-                allowed = not allow_patterns or any(fnmatch.fnmatchcase(path, glob) for glob in allow_patterns)
-                ignored = any(fnmatch.fnmatchcase(path, glob) for glob in ignore_patterns or ())
-                if allowed and not ignored and os.path.isfile(path):  # noqa: PTH113
-                    found.append((path, os.path.getsize(path)))  # noqa: PTH202
-            if not is_recursive:
-                folders.clear()
-        return found
+        if kind_of(prefix) is Kind.FILE:
+            found = list(_files(prefix, recursive=is_recursive))
+        else:
+            with value_errors():
+                found = list_objects(prefix, recursive=is_recursive)
+        return [(path, size) for path, size in found if is_wanted(path, allow_patterns or None, ignore_patterns)]
 
     def _close(self) -> None:
         if self._reads is not None:
@@ -236,6 +232,16 @@ def device_name(device: str | torch.device | None) -> str:
         message = f"device {device!r} is none that torch knows: {error}"
         raise RunaiStreamerInvalidInputException(message) from error
     return "cpu" if known.type == "cpu" else str(device)
+
+
+def _files(prefix: str, *, recursive: bool) -> Iterator[tuple[str, int]]:
+    for folder, folders, names in os.walk(prefix, onerror=_cannot_list):
+        for name in names:
+            path = os.path.join(folder, name)  # noqa: PTH118  # as the caller wrote it, `./` and all
+            if os.path.isfile(path):  # noqa: PTH113
+                yield path, os.path.getsize(path)  # noqa: PTH202
+        if not recursive:
+            folders.clear()
 
 
 def _cannot_list(error: OSError) -> None:

@@ -3,64 +3,55 @@
 from __future__ import annotations
 
 import fcntl
+import fnmatch
 import glob
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tload
-from tload import InvalidRequestError, UnsupportedError
-from tload._errors import advise
-from tload.compat.runai import environment, patterns
-from tload.compat.runai.stores import Kind, kind_of
+from tload import InvalidRequestError
+from tload.compat.runai import environment
+from tload.compat.runai.stores import Kind, folder_url, kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from types import TracebackType
     from typing import IO, ClassVar, Self
 
     from tload.compat.runai.stores import S3Credentials
 
-# The exit statuses of the command, as `tload --help` tells them.
-_NOT_FOUND = 3
-_FAILURES: dict[int, type[tload.Error]] = {
-    2: tload.InvalidRequestError,
-    _NOT_FOUND: tload.NotFoundError,
-    5: tload.PermissionDeniedError,
-    6: tload.OutOfMemoryError,
-    7: tload.UnsupportedError,
-    8: tload.LoadTimeoutError,
-    9: tload.RemoteError,
-}
-
 
 def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> list[str]:
-    """Return the `*.safetensors` files right below a folder or prefix, as paths or URLs.
-
-    Of an object store, those that an index names if there is one, and their headers are read. (Of runai_model_streamer,
-    all, and unread.)
+    """Return the `*.safetensors` files right below a folder or prefix, as paths or URLs, by name. They are not opened.
 
     Args:
         path: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         s3_credentials: How to reach S3. Default: what the environment says.
 
     Raises:
-        Error: Any failure of `tload.open`, but for a prefix with no such files below it.
+        Error: A store cannot be listed: any failure of `tload.list_files`.
     """
-    kind = kind_of(path)
-    if kind is Kind.FILE:
+    if kind_of(path) is Kind.FILE:
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))  # noqa: PTH118, PTH207
-    try:
-        with tload.open(path, store=environment.store(kind, s3_credentials)) as checkpoint:
-            return [shard.location for shard in checkpoint.shards]
-    except tload.NotFoundError as error:
-        # But not for a bucket, an index's shard, or an object that went away meanwhile.
-        if error.code == "NoSuchBucket" or (error.location or "").rstrip("/") != path.rstrip("/"):
-            raise
-        return []
+    return [url for url, _ in list_objects(path, s3_credentials, recursive=False) if url.endswith(".safetensors")]
+
+
+def list_objects(
+    path: str, s3_credentials: S3Credentials | None = None, *, recursive: bool = True
+) -> list[tuple[str, int]]:
+    """Return the objects below a prefix, at all depths or right below it only: URLs, by key, and bytes."""
+    folder = folder_url(path)
+    found = tload.list_files(folder, store=environment.store(kind_of(path), s3_credentials))
+    # Stores list lengths, too.
+    return [(f"{folder}{name}", size or 0) for name, size in found if recursive or "/" not in name]
+
+
+def is_wanted(text: str, allow: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
+    """Whether one of the patterns to allow matches a key or path as a whole, and none of those to ignore."""
+    allowed = allow is None or any(fnmatch.fnmatchcase(text, pattern) for pattern in allow)
+    return allowed and not any(fnmatch.fnmatchcase(text, pattern) for pattern in ignore or ())
 
 
 def pull_files(
@@ -73,61 +64,31 @@ def pull_files(
     """Copy the files below a prefix of an object store, at all depths, into a folder. Many requests run side by side.
 
     Files appear under their names when they are complete. What is there with the same length and time of change is
-    skipped, and a copy that was interrupted goes on where it stopped. If the patterns leave nothing to copy, nothing
-    happens. A key that would be written outside of the folder is an error, before anything is written.
+    skipped, and a copy that was interrupted goes on where it stopped. If there is nothing to copy, nothing happens. A
+    key that would be written outside of the folder is an error, before anything is written.
 
     Args:
         model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
         dst: The folder, which is made if it is not there.
-        allow_pattern: Patterns, of which one must match the whole key; `*` matches `/`, too. One that says how a name
-            right below the prefix begins also takes files called so further down. Default: all.
-        ignore_pattern: Patterns of whole keys to leave out; may not say how a name right below the prefix begins.
-            Default: none.
+        allow_pattern: Patterns, of which one must match the whole key; `*` matches `/`, too. Default: all.
+        ignore_pattern: Patterns of whole keys to leave out. Default: none.
         s3_credentials: How to reach S3. Default: what the environment says.
 
     Raises:
         NotImplementedError: The source is no object store.
-        UnsupportedError: A pattern of `ignore_pattern` would leave out more than it says.
-        NotFoundError: There is nothing below the prefix, or no such bucket.
-        Error: The copy failed: `PermissionDeniedError`, `RemoteError` and so on, as in `tload.open`.
+        Error: The listing or the copy failed: any failure of `tload.list_files` and `tload.copy`.
     """
     kind = kind_of(model_path)
     if kind is Kind.FILE:
         message = f"{model_path!r}: files are pulled from object stores only (s3://, gs:// or az://)"
         raise NotImplementedError(message)
-    _, _, key = model_path.partition("://")[2].partition("/")
-    prefix = f"{key.rstrip('/')}/" if key.rstrip("/") else ""
-    arguments = ["--hidden"]
-    if allow_pattern is not None:
-        allowed = patterns.below(allow_pattern, prefix)
-        if not allowed:
-            return
-        arguments += [f"--include={glob}" for glob in allowed]
-    for pattern in ignore_pattern or ():
-        if patterns.inexact(pattern, prefix):
-            message = f"ignore_pattern {pattern!r} would leave out files called so at all depths below {model_path}"
-            raise advise(UnsupportedError, message, "begin the pattern with *, or leave it out")
-        arguments += [f"--exclude={glob}" for glob in patterns.below([pattern], prefix)]
-    _copy(model_path.rstrip("/"), dst, arguments, environment.store(kind, s3_credentials))
-
-
-def _copy(source: str, target: str, arguments: Sequence[str], store: Mapping[str, object]) -> None:
-    """Run `tload cp`, not what the working directory may hold by that name.
-
-    The store's options go by the environment: anybody may read a command line.
-    """
-    lines = [os.environ.get("TLOAD_STORE", ""), *(f"{key}={_shown(value)}" for key, value in store.items())]
-    command = [sys.executable, "-P", "-m", "tload", "cp", *arguments, "--", source, target]
-    variables = os.environ | {"TLOAD_STORE": "\n".join(filter(None, lines))}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)  # noqa: S603
-    text = done.stderr.strip().removeprefix("error: ")
-    if done.returncode == 0 or (done.returncode == _NOT_FOUND and "there is nothing to copy" in text):
-        return
-    raise _FAILURES.get(done.returncode, tload.IoError)(text or f"tload cp ended with {done.returncode}")
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    folder = folder_url(model_path)
+    prefix = folder.partition("://")[2].partition("/")[2]
+    store = environment.store(kind, s3_credentials)
+    found = tload.list_files(folder, store=store)
+    names = [name for name, _ in found if is_wanted(f"{prefix}{name}", allow_pattern, ignore_pattern)]
+    if names:
+        tload.copy(folder, dst, names=names, hidden=True, store=store)
 
 
 class ObjectStorageModel:

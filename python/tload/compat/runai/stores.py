@@ -65,6 +65,12 @@ def kind_of(path: str) -> Kind:
     return Kind.AZURE if is_azure_path(path) else Kind.FILE
 
 
+def folder_url(url: str) -> str:
+    """Return the URL of a prefix with one `/` at its end: what is below it is meant, never an object of its name."""
+    scheme, _, place = url.partition("://")
+    return f"{scheme}://{place.rstrip('/')}/"
+
+
 def kind_of_all(paths: Iterable[str]) -> Kind:
     """Return what the paths lead to, which must be the same for all: settings are for one kind of store."""
     kinds = {kind_of(path): path for path in paths}
