@@ -51,7 +51,7 @@ def test_a_folder_is_copied_and_then_skipped(folder: Path, tmp_path: Path) -> No
         ({"include": "*.json"}, {"config.json"}),
         ({"include": ["*.json", "nested/*"], "exclude": "*.bin"}, {"config.json"}),
         ({"names": ["nested/a.bin"]}, {"nested/a.bin"}),
-        ({"names": ["nested/.hidden"], "hidden": True}, {"nested/.hidden"}),
+        ({"names": ["nested/.hidden"]}, {"nested/.hidden"}),
     ],
 )
 def test_some_files_are_copied(folder: Path, tmp_path: Path, keywords: dict[str, Any], wanted: set[str]) -> None:

@@ -11,6 +11,9 @@ from tload._errors import InvalidRequestError
 if TYPE_CHECKING:
     from tload import _tload
 
+GIVES_UP = (asyncio.CancelledError, GeneratorExit)
+"""A task that gives up waiting; the load goes on."""
+
 TURN_SECONDS = 0.01
 """The loop gets a turn so often also when tensors are always there."""
 
@@ -24,10 +27,13 @@ class Waiter:
         self._waiting = False
         self._turn = time.monotonic()
 
-    async def receive(self) -> _tload.Tensor:
-        """Return the next tensor, or raise what the stream raises, `StopAsyncIteration` at its end."""
+    def refuse_a_second(self) -> None:
+        """Raise `InvalidRequestError` if a task waits already."""
         if self._waiting:
             raise InvalidRequestError("two tasks wait for the same stream; only one of them would be told")
+
+    async def receive(self) -> _tload.Tensor:
+        """Return the next tensor, or raise what the stream raises, `StopAsyncIteration` at its end."""
         self._waiting = True
         try:
             if time.monotonic() - self._turn >= TURN_SECONDS:

@@ -65,7 +65,7 @@ def copy(
     Args:
         source: A path or URL: see `tload.open`.
         target: The folder. It is made if it is not there.
-        names: Exactly the files at these paths below the source. Default: all.
+        names: Exactly the files at these paths below the source, hidden or not. Default: all.
         include: Globs, of which one must match a file's path below the source, or its last component. Default: all.
         exclude: Globs of files to leave out. Default: none.
         hidden: Take files and folders whose names begin with a dot, too. Default: `False`.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, ove
 
 from tload import _cuda, _logging, _numpy, _tload, _torch
 from tload._checkpoint import TensorInfo, open_raw
-from tload._errors import Error, InvalidRequestError, advise
+from tload._errors import InvalidRequestError, advise
 from tload._options import OptionKeywords, Options, resolve
 from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
@@ -139,12 +139,15 @@ class TensorStream(Generic[T]):
             raise StopAsyncIteration
         if self._waiter is None:
             self._waiter = _async.Waiter(self._raw)
+        self._waiter.refuse_a_second()
         try:
             tensor = await self._waiter.receive()
         except StopAsyncIteration:
             self._end()
             raise
-        except Error:
+        except _async.GIVES_UP:
+            raise
+        except BaseException:
             self._fail()
             raise
         try:
@@ -424,7 +427,7 @@ def read(checkpoint: Checkpoint, name: str, index: Index, framework: Framework, 
     wanted = _cuda.device_name(device, framework)
     if wanted != "cpu":
         return load(checkpoint, framework=framework, names=name, slices={name: index}, device=wanted)[name]
-    tensor = open_raw(checkpoint, None).read(name, index)
+    tensor = open_raw(checkpoint, None).read(name, index, resolve(None, OptionKeywords()))
     return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)
 
 

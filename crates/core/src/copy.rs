@@ -279,7 +279,7 @@ impl Copy {
                     format!("there is no file {name:?} below it"),
                 )
                 .with_location(&self.source)
-                .with_hint("names are paths below the source; hidden files need to be asked for"));
+                .with_hint("names are paths below the source"));
             }
         }
         for entry in &entries {

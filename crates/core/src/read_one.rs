@@ -5,13 +5,14 @@ use std::sync::Arc;
 use rustix::param::page_size;
 
 use crate::buffer::Pool;
-use crate::checkpoint::{Checkpoint, Shard, ShardSource};
+use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::engine::Wait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::load::Loader;
 use crate::plan::{self, Arrangement, Layout, Selection, Slice, Wanted};
+use crate::request::Options;
 use crate::sink::{HostSink, Sink};
-use crate::source::Source;
+use crate::source::{FileSource, Source};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// Longer tensors are loaded as all are, by engines with reads side by side. Opening those costs about a millisecond, in which a
@@ -26,23 +27,35 @@ const BUFFERED: Layout = Layout {
 };
 
 impl Checkpoint {
-    /// Whether a tensor is in a file of a local file system: reading it never waits for a network.
-    pub fn is_near(&self, name: &str) -> bool {
-        let shard = self.get(name).map(|info| &self.shards()[info.shard()]);
-        match shard.map(Shard::source) {
-            Some(ShardSource::File(file)) => !file.file_system().network,
-            _ => false,
+    /// Whether [`Self::read`] would read this on the calling thread, from a file of a local file system: it never waits for a network,
+    /// nor long for anything else. True for what it would refuse at once.
+    pub fn reads_at_once(&self, name: &str, slice: &Slice) -> bool {
+        let Some(Ok(info)) = self.get(name).map(|info| info.sliced(slice)) else {
+            return true;
+        };
+        let file = self.small(&info);
+        info.byte_len() == 0 || file.is_some_and(|file| !file.file_system().network)
+    }
+
+    /// The file that a tensor is read from by the calling thread, if it is.
+    fn small(&self, info: &TensorInfo) -> Option<&Arc<FileSource>> {
+        let range = info.file_range();
+        match self.shards()[info.shard()].source() {
+            ShardSource::File(file) if range.end - range.start <= READ_BYTES_MAX => Some(file),
+            ShardSource::File(_) => None,
+            #[cfg(feature = "object")]
+            ShardSource::Object(_) => None,
         }
     }
 
     /// Reads one tensor, or a slice of it, into host memory. Small ones of files are read by the calling thread, through the page
-    /// cache; others are a load of their own.
+    /// cache; others are a load of their own, with these options.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice of what the tensor does not have; whatever reading
     /// runs into.
-    pub fn read(&self, name: &str, slice: &Slice) -> Result<Tensor> {
+    pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
         let located = |error: Error| error.with_location(self.location());
         let Some(info) = self.get(name) else {
             let names: Vec<&str> = self.tensors().iter().map(TensorInfo::name).collect();
@@ -52,22 +65,22 @@ impl Checkpoint {
             })));
         };
         let info = info.sliced(slice).map_err(located)?;
-        let range = info.file_range();
         if info.byte_len() == 0 {
             return Ok(Tensor::new(info, TensorBytes::Empty));
         }
-        if let ShardSource::File(file) = self.shards()[info.shard()].source()
-            && range.end - range.start <= READ_BYTES_MAX
-        {
+        if let Some(file) = self.small(&info) {
             let tensor = read(info, &**file)?;
             file.verify_unchanged()?;
             return Ok(tensor);
         }
         let loader = Loader::new(self.clone())
             .tensors(Selection::names([name]))
-            .slices([(name.to_owned(), slice.clone())]);
-        let tensor = loader.stream()?.next();
-        tensor.unwrap_or_else(|| Err(Error::new(ErrorKind::Io, "the load brought nothing")))
+            .slices([(name.to_owned(), slice.clone())])
+            .options(options.clone());
+        // To its end: only then is it known that the file has not changed meanwhile.
+        let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
+        let tensor = tensors.into_iter().next();
+        tensor.ok_or_else(|| Error::new(ErrorKind::Io, "the load brought nothing"))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::error::exception;
 use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
+use crate::options::OptionsArgument;
 use crate::store::StoreArgument;
 use crate::tensor::{Empties, Tensor};
 
@@ -149,14 +150,21 @@ impl Checkpoint {
     }
 
     /// One tensor, or what `index` says of it, into host memory, now.
-    fn read(&self, py: Python<'_>, name: String, index: &Bound<'_, PyAny>) -> PyResult<Tensor> {
+    fn read(
+        &self,
+        py: Python<'_>,
+        name: String,
+        index: &Bound<'_, PyAny>,
+        options: OptionsArgument<'_>,
+    ) -> PyResult<Tensor> {
         let checkpoint = self.share(py)?;
         let info = checkpoint.get(&name);
         let slice = info.map_or_else(|| Ok(Slice::default()), |info| slice(index, info.shape()))?;
-        // What is near comes at once; whatever may take its time can be interrupted.
-        let near = checkpoint.is_near(&name);
-        let read = move || checkpoint.read(&name, &slice);
-        let tensor = if near {
+        let options = options.read()?;
+        // Whatever may take its time can be interrupted.
+        let at_once = checkpoint.reads_at_once(&name, &slice);
+        let read = move || checkpoint.read(&name, &slice, &options);
+        let tensor = if at_once {
             py.detach(read).map_err(|error| exception(py, &error))?
         } else {
             interrupt::run(py, read)?

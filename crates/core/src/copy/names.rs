@@ -31,7 +31,8 @@ impl Filter {
                 .map(|names| names.iter().cloned().collect()),
             include: globs(&options.include)?,
             exclude: globs(&options.exclude)?,
-            hidden: options.hidden,
+            // Who names files means them.
+            hidden: options.hidden || options.names.is_some(),
         })
     }
 
@@ -48,11 +49,11 @@ impl Filter {
                 .iter()
                 .any(|glob| glob.is_match(name) || glob.is_match(last))
         };
+        let named = self.names.as_ref().is_none_or(|names| names.contains(name));
         let seen = name
             .split('/')
             .all(|component| self.sees(component.as_bytes()));
         let ours = last.starts_with('.') && last.contains(PARTIAL);
-        let named = self.names.as_ref().is_none_or(|names| names.contains(name));
         seen && !ours
             && named
             && (self.include.is_empty() || any(&self.include))

@@ -172,7 +172,7 @@ fn place_slice(
     let (region, first_extent) = (plan.regions.len(), plan.extents.len());
     // Windows of neighbours do not overlap.
     let gap = layout.gap_bytes.max(2 * alignment);
-    let mut windows = 0;
+    let (mut windows, mut found_bytes, mut read_end) = (0, 0, 0);
     for span in strides.spans(gap) {
         let mut offset = (start + span.start) / alignment * alignment;
         let end = (start + span.end).next_multiple_of(alignment);
@@ -182,6 +182,9 @@ fn place_slice(
             let here = offset.saturating_sub(start)..extent_end - start;
             // A read that would bring nothing but a gap is left out.
             if let Some((found, number, len)) = strides.found(here.clone()) {
+                assert!(read_end <= offset, "windows of a slice do not overlap");
+                read_end = extent_end;
+                found_bytes += len;
                 let from = (start + here.start + found) - offset;
                 plan.extents.push(Extent {
                     source: *source,
@@ -202,6 +205,7 @@ fn place_slice(
             offset = extent_end;
         }
     }
+    assert_eq!(found_bytes, strides.bytes(), "each byte in one window");
     let extents = first_extent..plan.extents.len();
     let (bytes, join) = match arrangement {
         Arrangement::InPlace => (windows, true),

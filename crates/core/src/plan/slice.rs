@@ -258,12 +258,22 @@ impl Strides {
     /// The wanted bytes numbered `indices`, as ranges of the tensor from its first wanted byte on.
     fn runs(&self, indices: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let mut next = indices.start;
+        let innermost = self.levels.last().copied();
+        // Of the innermost level: where the next run begins, and how many are left. Found anew, by division, for each row only.
+        let (mut start, mut left) = (0, 0);
         std::iter::from_fn(move || {
-            let left = indices.end.checked_sub(next).filter(|left| *left > 0)?;
-            let start = self.position(next);
-            let len = (self.run - next % self.run).min(left);
+            let wanted = indices.end.checked_sub(next).filter(|wanted| *wanted > 0)?;
+            let begun = next % self.run;
+            if left == 0 {
+                start = self.position(next) - begun;
+                left = innermost.map_or(1, |level| level.count - next / self.run % level.count);
+            }
+            let len = (self.run - begun).min(wanted);
+            let run = start + begun..start + begun + len;
             next += len;
-            Some(start..start + len)
+            start += innermost.map_or(0, |level| level.stride);
+            left -= 1;
+            Some(run)
         })
     }
 

@@ -90,7 +90,8 @@ impl Sink for HostSink {
                 let pieces = shared.plan.pieces_in_place(at);
                 // SAFETY: as below, and the plan puts such a tensor alone into its region.
                 let (bytes, copied) = unsafe { RegionBytes::join(Arc::clone(&region), pieces) };
-                debug_assert_eq!(bytes.as_slice().len(), len);
+                // What goes wrong in a plan must not become a tensor.
+                assert_eq!(bytes.as_slice().len(), len, "all pieces of a slice");
                 shared
                     .copied_bytes
                     .fetch_add(copied as u64, Ordering::Relaxed);
