@@ -145,8 +145,8 @@ class Loader:
         cast: bool = False,
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
-    def dtypes(self) -> set[str]:
-        """Return the dtypes that occur among `selected()`."""
+    def dtypes(self) -> list[str]:
+        """Return the dtypes that occur among `selected()`, by name."""
 
     def devices(self) -> list[str]:
         """Return the devices that `selected()` are to go to, each once."""

@@ -90,11 +90,12 @@ impl Loader {
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// The dtypes that occur.
-    fn dtypes(&self, py: Python<'_>) -> PyResult<BTreeSet<&'static str>> {
+    /// The dtypes that occur, by name.
+    fn dtypes(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
         let selected = self.inner.selected();
         let selected = selected.map_err(|error| exception(py, &error))?;
-        Ok(selected.iter().map(|info| info.dtype().name()).collect())
+        let names: BTreeSet<_> = selected.iter().map(|info| info.dtype().name()).collect();
+        Ok(names.into_iter().collect())
     }
 
     /// The devices that tensors are to go to, each once.
