@@ -75,6 +75,14 @@ def test_mistakes_are_exceptions(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "target").exists()
 
 
+def test_a_url_is_no_target(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(tload.UnsupportedError, match="the target is a URL") as caught:
+        tload.copy(folder, "s3://bucket/model?token=hunter2")
+    assert "hunter2" not in str(caught.value)
+    assert not (tmp_path / "s3:").exists()
+
+
 def test_files_are_listed(folder: Path) -> None:
     assert tload.list_files(folder) == [(name, len(content)) for name, content in sorted(FILES.items())]
     assert tload.list_files(folder / "config.json") == [("config.json", 2)]

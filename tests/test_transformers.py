@@ -254,8 +254,11 @@ def test_a_server_with_a_local_configuration(dense: Path, web: servers.Web) -> N
     for path in dense.iterdir():
         web.files[f"model/{path.name}"] = path.read_bytes()
     url = f"{web.url}/model"
-    with pytest.raises(tload.InvalidRequestError, match="config= is needed"):
-        from_pretrained(auto(), url)
+    with pytest.raises(tload.InvalidRequestError, match="config= is needed") as caught:
+        from_pretrained(auto(), f"{url}?signature=hunter2")
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(tload.InvalidRequestError, match="state_dict="):
+        from_pretrained(auto(), dense, state_dict={"a": 1})
     model = from_pretrained(auto(), url, config=dense, options=tload.Options(memory_limit="1 MiB"))
     models.assert_same(model, auto().from_pretrained(dense))
     assert model.name_or_path == url

@@ -15,6 +15,7 @@ import pytest
 import tload
 from conftest import require
 from files import Content, tile, write_checkpoint, write_file
+from tload._checkpoint import show
 from tload.vllm import _settings, _weights
 
 if TYPE_CHECKING:
@@ -334,3 +335,15 @@ def test_no_engine_and_no_framework_is_imported_before_it_is_asked_for(engine: s
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_signature_is_not_shown() -> None:
+    require("torch")
+    url = "https://127.0.0.1:9/model.safetensors?X-Amz-Signature=hunter2"
+    settings = _settings.read({"source": url, "store": {"retries": 0}})
+    assert "hunter2" not in repr(settings)
+    tensors = _weights.stream(url, settings, shown=url, open_bar=Bar().open, logger=LOGGER)
+    with pytest.raises(RuntimeError, match=r"model\.safetensors") as caught:
+        list(tensors)
+    assert "hunter2" not in str(caught.value)
+    assert "hunter2" not in show([url, url])

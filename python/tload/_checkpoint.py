@@ -288,6 +288,16 @@ def open_raw(source: Source, store: Store | None, timeout: float | None = None) 
     return _tload.Checkpoint.open_all(locations, store=_store.resolve(store, os.environ, timeout))
 
 
+def show(source: Source) -> str:
+    """Return what messages call a source: without what may be a secret in a URL."""
+    if isinstance(source, Checkpoint):
+        return source.location
+    if isinstance(source, (str, os.PathLike)):
+        return _tload.show_location(source)
+    shown = [_tload.show_location(location) for location in source]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} and {len(shown) - 1} more" if shown else "nothing"
+
+
 def _check_location(name: str, location: object) -> None:
     if not isinstance(location, (str, os.PathLike)):
         message = f"{name}: wanted a str or os.PathLike, found {type(location).__qualname__}"

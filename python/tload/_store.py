@@ -16,9 +16,7 @@ VARIABLE = "TLOAD_STORE"
 """The command reads it too: `KEY=VALUE` pairs, one per line."""
 
 
-def resolve(
-    store: Store | None, environment: Mapping[str, str], timeout: float | None = None
-) -> list[tuple[str, str]]:
+def resolve(store: Store | None, environment: Mapping[str, str], timeout: float | None = None) -> list[tuple[str, str]]:
     """Merge what a call and the environment say: the call wins, key by key. A load's `timeout` bounds opening too."""
     given = _read(store)
     known = {_normal(key) for key, _ in given}

@@ -63,6 +63,7 @@ class TensorStream(Generic[T]):
         self._watched = time.monotonic()
         self._ended = False
         self._waiter: Waiter | None = None
+        self._closed = False
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
@@ -86,9 +87,19 @@ class TensorStream(Generic[T]):
     def close(self) -> None:
         """Stop reading and free what was not yielded. `report` and `progress` still work."""
         self._raw.close()
-        if self._watcher is not None:
-            watcher, self._watcher = self._watcher, None
-            watcher.close()
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._watcher is not None:
+                watcher, self._watcher = self._watcher, None
+                watcher.close()
+        finally:
+            # What is logged comes below the bar, not into it. In a forked process there is no report.
+            with contextlib.suppress(InvalidRequestError):
+                report = self.report
+                log_notes(report)
+                _logging.log_end(report)
 
     def __enter__(self) -> Self:
         return self
@@ -169,7 +180,7 @@ class TensorStream(Generic[T]):
             return "<tload.TensorStream of another process>"
         received = _tload.format_bytes(progress.bytes_received)
         total = _tload.format_bytes(progress.bytes_total)
-        state = "ended" if self._ended else "running"
+        state = "ended" if self._ended else "closed" if self._closed else "running"
         return (
             f"<tload.TensorStream {state}: {progress.tensors_received} of {progress.tensors_total} tensors, "
             f"{received} of {total} received>"
@@ -194,19 +205,12 @@ class TensorStream(Generic[T]):
             if self._watcher is not None:
                 self._watcher.update(self.progress)
         finally:
-            # What is logged comes below the bar, not into it.
             self.close()
-            report = self.report
-            log_notes(report)
-            _logging.log_end(report)
 
     def _fail(self) -> None:
         # An iterator that has failed is over: nothing goes on reading behind the traceback.
         self._ended = True
         self.close()
-        # In a forked process there is no report.
-        with contextlib.suppress(InvalidRequestError):
-            _logging.log_end(self.report)
 
 
 def log_notes(report: Report) -> None:

@@ -24,6 +24,7 @@ __all__ = [
     "list_files",
     "parse_store_option",
     "release_staging",
+    "show_location",
 ]
 
 __version__: str
@@ -88,6 +89,7 @@ def copy(
     store: Sequence[tuple[str, str]],
 ) -> str: ...
 def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, int | None]]: ...
+def show_location(location: str | PathLike[str]) -> str: ...
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or a value has not the form that its key wants."""
 

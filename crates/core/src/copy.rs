@@ -299,6 +299,13 @@ impl Copy {
                 self.options.depth
             ));
         }
+        if self.target.to_string_lossy().contains("://") {
+            // Not the URL: it may carry credentials.
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the target is a URL; checkpoints are copied into local directories only",
+            ));
+        }
         if self.options.range_bytes < 4096 {
             return invalid(format!(
                 "range_bytes is {}; it must be at least 4096",

@@ -46,6 +46,14 @@ pub(crate) fn copy(
     Ok(serde_json::to_string(&report).unwrap_or_default())
 }
 
+/// A location as messages show it: without what may be a secret.
+#[pyfunction]
+pub(crate) fn show_location(location: LocationArgument) -> String {
+    // Of what is no location at all, nothing is shown.
+    let shown = location.parse().map(|location| location.to_string());
+    shown.unwrap_or_else(|_| "…".to_owned())
+}
+
 /// The files below a location: paths and lengths.
 #[pyfunction]
 #[pyo3(signature = (source, *, store))]

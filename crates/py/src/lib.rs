@@ -34,7 +34,7 @@ mod _tload {
     #[pymodule_export]
     use crate::checkpoint::Checkpoint;
     #[pymodule_export]
-    use crate::copy::{copy, list_files};
+    use crate::copy::{copy, list_files, show_location};
     #[pymodule_export]
     use crate::loader::Loader;
     #[pymodule_export]

@@ -35,7 +35,7 @@ class PrefetchLoader:
         if device is not None:
             opened = opened.moved_to(device_of(device, opened.framework))
         indices = read_plan(opened, plan)
-        self._names = [*indices]
+        self._names = dict.fromkeys(indices)
         self._waiting = {*indices}
         self._arrived: dict[str, Any] = {}
         self._failure: Exception | None = None

@@ -14,6 +14,7 @@ from sglang.srt.model_loader import weight_utils
 from sglang.srt.model_loader.loader import DefaultModelLoader
 from sglang.srt.runtime_context import get_model
 
+from tload._checkpoint import show
 from tload._errors import InvalidRequestError, advise
 from tload.vllm import _settings, _weights
 
@@ -60,7 +61,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
             if source.allow_patterns_overrides is not None:
                 message = "this model chooses files by patterns of its own, which URLs and lists do not have"
                 raise advise(InvalidRequestError, message, "load it from a folder")
-            weights = self._stream(place, place if isinstance(place, str) else ", ".join(place))
+            weights = self._stream(place, show(place))
         draft = self.load_config.draft_model_idx
         if draft is not None:
             return self._filter_mtp_weights(weights, source.prefix, draft)  # type: ignore[no-any-return]
@@ -79,7 +80,9 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
         return files, use_safetensors
 
     def _stream(self, source: str | Sequence[str], shown: str) -> Weights:
+        # Those of this machine, which share its page cache: one for each GPU at the most.
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        ranks = min(ranks, torch.cuda.device_count() or ranks)
         return _weights.stream(
             source, self._settings, shown=shown, open_bar=_bar, logger=logger, ranks=ranks, unused=None
         )

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tload._checkpoint import SCHEMES, Checkpoint, open  # noqa: A004
+from tload._checkpoint import SCHEMES, Checkpoint, open, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
+from tload._options import Options
 from tload.transformers._classes import HUB, resolve_class
 from tload.transformers._feed import Feed
 from tload.transformers._lazy import LazyTensor, in_order_of_use
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import torch
 
     from tload._checkpoint import Source
-    from tload._options import Options
     from tload._store import Store
 
 WEIGHTS = "model.safetensors"
@@ -81,7 +81,8 @@ def from_pretrained(
         store: How to reach object stores: see `tload.open`.
         options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` count for each of two
             streams that run at a time; beside these, up to 1 GiB of tensors may wait to be asked for. Default: those of
-            `tload.stream`.
+            `tload.stream`; but in CPU memory, parameters are private views of local files (`cache="map"`), as
+            transformers' own loader makes them.
         **kwargs: As in transformers (`attn_implementation`, `quantization_config`, `output_loading_info`,
             `trust_remote_code` for the configuration, …), except `state_dict`, `gguf_file`, `variant` and `subfolder`.
 
@@ -102,7 +103,7 @@ def from_pretrained(
     _check_transformers()
     _check_integrations(source)
     for name, hint in OTHER_WEIGHTS.items():
-        if kwargs.pop(name, None) not in {None, ""}:
+        if kwargs.pop(name, None) not in (None, ""):  # it may be a dict
             raise advise(InvalidRequestError, f"{name}= says where weights are, and so does source", hint)
     location = source.location if isinstance(source, Checkpoint) else source
     folder = _folder(location)
@@ -112,8 +113,11 @@ def from_pretrained(
             config = hub["id"]
             kwargs.setdefault("revision", hub["revision"] or "main")
         if config is None:
-            hint = "pass config=: a configuration, or a local directory or Hub id that has one"
-            raise advise(InvalidRequestError, f"{location}: not in a local directory, so config= is needed", hint)
+            hint = (
+                "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
+            )
+            message = f"{show(source)}: is no local file or directory, so config= is needed"
+            raise advise(InvalidRequestError, message, hint)
     place: str | os.PathLike[str] | None = folder
     if folder is None and isinstance(config, (str, os.PathLike)):
         place = _folder(config) or config
@@ -142,12 +146,20 @@ def _load(
     if any(kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")):
         return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
+    if options is None and device == "cpu" and not device_map and _may_be_mapped(checkpoint):
+        options = Options(cache="map")
     feed = Feed(checkpoint, in_order_of_use(checkpoint), read, device=device, device_map=device_map, options=options)
     try:
         with _one_at_a_time():
             return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, feed.take, read), **kwargs)
     finally:
         feed.close()
+
+
+def _may_be_mapped(checkpoint: Checkpoint) -> bool:
+    """Whether parameters can be views of the files, as with transformers' own loader, if nobody has said otherwise."""
+    said = any(os.environ.get(variable) for variable in ("TLOAD_CACHE", "TLOAD_ENGINE"))
+    return not said and not any("://" in shard.location for shard in checkpoint.shards)
 
 
 def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]:

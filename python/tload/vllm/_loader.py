@@ -14,6 +14,7 @@ from vllm.model_executor.model_loader import weight_utils
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 from vllm.model_executor.model_loader.ep_weight_filter import should_skip_weight
 
+from tload._checkpoint import show
 from tload._errors import InvalidRequestError, advise
 from tload.vllm import _settings, _weights
 
@@ -86,7 +87,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
             raise advise(InvalidRequestError, message, "load it from a folder")
         else:
             self._start_clock()
-            yield from self._stream(place, place if isinstance(place, str) else ", ".join(place), unused=unused)
+            yield from self._stream(place, show(place), unused=unused)
         for source in getattr(model, "secondary_weights", ()):
             yield from self._get_weights_iterator(source)
 

@@ -30,8 +30,8 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class Settings:
     """What a load was told."""
 
-    source: str | tuple[str, ...] | None = None
-    """Where the weights are, or `None`: where the model is."""
+    source: str | tuple[str, ...] | None = field(default=None, repr=False)
+    """Where the weights are, or `None`: where the model is. Not shown: a URL may be signed."""
     store: Mapping[str, Any] | None = field(default=None, repr=False)
     """How object stores are reached, as `store=` of `tload.open`. Not shown: it may hold secrets."""
     device: Literal["cpu", "cuda"] = "cpu"
@@ -152,7 +152,7 @@ def _mapping(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
     device = given.get("device", "cpu")
-    if device not in {"cpu", "cuda"}:
+    if device not in ("cpu", "cuda"):  # it may be anything, hashable or not
         # Not "cuda:1": every rank reads the same config, and each has a GPU of its own.
         message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
         raise InvalidRequestError(message)
@@ -173,6 +173,6 @@ def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:
         raise InvalidRequestError(message)
     words = {"distributed": distributed or None, "concurrency": concurrency}
     # -1 is "as much as the files", 0 "as little as works": both are for the default to decide.
-    if given.get("memory_limit") in {-1, 0} and not isinstance(given["memory_limit"], bool):
+    if given.get("memory_limit") in (-1, 0) and not isinstance(given["memory_limit"], bool):
         words["memory_limit"] = given.pop("memory_limit")
     return tuple(key for key, value in words.items() if value is not None)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
 from tload import _tload
+from tload._checkpoint import show
 from tload._errors import Error
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ def stream(
     Raises:
         RuntimeError: Anything that goes wrong, as engines have it, with the `tload.Error` as its cause.
     """
+    shown = show(shown)
     try:
         with open_source(source, settings) as checkpoint:
             names = wanted(list(checkpoint), keep, unused)

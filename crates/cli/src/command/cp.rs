@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use tload::copy::{Copy, CopyControl, CopyReport};
-use tload::{Error, ErrorKind, Result, format_bytes};
+use tload::{Result, format_bytes};
 
 use crate::args::CopyArgs;
 use crate::interrupt::Interrupt;
@@ -18,12 +18,6 @@ use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 const REDRAW: Duration = Duration::from_millis(50);
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    if args.target.to_string_lossy().contains("://") {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "DST is a URL; checkpoints are copied into local directories only",
-        ));
-    }
     let copy = Copy::new(&options::location(&args.source)?, &args.target)
         .options(options::copy(args))
         .store(options::store(&args.store)?);

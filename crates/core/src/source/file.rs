@@ -193,10 +193,21 @@ pub(super) fn open_direct(_file: &File, _path: &Path) -> io::Result<File> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
+/// What to try when a path leads nowhere.
+fn missing_hint(location: &Location) -> &'static str {
+    let path = location.as_path();
+    let is_id = path.is_some_and(|path| path.is_relative() && path.components().count() == 2);
+    if is_id {
+        "check the path; a model of the Hugging Face Hub is hf://org/name"
+    } else {
+        "check the path; is the volume mounted?"
+    }
+}
+
 /// The error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     let hint = match error.raw_os_error() {
-        Some(libc::ENOENT) => Some("check the path; is the volume mounted?"),
+        Some(libc::ENOENT) => Some(missing_hint(location)),
         Some(libc::EACCES | libc::EPERM) => {
             Some("let this user read the file and enter its folders")
         }

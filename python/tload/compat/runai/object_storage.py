@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import tload
 from tload import InvalidRequestError
+from tload._checkpoint import show
 from tload.compat.runai import environment
 from tload.compat.runai.stores import Kind, folder_url, kind_of
 
@@ -31,9 +32,13 @@ def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> 
         s3_credentials: How to reach S3. Default: what the environment says.
 
     Raises:
+        NotImplementedError: It is the URL of something else.
         Error: A store cannot be listed: any failure of `tload.list_files`.
     """
     if kind_of(path) is Kind.FILE:
+        if "://" in path:
+            message = f"{show(path)}: lists are of folders and of object stores (s3://, gs:// or az://)"
+            raise NotImplementedError(message)
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))  # noqa: PTH118, PTH207
     return [url for url, _ in list_objects(path, s3_credentials, recursive=False) if url.endswith(".safetensors")]
 
@@ -80,7 +85,7 @@ def pull_files(
     """
     kind = kind_of(model_path)
     if kind is Kind.FILE:
-        message = f"{model_path!r}: files are pulled from object stores only (s3://, gs:// or az://)"
+        message = f"{show(model_path)}: files are pulled from object stores only (s3://, gs:// or az://)"
         raise NotImplementedError(message)
     folder = folder_url(model_path)
     prefix = folder.partition("://")[2].partition("/")[2]
@@ -123,7 +128,7 @@ class ObjectStorageModel:
             OSError: The lock cannot be had, or the folder not be made or emptied.
         """
         if kind_of(model_path) is Kind.FILE:
-            message = f"{model_path!r} is no object store: wanted a URL of s3://, gs:// or az://"
+            message = f"{show(model_path)} is no object store: wanted a URL of s3://, gs:// or az://"
             raise InvalidRequestError(message)
         # A lock in the folder would go with it.
         self.dir = dst.rstrip("/") or "/"
@@ -182,7 +187,7 @@ class ObjectStorageModel:
 
     def _complete(self) -> None:
         if not any(path != self._mark for path in Path(self.dir).iterdir()):
-            message = f"{self.dir}: no files were copied from {self._model_path}"
+            message = f"{self.dir}: no files were copied from {show(self._model_path)}"
             raise RuntimeError(f"{message}\n  hint: check the path and the patterns")
         try:
             self._mark.touch()
