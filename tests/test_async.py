@@ -12,7 +12,7 @@ import pytest
 
 import tload
 from capsules import look
-from conftest import require
+from conftest import require, skip_loudly
 from files import Content, tile, write_file
 
 if TYPE_CHECKING:
@@ -143,6 +143,9 @@ def test_cancel_ends_the_wait(run: Any, large: Large) -> None:
 
 def test_nothing_is_left_behind(run: Any, large: Large) -> None:
     path, _ = large
+
+    if not Path("/proc/self/fd").exists():
+        skip_loudly("proc", "no /proc to see what is open")
 
     async def early() -> None:
         async for _ in tload.stream(path, framework="dlpack"):

@@ -13,7 +13,7 @@ import pytest
 
 import tload
 from capsules import look
-from conftest import require
+from conftest import require, skip_loudly
 from files import Content, tile, write_file
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def test_what_was_read_beside_is_not_kept(shaped: Shaped) -> None:
     loaded = dict(stream)
     assert (loaded["large"] == arrays["large"][:, 0]).all()
     # Where the columns came with it, by the kernel's own count.
+    if not Path("/proc/self/pagemap").exists():
+        skip_loudly("proc", "no /proc to see which pages are there")
     pages = arrays["large"].nbytes // mmap.PAGESIZE
     with Path("/proc/self/pagemap").open("rb") as pagemap:
         pagemap.seek(loaded["large"].ctypes.data // mmap.PAGESIZE * 8)
