@@ -265,11 +265,11 @@ impl Feed {
             .as_ref()
             .is_some_and(|slab| !slab.has_free_slot())
         {
-            return Ok(if state.schedule.is_stopped() {
-                Take::Done
-            } else {
-                Take::Wait
-            });
+            if state.schedule.is_stopped() {
+                return Ok(Take::Done);
+            }
+            state.schedule.starved(group);
+            return Ok(Take::Wait);
         }
         let FeedState {
             schedule,

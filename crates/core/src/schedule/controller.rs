@@ -213,6 +213,13 @@ impl Controller {
         self.meter.full(self.in_flight);
     }
 
+    /// A read would have started if there had been memory for it.
+    pub(super) fn starved(&mut self) {
+        if self.report.settled == Settled::NeverDeep {
+            self.report.settled = Settled::Memory;
+        }
+    }
+
     /// A read has ended; `remaining` bytes have not begun.
     pub(super) fn ended(&mut self, window: usize, remaining: u64, now: Duration) {
         self.in_flight.end(window);

@@ -9,8 +9,10 @@ use super::InFlight;
 pub enum Settled {
     /// Somebody asked for it.
     Fixed,
-    /// The load was never held back by depth: by memory, by its receiver, or it was too short to tell.
+    /// The load was never held back by depth: it was too short to tell.
     NeverDeep,
+    /// The load was never held back by depth, but by memory: by its limit, and by a receiver that was slow to take.
+    Memory,
     /// The load ended before more was tried, or too little was left for more to pay.
     Unfinished,
     /// It may not be deeper.
@@ -29,6 +31,7 @@ impl Settled {
         match self {
             Self::Fixed => "fixed",
             Self::NeverDeep => "depth was not the limit",
+            Self::Memory => "memory was the limit",
             Self::Unfinished => "the load ended before more was tried",
             Self::Ceiling => "it may not be deeper",
             Self::OnlyQueued => "more brought no more",

@@ -116,7 +116,10 @@ impl Schedule {
                 controller.full();
                 Next::Deep
             }
-            Candidate::NoMemory => Next::Starved,
+            Candidate::NoMemory => {
+                self.starved(group);
+                Next::Starved
+            }
             Candidate::Nothing => Next::Done,
         })
     }
@@ -158,6 +161,11 @@ impl Schedule {
     /// How many groups there are.
     pub fn groups(&self) -> usize {
         self.queues.len()
+    }
+
+    /// A group could have started more, had there been memory.
+    pub fn starved(&mut self, group: usize) {
+        self.controllers[group].starved();
     }
 
     /// What is known of the depth of a group: how deep, why not deeper.

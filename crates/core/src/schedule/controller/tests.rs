@@ -75,6 +75,20 @@ fn what_never_was_full_never_climbs_whatever_arrives() {
 }
 
 #[test]
+fn memory_is_named_when_it_was_the_limit_and_depth_never() {
+    let mut starving = controller(16, 256);
+    let mut now = Duration::ZERO;
+    starving.starved();
+    turns(&mut starving, 100, &mut now, false, |_| 1e9);
+    assert_eq!(starving.explain().settled, Settled::Memory);
+    turns(&mut starving, 100, &mut now, true, |_| 1e9);
+    assert_eq!(starving.explain().settled, Settled::OnlyQueued);
+    // What depth had settled stays settled.
+    starving.starved();
+    assert_eq!(starving.explain().settled, Settled::OnlyQueued);
+}
+
+#[test]
 fn it_stops_at_the_ceiling_and_says_so() {
     let mut controller = controller(16, 100);
     let mut now = Duration::ZERO;
