@@ -63,6 +63,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         ("TLOAD_TIMEOUT", "1e1"),
         ("TLOAD_TIMEOUT", "500ms"),
         ("TLOAD_RETRIES", "0"),
+        ("TLOAD_HEDGE", "false"),
         ("TLOAD_STORE", "region=eu-west-1\nretries=0"),
     ],
 )
@@ -99,6 +100,7 @@ def test_a_variable_means_the_same_to_the_command_and_to_python(
         ("TLOAD_TIMEOUT", "nan"),
         ("TLOAD_RETRIES", "-1"),
         ("TLOAD_RETRIES", "often"),
+        ("TLOAD_HEDGE", "maybe"),
         ("TLOAD_STORE", "region"),
         ("TLOAD_STORE", "retries=0\nregoin=eu-west-1"),
     ],

@@ -57,7 +57,9 @@ def test_keywords_win_over_options_which_win_over_the_environment(
     floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, variable in _options.VARIABLES.items():
-        text = {"engine": "pread", "cache": "buffered", "order": "file", "timeout": "1m"}.get(name, "3")
+        text = {"engine": "pread", "cache": "buffered", "order": "file", "hedge": "false", "timeout": "1m"}.get(
+            name, "3"
+        )
         monkeypatch.setenv(variable, "1MiB" if name.endswith(("bytes", "limit")) else text)
     got = report(floats[0])
     assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 3, 1 << 20)
@@ -91,6 +93,7 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
         ("TLOAD_LANES", "0", "wanted a positive int"),
         ("TLOAD_RETRIES", "-1", "wanted an int, 0 or more"),
         ("TLOAD_RETRIES", "often", "wanted an int, 0 or more"),
+        ("TLOAD_HEDGE", "maybe", "wanted true or false"),
         ("TLOAD_DEPTH", "1000000", "it must lie between 1 and 4096"),
         (
             "TLOAD_MEMORY_LIMIT",
@@ -157,6 +160,7 @@ def test_values_that_cannot_work_are_refused_by_options_and_by_calls(
         ({"depth": True}, "depth: wanted a positive int, found bool"),
         ({"lanes": False}, "lanes: wanted a positive int, found bool"),
         ({"memory_limit": True}, "memory_limit: wanted a number of bytes .* found bool"),
+        ({"hedge": 1}, "hedge: wanted a bool, found int"),
         ({"timeout": True}, r"timeout: wanted seconds \(float\), found bool"),
         ({"cache": True}, "cache: wanted a str, found bool"),
         ({"writable": "no"}, "writable: wanted a bool, found str"),

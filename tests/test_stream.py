@@ -246,3 +246,13 @@ def test_notes_are_logged_once(floats: Floats, caplog: pytest.LogCaptureFixture)
 def test_an_empty_checkpoint_is_an_empty_stream(tmp_path: Path) -> None:
     write_file(tmp_path / "a.safetensors", {})
     assert tload.load(tmp_path / "a.safetensors", framework="dlpack") == {}
+
+
+def test_a_load_without_troubles_counts_none(floats: Floats) -> None:
+    with tload.stream(floats[0], framework="dlpack", retries=1, hedge=False) as tensors:
+        assert len(list(tensors)) == len(floats[1])
+    report = tensors.report
+    assert (report.read_retries, report.request_retries, report.last_retry) == (0, 0, None)
+    assert (report.stalls, report.hedges, report.hedges_won) == (0, 0, 0)
+    assert (report.parked_bytes, report.parked_reads) == (0, 0)
+    assert isinstance(tload.parked_bytes(), int)

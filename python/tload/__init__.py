@@ -41,7 +41,7 @@ from tload._patch import patch
 from tload._progress import Progress
 from tload._report import DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport
 from tload._stream import TensorStream, load, stream
-from tload._tload import Tensor, __version__, release_staging
+from tload._tload import Tensor, __version__, parked_bytes, release_staging
 
 __all__ = [
     "CancelledError",
@@ -78,6 +78,7 @@ __all__ = [
     "load",
     "load_into",
     "open",
+    "parked_bytes",
     "patch",
     "release_staging",
     "stream",

@@ -80,10 +80,16 @@ class Options:
     not count, nor does memory of the caller's that `load_into` fills. Default: `TLOAD_DEVICE_MEMORY_LIMIT`, else as for
     `memory_limit`, and no more than is free."""
     retries: int | None = None
-    """How often a failed request to an object store is tried again before the load fails; 0: never. Only what is
-    missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`, else 8."""
+    """How often a failed request to an object store, or a failed read of a file, is tried again before the load fails;
+    0: never. Only what is missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`,
+    else 8 for requests and for files on network file systems, where failures may pass, and 0 for other files."""
+    hedge: bool | None = None
+    """Whether a request to an object store that takes much longer than others is sent a second time, for what is
+    missing; the first answer counts. At most one request in 20 is. Default: `TLOAD_HEDGE` (`true` or `false`), else
+    true."""
     timeout: float | None = None
-    """Seconds that the whole load may take. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
+    """Seconds that opening may take, and the whole load after it. Storage that does not answer keeps nobody waiting
+    longer than half a second beyond that. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
     else no limit."""
 
     def __post_init__(self) -> None:
@@ -108,6 +114,7 @@ class OptionKeywords(TypedDict, total=False):
     memory_limit: int | str | None
     device_memory_limit: int | str | None
     retries: int | None
+    hedge: bool | None
     timeout: float | None
 
 
@@ -124,6 +131,7 @@ VARIABLES = {
     "memory_limit": "TLOAD_MEMORY_LIMIT",
     "device_memory_limit": "TLOAD_DEVICE_MEMORY_LIMIT",
     "retries": "TLOAD_RETRIES",
+    "hedge": "TLOAD_HEDGE",
     "timeout": "TLOAD_TIMEOUT",
 }
 
@@ -171,6 +179,11 @@ def _read(name: str, text: str) -> str | int | float:
             message = "wanted an int, 0 or more"
             raise ValueError(message)
         return int(text)
+    if name == "hedge":
+        if text.lower() not in {"true", "false"}:
+            message = "wanted true or false"
+            raise ValueError(message)
+        return text.lower() == "true"
     if name == "timeout":
         return _read_seconds(text)
     return text

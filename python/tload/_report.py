@@ -133,7 +133,25 @@ class Report:
     short_reads: int
     """Reads that had to be continued."""
     retries: int
-    """Reads and requests that had to be repeated."""
+    """Reads and requests that had to be repeated for any reason: `read_retries`, `request_retries`, and reads that
+    the system had interrupted or did not want past the page cache."""
+    read_retries: int
+    """Reads of files that were tried again after a failure that may pass."""
+    request_retries: int
+    """Requests to object stores that were tried again."""
+    last_retry: str | None
+    """What of these was tried again last, and why."""
+    stalls: int
+    """Reads and requests that took much longer than others of this load."""
+    hedges: int
+    """Requests sent a second time because the first one stalled."""
+    hedges_won: int
+    """Those of them whose answer was the first."""
+    parked_bytes: int
+    """Memory that storage may still write to though the load is over, bytes: reads that cannot be taken back. Freed
+    when it answers."""
+    parked_reads: int
+    """How many reads these are."""
     memory_limit: int
     """Bytes that the load was allowed to hold for the caller."""
     memory_peak: int

@@ -271,6 +271,7 @@ def stream(
     memory_limit: int | str | None = None,
     device_memory_limit: int | str | None = None,
     retries: int | None = None,
+    hedge: bool | None = None,
     timeout: float | None = None,
 ) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
@@ -317,6 +318,7 @@ def stream(
         memory_limit: See `Options.memory_limit`. Bytes.
         device_memory_limit: See `Options.device_memory_limit`. Bytes of each GPU.
         retries: See `Options.retries`. Tries after the first.
+        hedge: See `Options.hedge`.
         timeout: See `Options.timeout`. Seconds.
 
     Raises:
@@ -351,6 +353,7 @@ def stream(
         memory_limit=memory_limit,
         device_memory_limit=device_memory_limit,
         retries=retries,
+        hedge=hedge,
         timeout=timeout,
     )
     make_converter = _converters(framework)
@@ -410,7 +413,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
             - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`, `in_flight_bytes=None`,
               `extent_bytes=None`, `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `retries=None`,
-              `timeout=None`: See the fields of `Options`.
+              `hedge=None`, `timeout=None`: See the fields of `Options`.
 
     Raises:
         Error: Any failure: see `tload.stream`.

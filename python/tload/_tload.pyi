@@ -22,6 +22,7 @@ __all__ = [
     "copy",
     "format_bytes",
     "list_files",
+    "parked_bytes",
     "parse_store_option",
     "release_staging",
     "show_location",
@@ -56,6 +57,8 @@ class _Options(Protocol):
     def device_memory_limit(self) -> int | str | None: ...
     @property
     def retries(self) -> int | None: ...
+    @property
+    def hedge(self) -> bool | None: ...
     @property
     def timeout(self) -> float | None: ...
 
@@ -95,6 +98,13 @@ def check_store(store: Sequence[tuple[str, str]]) -> None:
 
 def parse_store_option(text: str) -> tuple[str, str]:
     """Key and value of `key=value`."""
+
+def parked_bytes() -> int:
+    """Bytes of memory that loads which are over have left to storage that does not answer.
+
+    A read of a dead mount cannot be taken back: its memory stays until storage answers, and is freed then. It is in no
+    load's `memory_limit`. 0 when nothing is left. `Report.parked_bytes` is the same for one load.
+    """
 
 def release_staging() -> int:
     """Free the staging memory that loads have left for the next one, and return its bytes.

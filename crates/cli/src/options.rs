@@ -149,6 +149,7 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options.memory_limit = args.limits.memory_limit;
     options.device_memory_limit = args.limits.device_memory_limit;
     options.retries = args.limits.retries;
+    options.hedge = args.hedge;
     options.timeout = args.timeout;
     options
 }

@@ -12,6 +12,7 @@ use crate::format::{self, Header, Index};
 use crate::side_by_side::side_by_side;
 use crate::source::{Location, Source, StoreOptions, is_network};
 use crate::tensor::TensorInfo;
+use crate::within::within;
 
 mod place;
 mod shards;
@@ -26,6 +27,15 @@ const FIRST_READ_BYTES: usize = 256 << 10;
 
 /// The same on a network file system: the kernel asks for 128 KiB at a time there, one after another, and most headers fit into half.
 const MOUNT_READ_BYTES: usize = 64 << 10;
+
+/// What is said when opening takes too long, and what to do.
+const TOO_LONG: (&str, &str) = (
+    "opening took longer than it may (open_timeout)",
+    "look at the file system, or at endpoint and network; or raise the timeout",
+);
+
+/// So much longer than requests may take, so that their own errors are heard.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// Headers read at a time from a local disk: more threads than this cost start-up.
 const HEADER_THREADS_MAX: usize = 16;
@@ -113,11 +123,27 @@ impl Checkpoint {
     ///
     /// As [`Self::open`].
     pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
+        let location = location.clone();
+        Self::within(Places::new(store), store, move |places, started| {
+            let nearest = places.nearest(std::slice::from_ref(&location))?;
+            let set = ShardSet::find(nearest.first().unwrap_or(&location), places)?;
+            Self::of(location, &set, places, started)
+        })
+    }
+
+    /// Opens within the time that the options of the store give.
+    fn within(
+        places: Places,
+        store: &StoreOptions,
+        open: impl FnOnce(&Places, Instant) -> Result<Self> + Send + 'static,
+    ) -> Result<Self> {
         let started = Instant::now();
-        let places = Places::new(store);
-        let nearest = places.nearest(std::slice::from_ref(location))?;
-        let set = ShardSet::find(nearest.first().unwrap_or(location), &places)?;
-        Self::of(location.clone(), &set, &places, started)
+        let underway = places.underway.clone();
+        // Requests have the same limit, and more to say when they reach it.
+        let limit = store
+            .seconds("open_timeout")
+            .map(|limit| limit + LAST_WORDS);
+        within(limit, &underway, TOO_LONG, move || open(&places, started))
     }
 
     /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some in object stores.
@@ -135,21 +161,22 @@ impl Checkpoint {
     ///
     /// As [`Self::open_all`].
     pub fn open_all_with(locations: &[Location], store: &StoreOptions) -> Result<Self> {
-        let started = Instant::now();
         let [first, rest @ ..] = locations else {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
                 "the list of files is empty",
             ));
         };
-        let places = Places::new(store);
-        let set = ShardSet::of_files(places.nearest(locations)?);
         let shown = if rest.is_empty() {
             first.clone()
         } else {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
-        Self::of(shown, &set, &places, started)
+        let locations = locations.to_vec();
+        Self::within(Places::new(store), store, move |places, started| {
+            let set = ShardSet::of_files(places.nearest(&locations)?);
+            Self::of(shown, &set, places, started)
+        })
     }
 
     /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed
@@ -173,11 +200,12 @@ impl Checkpoint {
         path: &str,
         store: &StoreOptions,
     ) -> Result<Self> {
-        let started = Instant::now();
         let location = Location::custom(&objects.to_string(), path);
         let places = Places::custom(objects, &location, store);
-        let set = ShardSet::find(&location, &places)?;
-        Self::of(location, &set, &places, started)
+        Self::within(places, store, move |places, started| {
+            let set = ShardSet::find(&location, places)?;
+            Self::of(location, &set, places, started)
+        })
     }
 
     fn of(location: Location, set: &ShardSet, places: &Places, started: Instant) -> Result<Self> {

@@ -232,8 +232,7 @@ impl Error {
         self
     }
 
-    /// The same error for another job that met it. Of its cause only the text is kept.
-    #[cfg(feature = "object")]
+    /// The same error for somebody else who met it. Of its cause only the number of the system is kept, or the text.
     pub(crate) fn again(&self) -> Self {
         let inner = &*self.0;
         Self(Box::new(Inner {
@@ -244,10 +243,10 @@ impl Error {
             range: inner.range.clone(),
             hint: inner.hint.clone(),
             request: inner.request.clone(),
-            source: inner
-                .source
-                .as_ref()
-                .map(|source| source.to_string().into()),
+            source: match (&inner.source, self.errno()) {
+                (_, Some(errno)) => Some(io::Error::from_raw_os_error(errno).into()),
+                (source, None) => source.as_ref().map(|source| source.to_string().into()),
+            },
         }))
     }
 

@@ -67,6 +67,8 @@ type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
 pub(crate) struct LaneEvents<T> {
     /// Every finished tensor, to be taken out of the list.
     pub(crate) deliver: Deliver<T>,
+    /// Its first failure, while what it has in flight has not come back yet.
+    pub(crate) failing: Box<dyn Fn(&Error) + Send>,
     /// The last word: after the engine is gone and all memory is given back.
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
@@ -188,15 +190,19 @@ where
     std::thread::Builder::new()
         .name(format!("tload-lane-{index}"))
         .spawn(move || {
-            let LaneEvents { deliver, ended } = events;
-            let run = || run(&setup, &*sink, &*deliver, opened);
+            let LaneEvents {
+                deliver,
+                failing,
+                ended,
+            } = events;
+            let run = || run(&setup, &*sink, (&*deliver, &*failing), opened);
             let result =
                 catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(bug(&*panic)));
             if result.is_err() {
                 setup.feed.stop();
             }
             // Memory first, then the news.
-            drop((sink, deliver, setup));
+            drop((sink, deliver, failing, setup));
             ended(result);
         })
         .map_err(|error| {
@@ -209,7 +215,7 @@ where
 fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
-    deliver: &dyn Fn(&mut Vec<S::Tensor>),
+    (deliver, failing): (&dyn Fn(&mut Vec<S::Tensor>), &dyn Fn(&Error)),
     opened: Option<Sender<Result<Opened>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
@@ -242,6 +248,7 @@ fn run<S: Sink>(
     let work = LaneWork {
         index: setup.index,
         deliver,
+        failing,
         counters: &setup.counters,
     };
     pipeline::run(&setup.feed, setup.group, &mut engine, &mut sink, &work)

@@ -305,8 +305,10 @@ impl Loader {
         }
         let events = || {
             let (receiver, owner) = (Arc::clone(&shared), Arc::clone(&shared));
+            let hears = Arc::clone(&shared);
             LaneEvents {
                 deliver: Box::new(move |ready| receiver.push(ready)),
+                failing: Box::new(move |error| hears.lane_failing(error)),
                 ended: Box::new(move |result| owner.lane_ended(result)),
             }
         };
@@ -365,6 +367,7 @@ impl Loader {
             let ended = ended.clone();
             LaneEvents {
                 deliver: Box::new(Vec::clear),
+                failing: Box::new(|_| ()),
                 // The receiver waits below for every lane.
                 ended: Box::new(move |result| drop(ended.send(result))),
             }
@@ -462,9 +465,7 @@ fn verification(sources: &Arc<Sources>) -> Box<dyn Fn() -> Result<()> + Send + S
     let sources = Arc::clone(sources);
     Box::new(move || {
         sources.files().for_each(ReadFile::finish);
-        sources
-            .files()
-            .try_for_each(|file| file.source().verify_unchanged())
+        sources.files().try_for_each(ReadFile::verify_unchanged)
     })
 }
 

@@ -11,15 +11,17 @@
 //! ```
 
 mod feed;
+mod reads;
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use feed::Take;
 pub use feed::{Feed, Memory};
+pub use reads::Waiting;
 
-use crate::engine::{Done, Engine, Wait};
-use crate::error::{ErrorKind, Result};
+use crate::engine::{Done, Engine, Transfer, Wait};
+use crate::error::{Error, ErrorKind, Result};
 use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
@@ -40,7 +42,8 @@ pub fn run<E: Engine, S: Sink>(
 ) -> Result<()> {
     let mut watch = Watch::new(lane.counters);
     lane.counters.reading_since.get_or_init(Instant::now);
-    let mut failure = None;
+    engine.stop_when(feed.over());
+    let (mut failure, mut failed) = (None, false);
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();
     // The window of every extent that the engine has.
@@ -102,8 +105,12 @@ pub fn run<E: Engine, S: Sink>(
             }
         }
         failure = failure.or(sink.reap(Wait::No, &mut ready).err());
-        if failure.is_some() {
+        if let Some(error) = &failure
+            && !std::mem::replace(&mut failed, true)
+        {
             feed.stop();
+            // What is in flight may never come back; that this lane has failed is known now.
+            (lane.failing)(error);
         }
         watch.lap(Stage::Deliver);
         if let Some((busy, watched)) = watch.window() {
@@ -136,7 +143,7 @@ fn complete<S: Sink>(
         }
         sink.submit(extent, filled)
     });
-    feed.ended(extent);
+    feed.ended(done.extent);
     match result {
         // An engine that let go because the load is over: why it is, somebody else knows.
         Err(error) if error.kind() == ErrorKind::Cancelled && feed.over().is_raised() => Ok(()),
@@ -150,11 +157,13 @@ pub struct LaneWork<'a, T> {
     pub(crate) index: usize,
     /// Takes every finished tensor out of the list.
     pub deliver: &'a dyn Fn(&mut Vec<T>),
+    /// Hears of the first failure, while what is in flight has not come back yet.
+    pub(crate) failing: &'a dyn Fn(&Error),
     pub(crate) counters: &'a Counters,
 }
 
 impl<T> LaneWork<'_, T> {
-    fn count(&self, transfer: crate::engine::Transfer) {
+    fn count(&self, transfer: Transfer) {
         Counters::add(&self.counters.extents, 1);
         Counters::add(&self.counters.direct_bytes, transfer.direct_bytes);
         Counters::add(&self.counters.buffered_bytes, transfer.buffered_bytes);
@@ -163,6 +172,7 @@ impl<T> LaneWork<'_, T> {
         Counters::add(&self.counters.requests, u64::from(transfer.requests));
         Counters::add(&self.counters.short_reads, u64::from(transfer.short_reads));
         Counters::add(&self.counters.retries, u64::from(transfer.retries));
+        self.counters.count_troubles(transfer.into());
     }
 }
 

@@ -276,6 +276,7 @@ impl Prepared {
                         request_bytes: limits.request_bytes,
                         total_bytes: self.bytes_of(group),
                         retries: options.retries.map(Retries::up_to),
+                        hedge: options.hedge.unwrap_or(true),
                         depth,
                         over: Arc::clone(feed.over()),
                     };
@@ -295,6 +296,10 @@ impl Prepared {
             counts.push(count);
         }
         feed.set_lanes(counts);
+        // An engine for objects watches its requests itself: its jobs wait for connections, too.
+        let groups = self.sources.groups().iter();
+        let watched = groups.map(|group| !group.files().is_empty()).collect();
+        feed.watch(self.sources.names(), watched);
         lanes
     }
 }

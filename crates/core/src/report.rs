@@ -2,12 +2,13 @@
 //!
 //! Counters are added to while the load runs and read when somebody asks. Nothing here decides anything.
 
+mod counters;
+
 use std::fmt;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use serde::Serialize;
+
+pub(crate) use counters::{Counters, Stage};
 
 use crate::buffer::PoolUsage;
 use crate::error::counted;
@@ -53,8 +54,25 @@ pub struct Report {
     pub copied_bytes: u64,
     /// Reads that came back short and were continued.
     pub short_reads: u64,
-    /// Reads and requests that were repeated.
+    /// Reads and requests that were repeated, for whatever reason: `read_retries`, `request_retries`, and reads that the system had
+    /// interrupted or did not want past the page cache.
     pub retries: u64,
+    /// Reads of files that were tried again after a failure that may pass.
+    pub read_retries: u64,
+    /// Requests to object stores that were tried again.
+    pub request_retries: u64,
+    /// What of these was tried again last, and why.
+    pub last_retry: Option<String>,
+    /// Reads of files, and requests, that took much longer than others of this load.
+    pub stalls: u64,
+    /// Requests sent a second time because the first one stalled.
+    pub hedges: u64,
+    /// Those of them whose answer was the first.
+    pub hedges_won: u64,
+    /// Bytes of memory that storage may still write to though the load is over: reads that cannot be taken back. Freed when it answers.
+    pub parked_bytes: u64,
+    /// How many reads these are.
+    pub parked_reads: u64,
     /// The budget, bytes.
     pub memory_limit: u64,
     /// The most of it that was used at a time, bytes.
@@ -267,6 +285,34 @@ impl Report {
         }
     }
 
+    /// What went wrong; no line when nothing did.
+    fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let again = self.read_retries + self.request_retries;
+        if again + self.stalls + self.hedges > 0 {
+            writeln!(
+                f,
+                "troubles {} and {} tried again, {} stalled; {} sent twice, the second was faster {} times",
+                counted(self.read_retries, "read"),
+                counted(self.request_retries, "request"),
+                self.stalls,
+                self.hedges,
+                self.hedges_won
+            )?;
+        }
+        if let Some(last) = &self.last_retry {
+            writeln!(f, "         last tried again: {last}")?;
+        }
+        if self.parked_reads > 0 {
+            writeln!(
+                f,
+                "parked   {} for {} that storage has not answered",
+                format_bytes(self.parked_bytes),
+                counted(self.parked_reads, "read")
+            )?;
+        }
+        Ok(())
+    }
+
     fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for depth in self.depths.iter().filter(|depth| depth.reason != "fixed") {
             write!(
@@ -352,6 +398,7 @@ impl fmt::Display for Report {
             counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
+        self.fmt_troubles(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
         self.fmt_time(f)?;
@@ -359,85 +406,5 @@ impl fmt::Display for Report {
             write!(f, "\nnote     {note}")?;
         }
         Ok(())
-    }
-}
-
-/// What lanes add to while they run.
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    /// When the first lane began to read: its engine is open and its memory registered.
-    pub(crate) reading_since: OnceLock<Instant>,
-    pub(crate) extents: AtomicU64,
-    pub(crate) direct_bytes: AtomicU64,
-    pub(crate) buffered_bytes: AtomicU64,
-    pub(crate) mapped_bytes: AtomicU64,
-    pub(crate) remote_bytes: AtomicU64,
-    pub(crate) requests: AtomicU64,
-    pub(crate) short_reads: AtomicU64,
-    pub(crate) retries: AtomicU64,
-    submit_nanos: AtomicU64,
-    storage_wait_nanos: AtomicU64,
-    memory_wait_nanos: AtomicU64,
-    copy_wait_nanos: AtomicU64,
-    deliver_nanos: AtomicU64,
-}
-
-/// What a lane was doing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Stage {
-    Submit,
-    StorageWait,
-    MemoryWait,
-    CopyWait,
-    Deliver,
-}
-
-impl Counters {
-    pub(crate) fn add(counter: &AtomicU64, amount: u64) {
-        // Only ever read as a whole picture for people: no ordering needed.
-        counter.fetch_add(amount, Ordering::Relaxed);
-    }
-
-    pub(crate) fn spent(&self, stage: Stage, time: Duration) {
-        let counter = match stage {
-            Stage::Submit => &self.submit_nanos,
-            Stage::StorageWait => &self.storage_wait_nanos,
-            Stage::MemoryWait => &self.memory_wait_nanos,
-            Stage::CopyWait => &self.copy_wait_nanos,
-            Stage::Deliver => &self.deliver_nanos,
-        };
-        Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-    }
-
-    /// Bytes that came from storage so far.
-    pub(crate) fn read_bytes(&self) -> u64 {
-        [
-            &self.direct_bytes,
-            &self.buffered_bytes,
-            &self.mapped_bytes,
-            &self.remote_bytes,
-        ]
-        .map(|counter| counter.load(Ordering::Relaxed))
-        .into_iter()
-        .sum()
-    }
-
-    pub(crate) fn fill(&self, report: &mut Report) {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let seconds = |counter: &AtomicU64| Duration::from_nanos(load(counter)).as_secs_f64();
-        report.extents = load(&self.extents);
-        report.direct_bytes = load(&self.direct_bytes);
-        report.buffered_bytes = load(&self.buffered_bytes);
-        report.mapped_bytes = load(&self.mapped_bytes);
-        report.remote_bytes = load(&self.remote_bytes);
-        report.requests = load(&self.requests);
-        report.read_bytes = self.read_bytes();
-        report.short_reads = load(&self.short_reads);
-        report.retries = load(&self.retries);
-        report.stages.submit = seconds(&self.submit_nanos);
-        report.stages.storage_wait = seconds(&self.storage_wait_nanos);
-        report.stages.memory_wait = seconds(&self.memory_wait_nanos);
-        report.stages.copy_wait = seconds(&self.copy_wait_nanos);
-        report.stages.deliver = seconds(&self.deliver_nanos);
     }
 }

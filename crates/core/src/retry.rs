@@ -1,9 +1,13 @@
-//! Whether a failed request is tried again, and when. Pure.
+//! Whether a failed request, or a failed read of a file, is tried again, and when. Pure.
 //!
 //! Reads no clock and draws no random numbers: both come in as arguments. Used wherever something is asked of an object store,
-//! for headers and lists as for extents.
+//! for headers and lists as for extents, and wherever a file is read.
 
 use std::time::Duration;
+
+/// Whoever fails after so many bytes has got somewhere: the count of failures begins anew. A server that sends less each time is
+/// not worth its patience.
+pub(crate) const PROGRESS_BYTES: u32 = 64 << 10;
 
 /// What failed, as far as trying again is concerned. What trying again cannot help (403, 404, a changed object) is none of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +22,38 @@ pub enum Transient {
     Stalled,
 }
 
+impl Transient {
+    /// What an error number means that a file system on a network gives for a read or an open; none for those that stay.
+    ///
+    /// On a disk none of them passes: there the kernel has tried again itself, for as long as the drive and its driver are told to
+    /// (`/sys/block/*/device/timeout`), before it says `EIO`.
+    ///
+    /// Sources: `nfs(5)`, `soft` and `softerr` (`EIO`, `ETIMEDOUT` when the server does not answer); Linux's
+    /// `fs/nfs_common/common.c`, `nfs_errtbl` (`EREMOTEIO` for a fault of the server's, `ESTALE`); `fs/smb/client/smb2maperror.c`
+    /// and `cifs_reconnect` (`EHOSTDOWN`, `EAGAIN`, `ECONNABORTED` while it connects again); `fs/fuse/dev.c` (`ENOTCONN` when
+    /// the server is gone, `ECONNABORTED`); Lustre (`EIO` and `ENOTCONN` for a client that was evicted, until it is back).
+    pub(crate) fn of_errno(errno: i32) -> Option<Self> {
+        match errno {
+            libc::EAGAIN => Some(Self::Busy),
+            libc::EIO | libc::ESTALE | libc::ECONNRESET | libc::ECONNABORTED => Some(Self::Broken),
+            #[cfg(target_os = "linux")]
+            libc::EREMOTEIO => Some(Self::Broken),
+            libc::ETIMEDOUT => Some(Self::Stalled),
+            libc::ENOTCONN
+            | libc::EHOSTDOWN
+            | libc::EHOSTUNREACH
+            | libc::ENETDOWN
+            | libc::ENETUNREACH => Some(Self::Unreachable),
+            _ => None,
+        }
+    }
+
+    /// Whether the descriptor is of no use any more, and only opening the file again can help.
+    pub(crate) fn wants_reopening(errno: i32) -> bool {
+        matches!(errno, libc::ESTALE | libc::ENOTCONN)
+    }
+}
+
 /// How often and how patiently a request is tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
@@ -28,6 +64,12 @@ pub struct Retries {
 }
 
 impl Retries {
+    /// Not once.
+    pub const NONE: Self = Self {
+        max: 0,
+        unreachable_max: 0,
+    };
+
     /// At most `max` tries after the first, whatever the failure.
     pub fn up_to(max: u32) -> Self {
         Self {
@@ -104,6 +146,29 @@ mod tests {
             .collect();
         assert_eq!(millis, [100, 200, 400, 800, 1600, 3200, 6400, 10_000]);
         assert_eq!(longest(9), None);
+    }
+
+    #[test]
+    fn what_may_pass_on_a_network_is_tried_again_and_what_stays_is_not() {
+        for errno in [libc::EIO, libc::ESTALE, libc::ECONNABORTED] {
+            assert_eq!(Transient::of_errno(errno), Some(Transient::Broken));
+        }
+        assert_eq!(
+            Transient::of_errno(libc::ETIMEDOUT),
+            Some(Transient::Stalled)
+        );
+        assert_eq!(Transient::of_errno(libc::EAGAIN), Some(Transient::Busy));
+        for errno in [
+            libc::EINVAL,
+            libc::EACCES,
+            libc::EISDIR,
+            libc::EFAULT,
+            libc::EBADF,
+        ] {
+            assert_eq!(Transient::of_errno(errno), None);
+        }
+        assert!(Transient::wants_reopening(libc::ESTALE));
+        assert!(!Transient::wants_reopening(libc::EIO));
     }
 
     #[test]

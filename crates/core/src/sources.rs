@@ -8,15 +8,22 @@ use crate::error::Result;
 use crate::request::Options;
 use crate::schedule::Member;
 use crate::side_by_side::side_by_side;
-use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect};
+use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect, Retries, Source};
+use crate::within::{Underway, within};
 #[cfg(feature = "object")]
 use crate::{
     error::{Error, ErrorKind},
-    source::{ObjectSource, Source},
+    source::ObjectSource,
 };
 
 /// Files opened at a time. On a network file system each takes a round trip or two.
 const OPENED_AT_A_TIME: usize = 16;
+
+/// What is said of files that do not open, and what to do.
+const TOO_LONG: (&str, &str) = (
+    "opening it for the load took longer than the load's timeout",
+    "look at the file system that it is on, or raise timeout",
+);
 
 /// Sources that one engine can read.
 #[derive(Clone, Debug)]
@@ -50,10 +57,17 @@ impl Sources {
     ///
     /// Whatever opening a file for direct I/O or as a view runs into; [`ErrorKind::Unsupported`] for views of what is no file.
     pub(crate) fn open(shards: &[&ShardSource], options: &Options) -> Result<Self> {
-        let refused = RefusedDirect::default();
-        let opened = side_by_side(shards, OPENED_AT_A_TIME, |shard| {
-            open(shard, options, &refused)
-        });
+        let opened = {
+            let shards: Vec<ShardSource> = shards.iter().copied().cloned().collect();
+            let (options, underway) = (options.clone(), Underway::default());
+            let waits = underway.clone();
+            within(options.timeout, &underway, TOO_LONG, move || {
+                let refused = RefusedDirect::default();
+                Ok(side_by_side(&shards, OPENED_AT_A_TIME, |shard| {
+                    waits.during(shard.location(), || open(shard, &options, &refused))
+                }))
+            })?
+        };
         let mut sources = Self {
             groups: Vec::new(),
             members: Vec::with_capacity(shards.len()),
@@ -76,6 +90,12 @@ impl Sources {
 
     pub(crate) fn groups(&self) -> &[Group] {
         &self.groups
+    }
+
+    /// By source: where it is.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let name = |member: &Member| self.groups[member.group].location(member.index);
+        self.members.iter().map(name).collect()
     }
 
     /// By source: its group, and its number there.
@@ -147,6 +167,14 @@ impl Group {
         }
     }
 
+    fn location(&self, index: usize) -> String {
+        match self {
+            Self::Files(files) => files[index].source().location().to_string(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects[index].location().to_string(),
+        }
+    }
+
     /// What they share: `ext4 (8:1)`, `s3`.
     pub(crate) fn name(&self) -> String {
         match self {
@@ -179,6 +207,9 @@ fn open(shard: &ShardSource, options: &Options, refused: &RefusedDirect) -> Resu
     match shard {
         ShardSource::File(file) => {
             let mut file = ReadFile::open(Arc::clone(file), options.cache, refused)?;
+            if let Some(retries) = options.retries {
+                file.set_retries(Retries::up_to(retries));
+            }
             if options.cache == Cache::Map {
                 file.map(options.writable)?;
             }

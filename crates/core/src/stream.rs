@@ -8,6 +8,11 @@
 //!     ├── a lane fails ───▶ ready tensors, then the error, then ended
 //!     └── cancel, drop, deadline ──▶ the error at once; lanes end by themselves and free everything
 //! ```
+//!
+//! Nobody waits for storage that does not answer: lanes that have not come back in time are left behind with what they hold
+//! (`stream/ending.rs`).
+
+mod ending;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -18,6 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::buffer::Gate;
+use crate::engine::cancelled;
 use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Feed;
 use crate::provide::Provider;
@@ -109,8 +115,12 @@ struct State {
     error: Option<Error>,
     /// Cancelled: what still comes is thrown away.
     abandoned: bool,
-    /// Cancelled a moment ago: the caller hears of it when nothing more is written to memory of its own.
+    /// Over a moment ago: the caller hears of it when nothing more is written to memory of its own.
     closing: bool,
+    /// What a lane has failed with that still waits for what it has in flight.
+    failing: Option<Error>,
+    /// A lane has failed, and not everything has come back in time: nobody waits for it any more.
+    parked: bool,
     ended: Option<Instant>,
     tensors_received: u64,
     bytes_received: u64,
@@ -151,6 +161,8 @@ impl Shared {
                 error: None,
                 abandoned: false,
                 closing: false,
+                failing: None,
+                parked: false,
                 ended: None,
                 tensors_received: 0,
                 bytes_received: 0,
@@ -182,7 +194,7 @@ impl Shared {
     /// A lane has finished these tensors.
     pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
         let mut state = self.lock();
-        if state.abandoned {
+        if state.abandoned || state.parked {
             drop(state);
             ready.clear(); // Without the lock: that may unmap memory.
             return;
@@ -243,30 +255,6 @@ impl Shared {
         }
     }
 
-    /// Ends the load with `error` unless it has ended: nothing more is started, what waits is freed.
-    fn abandon(&self, error: Error) {
-        let (queue, early) = {
-            let mut state = self.lock();
-            if state.abandoned || state.ended.is_some() {
-                return;
-            }
-            state.abandoned = true;
-            state.closing = true;
-            // A failure that the caller has not seen yet says more than the end it led to.
-            state.error.get_or_insert(error);
-            (
-                std::mem::take(&mut state.queue),
-                std::mem::take(&mut state.early),
-            )
-        };
-        drop((queue, early));
-        self.feed.stop();
-        self.gate.close();
-        self.lane_ended.notify_all();
-        self.lock().closing = false;
-        self.wake(self.lock());
-    }
-
     /// The next item if there is one or if the load is over.
     fn take(&self, state: &mut State) -> Poll<Option<Result<Tensor>>> {
         if state.ended.is_some() {
@@ -279,7 +267,8 @@ impl Shared {
             state.bytes_received += tensor.byte_len();
             return Poll::Ready(Some(Ok(tensor)));
         }
-        if state.closing || (state.lanes_running > 0 && !state.abandoned) {
+        let over = state.abandoned || state.parked;
+        if state.closing || (state.lanes_running > 0 && !over) {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());
@@ -321,41 +310,6 @@ impl Shared {
                 }
             };
             state.sleeping = false;
-        }
-    }
-
-    /// Waits until all lanes have ended, at most `timeout`. Whether they have.
-    fn wait_for_lanes(&self, timeout: Duration) -> bool {
-        let state = self.lock();
-        let (state, _) = self
-            .lane_ended
-            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.lanes_running == 0
-    }
-
-    /// Ends the load when `deadline` passes before it has ended by itself.
-    fn watch(&self, timeout: Duration) {
-        let Some(deadline) = self.started.checked_add(timeout) else {
-            return;
-        };
-        let mut state = self.lock();
-        while state.lanes_running > 0 && !state.abandoned {
-            let now = Instant::now();
-            if now >= deadline {
-                drop(state);
-                let message = format!("the load took longer than its timeout of {timeout:?}");
-                self.abandon(
-                    Error::new(ErrorKind::TimedOut, message)
-                        .with_hint("raise timeout, or see the report's stages for what is slow"),
-                );
-                return;
-            }
-            state = self
-                .lane_ended
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
         }
     }
 }
@@ -429,7 +383,7 @@ impl TensorStream {
     }
 
     /// Ends the load: the next item is [`ErrorKind::Cancelled`]. Returns at once; reads in flight end by themselves and their
-    /// memory is freed then.
+    /// memory is freed then ([`crate::parked_bytes`] until then).
     pub fn cancel(&self) {
         self.shared.abandon(cancelled());
     }
@@ -453,6 +407,7 @@ impl TensorStream {
 
     /// What the load has done so far; final once the stream has ended.
     pub fn report(&self) -> Report {
+        let is_over;
         let mut report = {
             let state = self.shared.lock();
             let mut report = state.report.clone();
@@ -461,16 +416,20 @@ impl TensorStream {
             report.tensors = state.tensors_received;
             report.tensor_bytes = state.bytes_received;
             report.stages.consumer_wait = state.consumer_wait.as_secs_f64();
+            is_over = state.abandoned || state.parked;
             report
         };
+        let feed = &self.shared.feed;
         self.shared.counters.fill(&mut report);
+        report.stalls += feed.stalled();
         (self.shared.complete)(&mut report);
+        let held = feed.waiting();
+        if is_over && held.reads > 0 {
+            (report.parked_bytes, report.parked_reads) = (held.bytes, held.reads as u64);
+            report.notes.push(held.held());
+        }
         report
     }
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }
 
 impl Canceller {

@@ -63,6 +63,12 @@ mod _tload {
         py.detach(tload::release_staging)
     }
 
+    /// Bytes of memory that loads which are over have left to storage that does not answer.
+    #[pyfunction]
+    fn parked_bytes() -> u64 {
+        tload::parked_bytes()
+    }
+
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -27,6 +27,7 @@ pub(crate) struct OptionsArgument<'py> {
     memory_limit: Option<Bound<'py, PyAny>>,
     device_memory_limit: Option<Bound<'py, PyAny>>,
     retries: Option<Bound<'py, PyAny>>,
+    hedge: Option<Bound<'py, PyAny>>,
     timeout: Option<Bound<'py, PyAny>>,
 }
 
@@ -60,6 +61,7 @@ impl OptionsArgument<'_> {
             size("device_memory_limit", value)
         })?;
         options.retries = read(self.retries.as_ref(), |value| whole("retries", value))?;
+        options.hedge = read(self.hedge.as_ref(), |value| flag("hedge", value))?;
         options.timeout = read(self.timeout.as_ref(), seconds)?;
         Ok(options)
     }

@@ -22,8 +22,8 @@ Keys of `--model-loader-extra-config`, all optional. An unknown one, or a value 
   in the environment.
 - `device`: `"cpu"` (the default), and vLLM copies from there; or `"cuda"`, the GPU of each process.
 - `engine`, `cache`, `order`, `depth`, `in_flight_bytes`, `extent_bytes`, `lanes`, `memory_limit`,
-  `device_memory_limit`, `retries`, `timeout`: See the fields of `tload.Options`. `order` is `"file"` by default, as
-  with vLLM's own loader.
+  `device_memory_limit`, `retries`, `hedge`, `timeout`: See the fields of `tload.Options`. `order` is `"file"` by
+  default, as with vLLM's own loader.
 - `enable_weights_track`: As for vLLM's own loader: whether weights that were not loaded are an error.
 
 With several processes on a machine (tensor, pipeline or data parallel) each reads every tensor, as with vLLM's own

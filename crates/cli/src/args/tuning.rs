@@ -54,6 +54,10 @@ pub(crate) struct TuningArgs {
         hide_env_values = true
     )]
     pub(crate) order: Order,
+    /// Whether to send a request to an object store a second time when it takes much longer than others: true or false
+    /// [default: true]
+    #[arg(long, value_name = "BOOL", env = "TLOAD_HEDGE", hide_env_values = true)]
+    pub(crate) hedge: Option<bool>,
     /// Give up when loading takes longer, or opening before it: 10 (seconds), 500ms, 30s, 2m [default: none]
     #[arg(long, value_name = "TIME", value_parser = sizes::duration, env = "TLOAD_TIMEOUT", hide_env_values = true)]
     pub(crate) timeout: Option<Duration>,
@@ -134,7 +138,8 @@ pub(crate) struct LimitArgs {
         hide_env_values = true
     )]
     pub(crate) cache: Cache,
-    /// How often a failed request to an object store is tried again [default: 8]
+    /// How often a failed request to an object store, or a failed read of a file, is tried again [default: 8; files that are not on
+    /// a network file system: 0]
     #[arg(long, value_name = "N", env = "TLOAD_RETRIES", hide_env_values = true)]
     pub(crate) retries: Option<u32>,
 }

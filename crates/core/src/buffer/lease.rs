@@ -81,14 +81,17 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// What the system says: `EFAULT` when the file has become shorter than that.
-    pub fn populate(self, needed: usize) -> std::io::Result<Filled> {
+    /// What the system says, and the lease: `EFAULT` when the file has become shorter than that, or its pages could not be read.
+    pub fn populate(self, needed: usize) -> Result<Filled, (Self, std::io::Error)> {
         assert!(needed <= self.len, "a view leaves its window");
         let Owner::Region { region, offset } = &self.owner else {
             unreachable!("only views are populated, and slots are none");
         };
         let (view, start) = region.view().expect("only views are populated");
-        view.populate(start + offset, needed)?;
+        let populated = view.populate(start + offset, needed);
+        if let Err(error) = populated {
+            return Err((self, error));
+        }
         // SAFETY: the file's bytes are mapped so far, as the system has just said.
         Ok(unsafe { self.assume_filled(needed) })
     }

@@ -10,6 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::source::{self, HubId, ObjectSource, Remote};
 use crate::source::{FileSource, Location, Protocol, Source, StoreOptions, cannot_open, path_of};
+use crate::within::Underway;
 
 /// One opened shard.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub(super) enum Found {
 #[derive(Debug)]
 pub(super) struct Places {
     store: StoreOptions,
+    /// What is being asked for.
+    pub(super) underway: Underway,
     /// Started when the first location in an object store is met.
     #[cfg(feature = "object")]
     remote: OnceLock<Result<Arc<Remote>, String>>,
@@ -81,6 +84,7 @@ impl Places {
     pub(super) fn new(store: &StoreOptions) -> Self {
         Self {
             store: store.clone(),
+            underway: Underway::default(),
             #[cfg(feature = "object")]
             remote: OnceLock::new(),
         }
@@ -100,8 +104,13 @@ impl Places {
 
     /// Opens a file or object, and returns its first bytes with it: up to `first` of them.
     pub(super) fn open(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        self.underway
+            .during(location, || self.open_now(location, first))
+    }
+
+    fn open_now(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
         if location.as_path().is_some() {
-            let file = FileSource::open(location)?;
+            let file = FileSource::open_with(location, self.store.count("retries"))?;
             let bytes = file.fetch(0, first)?;
             return Ok((ShardSource::File(Arc::new(file)), bytes));
         }
@@ -110,6 +119,10 @@ impl Places {
 
     /// Whether `location` is a file or a folder, and what is in it.
     pub(super) fn find(&self, location: &Location) -> Result<Found> {
+        self.underway.during(location, || self.find_now(location))
+    }
+
+    fn find_now(&self, location: &Location) -> Result<Found> {
         if location.as_path().is_none() {
             return self.find_remote(location);
         }
@@ -137,6 +150,7 @@ impl Places {
         let remote = Remote::with_store(store, objects, url).map_err(|error| error.chain());
         Self {
             store: store.clone(),
+            underway: Underway::default(),
             remote: OnceLock::from(remote),
         }
     }

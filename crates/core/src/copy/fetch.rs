@@ -264,7 +264,7 @@ fn bring_object(
     let (source, shared) = (object.clone(), Arc::clone(shared));
     let done = object.remote().run(async move {
         let retries = source.retries();
-        let outcome = unless_stopped(&shared, source.read(range, retries, &mut writer)).await;
+        let outcome = unless_stopped(&shared, source.read(range, retries, None, &mut writer)).await;
         Ok((writer.at, writer.failed, outcome))
     });
     match done {

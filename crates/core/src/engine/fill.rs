@@ -5,19 +5,27 @@
 //!            ┌────────────── short read, EINTR, EAGAIN, direct I/O refused ──────────────┐
 //!            ▼                                                                           │
 //!   Fill ─▶ Read ─▶ after(result) ─┬─ needed bytes are there ─▶ Filled                   │
-//!                                  ├─ more to read ──────────────────────────────────────┘
+//!            ▲                     ├─ more to read ──────────────────────────────────────┘
+//!            └── Later, a pause ◀──┼─ an error that may pass (`retry.rs`)
 //!                                  └─ end of file, any other error ─▶ Failed
 //! ```
+//!
+//! Engines wait through a pause in their own ways, none of them on the lane's thread: what has been filled stays filled.
 
 use std::io;
+use std::time::Duration;
 
 use super::{Job, Transfer};
 use crate::error::{Error, ErrorKind, Result};
+use crate::retry::{PROGRESS_BYTES, Transient};
 use crate::source::{Access, ReadFile, Source};
 
 /// `EAGAIN` and `EINTR` in a row without a byte of progress: beyond this something is broken, and an error is better than a
 /// loop.
 const RETRIES_MAX: u32 = 10_000;
+
+/// [`PROGRESS_BYTES`], of a window.
+const PROGRESS: usize = PROGRESS_BYTES as usize;
 
 /// Direct reads in a row that brought less than one unit: a file system that has more would have given it by now.
 const STUMPS_MAX: u32 = 100;
@@ -32,6 +40,11 @@ pub(super) struct Fill {
     access: Access,
     retries_in_row: u32,
     stumps_in_row: u32,
+    /// Errors in a row that may pass, and how much was filled at the first of them.
+    failed_in_row: u32,
+    failed_at: usize,
+    /// Which opening of the file the last read was of.
+    opening: usize,
     pub(super) transfer: Transfer,
 }
 
@@ -53,6 +66,8 @@ pub(super) struct Read {
 pub(super) enum Step {
     /// Read again.
     Read(Read),
+    /// Read again when so long has passed.
+    Later(Read, Duration),
     /// So many bytes of the window are filled, and that is enough.
     Filled(usize),
     /// It will never be.
@@ -79,7 +94,7 @@ pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
 impl Fill {
     /// An extent of which nothing has been read, and the first read to do.
     pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
-        let new = Self {
+        let mut new = Self {
             offset: job.offset,
             window: job.lease.len(),
             needed: job.needed,
@@ -87,13 +102,18 @@ impl Fill {
             access: file.access(job.offset, job.needed),
             retries_in_row: 0,
             stumps_in_row: 0,
+            failed_in_row: 0,
+            failed_at: 0,
+            opening: 0,
             transfer: Transfer::default(),
         };
-        let first = new.read();
+        let first = new.read(file);
         (new, first)
     }
 
-    fn read(&self) -> Read {
+    /// The next read, of the file as it is open now.
+    fn read(&mut self, file: &ReadFile) -> Read {
+        self.opening = file.openings();
         Read {
             window_offset: self.filled,
             offset: self.offset + self.filled as u64,
@@ -144,11 +164,12 @@ impl Fill {
                 return Step::Failed(self.stuck(file, count));
             }
         }
-        Step::Read(self.read())
+        Step::Read(self.read(file))
     }
 
     fn failed(&mut self, file: &ReadFile, errno: i32) -> Step {
-        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        let may_pass = file.failure(errno);
+        let again = errno == libc::EINTR || (errno == libc::EAGAIN && may_pass.is_none());
         let direct_refused =
             self.access == Access::Direct && matches!(errno, libc::EINVAL | libc::EOPNOTSUPP);
         if again && self.retries_in_row < RETRIES_MAX {
@@ -158,12 +179,63 @@ impl Fill {
                 return Step::Failed(error);
             }
             self.access = Access::Buffered;
+        } else if let Some(what) = may_pass {
+            return match self.later(file, what, errno) {
+                Ok(pause) => Step::Later(self.read(file), pause),
+                Err(error) => Step::Failed(error),
+            };
         } else {
             let error = Error::from_io("cannot read", io::Error::from_raw_os_error(errno));
             return Step::Failed(self.placed(file, error));
         }
         self.transfer.retries += 1;
-        Step::Read(self.read())
+        Step::Read(self.read(file))
+    }
+
+    /// How long to wait after an error that may pass, or that there have been too many.
+    fn later(&mut self, file: &ReadFile, what: Transient, errno: i32) -> Result<Duration> {
+        if self.filled >= self.failed_at + PROGRESS {
+            self.failed_in_row = 0;
+        }
+        if self.failed_in_row == 0 {
+            self.failed_at = self.filled;
+        }
+        self.failed_in_row += 1;
+        if Transient::wants_reopening(errno) {
+            // That the file cannot be opened now may pass as well; that it is another one does not.
+            if let Err(error) = file.reopen(self.opening)
+                && error.kind() == ErrorKind::Changed
+            {
+                return Err(error);
+            }
+        }
+        let random = fastrand::u32(..);
+        let pause = file.retries().wait(what, self.failed_in_row, None, random);
+        let cause = io::Error::from_raw_os_error(errno);
+        let Some(pause) = pause else {
+            let attempts = self.failed_in_row;
+            let message = format!("cannot read, tried {attempts} times without progress");
+            return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
+                "look at the mount and its server; retries= sets how often it is tried",
+            ));
+        };
+        self.transfer.retries += 1;
+        self.transfer.read_retries += 1;
+        let at = self.offset + self.filled as u64;
+        let end = self.offset + self.needed as u64;
+        let location = file.source().location();
+        self.transfer.last_retry =
+            Some(format!("read of {location} [{at}..{end}]: {cause}").into());
+        Ok(pause)
+    }
+
+    /// What the failure of an attempt to bring in the pages of a view means: how long to wait before the next one.
+    pub(super) fn not_shown(&mut self, file: &ReadFile, error: &io::Error) -> Option<Duration> {
+        // All that the system says of pages that could not be read. Of pages that are gone it says the same, so look.
+        let unread = error.raw_os_error() == Some(libc::EFAULT);
+        let what = file.failure(libc::EIO).filter(|_| unread)?;
+        file.source().verify_unchanged().ok()?;
+        self.later(file, what, libc::EIO).ok()
     }
 
     /// Direct I/O was demanded, and brings less than its own unit.

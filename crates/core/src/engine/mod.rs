@@ -1,7 +1,7 @@
 //! Engines fill leases: the seam between the pipeline and storage.
 //!
 //! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands it back, so the kernel never
-//! writes to memory that somebody else has. Retries of a whole extent and the order of extents are not its business.
+//! writes to memory that somebody else has. The order of extents is not its business.
 
 mod choose;
 mod fill;
@@ -20,6 +20,7 @@ mod uring;
 #[cfg(not(all(target_os = "linux", feature = "uring")))]
 #[path = "no_uring.rs"]
 mod uring;
+mod work;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
@@ -28,8 +29,11 @@ pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, cho
 pub use object::ObjectSetup;
 pub use uring::{RingProbe, probe_ring};
 
+use std::sync::Arc;
+
 use crate::buffer::{Filled, Lease};
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
+use crate::over::Over;
 
 /// An extent on its way to an engine.
 #[derive(Debug)]
@@ -69,7 +73,7 @@ impl Done {
 }
 
 /// What reading one extent took.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
     /// Bytes read past the page cache.
     pub direct_bytes: u64,
@@ -83,9 +87,21 @@ pub struct Transfer {
     pub requests: u32,
     /// Reads that returned less than they were asked for, before the end of what was needed.
     pub short_reads: u32,
-    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`) or refused direct I/O; requests repeated because they
-    /// failed.
+    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`), refused direct I/O or failed in a way that may pass;
+    /// requests repeated because they failed.
     pub retries: u32,
+    /// Those of them that are reads of files tried again after a failure.
+    pub read_retries: u32,
+    /// Those of them that are requests.
+    pub request_retries: u32,
+    /// What was tried again last, and why.
+    pub last_retry: Option<Arc<str>>,
+    /// Requests that took much longer than is usual for so many bytes.
+    pub stalls: u32,
+    /// Requests sent a second time while the first one stalled.
+    pub hedges: u32,
+    /// Those of them that were faster.
+    pub hedges_won: u32,
 }
 
 /// Whether to wait for a completion.
@@ -116,6 +132,16 @@ pub trait Engine {
 
     /// So many bytes may be in flight from now on, over all lanes: for engines that have something else to fit to that.
     fn allow(&mut self, _bytes: u64) {}
+
+    /// When `over` is raised, lets go of what it can: what waits to be read, for the first time or again, fails as cancelled, and
+    /// reads that the system can take back are taken back. The others end when the system answers. Called once, before the first
+    /// job.
+    fn stop_when(&mut self, _over: &Over) {}
+}
+
+/// The error of what was let go of because the load is over. Why it is, somebody else knows.
+pub(crate) fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }
 
 impl<E: Engine + ?Sized> Engine for Box<E> {
@@ -137,5 +163,9 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
 
     fn allow(&mut self, bytes: u64) {
         (**self).allow(bytes);
+    }
+
+    fn stop_when(&mut self, over: &Over) {
+        (**self).stop_when(over);
     }
 }

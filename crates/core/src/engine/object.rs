@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::watch;
 
-use super::{Done, Engine, Job, Transfer, Wait};
+use super::{Done, Engine, Job, Transfer, Wait, cancelled};
 use crate::buffer::Filling;
 use crate::error::{Error, ErrorKind, Result};
 use crate::over::Over;
-use crate::source::{ObjectSource, Receive, Retries, Source};
+use crate::source::{Hedging, ObjectSource, Receive, Retries, Source};
 
 /// Requests are not cut shorter than this, bytes, to give work to idle connections: with 30 ms to an answer and 90 MB/s after it,
 /// as S3 has, a request of this length still spends more time receiving than waiting.
@@ -43,6 +43,8 @@ pub struct ObjectSetup {
     pub total_bytes: u64,
     /// How failed requests are tried again; what the store's options say if none.
     pub retries: Option<Retries>,
+    /// Whether a request that stalls may be sent a second time.
+    pub hedge: bool,
     /// Jobs that it must take at a time.
     pub depth: usize,
     /// Ends what is in flight when raised.
@@ -53,6 +55,7 @@ pub struct ObjectSetup {
 #[derive(Debug)]
 pub(super) struct ObjectEngine {
     setup: Arc<ObjectSetup>,
+    hedging: Arc<Hedging>,
     /// Requests that may receive at a time now.
     connections: usize,
     /// Not started: the last one may still grow.
@@ -105,6 +108,7 @@ impl ObjectEngine {
         Self {
             unseen_bytes: setup.total_bytes,
             connections: setup.connections,
+            hedging: Arc::new(Hedging::new(setup.hedge)),
             setup,
             waiting: VecDeque::new(),
             waiting_bytes: 0,
@@ -134,14 +138,16 @@ impl ObjectEngine {
             let news = self.news.clone().expect("taken only in drop");
             let mut stopped = self.stop.subscribe();
             let range = request.start..request.end;
-            let mut running = Running::new(request, news, stopped.clone());
+            let hedging = Arc::clone(&self.hedging);
+            let name = object.location().to_string();
+            let mut running = Running::new(request, name, news, stopped.clone());
             if range.is_empty() {
                 running.end(Ok(()));
                 continue;
             }
             let remote = Arc::clone(object.remote());
             remote.spawn(async move {
-                let reading = object.read(range, retries, &mut running);
+                let reading = object.read(range, retries, Some(&hedging), &mut running);
                 let result = tokio::select! {
                     biased;
                     // An error would mean that the engine is gone.
@@ -339,6 +345,8 @@ impl Pace {
 /// A request on its way: gives the bytes to the jobs that want them. Whatever becomes of it, every job comes back.
 #[derive(Debug)]
 struct Running {
+    /// What the object is called.
+    name: String,
     /// Those that want more bytes, in the order of their offsets.
     jobs: VecDeque<FillingJob>,
     /// Where in the object the next byte is.
@@ -372,7 +380,12 @@ impl FillingJob {
 }
 
 impl Running {
-    fn new(request: Request, news: Sender<News>, stop: watch::Receiver<bool>) -> Self {
+    fn new(
+        request: Request,
+        name: String,
+        news: Sender<News>,
+        stop: watch::Receiver<bool>,
+    ) -> Self {
         let filling = |job: Job| FillingJob {
             extent: job.extent,
             offset: job.offset,
@@ -380,6 +393,7 @@ impl Running {
             filling: job.lease.filling(),
         };
         Self {
+            name,
             jobs: request.jobs.into_iter().map(filling).collect(),
             at: request.start,
             start: request.start,
@@ -440,6 +454,27 @@ impl Receive for Running {
         self.pace = Pace::new();
         self.transfer.requests += 1;
         self.transfer.retries += u32::from(again);
+        self.transfer.request_retries += u32::from(again);
+    }
+
+    fn failed(&mut self, error: &Error) {
+        let (at, end) = (self.at, self.end);
+        let why = format!(
+            "request for {} [{at}..{end}]: {}",
+            self.name,
+            error.message()
+        );
+        self.transfer.last_retry = Some(why.into());
+    }
+
+    fn stalled(&mut self, hedged: bool) {
+        self.transfer.stalls += 1;
+        self.transfer.hedges += u32::from(hedged);
+        self.transfer.requests += u32::from(hedged);
+    }
+
+    fn hedge_won(&mut self) {
+        self.transfer.hedges_won += 1;
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
@@ -504,8 +539,4 @@ fn ends_before(object: &ObjectSource, job: &Job) -> Error {
 fn panicked() -> Error {
     Error::new(ErrorKind::Remote, "a request panicked")
         .with_hint("this is a bug in tload, or in the store that you brought; please report it")
-}
-
-fn cancelled() -> Error {
-    Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }

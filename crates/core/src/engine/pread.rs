@@ -1,30 +1,48 @@
 //! Threads that call `pread`: works everywhere, and is the fastest way to copy from memory-backed files. The same threads map files
 //! that are not to be copied at all.
 //!
-//! Chosen by itself when no ring can be set up. Each thread takes a job, reads it whole, and sends it back.
+//! Chosen by itself when no ring can be set up. Each thread takes a job, reads it whole, and sends it back. A job that pauses before
+//! it is tried again waits in the queue, without a thread.
 
 #![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
-use super::fill::{self, Fill, Step};
-use super::{Done, Engine, Job, Transfer, Wait};
+use super::fill::{self, Fill, Read, Step};
+use super::work::Work;
+use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
+use crate::over::Over;
 use crate::source::ReadFile;
 
 /// A pool of reading threads.
 #[derive(Debug)]
 pub(super) struct PreadEngine {
-    /// None only while being dropped.
-    jobs: Option<Sender<Job>>,
+    work: Arc<Work<Task>>,
     done: Receiver<Done>,
     threads: Vec<JoinHandle<()>>,
     depth: usize,
     in_flight: usize,
+}
+
+/// A job, and how far it is.
+#[derive(Debug)]
+struct Task {
+    job: Job,
+    /// None before its first read.
+    begun: Option<(Fill, Read)>,
+}
+
+/// What became of a task.
+enum Outcome {
+    Done(Done),
+    /// To be gone on with after a pause.
+    Later(Task, Duration),
 }
 
 impl PreadEngine {
@@ -35,20 +53,20 @@ impl PreadEngine {
     /// [`ErrorKind::OutOfMemory`] when the system starts not even one thread.
     pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
         // Room for all that may be in flight: sending neither waits nor allocates.
-        let (jobs, job_queue) = bounded::<Job>(depth.max(1));
         let (done_queue, done) = bounded(depth.max(1));
         let mut engine = Self {
-            jobs: Some(jobs),
+            work: Arc::default(),
             done,
             threads: Vec::new(),
             depth,
             in_flight: 0,
         };
         for index in 0..threads.max(1) {
-            let (files, jobs, done) = (Arc::clone(files), job_queue.clone(), done_queue.clone());
+            let (files, work) = (Arc::clone(files), Arc::clone(&engine.work));
+            let done = done_queue.clone();
             let started = std::thread::Builder::new()
                 .name(format!("tload-pread-{index}"))
-                .spawn(move || serve(&files, &jobs, &done));
+                .spawn(move || serve(&files, &work, &done));
             match started {
                 Ok(thread) => engine.threads.push(thread),
                 // Fewer threads read slower; none would hang.
@@ -69,66 +87,86 @@ impl PreadEngine {
     }
 }
 
-fn serve(files: &[ReadFile], jobs: &Receiver<Job>, done: &Sender<Done>) {
-    for job in jobs {
-        let extent = job.extent;
-        let reading = || read(&files[job.source], job);
-        let one = catch_unwind(AssertUnwindSafe(reading)).unwrap_or_else(|_| Done {
-            extent,
-            result: Err(Error::new(ErrorKind::Io, "a reading thread panicked")
-                .with_hint("this is a bug in tload; please report it")),
-            transfer: Transfer::default(),
+fn serve(files: &[ReadFile], work: &Work<Task>, done: &Sender<Done>) {
+    while let Some(task) = work.take() {
+        let extent = task.job.extent;
+        let reading = || advance(&files[task.job.source], task, work);
+        let outcome = catch_unwind(AssertUnwindSafe(reading)).unwrap_or_else(|_| {
+            let error = Error::new(ErrorKind::Io, "a reading thread panicked")
+                .with_hint("this is a bug in tload; please report it");
+            Outcome::Done(Done::failed(extent, error))
         });
-        if done.send(one).is_err() {
-            return;
+        match outcome {
+            Outcome::Later(task, pause) => work.put_off(task, pause),
+            Outcome::Done(one) => {
+                if done.send(one).is_err() {
+                    return;
+                }
+            }
         }
     }
 }
 
-/// Reads one job whole.
-fn read(file: &ReadFile, mut job: Job) -> Done {
-    if job.lease.is_view() {
-        return show(file, job);
-    }
-    let (mut state, mut next) = Fill::new(&job, file);
+/// Reads a job as far as it goes.
+fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
+    let Task { mut job, begun } = task;
+    let extent = job.extent;
+    let is_view = job.lease.is_view();
+    let (mut state, mut next) = begun.unwrap_or_else(|| Fill::new(&job, file));
     let result = loop {
+        if work.is_stopping() {
+            break Err(cancelled());
+        }
+        if is_view {
+            return show(file, job, state, next);
+        }
         let window = &mut job.lease.as_uninit()[next.window_offset..][..next.len];
         let count = rustix::io::pread(file.descriptor(next.access), window, next.offset)
             .map(|(filled, _)| filled.len())
             .map_err(rustix::io::Errno::raw_os_error);
         match state.after(file, count) {
             Step::Read(read) => next = read,
+            Step::Later(read, pause) => {
+                let begun = Some((state, read));
+                return Outcome::Later(Task { job, begun }, pause);
+            }
             // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the call has returned.
             Step::Filled(len) => break Ok(unsafe { job.lease.assume_filled(len) }),
             Step::Failed(error) => break Err(error),
         }
     };
-    Done {
-        extent: job.extent,
+    Outcome::Done(Done {
+        extent,
         result,
         transfer: state.transfer,
-    }
+    })
 }
 
 /// Nothing is read into the window of a view: the file's pages are brought in and mapped.
-fn show(file: &ReadFile, job: Job) -> Done {
+fn show(file: &ReadFile, mut job: Job, mut state: Fill, next: Read) -> Outcome {
     let (extent, offset, needed) = (job.extent, job.offset, job.needed);
     if !file.is_copied() {
         file.read_ahead(offset, needed);
     }
-    let result = job
-        .lease
-        .populate(needed)
-        .map_err(|error| fill::not_shown(file, offset, needed, error));
-    let mapped_bytes = result.as_ref().map_or(0, |_| needed as u64);
-    Done {
+    let result = match job.lease.populate(needed) {
+        Ok(filled) => {
+            state.transfer.mapped_bytes = needed as u64;
+            Ok(filled)
+        }
+        Err((lease, error)) => {
+            if let Some(pause) = state.not_shown(file, &error) {
+                job.lease = lease;
+                let begun = Some((state, next));
+                return Outcome::Later(Task { job, begun }, pause);
+            }
+            Err(fill::not_shown(file, offset, needed, error))
+        }
+    };
+    Outcome::Done(Done {
         extent,
         result,
-        transfer: Transfer {
-            mapped_bytes,
-            ..Transfer::default()
-        },
-    }
+        transfer: state.transfer,
+    })
 }
 
 impl Engine for PreadEngine {
@@ -141,9 +179,7 @@ impl Engine for PreadEngine {
     }
 
     fn submit(&mut self, job: Job) {
-        let jobs = self.jobs.as_ref().expect("taken only in drop");
-        jobs.send(job)
-            .expect("threads serve until the sender is dropped");
+        self.work.put(Task { job, begun: None });
         self.in_flight += 1;
     }
 
@@ -152,7 +188,7 @@ impl Engine for PreadEngine {
             done.push(
                 self.done
                     .recv()
-                    .expect("threads serve until the sender is dropped"),
+                    .expect("threads serve until the engine is dropped"),
             );
             self.in_flight -= 1;
         }
@@ -161,12 +197,18 @@ impl Engine for PreadEngine {
             self.in_flight -= 1;
         }
     }
+
+    /// Ends pauses, and what has not begun. Nobody can take a `pread` back.
+    fn stop_when(&mut self, over: &Over) {
+        let work = Arc::clone(&self.work);
+        over.listen(move || work.stop());
+    }
 }
 
 impl Drop for PreadEngine {
     fn drop(&mut self) {
-        // Without a sender the threads end after the jobs they have, which own their memory until then.
-        self.jobs = None;
+        // The threads end after the jobs that are there, which own their memory until then.
+        self.work.close();
         for thread in self.threads.drain(..) {
             // A panic there has been reported by the panic hook; its job's memory is gone with it.
             let _ = thread.join();

@@ -1,13 +1,14 @@
 //! What all lanes of a load share: what is to be read next, and the memory for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::reads::{Reads, Waiting};
 use crate::buffer::{Bell, FileView, Pool, RegionWriter, Slab};
 use crate::engine::Job;
 use crate::error::Result;
 use crate::over::Over;
-use crate::plan::{Extent, Plan};
+use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
 
@@ -43,6 +44,8 @@ pub struct Feed {
     waiting: Bell,
     over: Arc<Over>,
     started: Instant,
+    /// By source: what people call it.
+    names: OnceLock<Vec<String>>,
 }
 
 #[derive(Debug)]
@@ -54,6 +57,8 @@ struct FeedState {
     slab: Option<Arc<Slab>>,
     /// By group; those beyond the end have the lanes that they began with.
     lanes: Vec<LaneCount>,
+    /// What is in flight, and since when.
+    reads: Reads,
 }
 
 /// What a lane gets when it asks for work.
@@ -88,6 +93,7 @@ impl Feed {
         bell: Arc<Bell>,
     ) -> Self {
         let writers = plan.regions.iter().map(|_| None).collect();
+        let reads = Reads::new(schedule.groups());
         Self {
             plan,
             memories,
@@ -96,17 +102,40 @@ impl Feed {
                 writers,
                 slab,
                 lanes: Vec::new(),
+                reads,
             }),
             bell,
             waiting: Bell::default(),
             over: Arc::default(),
             started: Instant::now(),
+            names: OnceLock::new(),
         }
     }
 
     /// Says how many lanes each group begins with and may get.
     pub(crate) fn set_lanes(&self, lanes: Vec<LaneCount>) {
         self.lock().lanes = lanes;
+    }
+
+    /// Says what each source is called, and of which groups reads are watched for stalls: of those whose engine does not do that
+    /// itself.
+    pub(crate) fn watch(&self, names: Vec<String>, watched: Vec<bool>) {
+        let _ = self.names.set(names);
+        self.lock().reads.watch(watched);
+    }
+
+    /// What is in flight and since when.
+    pub fn waiting(&self) -> Waiting {
+        let now = self.started.elapsed();
+        let name = |source: usize| self.names.get()?.get(source).map(String::as_str);
+        self.lock().reads.waiting(&self.plan, name, now)
+    }
+
+    /// Reads that took much longer than is usual, those included that still do.
+    pub(crate) fn stalled(&self) -> u64 {
+        let now = self.started.elapsed();
+        let state = self.lock();
+        state.reads.stalled(now)
     }
 
     /// How many lanes read.
@@ -313,6 +342,10 @@ impl Feed {
                 .unwrap_or_else(PoisonError::into_inner)
                 .carve(extent.window),
         };
+        state
+            .reads
+            .began(extent_index, group, self.started.elapsed());
+        let schedule = &state.schedule;
         Ok(Take::Job(Job {
             extent: extent_index,
             source: schedule.member(extent.source).index,
@@ -322,9 +355,12 @@ impl Feed {
         }))
     }
 
-    pub(super) fn ended(&self, extent: &Extent) {
+    pub(super) fn ended(&self, extent: usize) {
         let now = self.started.elapsed();
-        self.lock().schedule.ended(extent, now);
+        let mut state = self.lock();
+        state.schedule.ended(&self.plan.extents[extent], now);
+        state.reads.ended(extent, now);
+        drop(state);
         self.bell.ring();
     }
 }

@@ -181,10 +181,16 @@ pub struct Options {
     /// Most bytes of each GPU that the load may hold which the caller has not received yet. Default: as for `memory_limit`, and no
     /// more than is free. When anything goes to a GPU, `memory_limit` is what the staging memory on the way may take.
     pub device_memory_limit: Option<u64>,
-    /// How often a failed request to an object store is tried again before the load fails; only what is missing is asked for.
-    /// Default: what the options of the store say, 8 without any.
+    /// How often what failed is tried again before the load fails, a request to an object store or a read of a file; only what is
+    /// missing is asked for. 0 tries nothing again. Default: what the options of the store say; without any 8 for requests and for
+    /// files on network file systems, where failures may pass, and 0 for other files.
     pub retries: Option<u32>,
-    /// The load fails with [`ErrorKind::TimedOut`] when it takes longer. Default: no limit.
+    /// Whether a request to an object store that takes much longer than others is sent a second time, for what is missing; the
+    /// first answer counts. At most one in 20 requests is, and each once. Default: yes.
+    pub hedge: Option<bool>,
+    /// The load fails with [`ErrorKind::TimedOut`] when it takes longer, opening its files included. Storage that does not answer
+    /// keeps nobody waiting longer than half a second beyond that; the memory of reads that cannot be taken back is freed when it
+    /// answers ([`crate::parked_bytes`]). Default: no limit.
     pub timeout: Option<Duration>,
 }
 

@@ -9,8 +9,10 @@ use std::path::Path;
 
 use rustix::fs::OFlags;
 
+use super::file_system::is_network;
 use super::{FileSystem, Location, Source};
 use crate::error::{Error, ErrorKind, Result};
+use crate::retry::{Retries, Transient};
 
 /// What tells one state of a file from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,7 @@ pub struct FileSource {
     file: File,
     identity: Identity,
     file_system: FileSystem,
+    retries: Retries,
 }
 
 impl FileSource {
@@ -41,30 +44,34 @@ impl FileSource {
     ///
     /// Not there, not readable, or not a regular file ([`ErrorKind::InvalidRequest`]).
     pub fn open(location: &Location) -> Result<Self> {
+        Self::open_with(location, None)
+    }
+
+    /// The same. `retries` says how often what fails is tried again, also of reads of it; if it does not, 8 times on network file
+    /// systems, where failures may pass, and never on others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_with(location: &Location, retries: Option<u32>) -> Result<Self> {
         let path = path_of(location)?;
-        let file = open_plain(path).map_err(|error| cannot_open(error, location))?;
-        let metadata = file.metadata().map_err(|error| {
-            Error::from_io("cannot read the file's status", error).with_location(location)
-        })?;
-        if !metadata.is_file() {
-            return Err(
-                Error::new(ErrorKind::InvalidRequest, "is not a regular file")
-                    .with_location(location)
-                    .with_hint("a list names safetensors files; give a folder alone"),
-            );
-        }
-        // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file
-        // system cannot read without blocking (overlayfs, squashfs, FUSE).
-        rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| {
-            Error::from_io("cannot set the file's flags", errno.into()).with_location(location)
-        })?;
+        let (file, metadata) = again_if_it_may_pass(
+            || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
+            || open_regular(location),
+        )?;
         let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
         Ok(Self {
             location: location.clone(),
             identity: Identity::of(&metadata),
             file,
+            retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
             file_system,
         })
+    }
+
+    /// How often what fails is tried again.
+    pub fn retries(&self) -> Retries {
+        self.retries
     }
 
     /// The state it was in when it was opened.
@@ -88,14 +95,13 @@ impl FileSource {
     ///
     /// [`ErrorKind::Changed`] when somebody wrote to it since.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let metadata = self.file.metadata().map_err(|error| {
+        let found = Identity::now(&self.file).map_err(|error| {
             Error::from_io("cannot read the file's status", error).with_location(&self.location)
         })?;
-        self.verify(&metadata)
+        self.verify(found)
     }
 
-    pub(super) fn verify(&self, metadata: &std::fs::Metadata) -> Result<()> {
-        let found = Identity::of(metadata);
+    pub(super) fn verify(&self, found: Identity) -> Result<()> {
         if found == self.identity {
             return Ok(());
         }
@@ -127,27 +133,92 @@ impl Source for FileSource {
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
         let available = self.identity.len.saturating_sub(offset);
         let len = usize::try_from(available).map_or(len, |available| len.min(available));
-        let mut bytes = vec![0; len];
-        self.file
-            .read_exact_at(&mut bytes, offset)
-            .map_err(|error| {
-                let range = offset..offset + len as u64;
-                let error = if error.kind() == io::ErrorKind::UnexpectedEof {
-                    Error::new(
-                        ErrorKind::Changed,
-                        "the file ended before its length at opening",
-                    )
-                } else {
-                    Error::from_io("cannot read", error)
-                };
-                error.with_location(&self.location).with_range(range)
-            })?;
-        Ok(bytes)
+        let range = offset..offset + len as u64;
+        let bytes = again_if_it_may_pass(
+            || self.retries,
+            || {
+                let mut bytes = vec![0; len];
+                self.file
+                    .read_exact_at(&mut bytes, offset)
+                    .map(|()| bytes)
+                    .map_err(|error| {
+                        if error.kind() == io::ErrorKind::UnexpectedEof {
+                            let message = "the file ended before its length at opening";
+                            Error::new(ErrorKind::Changed, message)
+                        } else {
+                            Error::from_io("cannot read", error)
+                        }
+                    })
+            },
+        );
+        bytes.map_err(|error| error.with_location(&self.location).with_range(range))
+    }
+}
+
+/// As long as whoever looks after the server needs, where that may help.
+fn usual_retries(is_network: bool) -> Retries {
+    if is_network {
+        Retries::default().in_mid_load()
+    } else {
+        Retries::NONE
+    }
+}
+
+/// Does `once`, and again after a pause while it fails in a way that may pass. On the calling thread: few and small reads.
+fn again_if_it_may_pass<T>(
+    retries: impl Fn() -> Retries,
+    once: impl Fn() -> Result<T>,
+) -> Result<T> {
+    let mut failed = 0;
+    loop {
+        let error = match once() {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        let Some(what) = error.errno().and_then(Transient::of_errno) else {
+            return Err(error);
+        };
+        failed += 1;
+        let Some(pause) = retries().wait(what, failed, None, fastrand::u32(..)) else {
+            return Err(error);
+        };
+        tracing::debug!(%error, ?pause, "tried again");
+        // Nobody ever sends anything.
+        let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
 }
 
 impl Identity {
-    fn of(metadata: &std::fs::Metadata) -> Self {
+    /// Of an open file as it is now: a network file system is asked, whatever it said a moment ago.
+    #[cfg(target_os = "linux")]
+    pub(super) fn now(file: &File) -> io::Result<Self> {
+        use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME;
+        match statx(file, "", flags, wanted) {
+            Ok(found) if StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) => {
+                Ok(Self {
+                    device: makedev(found.stx_dev_major, found.stx_dev_minor),
+                    inode: found.stx_ino,
+                    len: found.stx_size,
+                    modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into()),
+                })
+            }
+            // Old kernels, and sandboxes that know only the older call.
+            Ok(_) | Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => {
+                file.metadata().map(|metadata| Self::of(&metadata))
+            }
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Of an open file as it is now.
+    #[cfg(not(target_os = "linux"))]
+    pub(super) fn now(file: &File) -> io::Result<Self> {
+        file.metadata().map(|metadata| Self::of(&metadata))
+    }
+
+    pub(super) fn of(metadata: &std::fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),
@@ -162,6 +233,27 @@ pub(crate) fn path_of(location: &Location) -> Result<&Path> {
     location.as_path().ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "is not on a file system").with_location(location)
     })
+}
+
+/// Opens a regular file for buffered reads, and says in what state it is.
+pub(super) fn open_regular(location: &Location) -> Result<(File, std::fs::Metadata)> {
+    let file = open_plain(path_of(location)?).map_err(|error| cannot_open(error, location))?;
+    let metadata = file.metadata().map_err(|error| {
+        Error::from_io("cannot read the file's status", error).with_location(location)
+    })?;
+    if !metadata.is_file() {
+        return Err(
+            Error::new(ErrorKind::InvalidRequest, "is not a regular file")
+                .with_location(location)
+                .with_hint("a list names safetensors files; give a folder alone"),
+        );
+    }
+    // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file
+    // system cannot read without blocking (overlayfs, squashfs, FUSE).
+    rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| {
+        Error::from_io("cannot set the file's flags", errno.into()).with_location(location)
+    })?;
+    Ok((file, metadata))
 }
 
 /// Opens a file for buffered reads. A FIFO does not block: it is refused by what it is, not by waiting for a writer.

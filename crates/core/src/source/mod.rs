@@ -25,7 +25,6 @@ mod residency;
 mod store;
 mod store_options;
 
-#[cfg(feature = "object")]
 pub use crate::retry::Retries;
 pub use cache::Cache;
 pub use file::{FileSource, Identity};
@@ -39,9 +38,9 @@ pub(crate) use hub_id::HubId;
 pub use location::{Location, Protocol};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]
-pub use object::{ObjectIdentity, ObjectSource};
+pub(crate) use object::{Hedging, Receive, with_retries};
 #[cfg(feature = "object")]
-pub(crate) use object::{Receive, with_retries};
+pub use object::{ObjectIdentity, ObjectSource};
 pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 #[cfg(feature = "object")]
 pub(crate) use remote::Remote;

@@ -1,7 +1,9 @@
 //! An object of a checkpoint: opened by one ranged request, its identity required of every later one.
 //!
-//! [`ObjectSource::read`] is the only way to its bytes, for headers as for extents: it asks for exactly one range, checks that the
-//! answer is of the same object and of that length, and continues where a failed request stopped.
+//! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, for headers as for extents: it asks for exactly one range,
+//! checks that the answer is of the same object and of that length, and continues where a failed request stopped.
+
+mod reading;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,10 +21,7 @@ use super::store::{Exchange, Fault, Store};
 use super::{Location, ReadHints, Source, StoreOptions};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::retry::{Retries, Transient};
-
-/// A request that fails after so many bytes has got somewhere: the count of failures begins anew. A server that sends less each
-/// time is not worth its patience.
-const PROGRESS_BYTES: u64 = 64 << 10;
+pub(crate) use reading::Hedging;
 
 /// What tells one state of an object from another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +56,15 @@ struct Opened {
 pub(crate) trait Receive: Send {
     /// A request was sent; `again` if the one before it failed.
     fn requested(&mut self, again: bool);
+
+    /// A request failed and is to be sent again, for what is missing of the range.
+    fn failed(&mut self, _error: &Error) {}
+
+    /// A request takes much longer than others; `hedged` if a second one was sent for what is missing.
+    fn stalled(&mut self, _hedged: bool) {}
+
+    /// The second one brings the bytes from here on.
+    fn hedge_won(&mut self) {}
 
     /// The next bytes of the range.
     fn bytes(&mut self, bytes: &[u8]);
@@ -170,72 +178,6 @@ impl ObjectSource {
         self.0.remote.options().retries()
     }
 
-    /// Reads `range`, which must not be empty, and gives every byte of it to `to` once and in order. What fails on the way is
-    /// asked for again from where it stopped.
-    pub(crate) async fn read(
-        &self,
-        range: Range<u64>,
-        retries: Retries,
-        to: &mut impl Receive,
-    ) -> Result<()> {
-        let mut at = range.start;
-        let mut attempts = 0;
-        // Failures in a row, and where the first of them began.
-        let (mut failed, mut since) = (0, at);
-        loop {
-            to.requested(attempts > 0);
-            attempts += 1;
-            let Err(fault) = self.request(&mut at, range.end, to).await else {
-                return Ok(());
-            };
-            if at == range.end && fault.transient.is_some() {
-                // Everything came, of the right version; only the end of the answer was not well.
-                return Ok(());
-            }
-            if at - since >= PROGRESS_BYTES {
-                (failed, since) = (0, at);
-            }
-            failed += 1;
-            match wait(retries, &fault, failed) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => {
-                    return Err(fault
-                        .into_error(attempts)
-                        .with_location(&self.0.location)
-                        .with_range(at..range.end));
-                }
-            }
-        }
-    }
-
-    /// One request for `*at..end`; `*at` follows the bytes that came.
-    async fn request(&self, at: &mut u64, end: u64, to: &mut impl Receive) -> Result<(), Fault> {
-        let wanted = *at..end;
-        let (result, exchange) = self.ask(wanted.clone()).await?;
-        self.require_same(&result.meta, &exchange)?;
-        let misbehaved = |message| self.0.store.misbehaved(&exchange, message);
-        if result.range != wanted {
-            return Err(misbehaved(format!(
-                "the store sent bytes {}..{} when asked for {}..{}",
-                result.range.start, result.range.end, wanted.start, wanted.end
-            )));
-        }
-        let len = end - wanted.start;
-        let mut body = result.into_stream();
-        while let Some(bytes) = body.next().await {
-            let bytes = bytes.map_err(|error| self.0.store.fault(&error, &exchange, "GET"))?;
-            if bytes.len() as u64 > end - *at {
-                return Err(misbehaved(too_long(len)));
-            }
-            to.bytes(&bytes);
-            *at += bytes.len() as u64;
-        }
-        if *at < end {
-            return Err(cut_short(misbehaved, *at - wanted.start, len));
-        }
-        Ok(())
-    }
-
     /// The store's answer to a request for `range`.
     async fn ask(&self, range: Range<u64>) -> Result<(GetResult, Exchange), Fault> {
         let by_version = self.0.by_version.load(Ordering::Relaxed);
@@ -334,7 +276,7 @@ impl Source for ObjectSource {
         self.0.remote.run(async move {
             let mut bytes = Collected(Vec::with_capacity(room));
             let retries = source.retries();
-            source.read(offset..end, retries, &mut bytes).await?;
+            source.read(offset..end, retries, None, &mut bytes).await?;
             Ok(bytes.0)
         })
     }

@@ -8,15 +8,16 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::param::page_size;
 
 use super::cached::Cached;
-use super::file::{cannot_open, open_direct, path_of};
-use super::{Cache, FileSource, ReadHints, Source, residency};
+use super::file::{cannot_open, open_direct, open_regular, path_of};
+use super::{Cache, FileSource, Identity, ReadHints, Source, residency};
 use crate::buffer::FileView;
 use crate::error::{Error, ErrorKind, Result};
+use crate::retry::{Retries, Transient};
 
 /// Assumed when the file system does not say: covers disks with 4 KiB sectors.
 const ALIGNMENT_UNKNOWN: u64 = 4096;
@@ -86,6 +87,27 @@ pub struct ReadFile {
     /// Shared by all files of the file system.
     refused: Arc<AtomicBool>,
     alignment: u64,
+    retries: Retries,
+    /// The same file, opened again.
+    again: Again,
+}
+
+/// What a file was opened as when its descriptors had gone stale. A list that only grows, so that reads under way keep theirs.
+#[derive(Debug, Default)]
+struct Again(OnceLock<Box<Reopened>>);
+
+#[derive(Debug)]
+struct Reopened {
+    file: File,
+    direct: Option<File>,
+    next: Again,
+}
+
+impl Again {
+    fn iter(&self) -> impl Iterator<Item = &Reopened> {
+        let first = self.0.get().map(AsRef::as_ref);
+        std::iter::successors(first, |opened| opened.next.0.get().map(AsRef::as_ref))
+    }
 }
 
 impl ReadFile {
@@ -99,6 +121,8 @@ impl ReadFile {
         let refused = refused.of(&source);
         let mut opened = Self {
             punted: source.file_system().name == "fuse",
+            retries: source.retries(),
+            again: Again::default(),
             source,
             direct: None,
             cache,
@@ -131,11 +155,11 @@ impl ReadFile {
         let path = path_of(opened.source.location())?;
         match open_direct(opened.source.file(), path) {
             Ok(file) => {
-                let metadata = file.metadata().map_err(|error| {
+                let found = Identity::now(&file).map_err(|error| {
                     Error::from_io("cannot read the file's status", error)
                         .with_location(opened.source.location())
                 })?;
-                opened.source.verify(&metadata)?;
+                opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
             }
@@ -187,6 +211,79 @@ impl ReadFile {
         self.punted
     }
 
+    /// Whether and how often failed reads are tried again; as the file's own fetches if nobody says.
+    pub fn set_retries(&mut self, retries: Retries) {
+        self.retries = retries;
+    }
+
+    /// How often failed reads are tried again.
+    pub fn retries(&self) -> Retries {
+        self.retries
+    }
+
+    /// What a failure of a read means for trying it again; none if it is not to be.
+    pub(crate) fn failure(&self, errno: i32) -> Option<Transient> {
+        Transient::of_errno(errno).filter(|_| self.retries != Retries::NONE)
+    }
+
+    /// How often it has been opened again.
+    pub fn openings(&self) -> usize {
+        self.again.iter().count()
+    }
+
+    /// Opens the file again by its path, because descriptors of opening number `stale` are of no use any more, unless somebody
+    /// has since.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] when another file is there, or another state of it; whatever opening runs into.
+    pub fn reopen(&self, stale: usize) -> Result<()> {
+        if self.openings() != stale {
+            return Ok(());
+        }
+        let location = self.source.location();
+        let path = path_of(location)?;
+        let (file, metadata) = open_regular(location)?;
+        self.source.verify(Identity::of(&metadata))?;
+        let mut direct = None;
+        if self.direct.is_some() {
+            let opened = open_direct(&file, path).map_err(|error| cannot_open(error, location))?;
+            direct = Some(opened);
+        }
+        let reopened = Box::new(Reopened {
+            file,
+            direct,
+            next: Again::default(),
+        });
+        let last = self
+            .again
+            .iter()
+            .last()
+            .map_or(&self.again, |last| &last.next);
+        // If somebody else was faster, theirs does as well.
+        let _ = last.0.set(reopened);
+        Ok(())
+    }
+
+    /// Whether the file is still in the state in which the checkpoint opened it.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] when somebody wrote to it since, or when it is there no more and something else is.
+    pub fn verify_unchanged(&self) -> Result<()> {
+        let last = self.again.iter().last();
+        let file = last.map_or(self.source.file(), |last| &last.file);
+        match Identity::now(file) {
+            Ok(found) => self.source.verify(found),
+            // Opening it again compares, too.
+            Err(error) if error.raw_os_error().is_some_and(Transient::wants_reopening) => {
+                self.reopen(self.openings())
+            }
+            Err(error) => Err(Error::from_io("cannot read the file's status", error)
+                .with_location(self.source.location())),
+        }
+    }
+
     /// Maps the file for views of its bytes.
     ///
     /// # Errors
@@ -224,9 +321,14 @@ impl ReadFile {
 
     /// The descriptor for such a read.
     pub fn descriptor(&self, access: Access) -> BorrowedFd<'_> {
-        match (&self.direct, access) {
+        let last = self.again.iter().last();
+        let (file, direct) = match last {
+            Some(last) => (&last.file, &last.direct),
+            None => (self.source.file(), &self.direct),
+        };
+        match (direct, access) {
             (Some(direct), Access::Direct) => direct.as_fd(),
-            _ => self.source.file().as_fd(),
+            _ => file.as_fd(),
         }
     }
 
@@ -349,4 +451,69 @@ fn stated_alignment(file: &File) -> Option<(u32, u32)> {
 #[cfg(not(target_os = "linux"))]
 fn stated_alignment(_file: &File) -> Option<(u32, u32)> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::super::Location;
+    use super::*;
+
+    fn read(file: &ReadFile) -> Vec<u8> {
+        let mut bytes = [0; 16];
+        let read = rustix::io::pread(file.descriptor(Access::Buffered), &mut bytes, 0);
+        let read = read.expect("reads");
+        bytes[..read].to_vec()
+    }
+
+    #[test]
+    fn a_file_is_opened_again_if_it_is_still_the_same() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("m");
+        std::fs::write(&path, "old").expect("ours");
+        let source = FileSource::open(&Location::from_path(&path)).expect("opens");
+        let refused = RefusedDirect::default();
+        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        assert_eq!((file.openings(), read(&file)), (0, b"old".to_vec()));
+        file.reopen(0).expect("the same file");
+        assert_eq!((file.openings(), read(&file)), (1, b"old".to_vec()));
+        file.reopen(0).expect("somebody has");
+        assert_eq!(file.openings(), 1);
+        file.reopen(1).expect("the same file");
+        assert_eq!(file.openings(), 2);
+
+        // Another file of the same length, under the same name.
+        let other = folder.path().join("other");
+        std::fs::write(&other, "new").expect("ours");
+        std::fs::rename(&other, &path).expect("the same folder");
+        let error = file.reopen(2).expect_err("another file");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        assert_eq!((file.openings(), read(&file)), (2, b"old".to_vec()));
+        std::fs::remove_file(&path).expect("ours");
+        let error = file.reopen(2).expect_err("gone");
+        assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
+    }
+
+    #[test]
+    fn what_is_written_to_has_changed_however_it_was_opened() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("m");
+        std::fs::write(&path, "old").expect("ours");
+        let source = FileSource::open(&Location::from_path(&path)).expect("opens");
+        let refused = RefusedDirect::default();
+        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        file.reopen(0).expect("the same file");
+        file.verify_unchanged().expect("nobody wrote");
+        let written = std::fs::OpenOptions::new().append(true).open(&path);
+        written
+            .and_then(|mut file| file.write_all(b"er"))
+            .expect("ours");
+        let error = file.verify_unchanged().expect_err("longer");
+        assert!(error.message().contains("3 to 5 bytes"), "{error}");
+        assert_eq!(
+            file.reopen(1).expect_err("longer").kind(),
+            ErrorKind::Changed
+        );
+    }
 }

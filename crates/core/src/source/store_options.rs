@@ -331,26 +331,33 @@ impl StoreOptions {
     }
 }
 
-/// What stores read.
-#[cfg(feature = "object")]
+/// What concerns files as well.
 impl StoreOptions {
-    /// How often and how patiently requests are tried again.
-    pub fn retries(&self) -> Retries {
-        let max = self.get("retries").and_then(|text| text.parse().ok());
-        max.map_or_else(Retries::default, Retries::up_to)
-    }
-
     /// What a key is set to.
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str)
     }
 
-    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
-        self.get(key).and_then(parse_flag)
+    pub(crate) fn count(&self, key: &str) -> Option<u32> {
+        self.get(key)?.parse().ok()
     }
 
     pub(crate) fn seconds(&self, key: &str) -> Option<Duration> {
         self.get(key).and_then(parse_seconds)
+    }
+}
+
+/// What stores read.
+#[cfg(feature = "object")]
+impl StoreOptions {
+    /// How often and how patiently requests are tried again.
+    pub fn retries(&self) -> Retries {
+        self.count("retries")
+            .map_or_else(Retries::default, Retries::up_to)
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
+        self.get(key).and_then(parse_flag)
     }
 
     /// The request headers: names in lower case, and values.

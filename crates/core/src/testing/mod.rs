@@ -32,6 +32,7 @@ pub fn run_lane<E: Engine, S: Sink>(
     let work = LaneWork {
         index: 0,
         deliver: &|ready| ready.drain(..).for_each(deliver),
+        failing: &|_| (),
         counters: &counters,
     };
     let result = pipeline::run(feed, 0, engine, sink, &work);

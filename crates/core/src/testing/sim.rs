@@ -1,13 +1,14 @@
 //! An engine over memory that is as unkind as storage can be, and follows from a seed.
 //!
 //! Reads end in any order, after any delay (counted in reaps: no clock), in any number of short parts that the engine finishes
-//! itself; some fail. While a read is in flight its window holds garbage, so memory that somebody else has too shows up.
+//! itself; some fail, for good or for a while. While a read is in flight its window holds garbage, so memory that somebody else has too shows up.
 
 use std::collections::BTreeSet;
 
 use super::fixtures::Rng;
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
 use crate::error::{Error, ErrorKind};
+use crate::retry::{Retries, Transient};
 use crate::source::{MemorySource, Source};
 
 /// How unkind a [`SimEngine`] is.
@@ -25,6 +26,10 @@ pub struct SimConfig {
     pub fault_once_in: u64,
     /// Extents that always fail.
     pub faults: BTreeSet<usize>,
+    /// One attempt in so many fails in a way that may pass; 0 for none.
+    pub passing_once_in: u64,
+    /// How often such a read is tried again.
+    pub retries: Retries,
 }
 
 impl SimConfig {
@@ -37,6 +42,8 @@ impl SimConfig {
             short_once_in: 3,
             fault_once_in: 0,
             faults: BTreeSet::new(),
+            passing_once_in: 0,
+            retries: Retries::NONE,
         }
     }
 }
@@ -60,6 +67,10 @@ struct Pending {
     arrived: usize,
     /// Reaps until the next part arrives.
     delay: u64,
+    /// Attempts in a row that have failed.
+    failed: u32,
+    /// They were too many.
+    given_up: bool,
     transfer: Transfer,
 }
 
@@ -86,7 +97,7 @@ impl SimEngine {
         for &index in &order {
             if self.pending[index].delay > 0 {
                 self.pending[index].delay -= 1;
-            } else if self.advance(index) {
+            } else if self.advance(index) && !self.tries_again(index) {
                 ended.insert(index);
             }
         }
@@ -119,15 +130,42 @@ impl SimEngine {
         true
     }
 
+    /// Whether a read that would end fails, and is to be tried again instead.
+    fn tries_again(&mut self, index: usize) -> bool {
+        let fails =
+            self.config.passing_once_in > 0 && self.rng.once_in(self.config.passing_once_in);
+        if !fails {
+            return false;
+        }
+        let delay = self.delay();
+        let pending = &mut self.pending[index];
+        pending.failed += 1;
+        let retries = self.config.retries;
+        let random = u32::try_from(delay).unwrap_or(u32::MAX);
+        if retries
+            .wait(Transient::Broken, pending.failed, None, random)
+            .is_none()
+        {
+            pending.given_up = true;
+            return false;
+        }
+        pending.transfer.retries += 1;
+        pending.transfer.read_retries += 1;
+        pending.transfer.last_retry = Some(INJECTED.into());
+        pending.delay = delay;
+        true
+    }
+
     fn end(&mut self, pending: Pending) -> Done {
         let Pending {
             job,
             arrived,
             mut transfer,
+            given_up,
             ..
         } = pending;
         transfer.direct_bytes = arrived as u64;
-        let fails = self.fails(job.extent);
+        let fails = given_up || self.fails(job.extent);
         let source = &self.sources[job.source];
         let failure = if fails {
             Some(Error::new(ErrorKind::Io, INJECTED))
@@ -192,6 +230,8 @@ impl Engine for SimEngine {
             job,
             arrived: 0,
             delay,
+            failed: 0,
+            given_up: false,
             transfer: Transfer::default(),
         });
     }

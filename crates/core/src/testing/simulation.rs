@@ -167,6 +167,7 @@ impl Simulation {
                 let work = LaneWork {
                     index: 0,
                     deliver: &|ready| shared.push(ready),
+                    failing: &|error| shared.lane_failing(error),
                     counters: &counters,
                 };
                 let result = run(&feed, 0, &mut engine, &mut sink, &work);

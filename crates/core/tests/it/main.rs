@@ -15,4 +15,6 @@ mod simulated;
 mod sinks;
 #[cfg(target_os = "linux")]
 mod slow;
+#[cfg(target_os = "linux")]
+mod steady;
 mod tidy;

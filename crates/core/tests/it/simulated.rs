@@ -2,14 +2,14 @@
 //!
 //! A failure prints its seed; `TLOAD_SEED=17 cargo test -p tload simulated` runs that one again.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use tload::plan::Layout;
 use tload::schedule::{Depth, InFlight};
-use tload::source::MemorySource;
+use tload::source::{MemorySource, Retries};
 use tload::testing::fixtures::{Rng, byte_len, tensor_info};
 use tload::testing::receive;
 use tload::testing::sim::{INJECTED, SimConfig};
@@ -233,6 +233,47 @@ fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
         }
         assert_nothing_is_left(&simulation, &watched);
     });
+}
+
+/// Reads that fail for a while: every byte is right, or there is an error, and nothing is left either way.
+#[test]
+fn what_fails_for_a_while_is_tried_again_or_ends_in_an_error() {
+    let (retried, failed) = (Cell::new(0), Cell::new(0));
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed ^ 0x5EED);
+        let mut simulation = simulation(&mut rng);
+        let most = rng.pick(&[0, 1, 8]);
+        for engine in &mut simulation.engines {
+            engine.passing_once_in = rng.pick(&[0, 2, 20]);
+            engine.retries = Retries::up_to(most);
+        }
+        let (mut stream, watched) = simulation.stream();
+        let items: Vec<_> = stream.by_ref().collect();
+        let report = stream.report();
+        if most == 0 {
+            assert_eq!(report.read_retries, 0);
+        }
+        retried.set(retried.get() + report.read_retries);
+        let mut tensors = 0;
+        for item in items {
+            match item {
+                Ok(tensor) => {
+                    assert_right(&simulation, &tensor);
+                    tensors += 1;
+                }
+                Err(error) => {
+                    assert_eq!((error.kind(), error.message()), (ErrorKind::Io, INJECTED));
+                    failed.set(failed.get() + 1);
+                    tensors = simulation.tensors.len();
+                }
+            }
+        }
+        assert_eq!(tensors, simulation.tensors.len(), "each once");
+        drop(stream);
+        assert_nothing_is_left(&simulation, &watched);
+    });
+    let one = variable("TLOAD_SEED").is_some();
+    assert!(one || (retried.get() > 0 && failed.get() > 0));
 }
 
 /// Lanes that have nothing to read end together: exactly one of them is the last.

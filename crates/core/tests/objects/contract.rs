@@ -50,6 +50,7 @@ fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> Engin
         request_bytes: 4 << 20,
         total_bytes: 0,
         retries: None,
+        hedge: true,
         depth: request.depth,
         over: Arc::<Over>::default(),
     };

@@ -18,3 +18,4 @@ mod refusals;
 mod requests;
 mod secrets;
 mod sites;
+mod stalls;

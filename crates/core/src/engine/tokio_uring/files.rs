@@ -17,7 +17,8 @@ use crate::source::{Access, ReadFile, Source};
 /// The files, and the descriptors made so far.
 pub(super) struct Files {
     files: Arc<[ReadFile]>,
-    opened: RefCell<HashMap<(usize, bool), Rc<File>>>,
+    /// By file, access and how often the file had been opened again by then.
+    opened: RefCell<HashMap<(usize, bool, usize), Rc<File>>>,
 }
 
 impl Files {
@@ -41,7 +42,7 @@ impl Files {
     /// No more descriptors are to be had, and all of ours are being read through.
     pub(super) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
         let file = &self.files[source];
-        let key = (source, access == Access::Direct);
+        let key = (source, access == Access::Direct, file.openings());
         let mut opened = self.opened.borrow_mut();
         if let Some(file) = opened.get(&key) {
             return Ok(Rc::clone(file));

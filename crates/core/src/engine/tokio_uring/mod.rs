@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
+use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 use tokio_uring::Runtime;
@@ -28,7 +29,8 @@ use tokio_uring::fs::File;
 use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Step};
 use super::refused::refusal;
-use super::{Done, Engine, Job, Wait};
+use super::{Done, Engine, Job, Wait, cancelled};
+use crate::over::Over;
 use files::Files;
 use memory::{RegisteredSlots, read_once};
 use turns::Turns;
@@ -56,6 +58,20 @@ struct Shared {
     files: Files,
     slots: Option<RegisteredSlots>,
     turns: Turns,
+    /// True: the load is over.
+    stop: Arc<watch::Sender<bool>>,
+}
+
+impl Shared {
+    fn is_stopping(&self) -> bool {
+        *self.stop.borrow()
+    }
+
+    /// Waits for so long, or until the load is over.
+    async fn pause(&self, pause: Duration) {
+        let mut stopped = self.stop.subscribe();
+        let _ = timeout(pause, stopped.wait_for(|stopped| *stopped)).await;
+    }
 }
 
 /// Sets up a ring and its runtime on the calling thread. Also returns the names of what they use.
@@ -67,6 +83,7 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
             files: Files::new(Arc::clone(&setup.files)),
             slots: setup.slab.as_ref().and_then(RegisteredSlots::register),
             turns: Turns::new()?,
+            stop: Arc::new(watch::Sender::new(false)),
         })
     };
     let shared = runtime.block_on(opening).map_err(|error| refusal(&error))?;
@@ -125,6 +142,9 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         ..
     } = job;
     let result = loop {
+        if shared.is_stopping() {
+            break Err(cancelled());
+        }
         let opened = match shared.files.open(source, next.access) {
             Ok(opened) => opened,
             Err(error) => break Err(error),
@@ -135,6 +155,10 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
         let count = count.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO));
         match state.after(file, count) {
             Step::Read(read) => next = read,
+            Step::Later(read, pause) => {
+                shared.pause(pause).await;
+                next = read;
+            }
             // SAFETY: the kernel has posted the completion of this job's only read, so it writes there no more; `Fill` counted
             // from 0 what it reported without leaving a gap.
             Step::Filled(len) => break Ok(unsafe { lease.assume_filled(len) }),
@@ -178,6 +202,14 @@ impl Engine for TokioUringEngine {
                 shared.turns.queued();
             }
             drive(tasks, &shared.turns, wait, done).await;
+        });
+    }
+
+    /// Ends pauses. The crate has no way to take a read back.
+    fn stop_when(&mut self, over: &Over) {
+        let stop = Arc::clone(&self.shared.stop);
+        over.listen(move || {
+            stop.send_replace(true);
         });
     }
 }

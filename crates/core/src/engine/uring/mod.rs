@@ -16,12 +16,14 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 pub use probe::{RingProbe, probe_ring};
-use ring::{Ring, Submission};
+use ring::{Completion, Ring, Submission};
 use slots::{Pending, Slots};
 
 use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Read, Step};
-use super::{Done, Engine, Job, Wait};
+use super::{Done, Engine, Job, Wait, cancelled};
+use crate::error::Error;
+use crate::over::Over;
 use crate::source::ReadFile;
 
 /// Reads through a ring.
@@ -31,6 +33,8 @@ pub(super) struct UringEngine {
     slots: Slots,
     files: Arc<[ReadFile]>,
     depth: usize,
+    /// The load is over: nothing is read on.
+    stopping: bool,
 }
 
 /// Sets up a ring on the calling thread. Also returns the names of what it uses.
@@ -50,6 +54,7 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
         slots: Slots::new(setup.depth),
         files: Arc::clone(&setup.files),
         depth: setup.depth,
+        stopping: false,
     };
     Ok((Box::new(engine), features))
 }
@@ -66,17 +71,26 @@ impl UringEngine {
                 descriptor: self.files[source].descriptor(read.access),
                 read,
                 punted: self.files[source].must_be_punted(),
+                registered: self.files[source].openings() == 0,
             },
         );
     }
 
-    /// Takes one completion; queues the next read of the same job, or moves the job into `done`.
+    /// Takes one completion; queues what comes next of the same job, or moves the job into `done`.
     fn complete(&mut self, slot: usize, result: Result<usize, i32>, done: &mut Vec<Done>) {
         let pending = self.slots.get_mut(slot);
-        match pending.fill.after(&self.files[pending.job.source], result) {
-            Step::Read(read) => self.queue(slot, read),
+        let paused = pending.paused.take();
+        let step = match paused {
+            // What ended was a timeout.
+            Some(read) => Step::Read(read),
+            None => {
+                let file = &self.files[pending.job.source];
+                pending.fill.after(file, result)
+            }
+        };
+        match step {
             Step::Filled(len) => {
-                let Pending { job, fill } = self.slots.take(slot);
+                let Pending { job, fill, .. } = self.slots.take(slot);
                 // SAFETY: the kernel posted the completion of this slot's only read, so it writes there no more; `Fill`
                 // counted from 0 what it reported without leaving a gap.
                 let filled = unsafe { job.lease.assume_filled(len) };
@@ -86,14 +100,31 @@ impl UringEngine {
                     transfer: fill.transfer,
                 });
             }
-            Step::Failed(error) => {
-                let Pending { job, fill } = self.slots.take(slot);
-                done.push(Done {
-                    extent: job.extent,
-                    result: Err(error),
-                    transfer: fill.transfer,
-                });
+            // Also what was taken back, whatever number the kernel gives for that.
+            _ if self.stopping => self.fail(slot, cancelled(), done),
+            Step::Read(read) => self.queue(slot, read),
+            Step::Later(read, pause) => {
+                self.slots.get_mut(slot).paused = Some(read);
+                self.ring.queue_pause(slot, pause);
             }
+            Step::Failed(error) => self.fail(slot, error, done),
+        }
+    }
+
+    fn fail(&mut self, slot: usize, error: Error, done: &mut Vec<Done>) {
+        let Pending { job, fill, .. } = self.slots.take(slot);
+        done.push(Done {
+            extent: job.extent,
+            result: Err(error),
+            transfer: fill.transfer,
+        });
+    }
+
+    /// The load is over: asks for everything back. What the kernel does not give back stays in its slot until it does.
+    fn stop(&mut self) {
+        self.stopping = true;
+        for slot in self.slots.taken() {
+            self.ring.queue_cancel(slot);
         }
     }
 }
@@ -109,7 +140,11 @@ impl Engine for UringEngine {
 
     fn submit(&mut self, job: Job) {
         let (fill, read) = Fill::new(&job, &self.files[job.source]);
-        let slot = self.slots.insert(Pending { job, fill });
+        let slot = self.slots.insert(Pending {
+            job,
+            fill,
+            paused: None,
+        });
         self.queue(slot, read);
     }
 
@@ -118,13 +153,25 @@ impl Engine for UringEngine {
         while !self.slots.is_empty() {
             let waiting = wait == Wait::ForOne && done.len() == before;
             self.ring.enter(usize::from(waiting));
-            while let Some((slot, result)) = self.ring.next_completion() {
-                self.complete(slot, result, done);
+            while let Some(completion) = self.ring.next_completion() {
+                match completion {
+                    Completion::Of(slot, result) => self.complete(slot, result, done),
+                    Completion::Woken => self.stop(),
+                }
             }
             // A short read continues: that is no completion for the caller, and its new read must reach the kernel.
             if (wait == Wait::No || done.len() > before) && !self.ring.has_queued() {
                 return;
             }
+        }
+    }
+
+    fn stop_when(&mut self, over: &Over) {
+        if let Some(waker) = self.ring.waker() {
+            over.listen(move || {
+                // Full only if it has been written to already.
+                let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
+            });
         }
     }
 }

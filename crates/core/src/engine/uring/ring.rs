@@ -9,11 +9,13 @@
 )]
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
-use io_uring::types::{Fd, Fixed};
+use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::super::choose::Refusal;
 use super::super::fill::Read;
@@ -29,6 +31,23 @@ pub(super) struct Ring {
     registered_files: bool,
     /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `io`: dropped after it.
     registered_slab: Option<Arc<Slab>>,
+    /// By slot: how long it pauses. The kernel reads them when they are handed over.
+    pauses: Box<[Timespec]>,
+    /// What wakes whoever waits in the ring, if that has been asked for.
+    waker: Option<Arc<OwnedFd>>,
+}
+
+/// Marks what belongs to no slot: the waker, and what cancels others.
+const WOKEN: u64 = u64::MAX;
+const IGNORED: u64 = u64::MAX - 1;
+
+/// What the ring has to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Completion {
+    /// The read of a slot, or its pause, has ended: a count of bytes, or an error number.
+    Of(usize, Result<usize, i32>),
+    /// Somebody has woken the ring.
+    Woken,
 }
 
 /// One read to queue.
@@ -44,6 +63,8 @@ pub(super) struct Submission<'a> {
     pub(super) read: Read,
     /// Whether threads of the kernel's are to read it.
     pub(super) punted: bool,
+    /// Whether the descriptor is one that was registered.
+    pub(super) registered: bool,
 }
 
 impl Ring {
@@ -57,6 +78,8 @@ impl Ring {
             defer_taskrun,
             registered_files: false,
             registered_slab: None,
+            pauses: vec![Timespec::new(); depth].into(),
+            waker: None,
         };
         opened.try_reading()?;
         Ok(opened)
@@ -156,6 +179,7 @@ impl Ring {
             descriptor,
             read,
             punted,
+            registered,
         } = submission;
         assert!(
             read.window_offset + read.len <= lease.len(),
@@ -168,7 +192,7 @@ impl Ring {
         let target = lease.as_mut_ptr().wrapping_add(read.window_offset);
         let fixed = u32::try_from(2 * source).expect("few files")
             + u32::from(read.access == Access::Direct);
-        let entry: squeue::Entry = match (self.registered_files, registration) {
+        let entry: squeue::Entry = match (self.registered_files && registered, registration) {
             (true, Some(index)) => opcode::ReadFixed::new(Fixed(fixed), target, len, index)
                 .offset(read.offset)
                 .build(),
@@ -192,8 +216,53 @@ impl Ring {
         });
         // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot table owns the lease until
         // it has seen this entry's completion, also when the engine is dropped; files live as long as the engine.
-        unsafe { self.io.submission().push(&entry) }
-            .expect("the ring has as many entries as the engine takes jobs");
+        unsafe { self.push(&entry) };
+    }
+
+    /// Queues an entry; what is queued already goes to the kernel first if there is no room.
+    ///
+    /// # Safety
+    ///
+    /// As `SubmissionQueue::push`: what the entry refers to stays until its completion has been seen.
+    unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the caller's promise.
+        while unsafe { self.io.submission().push(entry) }.is_err() {
+            self.enter(0);
+        }
+    }
+
+    /// Queues a timeout: `slot` has a completion when so long has passed.
+    pub(super) fn queue_pause(&mut self, slot: usize, pause: Duration) {
+        self.pauses[slot] = Timespec::from(pause);
+        let entry = opcode::Timeout::new(&raw const self.pauses[slot])
+            .build()
+            .user_data(slot as u64);
+        // SAFETY: the kernel reads the time when it takes the entry; `pauses` never moves, lives as long as the ring, and this one
+        // is not written to again before the slot's completion.
+        unsafe { self.push(&entry) };
+    }
+
+    /// Asks the kernel to take back what it has of `slot`. That then completes, as cancelled or as it would have.
+    pub(super) fn queue_cancel(&mut self, slot: usize) {
+        let entry = opcode::AsyncCancel::new(slot as u64)
+            .build()
+            .user_data(IGNORED);
+        // SAFETY: refers to no memory.
+        unsafe { self.push(&entry) };
+    }
+
+    /// A descriptor that wakes the ring when somebody writes to it, once. None if the system has none to give.
+    pub(super) fn waker(&mut self) -> Option<Arc<OwnedFd>> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let descriptor = Arc::new(eventfd(0, flags).ok()?);
+        let ready = u32::try_from(libc::POLLIN).expect("a small positive number");
+        let entry = opcode::PollAdd::new(Fd(descriptor.as_raw_fd()), ready)
+            .build()
+            .user_data(WOKEN);
+        // SAFETY: refers to no memory; the ring keeps the descriptor open.
+        unsafe { self.push(&entry) };
+        self.waker = Some(Arc::clone(&descriptor));
+        Some(descriptor)
     }
 
     /// Whether entries are queued that the kernel has not seen.
@@ -220,12 +289,21 @@ impl Ring {
         }
     }
 
-    /// The next completion: its slot, and the count of bytes or the error number.
-    pub(super) fn next_completion(&mut self) -> Option<(usize, Result<usize, i32>)> {
-        let entry = self.io.completion().next()?;
-        let slot = usize::try_from(entry.user_data()).expect("set from a usize");
-        let result = entry.result();
-        Some((slot, usize::try_from(result).map_err(|_| -result)))
+    /// The next completion.
+    pub(super) fn next_completion(&mut self) -> Option<Completion> {
+        loop {
+            let entry = self.io.completion().next()?;
+            match entry.user_data() {
+                WOKEN => return Some(Completion::Woken),
+                IGNORED => {}
+                slot => {
+                    let slot = usize::try_from(slot).expect("set from a usize");
+                    let result = entry.result();
+                    let count = usize::try_from(result).map_err(|_| -result);
+                    return Some(Completion::Of(slot, count));
+                }
+            }
+        }
     }
 }
 

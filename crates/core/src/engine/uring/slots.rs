@@ -5,13 +5,15 @@
 //! * It never grows: as many slots as the ring has entries.
 
 use super::super::Job;
-use super::super::fill::Fill;
+use super::super::fill::{Fill, Read};
 
 /// A job and how far it is.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) job: Job,
     pub(super) fill: Fill,
+    /// What to read when its pause is over: until then the kernel has a timeout of this slot's, and no read.
+    pub(super) paused: Option<Read>,
 }
 
 /// Jobs by index.
@@ -35,6 +37,14 @@ impl Slots {
 
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// The indexes of all jobs.
+    pub(super) fn taken(&self) -> Vec<usize> {
+        let slots = self.pending.iter().enumerate();
+        slots
+            .filter_map(|(index, pending)| pending.as_ref().map(|_| index))
+            .collect()
     }
 
     pub(super) fn insert(&mut self, pending: Pending) -> usize {

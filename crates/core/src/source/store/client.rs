@@ -10,7 +10,7 @@ use crate::source::store_options::StoreOptions;
 
 /// Seconds that a connection may take, and that may pass without a byte, unless options say otherwise.
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
-const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// Connections kept open to a host: more than there are ever requests in flight.
 const POOL_IDLE_MAX: usize = 1024;

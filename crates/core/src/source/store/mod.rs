@@ -31,6 +31,7 @@ use std::sync::Arc;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
+pub(crate) use self::client::READ_TIMEOUT;
 pub(crate) use self::exchange::Exchange;
 pub(crate) use self::fault::Fault;
 pub(crate) use self::hub::{cached, is_offline, snapshot};

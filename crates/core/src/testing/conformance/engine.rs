@@ -1,11 +1,15 @@
 //! What every engine must do: all bytes or an error, exactly the window, never early, never more than its depth.
 
+mod endings;
+
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use endings::{drop_in_flight, memory_comes_back, stopped};
 
 use super::run_all;
 use crate::buffer::{Bell, Lease, Pool, Slab};
@@ -83,6 +87,7 @@ pub fn engine_suite(name: &str, open: Open<'_>) {
             ("end of source", &|| end_of_source(open)),
             ("shrunk source", &|| shrunk_source(open)),
             ("drop with jobs in flight", &|| drop_in_flight(open)),
+            ("stopped when the load is over", &|| stopped(open)),
             ("memory comes back", &|| memory_comes_back(open)),
         ],
     );
@@ -472,57 +477,4 @@ fn shrunk_source(open: Open<'_>) {
         }
         bench.assert_all_slots_free();
     }
-}
-
-/// Whatever is in flight: when the engine is gone, nobody writes to its memory any more, and all of it is free.
-fn drop_in_flight(open: Open<'_>) {
-    for reaps in 0..4 {
-        let contents = random(12, SLOTS * SLOT_BYTES);
-        let mut bench = Bench::open(open, vec![contents.clone()], SLOTS);
-        for index in 0..SLOTS {
-            bench.submit(index, 0, index * SLOT_BYTES, SLOT_BYTES, SLOT_BYTES);
-        }
-        let mut done = Vec::new();
-        for _ in 0..reaps {
-            bench.engine().reap(Wait::No, &mut done);
-        }
-        let out = done.iter().filter(|done| done.result.is_ok()).count();
-        let Bench {
-            slab, under_test, ..
-        } = bench;
-        drop(under_test);
-        // At once, and little of each: reads that still go on must not be over before we write.
-        let leases: Vec<_> = (0..SLOTS)
-            .map_while(|_| slab.try_lease(SLOT_BYTES))
-            .collect();
-        let filled: Vec<_> = leases
-            .into_iter()
-            .map(|lease| lease.fill_from(&[0xC3; 64]))
-            .collect();
-        assert_eq!(filled.len(), SLOTS - out, "slots back after the drop");
-        // Takes as long as the reads that were dropped would have taken.
-        let mut other = Bench::open(open, vec![contents], SLOTS);
-        other.read(0, 0, SLOT_BYTES, SLOT_BYTES);
-        assert!(
-            filled.iter().all(|filled| filled.bytes() == [0xC3; 64]),
-            "written to after the engine was gone"
-        );
-    }
-}
-
-/// A result holds its window, and nothing else does; a failed job's window is free at once.
-fn memory_comes_back(open: Open<'_>) {
-    let mut bench = Bench::open(open, vec![random(13, 1 << 20)], SLOTS);
-    let step = bench.up(4096);
-    for index in 0..SLOTS {
-        let beyond = (index % 2) << 21;
-        bench.submit(index, 0, index * step + beyond, step, step);
-    }
-    let done = bench.reap_all();
-    let good = done.iter().filter(|done| done.result.is_ok()).count();
-    assert_eq!(good, SLOTS / 2);
-    let free: Vec<_> = (0..SLOTS).map_while(|_| bench.slab.try_lease(1)).collect();
-    assert_eq!(free.len(), SLOTS / 2, "windows of failed jobs");
-    drop((done, free));
-    bench.assert_all_slots_free();
 }

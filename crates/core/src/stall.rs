@@ -1,0 +1,164 @@
+//! When something takes too long: how long is usual, and what may be done about the rest. Pure.
+//!
+//! Reads no clock: times come in as arguments. Used for reads of files, which are only named, and for requests to object stores, of
+//! which a few may be asked a second time ("hedged", as Dean and Barroso call it in "The Tail at Scale", CACM 2013).
+
+use std::time::Duration;
+
+/// Buckets for each doubling: a limit is at most a fifth beyond what was measured.
+const STEPS: u32 = 4;
+
+/// From a millisecond to an hour or so; what is shorter counts as the shortest.
+const BUCKETS: usize = 22 * STEPS as usize;
+
+/// Fewer observations say nothing of what is usual.
+const OBSERVED_MIN: u32 = 16;
+
+/// What takes so many times as long as 95 of 100 do is stalled. Hedging at the 95th percentile itself costs 5 % more requests for a
+/// shorter tail (Dean and Barroso); this is meant for what is broken, not for what is slow.
+const TIMES: u32 = 4;
+
+/// Nothing is called stalled sooner than this.
+const FLOOR: Duration = Duration::from_millis(500);
+
+/// As long as nothing is known of what is usual.
+const UNKNOWN: Duration = Duration::from_secs(5);
+
+/// Of so many requests, one may be asked a second time.
+const HEDGED_ONE_IN: u32 = 20;
+
+/// How long something usually takes, as it is seen.
+#[derive(Clone, Debug)]
+pub(crate) struct Usual {
+    /// How many took about so long: each bucket is 2^(1/4) times as long as the one before.
+    buckets: [u32; BUCKETS],
+    observed: u32,
+}
+
+impl Default for Usual {
+    fn default() -> Self {
+        Self {
+            buckets: [0; BUCKETS],
+            observed: 0,
+        }
+    }
+}
+
+impl Usual {
+    /// One has taken so long.
+    pub(crate) fn observe(&mut self, took: Duration) {
+        let bucket = &mut self.buckets[bucket(took)];
+        *bucket = bucket.saturating_add(1);
+        self.observed = self.observed.saturating_add(1);
+    }
+
+    /// What takes longer is stalled.
+    pub(crate) fn limit(&self) -> Duration {
+        if self.observed < OBSERVED_MIN {
+            return UNKNOWN;
+        }
+        let beyond = self.observed / HEDGED_ONE_IN;
+        let mut longer = 0;
+        for (index, count) in self.buckets.iter().enumerate().rev() {
+            longer += count;
+            if longer > beyond {
+                return FLOOR.max(upper(index) * TIMES);
+            }
+        }
+        UNKNOWN
+    }
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a small number that is not negative"
+)]
+fn bucket(took: Duration) -> usize {
+    let millis = (took.as_secs_f64() * 1e3).max(1.0);
+    let index = (millis.log2() * f64::from(STEPS)) as usize;
+    index.min(BUCKETS - 1)
+}
+
+/// The longest that a bucket counts.
+#[expect(clippy::cast_precision_loss, reason = "fewer than a hundred")]
+fn upper(bucket: usize) -> Duration {
+    let doublings = (bucket + 1) as f64 / f64::from(STEPS);
+    Duration::from_secs_f64(doublings.exp2() / 1e3)
+}
+
+/// How many requests have been sent, and how many of them a second time.
+#[cfg(feature = "object")]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Hedges {
+    requests: u64,
+    hedged: u64,
+}
+
+#[cfg(feature = "object")]
+impl Hedges {
+    /// A request was sent.
+    pub(crate) fn requested(&mut self) {
+        self.requests += 1;
+    }
+
+    /// Whether one may be sent a second time, which then counts. Of few requests one may, or short loads had no use of it.
+    pub(crate) fn take(&mut self) -> bool {
+        let may = self.hedged < 1 + self.requests / u64::from(HEDGED_ONE_IN);
+        self.hedged += u64::from(may);
+        may
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usual(millis: impl IntoIterator<Item = u64>) -> Usual {
+        let mut usual = Usual::default();
+        for millis in millis {
+            usual.observe(Duration::from_millis(millis));
+        }
+        usual
+    }
+
+    #[test]
+    fn a_few_observations_say_nothing() {
+        assert_eq!(usual([]).limit(), UNKNOWN);
+        assert_eq!(usual([1; 15]).limit(), UNKNOWN);
+        assert_eq!(usual([1; 16]).limit(), FLOOR);
+    }
+
+    #[test]
+    fn the_limit_is_four_times_what_most_take_and_one_in_twenty_does_not_move_it() {
+        let limit = usual([1000; 100]).limit();
+        let expected = Duration::from_secs(4)..Duration::from_secs(5);
+        assert!(expected.contains(&limit), "{limit:?}");
+        let five_of_a_hundred = usual([1000; 95].into_iter().chain([60_000; 5]));
+        assert_eq!(five_of_a_hundred.limit(), limit);
+        let six_of_a_hundred = usual([1000; 94].into_iter().chain([60_000; 6]));
+        assert!(six_of_a_hundred.limit() > Duration::from_secs(200));
+    }
+
+    #[test]
+    fn no_time_is_too_long_or_too_short_to_be_counted() {
+        let mut usual = usual([0; 40]);
+        assert_eq!(usual.limit(), FLOOR);
+        for _ in 0..40 {
+            usual.observe(Duration::MAX);
+        }
+        assert!(usual.limit() > Duration::from_secs(3600));
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn one_request_in_twenty_is_sent_twice_and_one_of_few() {
+        let mut hedges = Hedges::default();
+        hedges.requested();
+        assert!(hedges.take());
+        assert!(!hedges.take());
+        (0..1999).for_each(|_| hedges.requested());
+        let taken = (0..1000).filter(|_| hedges.take()).count();
+        assert_eq!(taken, 100);
+    }
+}

@@ -1,0 +1,148 @@
+//! How a load ends before everything has come: a failure, a deadline, a caller who has enough. Nobody waits for storage.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::Shared;
+use crate::error::{Error, ErrorKind};
+use crate::parked;
+use crate::pipeline::Waiting;
+
+/// How long a load that has failed, or whose time is over, waits for what it has in flight before it says so. Reads that can be taken
+/// back, or that storage answers, come back in that time; others are parked. Longer than any working storage takes for a read but
+/// one that is overloaded (2026-11), and short beside deadlines, which are seconds.
+const GRACE: Duration = Duration::from_millis(500);
+
+impl Shared {
+    /// A lane has failed, and waits for what it has in flight. Others do not wait for it longer than [`GRACE`].
+    pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
+        {
+            let mut state = self.lock();
+            if state.abandoned || state.failing.is_some() {
+                return;
+            }
+            state.failing = Some(error.again());
+        }
+        let shared = Arc::clone(self);
+        let started = std::thread::Builder::new()
+            .name("tload-grace".to_owned())
+            .spawn(move || {
+                shared.wait_for_lanes(GRACE);
+                shared.park();
+            });
+        if started.is_err() {
+            self.park();
+        }
+    }
+
+    /// A lane has failed: whatever has not come back by now is left behind.
+    fn park(&self) {
+        {
+            let mut state = self.lock();
+            if state.abandoned || state.parked || state.lanes_running == 0 {
+                return;
+            }
+            state.parked = true;
+            state.closing = true;
+            if let Some(error) = state.failing.take() {
+                state.error.get_or_insert(error);
+            }
+        }
+        self.feed.stop();
+        self.gate.close();
+        parked::leave(&self.feed);
+        // Whoever watches the clock need not any more.
+        self.lane_ended.notify_all();
+        self.lock().closing = false;
+        self.wake(self.lock());
+    }
+
+    /// Ends the load with `error` unless it has ended: nothing more is started, what waits is freed.
+    pub(super) fn abandon(&self, error: Error) {
+        self.end_early(error, |_| None);
+    }
+
+    /// The same; `amended` may say more of it when it is known what has not come back.
+    fn end_early(&self, error: Error, amended: impl FnOnce(&Self) -> Option<Error>) {
+        let ours;
+        let (queue, early) = {
+            let mut state = self.lock();
+            if state.abandoned || state.ended.is_some() {
+                return;
+            }
+            state.abandoned = true;
+            state.closing = true;
+            // A failure that the caller has not seen yet says more than the end it led to.
+            if let Some(error) = state.failing.take() {
+                state.error.get_or_insert(error);
+            }
+            ours = state.error.is_none();
+            state.error.get_or_insert(error);
+            (
+                std::mem::take(&mut state.queue),
+                std::mem::take(&mut state.early),
+            )
+        };
+        drop((queue, early));
+        self.feed.stop();
+        self.gate.close();
+        self.lane_ended.notify_all();
+        let amended = amended(self).filter(|_| ours);
+        parked::leave(&self.feed);
+        let mut state = self.lock();
+        state.closing = false;
+        if let Some(amended) = amended {
+            state.error = Some(amended);
+        }
+        self.wake(state);
+    }
+
+    /// Waits until all lanes have ended, at most `timeout`. Whether they have.
+    pub(super) fn wait_for_lanes(&self, timeout: Duration) -> bool {
+        let state = self.lock();
+        let (state, _) = self
+            .lane_ended
+            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.lanes_running == 0
+    }
+
+    /// Ends the load when `deadline` passes before it has ended by itself.
+    pub(super) fn watch(&self, timeout: Duration) {
+        let Some(deadline) = self.started.checked_add(timeout) else {
+            return;
+        };
+        let mut state = self.lock();
+        while state.lanes_running > 0 && !state.abandoned && !state.parked {
+            let now = Instant::now();
+            if now >= deadline {
+                drop(state);
+                let waited = self.feed.waiting();
+                self.end_early(timed_out(timeout, &waited, None), |shared| {
+                    // They may come back a moment after they have been asked for.
+                    let all_back = shared.wait_for_lanes(GRACE);
+                    let held = shared.feed.waiting();
+                    (!all_back && held.reads > 0).then(|| timed_out(timeout, &waited, Some(&held)))
+                });
+                return;
+            }
+            state = self
+                .lane_ended
+                .wait_timeout(state, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+/// `waited`: what was in flight when the time was over; `held`: what of it cannot be taken back.
+fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Error {
+    let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
+    let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
+    let hint = if held.is_empty() {
+        "raise timeout, or see the report's stages for what is slow"
+    } else {
+        "look at the storage, which does not answer; or raise timeout"
+    };
+    Error::new(ErrorKind::TimedOut, message).with_hint(hint)
+}

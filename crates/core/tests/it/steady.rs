@@ -1,0 +1,329 @@
+//! Loads that storage keeps waiting, and loads that go on where it failed for a moment: retries of reads, deadlines, memory that the
+//! kernel does not give back.
+//!
+//! A FUSE mount stands for the network file system: what is tried again, and how, is the same for all of them.
+
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+use tempfile::TempDir;
+use tload::source::Cache;
+use tload::{
+    Checkpoint, EngineChoice, ErrorKind, Loader, Options, StoreOptions, TensorStream, parked_bytes,
+};
+use tload_lab::slowfs::{Mount, Options as Slowness};
+
+use crate::files::{assert_all, even, folder, location, options, write};
+use crate::requirement;
+
+const MIB: usize = 1 << 20;
+
+/// Behind the header, and behind what the kernel reads ahead of it.
+const PAST_HEADERS: u64 = 1 << 20;
+
+/// Longer than anything here takes on a machine that is busy; only a failure waits so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One file, and a view of it that fails as it is told to.
+struct Faulty {
+    file: Vec<u8>,
+    mount: Mount,
+    backing: TempDir,
+}
+
+impl Faulty {
+    fn start(set: impl FnOnce(&mut Slowness)) -> Option<Self> {
+        let backing = folder();
+        let file = even("t", 7, 4, 3 * MIB + 12_345);
+        write(&backing.path().join("m.safetensors"), &file);
+        let mut slowness = Slowness::default();
+        set(&mut slowness);
+        // The process of this test serves no file system: that of another one of this program does.
+        let mount = Mount::start("slow::serves", backing.path(), &slowness);
+        Some(Self {
+            file,
+            mount: requirement::requirement("fuse", mount)?,
+            backing,
+        })
+    }
+
+    fn path(&self) -> PathBuf {
+        self.mount.path().join("m.safetensors")
+    }
+
+    fn stream(&self, options: Options) -> TensorStream {
+        let loader = Loader::open(&location(&self.path())).expect("headers are spared");
+        loader.options(options).stream().expect("starts")
+    }
+}
+
+fn engines() -> Vec<EngineChoice> {
+    let uring = requirement::uring().map(|()| EngineChoice::Uring);
+    let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
+    let rings = uring.into_iter().chain(tokio_uring);
+    rings.chain([EngineChoice::Pread]).collect()
+}
+
+/// How a file can be read: by every engine, past the page cache and through it, and shown.
+fn variants() -> Vec<(EngineChoice, Cache)> {
+    let read = engines()
+        .into_iter()
+        .flat_map(|engine| [(engine, Cache::Direct), (engine, Cache::Buffered)]);
+    read.chain([(EngineChoice::Auto, Cache::Map)]).collect()
+}
+
+fn wanted(engine: EngineChoice, cache: Cache) -> Options {
+    options(|it| (it.engine, it.cache) = (engine, cache))
+}
+
+/// What the error of a stream was, after whatever came before.
+fn failure(stream: &mut TensorStream) -> tload::Error {
+    stream.find_map(Result::err).expect("cannot end well")
+}
+
+/// Waits until nothing of the load is held any more.
+fn wait_until_freed(stream: &TensorStream) {
+    let start = Instant::now();
+    while stream.report().parked_bytes > 0 {
+        assert!(start.elapsed() < PATIENCE, "{}", stream.report());
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
+    for (engine, cache) in variants() {
+        let Some(faulty) = Faulty::start(|it| {
+            // What is asked for through the page cache is asked for by the kernel.
+            it.direct = cache == Cache::Buffered;
+            (it.eio_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
+        }) else {
+            return;
+        };
+        let mut stream = faulty.stream(wanted(engine, cache));
+        let tensors: Result<Vec<_>, _> = stream.by_ref().collect();
+        let tensors = match tensors {
+            Ok(tensors) => tensors,
+            Err(error) => panic!("{engine:?}, {cache}: {}", error.chain()),
+        };
+        assert_all(&tensors, &[&faulty.file]);
+        let report = stream.report();
+        if cache == Cache::Map && report.read_retries == 0 {
+            // The kernel had read ahead, and said nothing of what failed: it reads again when a page is wanted.
+            continue;
+        }
+        assert!(report.read_retries > 0, "{engine:?}, {cache}: {report}");
+        assert!(report.retries >= report.read_retries);
+        let last = report.last_retry.as_deref().expect("says which");
+        assert!(last.contains("m.safetensors ["), "{last}");
+        assert!(last.contains("os error 5"), "{last}");
+        assert!(report.to_string().contains(last), "{report}");
+    }
+}
+
+#[test]
+fn retries_of_reads_can_be_switched_off_and_run_out() {
+    for (engine, cache) in variants() {
+        for retries in [0, 2] {
+            let Some(faulty) = Faulty::start(|it| {
+                it.direct = cache == Cache::Buffered;
+                (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
+            }) else {
+                return;
+            };
+            let mut asked = wanted(engine, cache);
+            asked.retries = Some(retries);
+            let mut stream = faulty.stream(asked);
+            let error = failure(&mut stream);
+            assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
+            assert!(error.range().is_some(), "{}", error.chain());
+            let report = stream.report();
+            assert_eq!(report.read_retries > 0, retries > 0, "{engine:?}: {report}");
+        }
+    }
+}
+
+/// A disk has tried again itself when it says EIO. There is none here that fails, but what decides is known.
+#[test]
+fn files_of_disks_are_not_tried_again_unless_somebody_says_so() {
+    use tload::source::{FileSource, Retries};
+    let folder = folder();
+    let path = write(&folder.path().join("m"), b"abc");
+    let source = FileSource::open(&location(&path)).expect("opens");
+    if source.file_system().network {
+        return;
+    }
+    assert_eq!(source.retries(), Retries::NONE);
+    let source = FileSource::open_with(&location(&path), Some(3)).expect("opens");
+    assert_eq!(source.retries(), Retries::up_to(3));
+    let Some(faulty) = Faulty::start(|_| ()) else {
+        return;
+    };
+    let source = FileSource::open(&location(&faulty.path())).expect("opens");
+    assert_eq!(source.retries().max, Retries::default().max);
+}
+
+#[test]
+fn a_header_that_cannot_be_read_at_first_is_tried_again() {
+    let Some(faulty) = Faulty::start(|it| {
+        it.direct = true;
+        (it.eio_every, it.fault_max) = (1, 2);
+    }) else {
+        return;
+    };
+    let checkpoint = Checkpoint::open(&location(&faulty.path())).expect("the third read is good");
+    assert_eq!(checkpoint.tensors().len(), 4);
+    let Some(faulty) = Faulty::start(|it| (it.direct, it.eio_every) = (true, 1)) else {
+        return;
+    };
+    let store = StoreOptions::new().with("retries", "1").expect("an option");
+    let error = Checkpoint::open_with(&location(&faulty.path()), &store).expect_err("never good");
+    assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
+    let served = faulty.mount.stop().expect("says what it did");
+    assert_eq!(served.faults, 2, "one read and one retry");
+}
+
+#[test]
+fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_kept_until_it_answers()
+ {
+    for engine in engines() {
+        let Some(faulty) = Faulty::start(|it| {
+            (it.hang_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
+        }) else {
+            return;
+        };
+        let mut asked = wanted(engine, Cache::Direct);
+        asked.timeout = Some(Duration::from_millis(300));
+        let mut stream = faulty.stream(asked);
+        let error = failure(&mut stream);
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        let message = error.message();
+        assert!(message.contains("m.safetensors ["), "{message}");
+        assert!(message.contains("are still held for"), "{message}");
+        let report = stream.report();
+        assert_eq!(report.outcome, "timed_out");
+        assert!(report.parked_reads > 0, "{engine:?}: {report}");
+        assert!(parked_bytes() >= report.parked_bytes);
+        assert!(report.to_string().contains("parked"), "{report}");
+        // It answers: with errors, because it goes away.
+        let served = faulty.mount.stop().expect("says what it did");
+        assert!(served.faults > 0, "{served}");
+        wait_until_freed(&stream);
+    }
+}
+
+/// What has failed is told, though other reads never come back.
+#[test]
+fn an_error_does_not_wait_for_reads_that_hang() {
+    for engine in engines() {
+        let Some(faulty) = Faulty::start(|it| {
+            (it.hang_every, it.eio_every, it.fault_from) = (2, 1, PAST_HEADERS);
+        }) else {
+            return;
+        };
+        let mut asked = wanted(engine, Cache::Direct);
+        asked.retries = Some(0);
+        // Each read is one of the file system's: of two, one fails and one hangs.
+        asked.extent_bytes = Some(128 << 10);
+        asked.timeout = Some(PATIENCE);
+        let mut stream = faulty.stream(asked);
+        let error = failure(&mut stream);
+        assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
+        assert_eq!(error.errno(), Some(5), "{}", error.chain());
+        assert!(stream.next().is_none(), "an error is the end");
+        let report = stream.report();
+        assert!(report.parked_reads > 0, "{engine:?}: {report}");
+        drop(faulty.mount);
+        wait_until_freed(&stream);
+    }
+}
+
+#[test]
+fn whoever_cancels_or_leaves_does_not_wait_for_a_mount_that_hangs() {
+    for engine in engines() {
+        let Some(faulty) = Faulty::start(|it| {
+            (it.hang_every, it.fault_from) = (1, PAST_HEADERS);
+        }) else {
+            return;
+        };
+        let mut stream = faulty.stream(wanted(engine, Cache::Direct));
+        stream.cancel();
+        assert_eq!(failure(&mut stream).kind(), ErrorKind::Cancelled);
+        assert!(stream.next().is_none());
+        drop(faulty.stream(wanted(engine, Cache::Direct)));
+        drop(faulty.mount);
+        wait_until_freed(&stream);
+    }
+}
+
+#[test]
+fn opening_ends_in_time_and_names_what_it_waits_for() {
+    let Some(faulty) = Faulty::start(|it| it.hang_every = 1) else {
+        return;
+    };
+    let store = StoreOptions::new()
+        .with("open_timeout", "0.2")
+        .expect("an option");
+    for path in [faulty.path(), faulty.mount.path().to_owned()] {
+        let error = Checkpoint::open_with(&location(&path), &store).expect_err("hangs");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        assert_eq!(
+            error.location(),
+            faulty.path().to_str(),
+            "{}",
+            error.chain()
+        );
+    }
+    let all = [location(&faulty.path())];
+    let error = Checkpoint::open_all_with(&all, &store).expect_err("hangs");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+}
+
+#[test]
+fn a_read_that_pauses_ends_when_the_load_does() {
+    for engine in engines() {
+        let Some(faulty) = Faulty::start(|it| {
+            (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
+        }) else {
+            return;
+        };
+        let mut asked = wanted(engine, Cache::Direct);
+        // Long enough for pauses of many seconds.
+        asked.retries = Some(1_000_000);
+        let mut stream = faulty.stream(asked);
+        assert!(stream.wait(Duration::from_millis(300)).is_pending());
+        stream.cancel();
+        assert_eq!(failure(&mut stream).kind(), ErrorKind::Cancelled);
+        // Without the mount's help: nothing hangs there.
+        wait_until_freed(&stream);
+        assert!(stream.report().read_retries > 0, "{}", stream.report());
+    }
+}
+
+#[test]
+fn a_file_behind_a_mount_that_was_written_to_or_grew_has_changed() {
+    for engine in engines() {
+        for grows in [false, true] {
+            let Some(faulty) = Faulty::start(|_| ()) else {
+                return;
+            };
+            let loader = Loader::open(&location(&faulty.path())).expect("opens");
+            let path = faulty.backing.path().join("m.safetensors");
+            let file = OpenOptions::new().write(true).open(path).expect("ours");
+            if grows {
+                file.set_len(faulty.file.len() as u64 + 1).expect("ours");
+            } else {
+                let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+                file.set_modified(time).expect("ours");
+            }
+            // The kernel would answer from what it was told when the file was opened.
+            let asked = wanted(engine, Cache::Buffered);
+            let error = match loader.options(asked).stream() {
+                Ok(mut stream) => failure(&mut stream),
+                Err(error) => error,
+            };
+            assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        }
+    }
+}

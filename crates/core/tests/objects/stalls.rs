@@ -1,0 +1,170 @@
+//! Requests that take much longer than others: a second one, a limit on how slow is slow, and none of it when it is not wanted.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tload::{Checkpoint, ErrorKind, Loader, Options, Report, Result, Tensor};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+use crate::fixtures::{assert_all, even, load, options};
+use crate::sites::{Site, faulty_at};
+
+const MIB: usize = 1 << 20;
+
+/// A server with one file of 32 reads.
+struct Bench {
+    server: Arc<FaultyServer>,
+    site: Site,
+    file: Vec<u8>,
+}
+
+impl Bench {
+    fn new(read_timeout: &str) -> Self {
+        let server = Arc::new(FaultyServer::start());
+        let mut site = faulty_at(&server);
+        site.options
+            .set("read_timeout", read_timeout)
+            .expect("an option");
+        let file = even("t", 3, 32, MIB / 4);
+        site.put("m.safetensors", &file);
+        Self { server, site, file }
+    }
+
+    fn open(&self) -> Checkpoint {
+        let opened = self.site.checkpoint("m.safetensors").expect("opens");
+        self.server.forget_requests();
+        opened
+    }
+}
+
+/// One request after another, each for one read.
+fn serially(set: impl FnOnce(&mut Options)) -> Options {
+    options(|it| {
+        (it.depth, it.extent_bytes) = (Some(1), Some(MIB as u64 / 4));
+        set(it);
+    })
+}
+
+fn loaded(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Report)> {
+    load(checkpoint, options)
+}
+
+#[test]
+fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
+    // Silence of a minute is not noticed otherwise.
+    let bench = Bench::new("60");
+    for fault in [Fault::StallBody(100_000), Fault::StallHeaders] {
+        let checkpoint = bench.open();
+        // When enough have been seen to know what is usual.
+        bench
+            .server
+            .fault(Rule::once(fault.clone()).from_byte(1).after(24));
+        let (tensors, report) = loaded(&checkpoint, serially(|_| ())).expect("loads");
+        bench.server.clear_faults();
+        assert_all(&tensors, &[&bench.file]);
+        assert_eq!(
+            (report.hedges, report.hedges_won),
+            (1, 1),
+            "{fault:?}: {report}"
+        );
+        assert_eq!(
+            (report.stalls, report.retries),
+            (1, 0),
+            "{fault:?}: {report}"
+        );
+        let requests = bench.server.requests();
+        assert_eq!(requests.len() as u64, report.requests, "{fault:?}");
+        // Only what was missing was asked for again.
+        let range = |index: usize| requests[index].range.clone().expect("a range");
+        let (stalled, second) = (range(24), range(25));
+        assert_eq!(stalled.end, second.end);
+        let came = second.start - stalled.start;
+        let most = if matches!(fault, Fault::StallHeaders) {
+            0
+        } else {
+            100_000
+        };
+        assert_eq!(came, most, "{fault:?}");
+        assert!(report.to_string().contains("sent twice"), "{report}");
+    }
+}
+
+#[test]
+fn nothing_is_sent_twice_when_that_is_not_wanted() {
+    let bench = Bench::new("1.5");
+    let checkpoint = bench.open();
+    bench
+        .server
+        .fault(Rule::once(Fault::StallBody(100_000)).from_byte(1).after(24));
+    let alone = serially(|it| it.hedge = Some(false));
+    let (tensors, report) = loaded(&checkpoint, alone).expect("loads");
+    assert_all(&tensors, &[&bench.file]);
+    assert_eq!((report.hedges, report.stalls), (0, 1), "{report}");
+    assert_eq!((report.retries, report.request_retries), (1, 1), "{report}");
+    let last = report.last_retry.expect("says why");
+    assert!(last.contains("m.safetensors ["), "{last}");
+}
+
+/// At most one request in twenty, however many stall.
+#[test]
+fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
+    let bench = Bench::new("0.9");
+    let checkpoint = bench.open();
+    bench.server.fault(
+        Rule::times(6, Fault::StallBody(100_000))
+            .from_byte(1)
+            .after(20),
+    );
+    let (tensors, report) = loaded(&checkpoint, serially(|_| ())).expect("loads");
+    assert_all(&tensors, &[&bench.file]);
+    assert!((1..=3).contains(&report.hedges), "{report}");
+    assert!(report.stalls > report.hedges, "{report}");
+}
+
+/// A byte now and then is no progress: not the silence that a timeout waits for, and not what anybody waits for.
+#[test]
+fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
+    let bench = Bench::new("0.4");
+    let checkpoint = bench.open();
+    let drip = Fault::Drip {
+        bytes: 64,
+        pause: Duration::from_millis(20),
+    };
+    bench.server.fault(Rule::always(drip.clone()).from_byte(1));
+    let impatient = serially(|it| it.retries = Some(1));
+    let error = loaded(&checkpoint, impatient).expect_err("drips for ever");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    assert_eq!(error.request().expect("a request").attempts, 2);
+    bench.server.clear_faults();
+    // Once is not for ever, and what came by then is kept.
+    bench.server.forget_requests();
+    bench.server.fault(Rule::once(drip).from_byte(1).after(3));
+    let (tensors, report) = loaded(&checkpoint, serially(|_| ())).expect("loads");
+    assert_all(&tensors, &[&bench.file]);
+    assert_eq!(report.request_retries, 1, "{report}");
+    let requests = bench.server.requests();
+    let range = |index: usize| requests[index].range.clone().expect("a range");
+    assert!(range(4).start > range(3).start, "goes on where it stopped");
+    assert_eq!(range(4).end, range(3).end);
+}
+
+/// A server that takes requests and says nothing ever: all memory is back, since nobody else writes to it.
+#[test]
+fn a_blackhole_ends_in_a_timeout_and_leaves_nothing_behind() {
+    let bench = Bench::new("60");
+    let checkpoint = bench.open();
+    bench
+        .server
+        .fault(Rule::always(Fault::StallHeaders).from_byte(1));
+    let limited = options(|it| it.timeout = Some(Duration::from_millis(400)));
+    let mut stream = Loader::new(checkpoint)
+        .options(limited)
+        .stream()
+        .expect("starts");
+    let error = stream.find_map(Result::err).expect("nothing comes");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    assert!(error.message().contains("m.safetensors ["), "{error}");
+    assert!(!error.message().contains("still held"), "{error}");
+    assert_eq!(stream.report().parked_bytes, 0, "{}", stream.report());
+    bench.server.clear_faults();
+}
