@@ -23,6 +23,7 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
     "not_found": (tload.NotFoundError, FileNotFoundError),
     "permission_denied": (tload.PermissionDeniedError, PermissionError),
     "invalid_format": (tload.FormatError, ValueError),
+    "corrupt": (tload.CorruptError, ValueError),
     "no_such_tensor": (tload.NoSuchTensorError, KeyError),
     "invalid_request": (tload.InvalidRequestError, ValueError),
     "unsupported": (tload.UnsupportedError, tload.Error),

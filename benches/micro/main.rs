@@ -3,6 +3,7 @@
 mod memory;
 mod pure;
 mod reads;
+mod verified;
 
 use criterion::Criterion;
 
@@ -14,6 +15,7 @@ fn main() {
     memory::pool(&mut criterion);
     reads::pipeline(&mut criterion);
     reads::engines(&mut criterion);
+    verified::loads(&mut criterion);
     criterion.final_summary();
 }
 

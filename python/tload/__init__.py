@@ -22,6 +22,7 @@ from tload._copy import CopyReport, copy, list_files
 from tload._errors import (
     CancelledError,
     ChangedError,
+    CorruptError,
     DeviceError,
     Error,
     FormatError,
@@ -39,7 +40,17 @@ from tload._into import load_into
 from tload._options import Options
 from tload._patch import patch
 from tload._progress import Progress
-from tload._report import DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport
+from tload._report import (
+    DepthReport,
+    DeviceReport,
+    EngineReport,
+    Report,
+    StageTimes,
+    StagingReport,
+    Unverified,
+    VerificationReport,
+    VerifiedBy,
+)
 from tload._stream import TensorStream, load, stream
 from tload._tload import Tensor, __version__, parked_bytes, release_staging
 
@@ -48,6 +59,7 @@ __all__ = [
     "ChangedError",
     "Checkpoint",
     "CopyReport",
+    "CorruptError",
     "DepthReport",
     "DeviceError",
     "DeviceReport",
@@ -72,6 +84,9 @@ __all__ = [
     "TensorInfo",
     "TensorStream",
     "UnsupportedError",
+    "Unverified",
+    "VerificationReport",
+    "VerifiedBy",
     "__version__",
     "copy",
     "list_files",

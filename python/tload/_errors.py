@@ -108,6 +108,12 @@ class FormatError(Error, ValueError):
     kind = "invalid_format"
 
 
+class CorruptError(Error, ValueError):
+    """The bytes are not those that a digest was made of (`verify`): fetch the file again."""
+
+    kind = "corrupt"
+
+
 class NotFoundError(_SystemError, FileNotFoundError):
     """A file, folder, shard or object is not there: fix the path."""
 
@@ -189,6 +195,7 @@ BY_KIND: dict[str, type[Error]] = {
     error.kind: error
     for error in (
         FormatError,
+        CorruptError,
         NotFoundError,
         PermissionDeniedError,
         NoSuchTensorError,

@@ -73,8 +73,8 @@ def load_into(
         **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not `"map"`),
             `writable=None` (means nothing here), `order=None`, `depth=None`, `in_flight_bytes=None`,
             `extent_bytes=None`, `lanes=None`, `memory_limit=None` (here it bounds the staging memory on the way),
-            `device_memory_limit=None` (temporary tensors), `retries=None`,
-            `hedge=None`, `timeout=None`.
+            `device_memory_limit=None` (temporary tensors), `verify=None` (the read that shows a tensor to be
+            wrong is not written; earlier ones may have been), `retries=None`, `hedge=None`, `timeout=None`.
 
     Returns:
         What was done: see `Report`.

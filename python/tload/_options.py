@@ -79,6 +79,18 @@ class Options:
     """Bytes of each GPU that the load may hold and the caller has not received yet. What the caller has received does
     not count, nor does memory of the caller's that `load_into` fills. Default: `TLOAD_DEVICE_MEMORY_LIMIT`, else as for
     `memory_limit`, and no more than is free."""
+    verify: str | os.PathLike[str] | None = None
+    """Whether what is read is compared with digests that somebody has made of it, while it passes. What differs is a
+    `CorruptError` that names the file, the tensor and the bytes: before a tensor is yielded that has a digest of its
+    own, before the load ends where there is only one of the whole file. Default: `TLOAD_VERIFY`, else `"off"`.
+
+    - `"off"`: Nothing is compared.
+    - `"auto"`: With what there is: a manifest of tload's beside the checkpoint, the store's own checksum of the whole
+      object, what a hub says of the file, or a signed manifest. `report.verification` says what was not compared.
+    - `"require"`: As `"auto"`; what cannot be compared is an `InvalidRequestError` before the first read. That is a
+      file of which nothing is known, and one that is read in part while only its whole could be compared.
+    - Anything else is the path or the URL of a manifest of tload's, which has to have it all.
+    """
     retries: int | None = None
     """How often a failed request to an object store, or a failed read of a file, is tried again before the load fails;
     0: never. Only what is missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`,
@@ -97,7 +109,12 @@ class Options:
 
     def __repr__(self) -> str:
         fields = ((field.name, getattr(self, field.name)) for field in dataclasses.fields(self))
-        return f"tload.Options({', '.join(f'{name}={value!r}' for name, value in fields if value is not None)})"
+        return f"tload.Options({', '.join(f'{name}={_shown(value)}' for name, value in fields if value is not None)})"
+
+
+def _shown(value: object) -> str:
+    # A manifest's URL may have a secret in it.
+    return "<a URL>" if "://" in str(value) else repr(value)
 
 
 class OptionKeywords(TypedDict, total=False):
@@ -113,6 +130,7 @@ class OptionKeywords(TypedDict, total=False):
     lanes: int | None
     memory_limit: int | str | None
     device_memory_limit: int | str | None
+    verify: str | os.PathLike[str] | None
     retries: int | None
     hedge: bool | None
     timeout: float | None
@@ -130,6 +148,7 @@ VARIABLES = {
     "lanes": "TLOAD_LANES",
     "memory_limit": "TLOAD_MEMORY_LIMIT",
     "device_memory_limit": "TLOAD_DEVICE_MEMORY_LIMIT",
+    "verify": "TLOAD_VERIFY",
     "retries": "TLOAD_RETRIES",
     "hedge": "TLOAD_HEDGE",
     "timeout": "TLOAD_TIMEOUT",

@@ -77,6 +77,43 @@ class DepthReport:
 
 
 @dataclass(frozen=True, slots=True)
+class VerifiedBy:
+    """Who says what the bytes of some files should be."""
+
+    by: str
+    """For example `"manifest /m/tload-manifest.json"`."""
+    files: int
+    """Files of the load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unverified:
+    """A file of which something was not compared."""
+
+    location: str
+    """The file."""
+    why: str
+    """Why."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationReport:
+    """What was compared with digests that somebody had made of it."""
+
+    choice: str
+    """What was asked for: `"auto"`, `"require"`, or the manifest."""
+    bytes: int
+    """Bytes that were compared, and are right: of tensors with a digest of their own when all of one has come, of files
+    when all of the file has."""
+    by: tuple[VerifiedBy, ...]
+    """Who says what the bytes should be."""
+    unverified: tuple[Unverified, ...]
+    """Files of which something was not compared; the first few."""
+    unverified_files: int
+    """How many there are."""
+
+
+@dataclass(frozen=True, slots=True)
 class StageTimes:
     """Seconds that the lanes spent, all lanes added up."""
 
@@ -90,6 +127,8 @@ class StageTimes:
     """Waiting for copies to a GPU, with nothing being read."""
     deliver: float
     """Completing tensors and handing them over."""
+    verify: float
+    """Comparing bytes with digests."""
     consumer_wait: float
     """The caller waiting for the next tensor. Not of the lanes."""
 
@@ -178,6 +217,8 @@ class Report:
     """Bytes of one read at most."""
     outcome: str
     """`"complete"`, `"running"`, or the kind of the error that ended it, for example `"cancelled"`."""
+    verification: VerificationReport | None
+    """What was compared with digests of it, or `None` with `verify="off"`."""
     notes: tuple[str, ...]
     """What a user should know, for example why a slower engine was used."""
     text: str = field(default="", repr=False, compare=False)
@@ -200,6 +241,9 @@ class Report:
         plain["depths"] = list(plain["depths"])
         plain["devices"] = list(plain["devices"])
         plain["engine"]["features"] = list(self.engine.features)
+        if plain["verification"] is not None:
+            plain["verification"]["by"] = list(plain["verification"]["by"])
+            plain["verification"]["unverified"] = list(plain["verification"]["unverified"])
         plain["bytes_per_second"] = self.bytes_per_second
         return plain
 
@@ -220,12 +264,17 @@ def read_report(document: str, text: str) -> Report:
     engine = fields.pop("engine")
     engine["features"] = tuple(engine["features"])
     staging = fields.pop("staging")
+    verification = fields.pop("verification")
+    if verification is not None:
+        verification["by"] = tuple(VerifiedBy(**by) for by in verification["by"])
+        verification["unverified"] = tuple(Unverified(**file) for file in verification["unverified"])
     fields["notes"] = tuple(fields["notes"])
     fields["depths"] = tuple(DepthReport(**depth) for depth in fields["depths"])
     fields["devices"] = tuple(DeviceReport(**device) for device in fields["devices"])
     return Report(
         engine=EngineReport(**engine),
         staging=None if staging is None else StagingReport(**staging),
+        verification=None if verification is None else VerificationReport(**verification),
         stages=StageTimes(**fields.pop("stages")),
         text=text,
         **fields,

@@ -16,6 +16,7 @@ from tload._progress import INTERVAL, Progress, Watcher, watcher_for
 from tload._report import Report, read_report
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable
     from types import TracebackType
     from typing import Self, Unpack
@@ -270,6 +271,7 @@ def stream(
     lanes: int | None = None,
     memory_limit: int | str | None = None,
     device_memory_limit: int | str | None = None,
+    verify: str | os.PathLike[str] | None = None,
     retries: int | None = None,
     hedge: bool | None = None,
     timeout: float | None = None,
@@ -317,6 +319,7 @@ def stream(
         lanes: See `Options.lanes`. Threads.
         memory_limit: See `Options.memory_limit`. Bytes.
         device_memory_limit: See `Options.device_memory_limit`. Bytes of each GPU.
+        verify: See `Options.verify`. Whether bytes are compared with digests.
         retries: See `Options.retries`. Tries after the first.
         hedge: See `Options.hedge`.
         timeout: See `Options.timeout`. Seconds.
@@ -334,6 +337,7 @@ def stream(
             of the machine or a GPU is. While reading, too: others may take a GPU's memory meanwhile.
         DeviceError: A GPU or its driver failed. While reading, too.
         RemoteError: An object store cannot be reached, or failed again and again.
+        CorruptError: With `verify`, bytes are not what they should be. While reading, too.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
     Example:
@@ -352,6 +356,7 @@ def stream(
         lanes=lanes,
         memory_limit=memory_limit,
         device_memory_limit=device_memory_limit,
+        verify=verify,
         retries=retries,
         hedge=hedge,
         timeout=timeout,
@@ -412,8 +417,8 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
             - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`, `in_flight_bytes=None`,
-              `extent_bytes=None`, `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `retries=None`,
-              `hedge=None`, `timeout=None`: See the fields of `Options`.
+              `extent_bytes=None`, `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `verify=None`,
+              `retries=None`, `hedge=None`, `timeout=None`: See the fields of `Options`.
 
     Raises:
         Error: Any failure: see `tload.stream`.

@@ -13,6 +13,7 @@ const UNSUPPORTED: u8 = 7;
 const TIMED_OUT: u8 = 8;
 const REMOTE: u8 = 9;
 const DEVICE: u8 = 10;
+const CORRUPT: u8 = 11;
 /// 128 + SIGINT, as shells report an interrupted program.
 pub(crate) const INTERRUPTED: u8 = 130;
 
@@ -30,6 +31,7 @@ Exit status:
   8    a deadline passed, or an object store did not answer in time
   9    an object store cannot be reached, or failed again and again
   10   the GPU or its driver failed
+  11   bytes are not those that a digest was made of (--verify)
   130  interrupted by Ctrl-C or SIGTERM
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
@@ -47,6 +49,7 @@ pub(crate) fn status(error: &Error) -> u8 {
         ErrorKind::TimedOut => TIMED_OUT,
         ErrorKind::Remote => REMOTE,
         ErrorKind::Device => DEVICE,
+        ErrorKind::Corrupt => CORRUPT,
         ErrorKind::Cancelled => INTERRUPTED,
         // `ErrorKind` may grow; the test below fails when a new kind has no line here.
         ErrorKind::Io | ErrorKind::Changed | _ => FAILED,

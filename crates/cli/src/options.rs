@@ -148,6 +148,7 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options.lanes = args.lanes;
     options.memory_limit = args.limits.memory_limit;
     options.device_memory_limit = args.limits.device_memory_limit;
+    options.verify = args.limits.verify.clone().unwrap_or_default();
     options.retries = args.limits.retries;
     options.hedge = args.hedge;
     options.timeout = args.timeout;
@@ -174,6 +175,7 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Vec<Configurat
             memory_limit: sweep.limits.memory_limit,
             device_memory_limit: sweep.limits.device_memory_limit,
             cache: sweep.limits.cache,
+            verify: sweep.limits.verify.clone().unwrap_or_default(),
             retries: sweep.limits.retries,
         };
         if args.with_defaults {

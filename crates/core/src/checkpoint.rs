@@ -4,9 +4,11 @@
 //! together they are one model. No tensor moves here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::{self, Header, Index};
 use crate::side_by_side::side_by_side;
@@ -63,7 +65,8 @@ struct Opened {
 pub struct Shard {
     source: ShardSource,
     header_bytes: u64,
-    tensor_count: usize,
+    header_crcs: Crcs,
+    tensors: Range<usize>,
     metadata: BTreeMap<String, String>,
 }
 
@@ -85,7 +88,7 @@ impl Shard {
 
     /// Tensors of the checkpoint that it holds.
     pub fn tensor_count(&self) -> usize {
-        self.tensor_count
+        self.tensors.len()
     }
 
     /// Its `__metadata__`.
@@ -95,6 +98,16 @@ impl Shard {
 
     pub(crate) fn source(&self) -> &ShardSource {
         &self.source
+    }
+
+    /// The CRCs of its header with its length field, as they were read.
+    pub(crate) fn header_crcs(&self) -> Crcs {
+        self.header_crcs
+    }
+
+    /// Which of the checkpoint's tensors it holds.
+    pub(crate) fn tensors(&self) -> Range<usize> {
+        self.tensors.clone()
     }
 }
 
@@ -213,7 +226,7 @@ impl Checkpoint {
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
-        for (index, (source, header)) in opened.into_iter().enumerate() {
+        for (index, (source, header, header_crcs)) in opened.into_iter().enumerate() {
             for (key, value) in &header.metadata {
                 metadata.entry(key.clone()).or_insert_with(|| value.clone());
             }
@@ -227,7 +240,8 @@ impl Checkpoint {
             shards.push(Shard {
                 source,
                 header_bytes: header.bytes,
-                tensor_count: tensors.len() - first,
+                header_crcs,
+                tensors: first..tensors.len(),
                 metadata: header.metadata,
             });
         }
@@ -314,7 +328,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
 
 /// Opens all files and reads their headers, many at a time, so that none waits for the ones before it. The first error in the order
 /// of the files is the one returned.
-fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header)>> {
+fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header, Crcs)>> {
     let is_far = |file: &Location| file.as_path().is_none_or(is_network);
     let threads = if set.files.first().is_some_and(is_far) {
         FAR_HEADERS_MAX
@@ -326,7 +340,7 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
     opened.into_iter().collect()
 }
 
-fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Header)> {
+fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Header, Crcs)> {
     let is_mount = location.as_path().is_some_and(is_network);
     let first_bytes = if is_mount {
         MOUNT_READ_BYTES
@@ -334,23 +348,26 @@ fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Head
         FIRST_READ_BYTES
     };
     let (source, first) = places.open(location, first_bytes)?;
-    let header = read_header(&source, first)?;
-    Ok((source, header))
+    let (header, crcs) = read_header(&source, first)?;
+    Ok((source, header, crcs))
 }
 
-/// Reads and checks the header, of which `first` are the file's first bytes: no further read when it fits into them, else one.
-fn read_header(source: &impl Source, first: Vec<u8>) -> Result<Header> {
+/// Reads and checks the header, of which `first` are the file's first bytes: no further read when it fits into them, else one. With
+/// the CRCs of what was read, which nobody keeps.
+fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let prefix = &first[..first.len().min(LENGTH)];
     let len = format::header_len(prefix, source.len()).map_err(invalid)?;
+    let length_field = len.to_le_bytes();
     let len = usize::try_from(len).expect("at most 100 MB");
     let mut bytes = first;
     bytes.drain(..LENGTH);
     if bytes.len() < len {
         bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
     }
-    format::parse(&bytes[..len], source.len()).map_err(invalid)
+    let header = format::parse(&bytes[..len], source.len()).map_err(invalid)?;
+    Ok((header, Crcs::of(&[&length_field, &bytes[..len]])))
 }
 
 /// Which tensors of which shards an index names.

@@ -21,6 +21,8 @@ pub enum ErrorKind {
     PermissionDenied,
     /// The bytes are not a valid checkpoint: get a good file.
     InvalidFormat,
+    /// The bytes are not those that a digest was made of: get the file again.
+    Corrupt,
     /// A name or pattern selects no tensor: fix the name.
     NoSuchTensor,
     /// The call asks for something contradictory or impossible: fix the call.
@@ -45,10 +47,11 @@ pub enum ErrorKind {
 
 impl ErrorKind {
     /// Every kind, so that bindings can prove that they map each of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::NotFound,
         Self::PermissionDenied,
         Self::InvalidFormat,
+        Self::Corrupt,
         Self::NoSuchTensor,
         Self::InvalidRequest,
         Self::Unsupported,
@@ -67,6 +70,7 @@ impl ErrorKind {
             Self::NotFound => "not_found",
             Self::PermissionDenied => "permission_denied",
             Self::InvalidFormat => "invalid_format",
+            Self::Corrupt => "corrupt",
             Self::NoSuchTensor => "no_such_tensor",
             Self::InvalidRequest => "invalid_request",
             Self::Unsupported => "unsupported",

@@ -46,6 +46,7 @@ pub mod testing;
 
 mod budget;
 mod checkpoint;
+mod crc;
 mod delivery;
 mod destinations;
 mod error;
@@ -66,6 +67,7 @@ mod sources;
 mod stall;
 mod stream;
 mod tensor;
+mod verify;
 mod within;
 
 pub use buffer::{KeepAlive, Target, release_staging};
@@ -78,9 +80,13 @@ pub use parked::parked_bytes;
 pub use plan::{Selection, Slice, Steps};
 pub use provide::DeviceAllocator;
 pub use receivers::{Receiver, ReceiverRules};
-pub use report::{DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport};
+pub use report::{
+    DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport, Unverified,
+    VerificationReport, VerifiedBy,
+};
 pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
 pub use sink::DeviceMemory;
 pub use source::{Cache, Location, Protocol, StoreOptions};
 pub use stream::{Canceller, Progress, TensorStream};
 pub use tensor::{Tensor, TensorInfo};
+pub use verify::{Algorithm, Digest, Expectation, Expected, Verify};

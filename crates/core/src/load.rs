@@ -26,6 +26,7 @@ use crate::source::{Cache, Location, ReadFile, StoreOptions};
 use crate::sources::{Group, Sources};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
+use crate::verify::{self, Check, Expectation};
 
 /// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
 /// has a slot for the largest. Only what is used is touched.
@@ -56,6 +57,8 @@ pub struct Loader {
     targets: Arc<HashMap<String, Target>>,
     slices: Arc<HashMap<String, Slice>>,
     options: Options,
+    /// By shard: what is expected, in place of what would be found.
+    expectations: Option<Arc<[Expectation]>>,
     shelf: Shelf,
 }
 
@@ -96,6 +99,7 @@ impl Loader {
             targets: Arc::default(),
             slices: Arc::default(),
             options: Options::default(),
+            expectations: None,
             shelf: Shelf::default(),
         }
     }
@@ -147,6 +151,14 @@ impl Loader {
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
+        self
+    }
+
+    /// What the files are expected to be, one for each of [`Checkpoint::shards`]: compared in place of what [`Options::verify`] would
+    /// find, and as strictly as that says; with [`crate::Verify::Off`] not at all.
+    #[must_use]
+    pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
+        self.expectations = Some(expectations.into_iter().collect());
         self
     }
 
@@ -234,8 +246,9 @@ impl Loader {
     /// Everything that can be known before the first read: [`NoSuchTensor`], [`InvalidRequest`], [`OutOfMemory`] for a budget that
     /// the largest tensor does not fit into or a GPU with too little memory, [`Unsupported`] for an engine or a cache mode that was
     /// demanded and is not to be had, or without a CUDA driver, [`Device`][DeviceFailed] when that fails, [`Changed`] for a file
-    /// that was replaced.
+    /// that was replaced, [`Corrupt`] for one that is known to be another than was expected.
     ///
+    /// [`Corrupt`]: crate::ErrorKind::Corrupt
     /// [`NoSuchTensor`]: crate::ErrorKind::NoSuchTensor
     /// [`InvalidRequest`]: crate::ErrorKind::InvalidRequest
     /// [`OutOfMemory`]: crate::ErrorKind::OutOfMemory
@@ -261,7 +274,9 @@ impl Loader {
         let selected = self.selected()?;
         let destinations = self.destinations(&selected)?;
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
-        let plan = &prepared.plan;
+        let (plan, given) = (&prepared.plan, self.expectations.as_deref());
+        let choice = &self.options.verify;
+        let check = verify::check(&self.checkpoint, plan, &prepared.tensors, given, choice)?;
         let borrowed = allocator
             .as_mut()
             .map(|allocator| &mut **allocator as &mut dyn DeviceAllocator);
@@ -270,13 +285,14 @@ impl Loader {
         let (bell, gate) = (Arc::clone(delivery.bell()), Arc::clone(delivery.gate()));
         let delivered = delivery.split();
         let schedule = Schedule::new(plan, self.options.order, prepared.groups());
-        let feed = Arc::new(Feed::new(
+        let feed = Feed::new(
             Arc::clone(plan),
             schedule,
             delivered.memories,
             slab.clone(),
             bell,
-        ));
+        );
+        let feed = Arc::new(feed.checked(check.clone()));
         let counters = Arc::<Counters>::default();
         let setups = prepared.lanes(&self.options, &feed, &counters, slab.as_ref());
         let lanes = setups.len();
@@ -290,8 +306,8 @@ impl Loader {
                 order: self.options.order,
                 lanes,
                 report,
-                complete: completion(&feed, delivered.complete, &prepared.sources),
-                verify: verification(&prepared.sources),
+                complete: completion(&feed, delivered.complete, &prepared.sources, check.as_ref()),
+                verify: verification(&prepared.sources, check.as_ref()),
             },
             started,
         );
@@ -437,10 +453,14 @@ fn completion(
     feed: &Arc<Feed>,
     destinations: Complete,
     sources: &Arc<Sources>,
+    check: Option<&Arc<Check>>,
 ) -> Box<dyn Fn(&mut Report) + Send + Sync> {
-    let (feed, sources) = (Arc::clone(feed), Arc::clone(sources));
+    let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
     Box::new(move |report| {
         destinations(report, feed.memories());
+        if let Some(check) = &check {
+            check.report(report);
+        }
         add_depths(report, &feed, &sources);
         let refused = sources.files().find(|file| file.is_refused());
         if let Some(file) = refused {
@@ -460,12 +480,16 @@ fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.set_depths(groups.zip(feed.depths()));
 }
 
-/// Lets go of the files at the end, and checks that none changed meanwhile.
-fn verification(sources: &Arc<Sources>) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
-    let sources = Arc::clone(sources);
+/// Lets go of the files at the end, and checks that none changed meanwhile, and that everything was compared.
+fn verification(
+    sources: &Arc<Sources>,
+    check: Option<&Arc<Check>>,
+) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
+    let (sources, check) = (Arc::clone(sources), check.cloned());
     Box::new(move || {
         sources.files().for_each(ReadFile::finish);
-        sources.files().try_for_each(ReadFile::verify_unchanged)
+        sources.files().try_for_each(ReadFile::verify_unchanged)?;
+        check.as_ref().map_or(Ok(()), |check| check.finish())
     })
 }
 

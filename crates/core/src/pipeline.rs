@@ -5,7 +5,7 @@
 //! returns that failure.
 //!
 //! ```text
-//!   feed.take() ─▶ Job ─▶ engine.submit … engine.reap ─▶ Done ─▶ sink.submit … sink.reap ─▶ deliver
+//!   feed.take() ─▶ Job ─▶ engine.submit … engine.reap ─▶ Done ─▶ (check) ─▶ sink.submit … sink.reap ─▶ deliver
 //!        ▲                                                 │
 //!        └──────────────── feed.ended() ◀──────────────────┘
 //! ```
@@ -100,7 +100,7 @@ pub fn run<E: Engine, S: Sink>(
         for done in done.drain(..) {
             let start = out.remove(&done.extent);
             held -= feed.plan.extents[done.extent].window as u64;
-            if let Err(error) = complete(feed, sink, lane, done, start) {
+            if let Err(error) = complete(feed, sink, lane, &mut watch, done, start) {
                 failure.get_or_insert(error);
             }
         }
@@ -119,11 +119,12 @@ pub fn run<E: Engine, S: Sink>(
     }
 }
 
-/// Takes what the engine gives back for the window that began at `start` to the sink.
+/// Takes what the engine gives back for the window that began at `start` to the sink, if it is what it should be.
 fn complete<S: Sink>(
     feed: &Feed,
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
+    watch: &mut Watch<'_>,
     done: Done,
     start: Option<usize>,
 ) -> Result<()> {
@@ -141,7 +142,19 @@ fn complete<S: Sink>(
         if feed.plan.has_gaps(extent) {
             feed.plan.gather(extent, filled.bytes_mut());
         }
-        sink.submit(extent, filled)
+        let Some(check) = &feed.check else {
+            return sink.submit(extent, filled);
+        };
+        watch.lap(Stage::Deliver);
+        // Of this extent, of none while it waits for others of its file, or of several that waited for it.
+        let compared = check.pass(done.extent, filled, &mut |extent, filled| {
+            watch.lap(Stage::Verify);
+            let submitted = sink.submit(extent, filled);
+            watch.lap(Stage::Deliver);
+            submitted
+        });
+        watch.lap(Stage::Verify);
+        compared
     });
     feed.ended(done.extent);
     match result {

@@ -3,10 +3,12 @@
 //! Counters are added to while the load runs and read when somebody asks. Nothing here decides anything.
 
 mod counters;
+mod verification;
 
 use std::fmt;
 
 use serde::Serialize;
+pub use verification::{Unverified, VerificationReport, VerifiedBy};
 
 pub(crate) use counters::{Counters, Stage};
 
@@ -97,6 +99,8 @@ pub struct Report {
     pub depths: Vec<DepthReport>,
     /// Largest planned read or request, bytes.
     pub extent_bytes: u64,
+    /// What was compared with digests of it; none with `verify=off`.
+    pub verification: Option<VerificationReport>,
     /// What the user should know: fallbacks and what to do about them.
     pub notes: Vec<String>,
 }
@@ -182,6 +186,8 @@ pub struct StageTimes {
     pub copy_wait: f64,
     /// Completing tensors and handing them over.
     pub deliver: f64,
+    /// Comparing bytes with digests.
+    pub verify: f64,
     /// The caller waiting for the next tensor.
     pub consumer_wait: f64,
 }
@@ -202,7 +208,7 @@ impl Report {
         write!(
             f,
             "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
-             {}deliver {:.3} s, caller waited {:.3} s",
+             {}deliver {:.3} s, {}caller waited {:.3} s",
             self.open_seconds,
             self.first_tensor_seconds
                 .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
@@ -215,6 +221,11 @@ impl Report {
                 format!("copies {:.3} s, ", stages.copy_wait)
             },
             stages.deliver,
+            if self.verification.is_some() {
+                format!("verify {:.3} s, ", stages.verify)
+            } else {
+                String::new()
+            },
             stages.consumer_wait
         )
     }
@@ -401,6 +412,9 @@ impl fmt::Display for Report {
         self.fmt_troubles(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
+        if let Some(verification) = &self.verification {
+            writeln!(f, "{verification}")?;
+        }
         self.fmt_time(f)?;
         for note in &self.notes {
             write!(f, "\nnote     {note}")?;

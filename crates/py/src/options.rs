@@ -3,13 +3,14 @@
 //! Types that Python got wrong are a `TypeError`; values that cannot work are an `InvalidRequestError`. Which values can
 //! work is for the core to say.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::PyBool;
-use tload::{Options, Selection, parse_bytes};
+use tload::{Options, Selection, Verify, parse_bytes};
 
 use crate::error::{exception, invalid_request};
 
@@ -26,6 +27,7 @@ pub(crate) struct OptionsArgument<'py> {
     lanes: Option<Bound<'py, PyAny>>,
     memory_limit: Option<Bound<'py, PyAny>>,
     device_memory_limit: Option<Bound<'py, PyAny>>,
+    verify: Option<Bound<'py, PyAny>>,
     retries: Option<Bound<'py, PyAny>>,
     hedge: Option<Bound<'py, PyAny>>,
     timeout: Option<Bound<'py, PyAny>>,
@@ -60,6 +62,9 @@ impl OptionsArgument<'_> {
         options.device_memory_limit = read(self.device_memory_limit.as_ref(), |value| {
             size("device_memory_limit", value)
         })?;
+        if let Some(verify) = &self.verify {
+            options.verify = choice(verify)?;
+        }
         options.retries = read(self.retries.as_ref(), |value| whole("retries", value))?;
         options.hedge = read(self.hedge.as_ref(), |value| flag("hedge", value))?;
         options.timeout = read(self.timeout.as_ref(), seconds)?;
@@ -117,6 +122,19 @@ fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) ->
     let text: String = value
         .extract()
         .map_err(|_| wrong_type(name, "a str", value))?;
+    text.parse().map_err(|error| exception(value.py(), &error))
+}
+
+/// A word or the path or URL of a manifest, which may be a path object.
+fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
+    let text: String = match value.extract::<String>() {
+        Ok(text) => text,
+        Err(_) => value
+            .extract::<PathBuf>()
+            .ok()
+            .and_then(|path| path.into_os_string().into_string().ok())
+            .ok_or_else(|| wrong_type("verify", "a str or a path", value))?,
+    };
     text.parse().map_err(|error| exception(value.py(), &error))
 }
 

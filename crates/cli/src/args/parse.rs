@@ -80,7 +80,7 @@ fn variable_of(error: &clap::Error, command: &clap::Command) -> Option<OsString>
         .filter_map(|arg| Some((arg.get_long()?, arg.get_env()?)));
     let found = if let Some(ContextValue::String(shown)) = error.get(ContextKind::InvalidArg) {
         // clap names the argument as its usage does: `--engine <ENGINE>`.
-        let long = shown.split([' ', '=']).next()?.strip_prefix("--")?;
+        let long = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
         options.find(|(name, _)| *name == long)
     } else {
         // Of text that is none it does not say whose it is.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tload::{Cache, EngineChoice, Order};
+use tload::{Cache, EngineChoice, Order, Verify};
 
 use super::sizes;
 
@@ -138,6 +138,18 @@ pub(crate) struct LimitArgs {
         hide_env_values = true
     )]
     pub(crate) cache: Cache,
+    /// Compare what is read with digests of it, while it passes: auto (with what there is), require (fail when there is nothing),
+    /// off, or a manifest of tload's; --verify alone is auto [default: off]
+    #[arg(
+        long,
+        value_name = "auto|require|off|MANIFEST",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "auto",
+        env = "TLOAD_VERIFY",
+        hide_env_values = true
+    )]
+    pub(crate) verify: Option<Verify>,
     /// How often a failed request to an object store, or a failed read of a file, is tried again [default: 8; files that are not on
     /// a network file system: 0]
     #[arg(long, value_name = "N", env = "TLOAD_RETRIES", hide_env_values = true)]

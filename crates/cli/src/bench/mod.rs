@@ -23,7 +23,7 @@ pub(crate) mod warnings;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tload::{Cache, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result};
+use tload::{Cache, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result, Verify};
 
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
@@ -66,6 +66,8 @@ pub(crate) struct Configuration {
     pub(crate) device_memory_limit: Option<u64>,
     #[serde(serialize_with = "as_text")]
     pub(crate) cache: Cache,
+    #[serde(serialize_with = "as_text")]
+    pub(crate) verify: Verify,
     pub(crate) retries: Option<u32>,
 }
 
@@ -87,6 +89,7 @@ impl Configuration {
         options.lanes = self.lanes;
         options.memory_limit = self.memory_limit;
         options.device_memory_limit = self.device_memory_limit;
+        options.verify = self.verify.clone();
         options.retries = self.retries;
         options
     }

@@ -1,6 +1,6 @@
 //! A benchmark without a disk, for the tests of everything around the runs.
 
-use tload::{Cache, Device, EngineChoice, Result};
+use tload::{Cache, Device, EngineChoice, Result, Verify};
 
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, Sample, SyntheticRecord};
@@ -23,6 +23,7 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
             memory_limit: None,
             device_memory_limit: None,
             cache: Cache::Auto,
+            verify: Verify::Off,
             retries: None,
         },
     };

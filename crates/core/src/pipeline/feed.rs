@@ -11,6 +11,7 @@ use crate::over::Over;
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
+use crate::verify::Check;
 
 /// Where leases come from.
 #[derive(Debug)]
@@ -43,6 +44,8 @@ pub struct Feed {
     /// Rings when a lane that has not begun is to begin, or never will.
     waiting: Bell,
     over: Arc<Over>,
+    /// What is compared on the way to the sink.
+    pub(super) check: Option<Arc<Check>>,
     started: Instant,
     /// By source: what people call it.
     names: OnceLock<Vec<String>>,
@@ -107,9 +110,17 @@ impl Feed {
             bell,
             waiting: Bell::default(),
             over: Arc::default(),
+            check: None,
             started: Instant::now(),
             names: OnceLock::new(),
         }
+    }
+
+    /// The same, with everything that is read compared on the way to the sink.
+    #[must_use]
+    pub(crate) fn checked(mut self, check: Option<Arc<Check>>) -> Self {
+        self.check = check;
+        self
     }
 
     /// Says how many lanes each group begins with and may get.
@@ -219,6 +230,9 @@ impl Feed {
         self.bell.ring();
         self.waiting.ring();
         self.over.raise();
+        if let Some(check) = &self.check {
+            check.close();
+        }
     }
 
     /// The load is over: starts nothing more and gives back what was kept for later reads. Windows in flight and tensors keep

@@ -50,6 +50,7 @@ pub(crate) struct Counters {
     memory_wait_nanos: AtomicU64,
     copy_wait_nanos: AtomicU64,
     deliver_nanos: AtomicU64,
+    verify_nanos: AtomicU64,
 }
 
 /// What a lane was doing.
@@ -60,6 +61,7 @@ pub(crate) enum Stage {
     MemoryWait,
     CopyWait,
     Deliver,
+    Verify,
 }
 
 impl Counters {
@@ -75,6 +77,7 @@ impl Counters {
             Stage::MemoryWait => &self.memory_wait_nanos,
             Stage::CopyWait => &self.copy_wait_nanos,
             Stage::Deliver => &self.deliver_nanos,
+            Stage::Verify => &self.verify_nanos,
         };
         Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
@@ -127,6 +130,7 @@ impl Counters {
         report.stages.memory_wait = seconds(&self.memory_wait_nanos);
         report.stages.copy_wait = seconds(&self.copy_wait_nanos);
         report.stages.deliver = seconds(&self.deliver_nanos);
+        report.stages.verify = seconds(&self.verify_nanos);
     }
 
     fn fill_troubles(&self, report: &mut Report) {

@@ -4,6 +4,8 @@
 
 mod bytes;
 mod options;
+mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub use options::{Device, EngineChoice, Options, Order};
+pub use verify::Verify;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::Verify;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Cache;
 
@@ -181,6 +182,10 @@ pub struct Options {
     /// Most bytes of each GPU that the load may hold which the caller has not received yet. Default: as for `memory_limit`, and no
     /// more than is free. When anything goes to a GPU, `memory_limit` is what the staging memory on the way may take.
     pub device_memory_limit: Option<u64>,
+    /// Whether what is read is compared with digests that somebody has made of it, while it passes; a difference is
+    /// [`ErrorKind::Corrupt`]. A tensor that is wrong is not handed over if it has a digest of its own; memory of the caller's may hold
+    /// earlier pieces of it by then. Default: [`Verify::Off`].
+    pub verify: Verify,
     /// How often what failed is tried again before the load fails, a request to an object store or a read of a file; only what is
     /// missing is asked for. 0 tries nothing again. Default: what the options of the store say; without any 8 for requests and for
     /// files on network file systems, where failures may pass, and 0 for other files.

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use super::sim::{SimConfig, SimEngine};
 use crate::buffer::{Bell, Pool, PoolUsage};
+use crate::crc::Crcs;
 use crate::error::Result;
 use crate::pipeline::{Feed, LaneWork, Memory, run};
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
@@ -13,9 +14,10 @@ use crate::report::{Counters, Report};
 use crate::request::Order;
 use crate::schedule::{Depth, Groups, InFlight, Schedule};
 use crate::sink::HostSink;
-use crate::source::MemorySource;
+use crate::source::{MemorySource, Source};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
+use crate::verify::{Check, Expectation, Facts, Verify};
 
 /// What to load and how.
 #[derive(Debug)]
@@ -35,6 +37,10 @@ pub struct Simulation {
     /// One engine, and so one lane, for each.
     pub engines: Vec<SimConfig>,
 }
+
+/// What is compared in one simulated load.
+#[derive(Debug)]
+pub struct Comparison(Arc<Check>);
 
 /// What of a running simulation can be watched.
 #[derive(Clone, Debug)]
@@ -85,17 +91,41 @@ impl Simulation {
         crate::buffer::Mapping::charge(self.plan().region_bytes_max(0)) as u64
     }
 
-    fn feed(&self, plan: &Arc<Plan>) -> Arc<Feed> {
+    /// What a load would compare with these, one for each source. A source's header is what comes before its first tensor.
+    ///
+    /// # Errors
+    ///
+    /// What a load would fail with before its first read.
+    pub fn check(&self, expectations: &[Expectation], choice: &Verify) -> Result<Comparison> {
+        let mut first = 0;
+        let facts = self.sources.iter().enumerate().map(|(index, source)| {
+            let of_source = |tensor: &TensorInfo| tensor.shard() == index;
+            let tensors = &self.tensors[first..];
+            let tensors = &tensors[..tensors.partition_point(of_source)];
+            first += tensors.len();
+            let start = |tensor: &TensorInfo| tensor.file_range().start;
+            let header_bytes = tensors.first().map_or(source.len(), start);
+            let header = &source.bytes()[..usize::try_from(header_bytes).expect("small")];
+            Facts {
+                source,
+                header_bytes,
+                header: Crcs::of(&[header]),
+                tensors,
+            }
+        });
+        let facts: Vec<_> = facts.collect();
+        let (plan, tensors) = (Arc::new(self.plan()), self.tensors.clone().into());
+        let check = Check::new(plan, tensors, &facts, expectations, choice)?;
+        Ok(Comparison(Arc::new(check)))
+    }
+
+    fn feed(&self, plan: &Arc<Plan>, check: Option<Arc<Check>>) -> Arc<Feed> {
         let bell = Arc::new(Bell::default());
         let pool = Pool::new(self.memory_limit, Arc::clone(&bell));
         let schedule = Schedule::new(plan, self.order, Groups::one(self.depth));
-        Arc::new(Feed::new(
-            Arc::clone(plan),
-            schedule,
-            vec![Memory::Regions(pool)],
-            None,
-            bell,
-        ))
+        let memories = vec![Memory::Regions(pool)];
+        let feed = Feed::new(Arc::clone(plan), schedule, memories, None, bell);
+        Arc::new(feed.checked(check))
     }
 
     fn engine(&self, config: &SimConfig) -> SimEngine {
@@ -113,7 +143,7 @@ impl Simulation {
         deliver: &dyn Fn(usize, crate::tensor::Tensor),
     ) -> (Result<()>, Watched) {
         let plan = Arc::new(self.plan());
-        let feed = self.feed(&plan);
+        let feed = self.feed(&plan, None);
         let mut sink = HostSink::new(plan, self.tensors.clone().into());
         let mut engine = self.engine(&self.engines[0]);
         let result = super::run_lane(&feed, &mut engine, &mut sink, &|(index, tensor)| {
@@ -132,8 +162,15 @@ impl Simulation {
 
     /// Starts all lanes on threads of their own.
     pub fn stream(&self) -> (TensorStream, Watched) {
+        self.checked_stream(None)
+    }
+
+    /// The same, comparing what is read.
+    pub fn checked_stream(&self, compared: Option<Comparison>) -> (TensorStream, Watched) {
+        let check = compared.map(|Comparison(check)| check);
         let plan = Arc::new(self.plan());
-        let feed = self.feed(&plan);
+        let feed = self.feed(&plan, check.clone());
+        let counting = check.clone();
         let tensors: Arc<[TensorInfo]> = self.tensors.clone().into();
         let sink = HostSink::new(plan, Arc::clone(&tensors));
         let counters = Arc::<Counters>::default();
@@ -148,10 +185,14 @@ impl Simulation {
                 order: self.order,
                 lanes: self.engines.len(),
                 report: Report::default(),
-                complete: Box::new(|_| ()),
+                complete: Box::new(move |report| {
+                    if let Some(check) = &counting {
+                        check.report(report);
+                    }
+                }),
                 verify: Box::new(move || {
                     counted.fetch_add(1, Ordering::SeqCst);
-                    Ok(())
+                    check.as_ref().map_or(Ok(()), |check| check.finish())
                 }),
             },
             Instant::now(),

@@ -17,3 +17,4 @@ mod reuse;
 mod sinks;
 mod stub;
 mod targets;
+mod verified;

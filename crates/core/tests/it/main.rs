@@ -18,3 +18,4 @@ mod slow;
 #[cfg(target_os = "linux")]
 mod steady;
 mod tidy;
+mod verified;

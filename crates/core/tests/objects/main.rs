@@ -19,3 +19,4 @@ mod requests;
 mod secrets;
 mod sites;
 mod stalls;
+mod verified;

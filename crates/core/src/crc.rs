@@ -1,0 +1,271 @@
+//! CRCs of pieces that come in any order: each is worked out by itself and moved to its place in the sum.
+//!
+//! A CRC is the rest of a division of polynomials over GF(2), so the CRC of a whole is the sum (XOR) of what each piece brings:
+//! the piece's own rest times `x^8n`, where `n` is how many bytes come behind it. Nothing has to wait for what comes before it, and
+//! nothing is kept but the sum. The library that computes the pieces' own rests can combine two of them as well, by squaring matrices:
+//! that takes as long as reading a MiB. Multiplying polynomials, as zlib's `crc32_combine` does since 1.2.12, takes a hundredth of that.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+/// A polynomial with its conventions: reflected, begun with all ones, and inverted at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Polynomial {
+    /// Castagnoli's, 32 bits.
+    Crc32c,
+    /// That of NVMe, 64 bits.
+    Crc64Nvme,
+}
+
+/// What multiplication modulo a polynomial needs. The highest bit stands for `x^0`.
+struct Ring {
+    algorithm: CrcAlgorithm,
+    polynomial: u64,
+    /// `x^0`.
+    one: u64,
+    /// `x^(8·2^k)` for each `k`.
+    powers: [u64; 64],
+}
+
+/// `CRC-32/ISCSI` of the catalogue (reveng.sourceforge.io/crc-catalogue/all.htm), its polynomial reflected.
+static CRC32C: Ring = Ring::new(CrcAlgorithm::Crc32Iscsi, 0x82F6_3B78, 1 << 31);
+
+/// `CRC-64/NVME` of the same.
+static CRC64_NVME: Ring = Ring::new(CrcAlgorithm::Crc64Nvme, 0x9A6C_9329_AC4B_C9B5, 1 << 63);
+
+impl Ring {
+    const fn new(algorithm: CrcAlgorithm, polynomial: u64, one: u64) -> Self {
+        let mut ring = Self {
+            algorithm,
+            polynomial,
+            one,
+            powers: [one >> 8; 64],
+        };
+        let mut k = 1;
+        while k < 64 {
+            ring.powers[k] = ring.multiply(ring.powers[k - 1], ring.powers[k - 1]);
+            k += 1;
+        }
+        ring
+    }
+
+    /// `a` times `b`, term by term of `a`.
+    const fn multiply(&self, a: u64, mut b: u64) -> u64 {
+        let mut product = 0;
+        let mut term = self.one;
+        while term != 0 {
+            if a & term != 0 {
+                product ^= b;
+                if a & (term - 1) == 0 {
+                    break;
+                }
+            }
+            // Times x; the bit that falls out is x^width, which equals the polynomial's other terms.
+            b = (b >> 1) ^ (self.polynomial & (b & 1).wrapping_neg());
+            term >>= 1;
+        }
+        product
+    }
+
+    /// `value` times `x^8n`: as if so many bytes came behind it.
+    const fn shift(&self, mut value: u64, mut bytes: u64) -> u64 {
+        let mut k = 0;
+        while bytes > 0 {
+            if bytes & 1 == 1 {
+                value = self.multiply(self.powers[k], value);
+            }
+            bytes >>= 1;
+            k += 1;
+        }
+        value
+    }
+
+    /// All ones, in the width of the polynomial.
+    const fn ones(&self) -> u64 {
+        self.one | (self.one - 1)
+    }
+}
+
+impl Polynomial {
+    fn ring(self) -> &'static Ring {
+        match self {
+            Self::Crc32c => &CRC32C,
+            Self::Crc64Nvme => &CRC64_NVME,
+        }
+    }
+
+    /// The CRC of some bytes that stand one behind the other.
+    pub(crate) fn of(self, all: &[&[u8]]) -> u64 {
+        let mut digest = Digest::new(self.ring().algorithm);
+        for bytes in all {
+            digest.update(bytes);
+        }
+        digest.finalize()
+    }
+
+    /// The CRC of `first` and `second` together, of which the second has `len` bytes.
+    pub(crate) fn combine(self, first: u64, second: u64, len: u64) -> u64 {
+        self.ring().shift(first, len) ^ second
+    }
+}
+
+/// Both CRCs of some bytes, for whoever does not know yet which one will be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Crcs {
+    crc32c: u64,
+    crc64nvme: u64,
+}
+
+impl Crcs {
+    /// Of some bytes that stand one behind the other.
+    pub(crate) fn of(all: &[&[u8]]) -> Self {
+        Self {
+            crc32c: Polynomial::Crc32c.of(all),
+            crc64nvme: Polynomial::Crc64Nvme.of(all),
+        }
+    }
+
+    /// One of them.
+    pub(crate) fn get(&self, polynomial: Polynomial) -> u64 {
+        match polynomial {
+            Polynomial::Crc32c => self.crc32c,
+            Polynomial::Crc64Nvme => self.crc64nvme,
+        }
+    }
+}
+
+/// The CRC of `len` bytes, of which pieces come in any order from any thread; each byte once.
+#[derive(Debug)]
+pub(crate) struct Sum {
+    polynomial: Polynomial,
+    len: u64,
+    /// What it would be if all that has not come were zero.
+    value: AtomicU64,
+    missing: AtomicU64,
+}
+
+impl Sum {
+    /// Of bytes of which none has come.
+    pub(crate) fn new(polynomial: Polynomial, len: u64) -> Self {
+        let ring = polynomial.ring();
+        Self {
+            polynomial,
+            len,
+            value: AtomicU64::new(ring.shift(ring.ones(), len) ^ ring.ones()),
+            missing: AtomicU64::new(len),
+        }
+    }
+
+    /// Adds the bytes that begin at `offset`. The CRC, if they are the last that were missing.
+    pub(crate) fn add(&self, offset: u64, bytes: &[u8]) -> Option<u64> {
+        let mut digest = Digest::new_with_init_state(self.polynomial.ring().algorithm, 0);
+        digest.update(bytes);
+        self.add_rest(offset, bytes.len() as u64, digest.get_state())
+    }
+
+    /// The same for bytes whose CRC is known.
+    pub(crate) fn add_crc(&self, offset: u64, len: u64, crc: u64) -> Option<u64> {
+        let ring = self.polynomial.ring();
+        let rest = crc ^ ring.ones() ^ ring.shift(ring.ones(), len);
+        self.add_rest(offset, len, rest)
+    }
+
+    fn add_rest(&self, offset: u64, len: u64, rest: u64) -> Option<u64> {
+        let behind = self.len - offset - len;
+        let moved = self.polynomial.ring().shift(rest, behind);
+        self.value.fetch_xor(moved, Ordering::Relaxed);
+        // Release and acquire: whoever brings the last bytes sees what all others have added.
+        let before = self.missing.fetch_sub(len, Ordering::AcqRel);
+        assert!(before >= len, "each byte is added once");
+        (before == len).then(|| self.value.load(Ordering::Relaxed))
+    }
+
+    /// Whether nothing is missing.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.missing.load(Ordering::Acquire) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const BOTH: [Polynomial; 2] = [Polynomial::Crc32c, Polynomial::Crc64Nvme];
+
+    #[test]
+    fn the_catalogues_own_example() {
+        // "check" in the catalogue: the CRC of the nine ASCII digits.
+        assert_eq!(Polynomial::Crc32c.of(&[b"123456789"]), 0xE306_9283);
+        assert_eq!(
+            Polynomial::Crc64Nvme.of(&[b"12345", b"6789"]),
+            0xAE8B_1486_0A79_9888
+        );
+    }
+
+    #[test]
+    fn nothing_and_one_byte() {
+        for polynomial in BOTH {
+            let sum = Sum::new(polynomial, 0);
+            assert!(sum.is_whole());
+            let sum = Sum::new(polynomial, 1);
+            assert!(!sum.is_whole());
+            assert_eq!(sum.add(0, &[7]), Some(polynomial.of(&[&[7]])));
+            assert!(sum.is_whole());
+        }
+    }
+
+    #[test]
+    fn far_apart() {
+        // Lengths that no test has memory for, beside the library's own way.
+        for polynomial in BOTH {
+            let (first, second) = (polynomial.of(&[b"first"]), polynomial.of(&[b"second"]));
+            for len in [1, 4096, (1 << 22) + 3, (1 << 40) + 12_345, (1 << 62) + 1] {
+                let theirs =
+                    crc_fast::checksum_combine(polynomial.ring().algorithm, first, second, len);
+                assert_eq!(polynomial.combine(first, second, len), theirs, "{len}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn in_any_order(
+            bytes in prop::collection::vec(any::<u8>(), 1..3000),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..9),
+            seed in any::<u64>(),
+        ) {
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(bytes.len())).collect();
+            cuts.extend([0, bytes.len()]);
+            cuts.sort_unstable();
+            let mut pieces: Vec<_> = cuts.windows(2).map(|cut| cut[0]..cut[1]).collect();
+            pieces.retain(|piece| !piece.is_empty());
+            crate::testing::fixtures::Rng::new(seed).shuffle(&mut pieces);
+            for polynomial in BOTH {
+                let wanted = polynomial.of(&[&bytes]);
+                let sum = Sum::new(polynomial, bytes.len() as u64);
+                for (index, piece) in pieces.iter().enumerate() {
+                    let (offset, own) = (piece.start as u64, &bytes[piece.clone()]);
+                    let found = if index % 2 == 0 {
+                        sum.add(offset, own)
+                    } else {
+                        sum.add_crc(offset, own.len() as u64, polynomial.of(&[own]))
+                    };
+                    let last = index + 1 == pieces.len();
+                    prop_assert_eq!(found, last.then_some(wanted));
+                }
+                let combined = pieces_in_order(&cuts).fold(polynomial.of(&[]), |crc, piece| {
+                    let own = &bytes[piece];
+                    polynomial.combine(crc, polynomial.of(&[own]), own.len() as u64)
+                });
+                prop_assert_eq!(combined, wanted);
+            }
+        }
+    }
+
+    fn pieces_in_order(cuts: &[usize]) -> impl Iterator<Item = std::ops::Range<usize>> {
+        cuts.windows(2).map(|cut| cut[0]..cut[1])
+    }
+}

@@ -1,0 +1,256 @@
+//! What a load has compared so far. All lanes bring what they have read through here, between engine and sink.
+//!
+//! Each byte of a tensor is in one piece of one extent, so each is counted once, whatever else windows bring at their edges. Who
+//! brings the last piece of a tensor compares it, and takes the piece to the sink only if it is right: without it no sink completes
+//! the tensor.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sha2::{Digest as _, Sha256};
+
+use super::Digest;
+use super::begin::Account;
+use super::in_order::InOrder;
+use crate::buffer::Filled;
+use crate::crc::Sum;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{Extent, Piece, Plan};
+use crate::report::Report;
+use crate::tensor::TensorInfo;
+
+/// What to do about bytes that are not what they should be.
+pub(super) const HINT: &str =
+    "fetch the file again; if it was changed on purpose, make what it is compared with anew";
+
+/// What is compared in one load.
+pub(crate) struct Check {
+    pub(super) plan: Arc<Plan>,
+    pub(super) tensors: Arc<[TensorInfo]>,
+    /// By tensor: those that have a digest of their own.
+    pub(super) digests: Box<[Option<TensorCheck>]>,
+    /// By source of the plan.
+    pub(super) sources: Vec<SourceCheck>,
+    pub(super) verified_bytes: AtomicU64,
+    pub(super) account: Account,
+}
+
+pub(super) struct TensorCheck {
+    pub(super) expected: Digest,
+    /// Of a CRC.
+    pub(super) sum: Option<Sum>,
+}
+
+/// What is compared of one source.
+#[derive(Default)]
+pub(super) struct SourceCheck {
+    pub(super) location: String,
+    pub(super) len: u64,
+    pub(super) by: String,
+    pub(super) whole: Option<(Digest, Option<Sum>)>,
+    pub(super) in_order: Option<InOrder>,
+}
+
+impl Check {
+    /// Takes an extent that the engine has filled to the sink, by way of `onward`, if what it completes is what it should be; and
+    /// with it those that waited for it, if they are compared in the order of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] that names the tensor, or the file, and its bytes; what `onward` fails with.
+    pub(crate) fn pass(
+        &self,
+        index: usize,
+        filled: Filled,
+        onward: &mut dyn FnMut(&Extent, Filled) -> Result<()>,
+    ) -> Result<()> {
+        let extent = &self.plan.extents[index];
+        let source = &self.sources[extent.source];
+        self.add(source, extent, filled.bytes())?;
+        let Some(in_order) = &source.in_order else {
+            return onward(extent, filled);
+        };
+        let mut turn = in_order.arrived(index, filled);
+        while let Some(mut now) = turn {
+            let extent = &self.plan.extents[now.extent];
+            self.hash(source, extent, now.filled.bytes(), &mut now.hasher)?;
+            onward(extent, now.filled)?;
+            turn = in_order.hashed(now.hasher);
+        }
+        Ok(())
+    }
+
+    /// What combines.
+    fn add(&self, source: &SourceCheck, extent: &Extent, bytes: &[u8]) -> Result<()> {
+        let pieces = &self.plan.pieces[extent.pieces.clone()];
+        if let Some((expected, Some(sum))) = &source.whole {
+            for run in runs(pieces) {
+                let offset = extent.offset + run.start as u64;
+                if let Some(crc) = sum.add(offset, &bytes[run]) {
+                    let found = Digest::of_crc(expected.algorithm(), crc);
+                    self.compare_whole(source, *expected, found)?;
+                }
+            }
+            return Ok(());
+        }
+        for piece in pieces {
+            let Some(check) = &self.digests[piece.tensor] else {
+                continue;
+            };
+            let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
+            let sum = check.sum.as_ref();
+            if let Some(crc) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
+                let found = Digest::of_crc(check.expected.algorithm(), crc);
+                self.compare_tensor(source, piece.tensor, found)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What does not.
+    fn hash(
+        &self,
+        source: &SourceCheck,
+        extent: &Extent,
+        bytes: &[u8],
+        hasher: &mut Sha256,
+    ) -> Result<()> {
+        for piece in &self.plan.pieces[extent.pieces.clone()] {
+            let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
+            let is_last = |whole: u64| piece.tensor_offset + own.len() as u64 == whole;
+            if let Some((expected, None)) = source.whole {
+                hasher.update(own);
+                let tensor = &self.tensors[piece.tensor];
+                if is_last(tensor.byte_len()) && tensor.file_range().end == source.len {
+                    let found = Digest::of_hasher(hasher.clone());
+                    self.compare_whole(source, expected, found)?;
+                }
+                continue;
+            }
+            let check = self.digests[piece.tensor].as_ref();
+            if check.is_none_or(|check| check.sum.is_some()) {
+                continue;
+            }
+            if piece.tensor_offset == 0 {
+                *hasher = Sha256::new();
+            }
+            hasher.update(own);
+            if is_last(self.tensors[piece.tensor].byte_len()) {
+                self.compare_tensor(source, piece.tensor, Digest::of_hasher(hasher.clone()))?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn compare_tensor(
+        &self,
+        source: &SourceCheck,
+        tensor: usize,
+        found: Digest,
+    ) -> Result<()> {
+        let info = &self.tensors[tensor];
+        let check = self.digests[tensor].as_ref();
+        let expected = check
+            .expect("only those with a digest are compared")
+            .expected;
+        if found == expected {
+            self.count(info.byte_len());
+            return Ok(());
+        }
+        let range = info.file_range();
+        Err(corrupt(&source.by, expected, found)
+            .with_location(&source.location)
+            .with_range(range)
+            .with_tensor(info.name()))
+    }
+
+    pub(super) fn compare_whole(
+        &self,
+        source: &SourceCheck,
+        expected: Digest,
+        found: Digest,
+    ) -> Result<()> {
+        if found == expected {
+            self.count(source.len);
+            return Ok(());
+        }
+        Err(corrupt(&source.by, expected, found)
+            .with_location(&source.location)
+            .with_range(0..source.len))
+    }
+
+    fn count(&self, bytes: u64) {
+        self.verified_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Whether everything that was to be compared has been: asked at the end of a load that went well.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Io`] if not, which would be a bug.
+    pub(crate) fn finish(&self) -> Result<()> {
+        let tensors = self.digests.iter().flatten();
+        let tensors_are_whole = tensors
+            .filter_map(|check| check.sum.as_ref())
+            .all(Sum::is_whole);
+        let source_is_whole = |source: &SourceCheck| {
+            let sum = source.whole.as_ref().and_then(|(_, sum)| sum.as_ref());
+            sum.is_none_or(Sum::is_whole) && source.in_order.as_ref().is_none_or(InOrder::is_whole)
+        };
+        if tensors_are_whole && self.sources.iter().all(source_is_whole) {
+            return Ok(());
+        }
+        Err(
+            Error::new(ErrorKind::Io, "not all that was read has been compared")
+                .with_hint("this is a bug in tload; please report it"),
+        )
+    }
+
+    /// The load is over: gives back the memory of what waits for its turn.
+    pub(crate) fn close(&self) {
+        let sources = self.sources.iter();
+        sources
+            .filter_map(|source| source.in_order.as_ref())
+            .for_each(InOrder::close);
+    }
+
+    /// Says in a report what has been compared.
+    pub(crate) fn report(&self, report: &mut Report) {
+        let bytes = self.verified_bytes.load(Ordering::Relaxed);
+        let Account {
+            choice,
+            by,
+            unverified,
+        } = &self.account;
+        report.set_verification(choice, bytes, by, unverified);
+    }
+}
+
+impl fmt::Debug for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Check")
+            .field("account", &self.account)
+            .finish_non_exhaustive()
+    }
+}
+
+pub(super) fn corrupt(by: &str, expected: Digest, found: Digest) -> Error {
+    let message =
+        format!("expected {expected}, found {found}: these are not the bytes that {by} is of");
+    Error::new(ErrorKind::Corrupt, message).with_hint(HINT)
+}
+
+/// Pieces without gaps between them, as ranges of the extent's window: thousands of small tensors are one.
+fn runs(pieces: &[Piece]) -> impl Iterator<Item = Range<usize>> {
+    let mut pieces = pieces.iter().peekable();
+    std::iter::from_fn(move || {
+        let first = pieces.next()?;
+        let mut run = first.extent_offset..first.extent_offset + first.len;
+        while let Some(next) = pieces.next_if(|next| next.extent_offset == run.end) {
+            run.end += next.len;
+        }
+        Some(run)
+    })
+}

@@ -1,0 +1,245 @@
+//! Digests: which algorithm, which value. What manifests, stores and hubs say of bytes, and what a load finds.
+
+use std::fmt;
+use std::str::FromStr;
+
+use sha2::{Digest as _, Sha256};
+
+use crate::crc::Polynomial;
+use crate::error::{Error, ErrorKind, Result};
+
+/// How a digest is made of bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// CRC-32C (Castagnoli; RFC 3720), 4 bytes.
+    Crc32c,
+    /// CRC-64/NVME (NVM Express, NVM Command Set Specification 1.0, section 5.2.1.3.4), 8 bytes.
+    Crc64Nvme,
+    /// SHA-256 (FIPS 180-4), 32 bytes. Secure against intent, and several times slower than the others.
+    Sha256,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 3] = [Self::Crc32c, Self::Crc64Nvme, Self::Sha256];
+
+    /// The name in manifests and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crc32c => "crc32c",
+            Self::Crc64Nvme => "crc64nvme",
+            Self::Sha256 => "sha256",
+        }
+    }
+
+    /// Whether the digest of a whole follows from those of its pieces: then they may come in any order.
+    pub fn combines(self) -> bool {
+        self.polynomial().is_some()
+    }
+
+    /// Bytes of a digest.
+    #[expect(clippy::len_without_is_empty, reason = "no digest is empty")]
+    pub fn len(self) -> usize {
+        match self {
+            Self::Crc32c => 4,
+            Self::Crc64Nvme => 8,
+            Self::Sha256 => 32,
+        }
+    }
+
+    pub(crate) fn polynomial(self) -> Option<Polynomial> {
+        match self {
+            Self::Crc32c => Some(Polynomial::Crc32c),
+            Self::Crc64Nvme => Some(Polynomial::Crc64Nvme),
+            Self::Sha256 => None,
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Algorithm {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let named = |algorithm: &Self| algorithm.name() == text;
+        Self::ALL.into_iter().find(named).ok_or_else(|| {
+            Error::unknown_name("digest algorithm", text, &Self::ALL.map(Self::name))
+        })
+    }
+}
+
+/// A digest of some bytes: `crc64nvme:ae8b14860a799888`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Digest {
+    algorithm: Algorithm,
+    /// What it has fewer is 0.
+    bytes: [u8; 32],
+}
+
+impl Digest {
+    /// Of its bytes, the most significant of a CRC first; none if there are not as many as the algorithm makes.
+    pub fn new(algorithm: Algorithm, bytes: &[u8]) -> Option<Self> {
+        let mut padded = [0; 32];
+        if bytes.len() != algorithm.len() {
+            return None;
+        }
+        padded[..bytes.len()].copy_from_slice(bytes);
+        Some(Self {
+            algorithm,
+            bytes: padded,
+        })
+    }
+
+    /// Of hexadecimal digits, small or capital; none if they are not as many as the algorithm makes.
+    pub fn from_hex(algorithm: Algorithm, text: &str) -> Option<Self> {
+        let mut bytes = [0; 32];
+        let own = &mut bytes[..algorithm.len()];
+        if text.len() != 2 * own.len() {
+            return None;
+        }
+        for (byte, digits) in own.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            let digit = |digit: u8| char::from(digit).to_digit(16);
+            let value = digit(digits[0])? << 4 | digit(digits[1])?;
+            *byte = u8::try_from(value).ok()?;
+        }
+        Some(Self { algorithm, bytes })
+    }
+
+    /// As S3 and GCS write it: its bytes, the most significant of a CRC first, in Base64.
+    pub fn from_base64(algorithm: Algorithm, text: &str) -> Option<Self> {
+        use base64::Engine as _;
+        let bytes = base64::engine::general_purpose::STANDARD.decode(text);
+        Self::new(algorithm, &bytes.ok()?)
+    }
+
+    /// Of these bytes.
+    pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
+        match algorithm.polynomial() {
+            Some(polynomial) => Self::of_crc(algorithm, polynomial.of(&[bytes])),
+            None => Self::of_hasher(Sha256::new_with_prefix(bytes)),
+        }
+    }
+
+    /// Of what a hasher has seen.
+    pub(crate) fn of_hasher(hasher: Sha256) -> Self {
+        Self::new(Algorithm::Sha256, &hasher.finalize()).expect("as many as SHA-256 makes")
+    }
+
+    /// Of a CRC.
+    pub(crate) fn of_crc(algorithm: Algorithm, crc: u64) -> Self {
+        let bytes = crc.to_be_bytes();
+        let own = &bytes[bytes.len() - algorithm.len()..];
+        Self::new(algorithm, own).expect("as many as the algorithm makes")
+    }
+
+    /// The CRC, if it is one.
+    pub(crate) fn crc(&self) -> Option<u64> {
+        self.algorithm.polynomial()?;
+        let fold = |crc: u64, byte: &u8| crc << 8 | u64::from(*byte);
+        Some(self.bytes().iter().fold(0, fold))
+    }
+
+    /// How it was made.
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Its bytes, the most significant of a CRC first.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.algorithm.len()]
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.algorithm)?;
+        self.bytes()
+            .iter()
+            .try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+impl fmt::Debug for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Digest({self})")
+    }
+}
+
+impl FromStr for Digest {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let invalid = || {
+            let message = format!("digest {text:?} is not of the form crc64nvme:ae8b14860a799888");
+            Error::new(ErrorKind::InvalidRequest, message)
+        };
+        let (algorithm, digits) = text.split_once(':').ok_or_else(invalid)?;
+        Self::from_hex(algorithm.parse()?, digits).ok_or_else(invalid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn digests_are_read_back() {
+        for (text, crc) in [
+            ("crc32c:e3069283", Some(0xE306_9283)),
+            ("crc64nvme:ae8b14860a799888", Some(0xAE8B_1486_0A79_9888)),
+            (
+                "sha256:15e2b0d3c33891ebb0f1ef609ec419420c20e320ce94c65fbc8c3312448eb225",
+                None,
+            ),
+        ] {
+            let digest: Digest = text.parse().expect("a digest");
+            assert_eq!(digest.to_string(), text);
+            assert_eq!(Digest::of(digest.algorithm(), b"123456789"), digest);
+            assert_eq!(digest.crc(), crc);
+            assert_eq!(digest.bytes().len(), digest.algorithm().len());
+            if let Some(crc) = crc {
+                assert_eq!(Digest::of_crc(digest.algorithm(), crc), digest);
+            }
+            let capitals = text.to_uppercase();
+            let (_, digits) = capitals.split_once(':').expect("has one");
+            assert_eq!(Digest::from_hex(digest.algorithm(), digits), Some(digest));
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for text in [
+            "",
+            "crc32c",
+            "crc32c:",
+            "crc32c:e306928",
+            "crc32c:e30692831",
+            "crc32c:e306928g",
+            "crc32c:+3069283",
+            "md5:e3069283",
+            "crc32c:é692833",
+        ] {
+            let error = text.parse::<Digest>().expect_err(text);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        }
+        assert_eq!(Digest::new(Algorithm::Sha256, &[0; 31]), None);
+    }
+
+    #[test]
+    fn as_stores_write_them() {
+        // Of the nine ASCII digits, as above: 4 bytes and 8 bytes, the most significant first.
+        let digest = Digest::from_base64(Algorithm::Crc32c, "4waSgw==");
+        assert_eq!(digest.expect("a digest").to_string(), "crc32c:e3069283");
+        let digest = Digest::from_base64(Algorithm::Crc64Nvme, "rosUhgp5mIg=");
+        let wanted = "crc64nvme:ae8b14860a799888";
+        assert_eq!(digest.expect("a digest").to_string(), wanted);
+        assert_eq!(Digest::from_base64(Algorithm::Crc32c, "rosUhgp5mIg="), None);
+        assert_eq!(Digest::from_base64(Algorithm::Crc32c, "4waSgw="), None);
+    }
+}

@@ -1,0 +1,72 @@
+//! Verification while streaming: the bytes of a load are compared with digests that somebody has made of them, as they pass from the
+//! engine to the sink.
+//!
+//! [`find()`] says what each source is expected to be, `decide.rs` what of that can be compared with what is read, `begin.rs` begins
+//! with what needs no reading, and [`Check`] does the rest: CRCs in any order and on all lanes at once, SHA-256 in the order of the file (`in_order.rs`). A tensor that has a digest of its
+//! own and another's bytes is never handed over; with a digest of the whole file the load fails before its stream ends.
+
+mod begin;
+mod check;
+mod decide;
+mod digest;
+mod expected;
+mod find;
+mod in_order;
+
+pub(crate) use check::Check;
+pub(crate) use decide::Facts;
+pub use digest::{Algorithm, Digest};
+pub use expected::{Expectation, Expected};
+pub(crate) use find::find;
+
+use std::sync::Arc;
+
+use crate::checkpoint::Checkpoint;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::Plan;
+pub use crate::request::Verify;
+use crate::tensor::TensorInfo;
+
+/// What is to be compared in a load of `tensors` by `plan`, unless nothing is: with what is `given`, or else what there is.
+///
+/// # Errors
+///
+/// As [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] if not each shard has an expectation.
+pub(crate) fn check(
+    checkpoint: &Checkpoint,
+    plan: &Arc<Plan>,
+    tensors: &Arc<[TensorInfo]>,
+    given: Option<&[Expectation]>,
+    choice: &Verify,
+) -> Result<Option<Arc<Check>>> {
+    if *choice == Verify::Off {
+        return Ok(None);
+    }
+    let found = match given {
+        Some(_) => Vec::new(),
+        None => find(checkpoint, choice)?,
+    };
+    let expectations = given.unwrap_or(&found);
+    let shards = checkpoint.shards();
+    if expectations.len() != shards.len() {
+        let message = format!(
+            "{} expectations for {} shards",
+            expectations.len(),
+            shards.len()
+        );
+        return Err(Error::new(ErrorKind::InvalidRequest, message)
+            .with_location(checkpoint.location())
+            .with_hint("give one for each shard, in the order of Checkpoint::shards"));
+    }
+    let facts: Vec<_> = shards
+        .iter()
+        .map(|shard| Facts {
+            source: shard.source(),
+            header_bytes: shard.header_bytes(),
+            header: shard.header_crcs(),
+            tensors: &checkpoint.tensors()[shard.tensors()],
+        })
+        .collect();
+    let (plan, tensors) = (Arc::clone(plan), Arc::clone(tensors));
+    Check::new(plan, tensors, &facts, expectations, choice).map(|check| Some(Arc::new(check)))
+}

@@ -1,0 +1,625 @@
+//! Verification while streaming: every wrong byte is found before its tensor is handed over, and nothing else is called wrong.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::path::Path;
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use tload::plan::Layout;
+use tload::schedule::{Depth, InFlight};
+use tload::source::{Cache, MemorySource, Source};
+use tload::testing::fixtures::{FileBuilder, Rng, tensor_info};
+use tload::testing::sim::{INJECTED, SimConfig};
+use tload::testing::simulation::{Simulation, Watched};
+use tload::{
+    Algorithm, Checkpoint, Digest, Dtype, EngineChoice, Error, ErrorKind, Expectation, Expected,
+    Loader, Options, Order, Report, Selection, Slice, Steps, Tensor, TensorInfo, Verify,
+};
+
+use crate::files::{folder, location, mixed, options, write};
+use crate::requirement::{self, say, variable};
+
+/// Threads are allowed to take this long before a check gives up on them.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const SEEDS: u64 = 800;
+
+fn for_every_seed(check: impl Fn(u64)) {
+    let one = variable("TLOAD_SEED").map(|text| text.parse().expect("TLOAD_SEED is a number"));
+    let seeds = one.map_or(0..SEEDS, |seed| seed..seed + 1);
+    for seed in seeds {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| check(seed))) {
+            say(&format!("repeat with TLOAD_SEED={seed}"));
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// An oracle of its own: a bit at a time, as the standards define it.
+fn crc(reflected: u64, width: u32, bytes: &[u8]) -> u64 {
+    let ones = u64::MAX >> (64 - width);
+    let mut crc = ones;
+    for byte in bytes {
+        crc ^= u64::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { reflected } else { 0 };
+        }
+    }
+    crc ^ ones
+}
+
+fn digest(algorithm: Algorithm, bytes: &[u8]) -> Digest {
+    let value = match algorithm {
+        Algorithm::Crc32c => crc(0x82F6_3B78, 32, bytes).to_be_bytes()[4..].to_vec(),
+        Algorithm::Crc64Nvme => crc(0x9A6C_9329_AC4B_C9B5, 64, bytes).to_be_bytes().to_vec(),
+        // Python's tests have another oracle for it.
+        Algorithm::Sha256 | _ => return Digest::of(algorithm, bytes),
+    };
+    Digest::new(algorithm, &value).expect("as long as the algorithm says")
+}
+
+fn bytes_of<'a>(file: &'a [u8], tensor: &TensorInfo) -> &'a [u8] {
+    let range = tensor.file_range();
+    let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
+    &file[start.expect("small")..end.expect("small")]
+}
+
+/// What is known of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Known {
+    Nothing,
+    Whole(Algorithm),
+    Tensors(Algorithm),
+    /// By the same algorithm.
+    Both(Algorithm),
+}
+
+fn expectation<'a>(
+    known: Known,
+    file: &[u8],
+    tensors: impl Iterator<Item = &'a TensorInfo>,
+) -> Expectation {
+    let (whole, each) = match known {
+        Known::Nothing => {
+            return Expectation::Nothing {
+                why: "nobody knows it".to_owned(),
+            };
+        }
+        Known::Whole(algorithm) => (Some(algorithm), None),
+        Known::Tensors(algorithm) => (None, Some(algorithm)),
+        Known::Both(algorithm) => (Some(algorithm), Some(algorithm)),
+    };
+    let of_tensor = |algorithm, tensor: &TensorInfo| {
+        let digest = digest(algorithm, bytes_of(file, tensor));
+        (tensor.name().to_owned(), digest)
+    };
+    let tensors = |algorithm| tensors.map(|tensor| of_tensor(algorithm, tensor)).collect();
+    Expectation::Of(Expected {
+        by: "the test".to_owned(),
+        len: Some(file.len() as u64),
+        whole: whole.map(|algorithm| digest(algorithm, file)),
+        tensors: each.map(tensors).unwrap_or_default(),
+    })
+}
+
+// Simulated storage: any order, any lanes, little memory.
+
+/// Tensors of a source, one behind the other without gaps, behind a header.
+fn tensors_of(rng: &mut Rng, source: usize, tensors: &mut Vec<TensorInfo>) -> u64 {
+    let mut offset = 8 + rng.below(3000);
+    for index in 0..=rng.index(9) {
+        let most = rng.pick(&[1, 9, 300, 5000, 60_000]);
+        let bytes = rng.below(most + 1);
+        let shape = vec![usize::try_from(bytes).expect("small")];
+        let range = offset..offset + bytes;
+        let name = format!("{source}.{index}");
+        tensors.push(tensor_info(name, Dtype::U8, shape, source, range));
+        offset += bytes;
+    }
+    offset
+}
+
+fn simulation(rng: &mut Rng) -> Simulation {
+    let mut tensors = Vec::new();
+    let sources: Vec<_> = (0..=rng.index(3))
+        .map(|source| {
+            let len = tensors_of(rng, source, &mut tensors);
+            let len = usize::try_from(len).expect("small");
+            MemorySource::new(&format!("source {source}"), rng.bytes(len))
+        })
+        .collect();
+    let layouts = sources
+        .iter()
+        .map(|_| Layout {
+            extent_bytes: rng.pick(&[4096, 16_384, 1 << 20]),
+            alignment: rng.pick(&[1, 512, 4096]),
+            gap_bytes: rng.pick(&[0, 4096]),
+        })
+        .collect();
+    let jobs = 1 + rng.index(12);
+    let engines = (0..=rng.index(4))
+        .map(|_| SimConfig {
+            delay_max: rng.pick(&[0, 1, 7]),
+            short_once_in: rng.pick(&[0, 4]),
+            ..SimConfig::new(rng.bits(), 1 + rng.index(jobs))
+        })
+        .collect();
+    let mut simulation = Simulation {
+        sources,
+        layouts,
+        tensors,
+        order: rng.pick(&[Order::Ready, Order::File]),
+        depth: Depth::fixed(jobs, rng.pick(&[1, 50_000, 1 << 20])),
+        memory_limit: 0,
+        engines,
+    };
+    let least = simulation.limit_min();
+    simulation.memory_limit = least + rng.pick(&[0, 1, least / 2, 1 << 30]);
+    simulation
+}
+
+fn known(rng: &mut Rng) -> Known {
+    let algorithm = rng.pick(&Algorithm::ALL);
+    rng.pick(&[
+        Known::Nothing,
+        Known::Whole(algorithm),
+        Known::Whole(algorithm),
+        Known::Tensors(algorithm),
+        Known::Both(algorithm),
+    ])
+}
+
+fn expectations(simulation: &Simulation, known: &[Known]) -> Vec<Expectation> {
+    let sources = simulation.sources.iter().zip(known).enumerate();
+    sources
+        .map(|(index, (source, known))| {
+            let tensors = simulation.tensors.iter();
+            let own = tensors.filter(|tensor| tensor.shard() == index);
+            expectation(*known, source.bytes(), own)
+        })
+        .collect()
+}
+
+/// Loads with a check; no wait lasts for ever.
+fn outcome(
+    simulation: &Simulation,
+    expectations: &[Expectation],
+) -> (Vec<Tensor>, Option<Error>, Option<(Report, Watched)>) {
+    let check = match simulation.check(expectations, &Verify::Auto) {
+        Ok(check) => check,
+        Err(error) => return (Vec::new(), Some(error), None),
+    };
+    let (mut stream, watched) = simulation.checked_stream(Some(check));
+    let (mut tensors, mut failure) = (Vec::new(), None);
+    let since = Instant::now();
+    loop {
+        match stream.wait(PATIENCE) {
+            Poll::Ready(None) => break,
+            Poll::Ready(Some(Ok(tensor))) => tensors.push(tensor),
+            Poll::Ready(Some(Err(error))) => failure = Some(error),
+            Poll::Pending => assert!(since.elapsed() < PATIENCE, "{:?}", stream.progress()),
+        }
+    }
+    let report = stream.report();
+    drop(stream);
+    (tensors, failure, Some((report, watched)))
+}
+
+fn assert_nothing_is_left(watched: &Watched) {
+    let started = Instant::now();
+    while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    assert_eq!(watched.usage().charged, 0, "bytes still charged");
+    assert_eq!(watched.in_flight(), InFlight::default(), "still in flight");
+}
+
+#[test]
+fn what_is_right_arrives_whole_and_all_of_it_is_compared() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed);
+        let simulation = simulation(&mut rng);
+        let known: Vec<_> = simulation.sources.iter().map(|_| known(&mut rng)).collect();
+        let expectations = expectations(&simulation, &known);
+        let (tensors, failure, rest) = outcome(&simulation, &expectations);
+        assert!(failure.is_none(), "{known:?}: {failure:?}");
+        assert_eq!(tensors.len(), simulation.tensors.len());
+        for tensor in &tensors {
+            let source = &simulation.sources[tensor.info().shard()];
+            assert!(tensor.bytes() == bytes_of(source.bytes(), tensor.info()));
+        }
+        let (report, watched) = rest.expect("it ran");
+        let sources = simulation.sources.iter().zip(&known).enumerate();
+        let wanted: u64 = sources
+            .map(|(index, (source, known))| match known {
+                Known::Nothing => 0,
+                Known::Whole(_) => source.len(),
+                Known::Tensors(_) | Known::Both(_) => {
+                    let own = simulation.tensors.iter();
+                    let own = own.filter(|tensor| tensor.shard() == index);
+                    own.map(TensorInfo::byte_len).sum()
+                }
+            })
+            .sum();
+        let verification = report.verification.expect("was asked for");
+        assert_eq!(verification.bytes, wanted);
+        let nothing = known.iter().filter(|known| **known == Known::Nothing);
+        assert_eq!(verification.unverified_files, nothing.count() as u64);
+        drop(tensors);
+        assert_nothing_is_left(&watched);
+    });
+}
+
+#[test]
+fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(!seed);
+        let mut simulation = simulation(&mut rng);
+        let known: Vec<_> = simulation.sources.iter().map(|_| known(&mut rng)).collect();
+        let expectations = expectations(&simulation, &known);
+        let flipped = rng.index(simulation.sources.len());
+        let source = &simulation.sources[flipped];
+        let mut bytes = source.bytes().to_vec();
+        let at = rng.index(bytes.len());
+        bytes[at] ^= 1 << rng.below(8);
+        simulation.sources[flipped] = MemorySource::new(&format!("source {flipped}"), bytes);
+        let contains = |tensor: &&TensorInfo| {
+            tensor.shard() == flipped && tensor.file_range().contains(&(at as u64))
+        };
+        let wrong = simulation.tensors.iter().find(contains);
+        let (tensors, failure, rest) = outcome(&simulation, &expectations);
+        let is_found = match known[flipped] {
+            Known::Nothing => false,
+            // With SHA-256, the digests of tensors do not add up to the whole's: nothing is known of the header then.
+            Known::Tensors(_) | Known::Both(Algorithm::Sha256) => wrong.is_some(),
+            Known::Whole(_) | Known::Both(_) => true,
+        };
+        if is_found {
+            let error = failure.expect("a flipped bit went unnoticed");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+            let location = simulation.sources[flipped].location().to_string();
+            assert_eq!(error.location(), Some(&*location));
+            assert!(error.message().contains("the test"), "{error}");
+            let range = error.range().expect("names the bytes");
+            assert!(range.contains(&(at as u64)), "{error}");
+            if let (Known::Tensors(_) | Known::Both(_), Some(wrong)) = (known[flipped], wrong) {
+                assert_eq!(error.tensor(), Some(wrong.name()));
+                assert_eq!(range, wrong.file_range());
+                let handed_over = tensors.iter().any(|tensor| tensor.name() == wrong.name());
+                assert!(!handed_over, "the wrong tensor was handed over");
+            }
+        } else {
+            assert!(failure.is_none(), "{failure:?}");
+        }
+        drop(tensors);
+        if let Some((_, watched)) = rest {
+            assert_nothing_is_left(&watched);
+        }
+    });
+}
+
+/// A small file, bit by bit.
+#[test]
+fn every_single_bit_counts() {
+    let mut rng = Rng::new(1);
+    let file = rng.bytes(60);
+    let tensor = |name: &str, range: std::ops::Range<u64>| {
+        let len = usize::try_from(range.end - range.start).expect("small");
+        tensor_info(name, Dtype::U8, vec![len], 0, range)
+    };
+    let mut simulation = Simulation {
+        sources: vec![MemorySource::new("file", file.clone())],
+        layouts: vec![Layout {
+            extent_bytes: 4096,
+            alignment: 1,
+            gap_bytes: 0,
+        }],
+        tensors: vec![
+            tensor("a", 10..11),
+            tensor("b", 11..40),
+            tensor("c", 40..60),
+        ],
+        order: Order::Ready,
+        depth: Depth::fixed(4, 1 << 20),
+        memory_limit: 1 << 20,
+        engines: vec![SimConfig::new(1, 4)],
+    };
+    for algorithm in Algorithm::ALL {
+        for known in [Known::Both(algorithm), Known::Whole(algorithm)] {
+            let expectations = expectations(&simulation, &[known]);
+            for bit in 0..file.len() * 8 {
+                let mut bytes = file.clone();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                simulation.sources = vec![MemorySource::new("file", bytes)];
+                let (_, failure, _) = outcome(&simulation, &expectations);
+                let header_is_unknown = known == Known::Both(Algorithm::Sha256) && bit < 80;
+                let kind = failure.map(|error| error.kind());
+                let wanted = (!header_is_unknown).then_some(ErrorKind::Corrupt);
+                assert_eq!(kind, wanted, "{known:?}, bit {bit}");
+            }
+            simulation.sources = vec![MemorySource::new("file", file.clone())];
+        }
+    }
+}
+
+/// Reads fail, or the caller goes away, while others wait for their turn.
+#[test]
+fn what_waits_for_its_turn_is_given_back() {
+    for_every_seed(|seed| {
+        let mut rng = Rng::new(seed ^ 0x5A5A);
+        let mut simulation = simulation(&mut rng);
+        let known = vec![Known::Whole(Algorithm::Sha256); simulation.sources.len()];
+        let expectations = expectations(&simulation, &known);
+        let extents = simulation.plan().extents.len();
+        let fails = extents > 0 && rng.once_in(2);
+        if fails {
+            let fault = rng.index(extents);
+            for engine in &mut simulation.engines {
+                engine.faults.insert(fault);
+            }
+            let (_, failure, rest) = outcome(&simulation, &expectations);
+            let error = failure.expect("a failed read went unnoticed");
+            assert_eq!((error.kind(), error.message()), (ErrorKind::Io, INJECTED));
+            assert_nothing_is_left(&rest.expect("it ran").1);
+            return;
+        }
+        let check = simulation.check(&expectations, &Verify::Require);
+        let (mut stream, watched) =
+            simulation.checked_stream(Some(check.expect("all of it can be compared")));
+        for _ in 0..rng.index(simulation.tensors.len() + 1) {
+            let item = stream.wait(PATIENCE);
+            assert!(matches!(item, Poll::Ready(Some(Ok(_)))), "{item:?}");
+        }
+        drop(stream);
+        assert_nothing_is_left(&watched);
+    });
+}
+
+// Real files: every engine.
+
+/// What can fill memory here, beside views.
+fn ways() -> Vec<Options> {
+    let mut engines = vec![EngineChoice::Pread];
+    if requirement::uring().is_some() {
+        engines.push(EngineChoice::Uring);
+    }
+    if requirement::tokio_uring().is_some() {
+        engines.push(EngineChoice::TokioUring);
+    }
+    let with_engine = |engine| {
+        options(|it| {
+            it.engine = engine;
+            it.lanes = Some(3);
+            it.extent_bytes = Some(65_536);
+            it.verify = Verify::Require;
+        })
+    };
+    let mut ways: Vec<_> = engines.into_iter().map(with_engine).collect();
+    ways.push(options(|it| {
+        it.cache = Cache::Map;
+        it.verify = Verify::Require;
+    }));
+    ways
+}
+
+/// A checkpoint of two shards, and what is expected of each.
+fn shards(path: &Path, known: Known) -> Vec<Expectation> {
+    let files = [mixed("a", 1, 40, 200_000), mixed("b", 2, 5, 3_000_000)];
+    for (index, file) in files.iter().enumerate() {
+        write(&path.join(format!("{index}.safetensors")), file);
+    }
+    let checkpoint = Checkpoint::open(&location(path)).expect("a good checkpoint");
+    let of = |(shard, file): (usize, &Vec<u8>)| {
+        let tensors = checkpoint.tensors().iter();
+        expectation(
+            known,
+            file,
+            tensors.filter(|tensor| tensor.shard() == shard),
+        )
+    };
+    files.iter().enumerate().map(of).collect()
+}
+
+fn loader(path: &Path, options: &Options, expectations: &[Expectation]) -> Loader {
+    Loader::open(&location(path))
+        .expect("a good checkpoint")
+        .options(options.clone())
+        .expectations(expectations.to_vec())
+}
+
+fn load(loader: &Loader) -> Result<(Vec<Tensor>, Report), (Vec<String>, Error)> {
+    let mut stream = loader.stream().map_err(|error| (Vec::new(), error))?;
+    let mut tensors = Vec::new();
+    for tensor in &mut stream {
+        match tensor {
+            Ok(tensor) => tensors.push(tensor),
+            Err(error) => {
+                let names = tensors.iter().map(|tensor| tensor.name().to_owned());
+                return Err((names.collect(), error));
+            }
+        }
+    }
+    Ok((tensors, stream.report()))
+}
+
+/// Changes one bit of a file, in place.
+fn flip(path: &Path, at: u64) {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path);
+    let file = file.expect("a file of this test");
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).expect("inside");
+    file.write_all_at(&[byte[0] ^ 0x10], at).expect("takes it");
+}
+
+#[test]
+fn files_are_compared_by_every_engine() {
+    for algorithm in Algorithm::ALL {
+        for known in [Known::Both(algorithm), Known::Whole(algorithm)] {
+            let folder = folder();
+            let expectations = shards(folder.path(), known);
+            for way in ways() {
+                let (_, report) =
+                    load(&loader(folder.path(), &way, &expectations)).expect("all is right");
+                let verification = report.verification.expect("was asked for");
+                assert!(verification.bytes >= report.tensor_bytes);
+                assert_eq!(verification.by[0].files, 2);
+                assert_eq!(verification.unverified_files, 0);
+            }
+            let checkpoint = Checkpoint::open(&location(folder.path())).expect("opens");
+            let wrong = checkpoint.tensors().iter();
+            let wrong = wrong.max_by_key(|tensor| tensor.byte_len()).expect("many");
+            let at = wrong.file_range().end - 1;
+            let path = folder.path().join(format!("{}.safetensors", wrong.shard()));
+            flip(&path, at);
+            for way in ways() {
+                let loader = loader(folder.path(), &way, &expectations);
+                let (names, error) = load(&loader).expect_err("a bit is wrong");
+                assert_eq!(error.kind(), ErrorKind::Corrupt, "{error:?}");
+                assert_eq!(error.location(), path.to_str());
+                assert!(error.range().expect("names the bytes").contains(&at));
+                if known == Known::Both(algorithm) {
+                    assert_eq!(error.tensor(), Some(wrong.name()));
+                    assert!(!names.iter().any(|name| name == wrong.name()));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_said_or_refused() {
+    let folder = folder();
+    let path = folder.path();
+    let whole = shards(path, Known::Whole(Algorithm::Crc64Nvme));
+    let each = shards(path, Known::Tensors(Algorithm::Crc64Nvme));
+    let nothing = shards(path, Known::Nothing);
+    let slice = || [("b0".to_owned(), Slice::new(vec![Steps::from(0..1)]))];
+    let cases = [
+        ("nobody knows it", &nothing, Selection::all(), false),
+        (
+            "is of the whole file",
+            &whole,
+            Selection::names(["b0"]),
+            false,
+        ),
+        (
+            "only a slice of tensor \"b0\" is read",
+            &each,
+            Selection::names(["b0"]),
+            true,
+        ),
+    ];
+    for (why, expectations, selection, sliced) in cases {
+        for strict in [false, true] {
+            let way = options(|it| {
+                it.verify = if strict {
+                    Verify::Require
+                } else {
+                    Verify::Auto
+                }
+            });
+            let mut loader = loader(path, &way, expectations).tensors(selection.clone());
+            if sliced {
+                loader = loader.slices(slice());
+            }
+            if strict {
+                let error = loader.stream().expect_err("cannot be compared");
+                assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+                assert!(error.message().contains(why), "{error}");
+                assert!(error.hint().is_some());
+            } else {
+                let (_, report) = load(&loader).expect("loads all the same");
+                let text = report.to_string();
+                assert!(text.contains(why), "{text}");
+                let verification = report.verification.expect("was asked for");
+                assert_eq!((verification.bytes, verification.by.len()), (0, 0));
+                assert!(verification.unverified[0].why.contains(why));
+            }
+        }
+    }
+    // A selection is compared where each tensor has a digest.
+    let way = options(|it| it.verify = Verify::Require);
+    let some = loader(path, &way, &each).tensors(Selection::names(["b0", "a3"]));
+    let (tensors, report) = load(&some).expect("all is right");
+    let bytes: u64 = tensors.iter().map(Tensor::byte_len).sum();
+    assert_eq!(report.verification.expect("was asked for").bytes, bytes);
+    // And one tensor by itself, also where that is read without engines.
+    let checkpoint = Checkpoint::open(&location(path)).expect("opens");
+    let error = checkpoint.read("b0", &Slice::default(), &way);
+    let error = error.expect_err("there is no manifest beside it");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error:?}");
+}
+
+#[test]
+fn what_is_known_to_be_wrong_before_the_first_read_is_refused() {
+    let folder = folder();
+    let file = FileBuilder::new()
+        .tensor("empty", Dtype::F32, &[0], &[])
+        .tensor("a", Dtype::U8, &[4], &[1, 2, 3, 4])
+        .build();
+    let path = write(&folder.path().join("m.safetensors"), &file);
+    let way = options(|it| it.verify = Verify::Require);
+    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let good = |known| expectation(known, &file, checkpoint.tensors().iter());
+    let refusal = |expected: Expected| {
+        let loader = loader(&path, &way, &[Expectation::Of(expected)]);
+        let error = loader.stream().expect_err("is wrong");
+        assert_eq!(error.kind(), ErrorKind::Corrupt);
+        error
+    };
+    for algorithm in Algorithm::ALL {
+        let Expectation::Of(expected) = good(Known::Both(algorithm)) else {
+            unreachable!("something is known");
+        };
+        let loaded = load(&loader(&path, &way, &[Expectation::Of(expected.clone())]));
+        assert_eq!(loaded.expect("all is right").0.len(), 2);
+
+        let mut longer = expected.clone();
+        longer.len = Some(file.len() as u64 + 1);
+        let error = refusal(longer);
+        assert!(error.message().contains("and the test says"), "{error}");
+
+        let mut other = expected.clone();
+        let wrong = expected.tensors["a"];
+        other.tensors.insert("empty".to_owned(), wrong);
+        other.whole = None;
+        assert_eq!(refusal(other).tensor(), Some("empty"));
+
+        if algorithm.combines() {
+            let mut other = expected.clone();
+            other.whole = Some(wrong);
+            let header = checkpoint.shards()[0].header_bytes();
+            assert_eq!(refusal(other).range(), Some(0..header));
+        }
+    }
+    // Nothing but a header.
+    let empty = FileBuilder::new().build();
+    let path = write(&folder.path().join("empty.safetensors"), &empty);
+    let one = FileBuilder::new().tensor("e", Dtype::U8, &[0], &[]).build();
+    let with_one = write(&folder.path().join("one.safetensors"), &one);
+    for algorithm in Algorithm::ALL {
+        for (path, file) in [(&path, &empty), (&with_one, &one)] {
+            let known = Known::Whole(algorithm);
+            let right = expectation(known, file, [].iter());
+            load(&loader(path, &way, &[right])).expect("all is right");
+        }
+        let wrong = expectation(Known::Whole(algorithm), &empty, [].iter());
+        let Expectation::Of(mut wrong) = wrong else {
+            unreachable!("something is known");
+        };
+        wrong.len = None;
+        let error = loader(&with_one, &way, &[Expectation::Of(wrong)]).stream();
+        assert_eq!(error.expect_err("is wrong").kind(), ErrorKind::Corrupt);
+    }
+    // One for each shard.
+    let error = loader(&path, &way, &[]).stream().expect_err("none for it");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+    // Switched off, nothing is looked at.
+    let off = Options::default();
+    let (_, report) = load(&loader(&path, &off, &[])).expect("nothing is compared");
+    assert_eq!(report.verification, None);
+}

@@ -1,0 +1,44 @@
+//! Objects that arrive with wrong bytes in them: a digest finds what no length and no identity shows.
+
+use std::sync::Arc;
+
+use tload::{Algorithm, Digest, ErrorKind, Expectation, Expected, Loader, Verify};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+use crate::fixtures::{assert_all, even, options};
+use crate::sites::faulty_at;
+
+const KEY: &str = "m.safetensors";
+
+#[test]
+fn a_byte_that_a_server_garbles_is_found() {
+    let server = Arc::new(FaultyServer::start());
+    let site = faulty_at(&server);
+    let file = even("t", 1, 4, 1 << 20);
+    site.put(KEY, &file);
+    let checkpoint = site.checkpoint(KEY).expect("opens");
+    let crc = Digest::of(Algorithm::Crc64Nvme, &file);
+    let expected = Expectation::Of(Expected {
+        by: "the object's own CRC-64/NVME".to_owned(),
+        len: Some(file.len() as u64),
+        whole: Some(crc),
+        ..Expected::default()
+    });
+    let loader = Loader::new(checkpoint)
+        .options(options(|it| it.verify = Verify::Require))
+        .expectations([expected]);
+    let mut stream = loader.stream().expect("starts");
+    let tensors: Vec<_> = stream.by_ref().collect::<Result<_, _>>().expect("loads");
+    assert_all(&tensors, &[&file]);
+    let verification = stream.report().verification.expect("was asked for");
+    assert_eq!(verification.bytes, file.len() as u64);
+
+    server.fault(Rule::once(Fault::Corrupt(3 << 20)).from_byte(1));
+    let mut stream = loader.stream().expect("starts");
+    let error = stream.by_ref().find_map(Result::err);
+    let error = error.expect("a byte is wrong");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
+    assert_eq!(error.range(), Some(0..file.len() as u64));
+    assert!(error.message().contains("the object's own"), "{error}");
+    assert_eq!(stream.report().outcome, "corrupt");
+}
