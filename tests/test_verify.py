@@ -1,128 +1,253 @@
-"""`verify=`: files that the safetensors package wrote, and a manifest beside them."""
+"""Whole checkpoints compared with what is known of them. Oracles: `hashlib`, the hub's own tools, model-signing."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
 
 import tload
+from conftest import require
+from files import Content, write_checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+MANIFEST = "tload-manifest.json"
 
-def crc64(raw: bytes) -> str:
-    """CRC-64/NVME by its definition, a bit at a time."""
-    crc = ones = (1 << 64) - 1
-    for byte in raw:
+
+def crc64_nvme(content: bytes) -> str:
+    """By the book, bit by bit: the polynomial of NVMe, reflected."""
+    crc = 0xFFFFFFFFFFFFFFFF
+    for byte in content:
         crc ^= byte
         for _ in range(8):
-            crc = crc >> 1 ^ (0x9A6C9329AC4BC9B5 if crc & 1 else 0)
-    return f"{crc ^ ones:016x}"
-
-
-def digests(raw: bytes) -> dict[str, Any]:
-    return {"crc64nvme": crc64(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+            crc = (crc >> 1) ^ (0x9A6C9329AC4BC9B5 if crc & 1 else 0)
+    return f"{crc ^ 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    """A folder with a file and its manifest."""
-    rng = np.random.default_rng(1)
-    tensors = {f"t{index}": rng.standard_normal((3, 70 + index), dtype=np.float32) for index in range(4)}
-    path = tmp_path / "model.safetensors"
-    save_file(tensors, path)
-    raw = path.read_bytes()
-    with tload.open(path) as checkpoint:
-        ranges = {tensor.name: tensor.file_range for tensor in checkpoint.values()}
-    named = {
-        name: {"begin": begin, "end": end, **digests(raw[begin:end])} for name, (begin, end) in sorted(ranges.items())
-    }
-    manifest = {
-        "tload_manifest": 1,
-        "files": {"model.safetensors": {"bytes": len(raw), **digests(raw), "tensors": named}},
-    }
-    (tmp_path / "tload-manifest.json").write_text(json.dumps(manifest))
-    return tmp_path
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of two shards with an index."""
+    path = tmp_path / "model"
+    path.mkdir()
+    shards = [
+        {"a": Content("F32", (4,), bytes(range(16))), "empty": Content("U8", (0,), b"")},
+        {"b": Content("U8", (3, 5), bytes(range(15)))},
+    ]
+    write_checkpoint(path, shards)
+    return path
 
 
 def flip(path: Path, at: int) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 1
-    path.write_bytes(raw)
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
 
-def test_what_is_right_is_compared_and_counted(model: Path) -> None:
-    for verify in ("auto", "require", model / "tload-manifest.json", str(model / "tload-manifest.json")):
-        with tload.stream(model, framework="numpy", verify=verify) as stream:
-            tensors = dict(stream)
-            report = stream.report
-        assert len(tensors) == 4
-        assert report.verification is not None
-        assert report.verification.bytes == report.tensor_bytes
-        assert [by.files for by in report.verification.by] == [1]
-        assert "tload-manifest.json" in report.verification.by[0].by
-        assert report.verification.unverified == ()
-        assert report.stages.verify > 0
-        assert json.loads(json.dumps(report.to_dict())) == report.to_dict()
-        assert "tload-manifest.json" in str(report)
+def test_the_manifest_is_what_hashlib_says(folder: Path) -> None:
+    report = tload.verify(folder, write=True)
+    assert report.ok
+    assert report.written == str(folder / MANIFEST)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    assert manifest["tload_manifest"] == 1
+    assert manifest["files"].keys() == {path.name for path in folder.iterdir()} - {MANIFEST}
+    seen = set()
+    for name, said in manifest["files"].items():
+        content = (folder / name).read_bytes()
+        assert said["bytes"] == len(content)
+        assert said["sha256"] == hashlib.sha256(content).hexdigest()
+        assert said["crc64nvme"] == crc64_nvme(content)
+        for tensor, of in said.get("tensors", {}).items():
+            own = content[of["begin"] : of["end"]]
+            assert of["sha256"] == hashlib.sha256(own).hexdigest()
+            assert of["crc64nvme"] == crc64_nvme(own)
+            seen.add(tensor)
+    assert seen == {"a", "b", "empty"}
+    report = tload.verify(folder)
+    report.check()
+    assert {file.outcome for file in report.files} == {"matches"}
+    assert report.bytes == sum(file.bytes or 0 for file in report.files)
 
 
-def test_a_flipped_bit_is_an_error_that_says_where(model: Path) -> None:
-    path = model / "model.safetensors"
-    with tload.open(path) as checkpoint:
-        begin, end = checkpoint["t2"].file_range
-    flip(path, end - 1)
-    tload.load(model, framework="numpy")
+def test_a_flipped_bit_is_an_error_that_names_it(folder: Path) -> None:
+    tload.verify(folder, write=True).check()
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    flip(shard, -1)
+    report = tload.verify(folder)
+    assert not report.ok
     with pytest.raises(tload.CorruptError, match="expected crc64nvme:") as caught:
-        tload.load(model, framework="numpy", verify="auto")
-    error = caught.value
-    assert isinstance(error, ValueError)
-    assert (error.location, error.tensor, error.range) == (str(path), "t2", (begin, end))
-    assert "tload-manifest.json" in str(error)
-    assert error.hint
-    target = {name: np.zeros(info.shape, np.float32) for name, info in tload.open(path).items()}
+        report.check()
+    assert caught.value.tensor == "b"
+    bad = next(file for file in report.files if file.outcome != "matches")
+    assert (bad.name, bad.outcome) == (shard.name, "differs")
+    mismatch = bad.mismatches[0]
+    assert mismatch.tensor == "b"
+    assert mismatch.range[1] == shard.stat().st_size
+    assert mismatch.by == f"manifest {folder / MANIFEST}"
+    os.truncate(shard, 8)
+    bad = next(file for file in tload.verify(folder).files if file.name == shard.name)
+    assert bad.mismatches[0].found == "8 bytes"
+    shard.unlink()
+    assert [file.outcome for file in tload.verify(folder).files].count("missing") == 1
+
+
+def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "m.json"
+    assert tload.verify(folder, write=elsewhere).written == str(elsewhere)
+    tload.verify(str(folder), manifest=str(elsewhere)).check()
+    with pytest.raises(tload.InvalidRequestError, match="is there already"):
+        tload.verify(folder, write=str(elsewhere))
+    assert tload.verify(folder, write=elsewhere, force=True).ok
+    assert not (folder / MANIFEST).exists()
+    with pytest.raises(tload.NotFoundError, match="there is no manifest"):
+        tload.verify(folder, manifest=tmp_path / "none.json")
+    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+        tload.verify(folder).check()
+    (folder / MANIFEST).write_text("{}")
+    with pytest.raises(tload.FormatError, match="is no manifest"):
+        tload.verify(folder)
+
+
+def cached(cache: Path, files: dict[str, bytes]) -> Path:
+    """What the hub's tools leave of a download: their own code makes the links."""
+    file_download = require("huggingface_hub.file_download")
+    storage = cache / "models--org--name"
+    snapshot = storage / "snapshots" / ("0" * 40)
+    for name, content in files.items():
+        large = name.endswith(".safetensors")
+        git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+        blob = storage / "blobs" / (hashlib.sha256(content).hexdigest() if large else git)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(content)
+        (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+        file_download._create_symlink(str(blob), str(snapshot / name), new_blob=True)
+    return snapshot
+
+
+def test_the_hubs_cache_says_what_is_in_it(folder: Path, tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    snapshot = cached(tmp_path / "hub", files)
+    report = tload.verify(snapshot)
+    report.check()
+    for file in report.files:
+        assert file.outcome == ("matches" if file.is_shard else "unverified")
+        assert any("git's SHA-1" in why for why in file.silent) != file.is_shard
+    shard = min(snapshot.glob("*.safetensors"))
+    flip(shard.resolve(), 20)
+    with pytest.raises(tload.CorruptError, match="the name of its blob in the hub's cache"):
+        tload.verify(snapshot).check()
+    # Nor is it recorded.
+    report = tload.verify(snapshot, write=tmp_path / "m.json")
+    assert report.written is None
+
+
+def downloaded(folder: Path) -> None:
+    """What `hf download --local-dir` leaves beside the files: their own code writes it."""
+    local_folder = require("huggingface_hub._local_folder")
+    for path in list(folder.iterdir()):
+        if path.is_file():
+            etag = hashlib.sha256(path.read_bytes()).hexdigest()
+            local_folder.write_download_metadata(folder, path.name, "0" * 40, etag)
+
+
+def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
+    local_folder = require("huggingface_hub._local_folder")
+    downloaded(folder)
+    report = tload.verify(folder)
+    report.check()
+    assert all(file.verified_by[0].endswith(".metadata") for file in report.files)
+    shard = min(folder.glob("*.safetensors"))
+    before = shard.stat()
+    flip(shard, -1)
+    os.utime(shard, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert local_folder.read_download_metadata(folder, shard.name) is not None
     with pytest.raises(tload.CorruptError):
-        tload.load_into(target, model, verify="require")
-    assert not target["t2"].any(), "the wrong tensor was written"
-    assert len(tload.load(model, framework="numpy", verify="require", names=["t0", "t3"])) == 2
+        tload.verify(folder).check()
+    # Changed on purpose, as far as the hub's tools know: neither they nor tload compare it any more.
+    later = time.time() + 100
+    os.utime(shard, (later, later))
+    assert local_folder.read_download_metadata(folder, shard.name) is None
+    with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
+        tload.verify(folder).check()
 
 
-def test_a_wrong_header_is_found_before_anything_is_read(model: Path) -> None:
-    path = model / "model.safetensors"
-    at = path.read_bytes().index(b"F32")
-    raw = bytearray(path.read_bytes())
-    raw[at : at + 3] = b"I32"
-    path.write_bytes(raw)
-    with pytest.raises(tload.CorruptError) as caught:
-        tload.stream(model, framework="numpy", names=["t0"], verify="auto")
-    assert caught.value.range == (0, tload.open(path).shards[0].header_bytes)
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    """A key to sign with, and the one to check with."""
+    ec = require("cryptography.hazmat.primitives.asymmetric.ec")
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    pem = form.Encoding.PEM
+    private.write_bytes(key.private_bytes(pem, form.PrivateFormat.PKCS8, form.NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(pem, form.PublicFormat.SubjectPublicKeyInfo))
+    return private, public
 
 
-def test_what_nobody_knows_is_said_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (model / "tload-manifest.json").unlink()
-    with tload.stream(model, framework="numpy", verify="auto") as stream:
-        dict(stream)
-        verification = stream.report.verification
-    assert verification is not None
-    assert (verification.bytes, verification.unverified_files) == (0, 1)
-    assert verification.unverified[0].why
-    with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-        tload.stream(model, framework="numpy", verify="require")
-    monkeypatch.setenv("TLOAD_VERIFY", "require")
-    with pytest.raises(tload.InvalidRequestError):
-        tload.load(model, framework="numpy")
-    assert tload.load(model, framework="numpy", verify="off")
+def sign(folder: Path, private: Path) -> None:
+    signing = require("model_signing.signing")
+    hashing = require("model_signing.hashing")
+    config = signing.Config().use_elliptic_key_signer(private_key=private)
+    config.set_hashing_config(hashing.Config().set_ignored_paths(paths=[folder / "model.sig"]))
+    config.sign(folder, folder / "model.sig")
 
 
-def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:
-    with pytest.raises(tload.InvalidRequestError, match="verify is empty"):
-        tload.Options(verify="")
-    with pytest.raises(TypeError, match="verify: wanted a str or a path, found bool"):
-        tload.Options(verify=True)  # type: ignore[arg-type]
-    assert "hunter2" not in repr(tload.Options(verify="https://host/m.json?sig=hunter2"))
+def test_a_signed_model_is_what_was_signed(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    require("model_signing")
+    private, public = request.getfixturevalue("keys")
+    sign(folder, private)
+    trusted: dict[str, Any] = {"public_key": public}
+    report = tload.verify(folder, signature=trusted)
+    report.check()
+    assert {file.verified_by for file in report.files} == {(f"digests in {folder / 'model.sig'}",)}
+    tload.verify(next(folder.glob("*.safetensors")), signature=trusted).check()
+
+    other = tmp_path / "other"
+    other.mkdir()
+    stranger = other / "public.pem"
+    ec = require("cryptography.hazmat.primitives.asymmetric.ec")
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    stranger.write_bytes(key.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
+    with pytest.raises(tload.CorruptError, match="is not good"):
+        tload.verify(folder, signature={"public_key": stranger})
+
+    shard = next(folder.glob("*.safetensors"))
+    good = shard.read_bytes()
+    flip(shard, -1)
+    with pytest.raises(tload.CorruptError, match="expected sha256:"):
+        tload.verify(folder, signature=trusted).check()
+    with pytest.raises(tload.CorruptError, match="expected sha256:"):
+        tload.verify(folder).check()
+    shard.write_bytes(good)
+
+    # A manifest beside it does not excuse a shard that is not signed.
+    tload.verify(folder, write=True).check()
+    bundle = json.loads((folder / "model.sig").read_text())
+    (folder / "model.sig").unlink()
+    with pytest.raises(tload.NotFoundError, match="there is no signature"):
+        tload.verify(folder, signature=trusted)
+    bundle["dsseEnvelope"]["payload"] = bundle["dsseEnvelope"]["payload"][:-8] + "AAAAAAA="
+    (folder / "model.sig").write_text(json.dumps(bundle))
+    with pytest.raises(tload.CorruptError, match="is not good"):
+        tload.verify(folder, signature=trusted)
+
+
+def test_signatures_want_somebody_to_trust_and_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
+    with pytest.raises(tload.UnsupportedError, match="pip install model-signing"):
+        tload.verify(folder, signature={"public_key": "key.pub"})
+
+
+def test_options_of_signatures_are_checked(folder: Path) -> None:
+    require("model_signing")
+    for options in ({}, {"trust": "me"}, {"public_key": "none.pem", "more": 1}):
+        with pytest.raises(tload.InvalidRequestError, match="signature="):
+            tload.verify(folder, signature=options)

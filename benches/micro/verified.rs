@@ -2,7 +2,8 @@
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{Algorithm, Digest, Dtype, Expectation, Expected, Loader, Location, Options, Verify};
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
+use tload::{Dtype, Loader, Location, Options, Verify};
 
 use crate::is_measuring;
 

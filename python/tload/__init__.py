@@ -53,6 +53,7 @@ from tload._report import (
 )
 from tload._stream import TensorStream, load, stream
 from tload._tload import Tensor, __version__, parked_bytes, release_staging
+from tload._verify import FileReport, Mismatch, VerifyReport, verify
 
 __all__ = [
     "CancelledError",
@@ -65,10 +66,12 @@ __all__ = [
     "DeviceReport",
     "EngineReport",
     "Error",
+    "FileReport",
     "FormatError",
     "InvalidRequestError",
     "IoError",
     "LoadTimeoutError",
+    "Mismatch",
     "NoSuchTensorError",
     "NotFoundError",
     "Options",
@@ -87,6 +90,7 @@ __all__ = [
     "Unverified",
     "VerificationReport",
     "VerifiedBy",
+    "VerifyReport",
     "__version__",
     "copy",
     "list_files",
@@ -97,6 +101,7 @@ __all__ = [
     "patch",
     "release_staging",
     "stream",
+    "verify",
 ]
 
 _logging.configure(os.environ.get(_logging.VARIABLE))

@@ -6,6 +6,8 @@ from typing import Any, Protocol, TypeAlias, final, overload
 
 from typing_extensions import CapsuleType
 
+from tload._errors import Error
+
 __all__ = [
     "DTYPES",
     "ERROR_KINDS",
@@ -26,6 +28,7 @@ __all__ = [
     "parse_store_option",
     "release_staging",
     "show_location",
+    "verify",
 ]
 
 __version__: str
@@ -95,6 +98,14 @@ def copy(
 ) -> str: ...
 def list_files(source: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> list[tuple[str, int | None]]: ...
 def show_location(location: str | PathLike[str]) -> str: ...
+def verify(
+    location: str | PathLike[str],
+    *,
+    manifest: str | PathLike[str] | None,
+    write: bool | str | PathLike[str] | None,
+    force: bool,
+    store: Sequence[tuple[str, str]],
+) -> tuple[str, Error | None]: ...
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or a value has not the form that its key wants."""
 

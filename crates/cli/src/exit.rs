@@ -31,7 +31,7 @@ Exit status:
   8    a deadline passed, or an object store did not answer in time
   9    an object store cannot be reached, or failed again and again
   10   the GPU or its driver failed
-  11   bytes are not those that a digest was made of (--verify)
+  11   bytes are not those that a digest was made of (verify, --verify)
   130  interrupted by Ctrl-C or SIGTERM
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).

@@ -5,10 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use tload::copy::CopyOptions;
+use tload::verify::{ManifestTarget, VerifyOptions};
 use tload::{Device, Error, ErrorKind, Location, Options, Result, Selection, StoreOptions};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs, TuningArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs,
+    TuningArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
@@ -95,6 +97,18 @@ pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
     options.depth = args.depth.unwrap_or(options.depth);
     options.range_bytes = args.extent.unwrap_or(options.range_bytes);
     options
+}
+
+/// What to compare with, and where to write.
+pub(crate) fn verify(args: &VerifyArgs) -> Result<VerifyOptions> {
+    let mut options = VerifyOptions::default();
+    options.manifest = args.manifest.as_deref().map(location).transpose()?;
+    options.write = args.write.as_ref().map(|path| match path {
+        Some(path) => ManifestTarget::Path(path.clone()),
+        None => ManifestTarget::Beside,
+    });
+    options.force = args.force;
+    Ok(options)
 }
 
 /// What any of the arguments selects; everything when there are none.

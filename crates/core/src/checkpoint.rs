@@ -16,9 +16,11 @@ use crate::source::{Location, Source, StoreOptions, is_network};
 use crate::tensor::TensorInfo;
 use crate::within::within;
 
+mod outline;
 mod place;
 mod shards;
 
+pub(crate) use outline::Outline;
 use place::Places;
 pub(crate) use place::ShardSource;
 use shards::ShardSet;
@@ -52,6 +54,8 @@ pub struct Checkpoint(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     location: Location,
+    /// Of the index, if one decides.
+    folder: Option<Location>,
     shards: Vec<Shard>,
     /// By shard, then by offset.
     tensors: Vec<TensorInfo>,
@@ -250,8 +254,10 @@ impl Checkpoint {
             index.require_all(&by_name)?;
         }
         let open_time = started.elapsed();
+        let folder = set.index.as_ref().map(|index| index.location.parent());
         Ok(Self(Arc::new(Opened {
             location,
+            folder,
             shards,
             tensors,
             by_name,
@@ -291,6 +297,12 @@ impl Checkpoint {
     /// Bytes of all tensors.
     pub fn total_bytes(&self) -> u64 {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
+    }
+
+    /// The folder that a file of the checkpoint is called by its path below: that of the index, or else the file's own.
+    pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
+        let of_index = self.0.folder.clone();
+        of_index.unwrap_or_else(|| shard.location().parent())
     }
 
     pub(crate) fn open_time(&self) -> Duration {
@@ -354,7 +366,7 @@ fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Head
 
 /// Reads and checks the header, of which `first` are the file's first bytes: no further read when it fits into them, else one. With
 /// the CRCs of what was read, which nobody keeps.
-fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
+pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
     let prefix = &first[..first.len().min(LENGTH)];

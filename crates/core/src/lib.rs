@@ -43,6 +43,7 @@ pub mod sink;
 pub mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod verify;
 
 mod budget;
 mod checkpoint;
@@ -67,7 +68,6 @@ mod sources;
 mod stall;
 mod stream;
 mod tensor;
-mod verify;
 mod within;
 
 pub use buffer::{KeepAlive, Target, release_staging};
@@ -89,4 +89,4 @@ pub use sink::DeviceMemory;
 pub use source::{Cache, Location, Protocol, StoreOptions};
 pub use stream::{Canceller, Progress, TensorStream};
 pub use tensor::{Tensor, TensorInfo};
-pub use verify::{Algorithm, Digest, Expectation, Expected, Verify};
+pub use verify::Verify;

@@ -110,6 +110,16 @@ impl FaultyServer {
         self.shared.lock().store.versioned = true;
     }
 
+    /// Says from now on, of the object at this path, what its checksums are: with these headers.
+    ///
+    /// Those that begin with `x-amz-` are sent as S3 does: to who asks for them (`x-amz-checksum-mode: ENABLED`) and not with ranges.
+    pub fn state_checksums(&self, path: &str, headers: &[(&str, &str)]) {
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        let headers = headers.iter().map(owned).collect();
+        let path = path.trim_start_matches('/').to_owned();
+        self.shared.lock().store.checksums.insert(path, headers);
+    }
+
     /// Adds a rule behind those already there. The first that matches a request applies, and no other.
     pub fn fault(&self, rule: Rule) {
         self.shared.lock().rules.add(rule);

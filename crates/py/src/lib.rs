@@ -19,6 +19,7 @@ mod receivers;
 mod store;
 mod stream;
 mod tensor;
+mod verify;
 
 use pyo3::prelude::*;
 
@@ -45,6 +46,8 @@ mod _tload {
     use crate::stream::Stream;
     #[pymodule_export]
     use crate::tensor::{FlatBytes, Tensor};
+    #[pymodule_export]
+    use crate::verify::verify;
 
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
     #[pyfunction]

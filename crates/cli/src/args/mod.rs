@@ -8,6 +8,7 @@ mod sizes;
 mod store;
 mod synth;
 mod tuning;
+mod verify;
 
 use std::ffi::OsString;
 
@@ -20,6 +21,7 @@ pub(crate) use parse::{Refusal, parse};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
 pub(crate) use tuning::{SelectArgs, TuningArgs};
+pub(crate) use verify::VerifyArgs;
 
 use crate::exit;
 
@@ -42,6 +44,7 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     Bench(BenchArgs),
     Cp(CopyArgs),
+    Verify(VerifyArgs),
     Doctor(DoctorArgs),
 }
 

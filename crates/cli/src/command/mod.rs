@@ -6,6 +6,7 @@ mod doctor;
 mod load;
 mod ls;
 mod synth;
+mod verify;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -28,6 +29,7 @@ pub(crate) fn run(
         Command::Synth(args) => synth::run(&args, interrupt, out),
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
+        Command::Verify(args) => verify::run(&args, interrupt, out),
         Command::Doctor(args) => doctor::run(&args, out),
     }
 }

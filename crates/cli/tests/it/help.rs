@@ -7,7 +7,9 @@ use crate::command;
 
 #[test]
 fn help_is_as_recorded() {
-    for name in ["tload", "ls", "load", "synth", "bench", "cp", "doctor"] {
+    for name in [
+        "tload", "ls", "load", "synth", "bench", "cp", "verify", "doctor",
+    ] {
         let mut arguments = vec!["--help"];
         if name != "tload" {
             arguments.insert(0, name);

@@ -15,6 +15,7 @@ mod interrupt;
 mod remote;
 mod requirement;
 mod store;
+mod verified;
 mod verify;
 
 use std::ffi::OsStr;

@@ -1,83 +1,197 @@
-//! `--verify`: right bytes are counted, wrong ones have an exit status of their own.
+//! `verify`: what it prints, what it writes, and its exit status.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
-use serde_json::{Value, json};
-use tload::{Algorithm, Digest};
+use serde_json::Value;
 
-use crate::{command, json, run, stderr, succeed};
+use crate::{run, stderr, succeed};
 
-/// Its CRC and its SHA-256, as manifests have them.
-fn digests(bytes: &[u8]) -> Value {
-    let hex = |algorithm| {
-        let text = Digest::of(algorithm, bytes).to_string();
-        text.split_once(':').unwrap().1.to_owned()
-    };
-    json!({"crc64nvme": hex(Algorithm::Crc64Nvme), "sha256": hex(Algorithm::Sha256)})
+/// A checkpoint of three shards.
+struct Model {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
 }
 
-/// A manifest of the only file of a folder, beside it.
-fn write_manifest(folder: &Path, name: &str) {
-    let bytes = fs::read(folder.join(name)).unwrap();
-    let first = bytes.first_chunk::<8>().unwrap();
-    let header_bytes = 8 + usize::try_from(u64::from_le_bytes(*first)).unwrap();
-    let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
-    let mut tensors = json!({});
-    for (tensor, info) in header.tensors() {
-        let (begin, end) = info.data_offsets;
-        let (begin, end) = (header_bytes + begin, header_bytes + end);
-        let mut entry = digests(&bytes[begin..end]);
-        (entry["begin"], entry["end"]) = (begin.into(), end.into());
-        tensors[tensor] = entry;
+impl Model {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        succeed([
+            "synth",
+            path.to_str().unwrap(),
+            "--size",
+            "2MiB",
+            "--shards",
+            "3",
+        ]);
+        Self {
+            _folder: folder,
+            path,
+        }
     }
-    let mut file = digests(&bytes);
-    (file["bytes"], file["tensors"]) = (bytes.len().into(), tensors);
-    let manifest = json!({"tload_manifest": 1, "files": {name: file}});
-    fs::write(folder.join("tload-manifest.json"), manifest.to_string()).unwrap();
+
+    fn text(&self) -> &str {
+        self.path.to_str().unwrap()
+    }
+
+    /// The path of a file, as text.
+    fn at(&self, name: &str) -> String {
+        self.path.join(name).to_str().unwrap().to_owned()
+    }
+
+    fn shards(&self) -> Vec<PathBuf> {
+        let entries = fs::read_dir(&self.path).unwrap();
+        let mut shards: Vec<_> = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| {
+                path.extension()
+                    .is_some_and(|extension| extension == "safetensors")
+            })
+            .collect();
+        shards.sort();
+        shards
+    }
+}
+
+fn flip_last_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(path, bytes).unwrap();
 }
 
 #[test]
-fn a_wrong_bit_is_status_11_and_names_its_tensor() {
-    let folder = tempfile::tempdir().unwrap();
-    let folder = folder.path().join("m");
-    let path = folder.to_str().unwrap();
-    succeed(["synth", path, "--preset", "tiny", "--size", "1MiB"]);
-    let names = fs::read_dir(path).unwrap();
-    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let name = names
-        .filter(|name| name.ends_with(".safetensors"))
-        .max()
+fn a_manifest_is_written_compared_with_and_what_differs_is_named() {
+    let model = Model::new();
+    let text = succeed(["verify", model.text(), "--write"]);
+    let manifest = model.at("tload-manifest.json");
+    assert!(text.contains(&format!("wrote {manifest}")), "{text}");
+    let text = succeed(["verify", model.text()]);
+    let lines: Vec<_> = text.lines().collect();
+    assert!(lines[0].starts_with("file "), "{text}");
+    assert!(
+        lines[0].ends_with("verified by") || lines[0].contains("verified by"),
+        "{text}"
+    );
+    assert_eq!(
+        lines
+            .iter()
+            .filter(|line| line.ends_with("matches"))
+            .count(),
+        4,
+        "{text}"
+    );
+
+    let shards = model.shards();
+    flip_last_bit(&shards[1]);
+    let output = run(["verify", model.text()]);
+    let (text, errors) = (
+        String::from_utf8(output.stdout.clone()).unwrap(),
+        stderr(&output),
+    );
+    assert_eq!(output.status.code(), Some(11), "{text}{errors}");
+    let name = shards[1].file_name().unwrap().to_str().unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.starts_with(&format!("{name}: tensor ")))
         .unwrap();
-    let file = folder.join(&name);
-    let file = file.to_str().unwrap();
-
-    // Nothing is there to compare with.
-    let text = succeed(["load", file, "--verify"]);
-    assert!(text.contains("\nverify   0 B; not all of "), "{text}");
-    let output = run(["load", file, "--verify=require"]);
-    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
-
-    write_manifest(&folder, &name);
-    let manifest = format!("--verify={path}/tload-manifest.json");
-    for verify in ["--verify", "--verify=require", &manifest] {
-        let report = json(["load", file, "--json", verify]);
-        let report = &report["report"];
-        let verified = &report["verification"]["bytes"];
-        assert_eq!(verified, &report["tensor_bytes"], "{report}");
+    for part in [
+        "bytes ",
+        "expected crc64nvme:",
+        "(manifest ",
+        "found crc64nvme:",
+    ] {
+        assert!(line.contains(part), "{part:?} is not in {line}");
     }
+    assert!(
+        errors.contains("error: ") && errors.contains(name),
+        "{errors}"
+    );
+    assert!(errors.contains("hint: get the file again"), "{errors}");
 
-    let mut bytes = fs::read(file).unwrap();
-    *bytes.last_mut().unwrap() ^= 1;
-    fs::write(file, bytes).unwrap();
-    succeed(["load", file]);
-    let output = command(["load", file])
-        .env("TLOAD_VERIFY", "auto")
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(11), "{}", stderr(&output));
-    let text = stderr(&output);
-    assert!(text.contains("tensor \""), "{text}");
-    assert!(text.contains("expected crc64nvme:"), "{text}");
+    fs::remove_file(&shards[0]).unwrap();
+    let output = run(["verify", model.text(), "--json"]);
+    assert_eq!(output.status.code(), Some(11));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let outcomes: Vec<_> = report["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| file["outcome"].as_str().unwrap())
+        .collect();
+    assert_eq!(outcomes, ["missing", "differs", "matches", "matches"]);
+    let mismatch = &report["files"][1]["mismatches"][0];
+    assert!(
+        mismatch["tensor"].is_string() && mismatch["range"][1].is_u64(),
+        "{mismatch}"
+    );
+}
+
+#[test]
+fn a_manifest_that_is_there_stays_unless_forced() {
+    let model = Model::new();
+    succeed(["verify", model.text(), "--write"]);
+    let output = run(["verify", model.text(), "--write"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("is there already"),
+        "{}",
+        stderr(&output)
+    );
+    flip_last_bit(&model.shards()[0]);
+    succeed(["verify", model.text(), "--write", "--force"]);
+    succeed(["verify", model.text()]);
+    let elsewhere = model.at("../elsewhere.json");
+    succeed(["verify", model.text(), "--write", &elsewhere]);
+    fs::remove_file(model.at("tload-manifest.json")).unwrap();
+    succeed(["verify", model.text(), "--manifest", &elsewhere]);
+    let output = run(["verify", model.text(), "--force"]);
+    assert_eq!(
+        output.status.code(),
+        Some(2),
+        "--force replaces what --write writes"
+    );
+}
+
+#[test]
+fn statuses_tell_what_is_wrong() {
+    let model = Model::new();
+    let output = run(["verify", model.text()]);
+    assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
+    let errors = stderr(&output);
+    assert!(errors.contains("there is nothing to compare"), "{errors}");
+    assert!(
+        errors.contains("note: ") && errors.contains("there is no tload-manifest.json"),
+        "{errors}"
+    );
+    for (arguments, status) in [
+        (vec!["verify", "/nonexistent"], 3),
+        (
+            vec!["verify", model.text(), "--manifest", "/nonexistent"],
+            3,
+        ),
+        (vec!["verify", "ftp://host/model"], 7),
+        (vec!["verify"], 2),
+    ] {
+        assert_eq!(run(&arguments).status.code(), Some(status), "{arguments:?}");
+    }
+    fs::write(model.at("tload-manifest.json"), "{}").unwrap();
+    assert_eq!(run(["verify", model.text()]).status.code(), Some(4));
+    fs::write(model.at("tload-manifest.json"), r#"{"tload_manifest": 9}"#).unwrap();
+    let output = run(["verify", model.text()]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(stderr(&output).contains("version 9"), "{}", stderr(&output));
+}
+
+#[test]
+fn names_cannot_move_the_cursor() {
+    let model = Model::new();
+    let manifest = r#"{"tload_manifest": 1, "files": {"a\u001b[2Jb.safetensors": {"bytes": 1,
+        "crc64nvme": "0000000000000000",
+        "sha256": "0000000000000000000000000000000000000000000000000000000000000000"}}}"#;
+    fs::write(model.at("tload-manifest.json"), manifest).unwrap();
+    let output = run(["verify", model.text()]);
+    assert_eq!(output.status.code(), Some(11));
+    let all = [output.stdout.clone(), output.stderr.clone()].concat();
+    assert!(!all.contains(&0x1b), "{}", String::from_utf8_lossy(&all));
 }

@@ -30,7 +30,19 @@ impl ShardSet {
         Self { files, index: None }
     }
 
+    /// Finds them, and requires those on file systems to be there before any is opened. In an object store, opening all of them is
+    /// the way to know.
     pub(super) fn find(location: &Location, places: &Places) -> Result<Self> {
+        let set = Self::named(location, places)?;
+        let gone = |file: &&Location| file.as_path().is_some_and(|path| !path.exists());
+        match set.files.iter().find(gone).filter(|_| set.index.is_some()) {
+            Some(file) => Err(set.missing(file, Error::new(ErrorKind::NotFound, ""))),
+            None => Ok(set),
+        }
+    }
+
+    /// The same, whether the files that an index names are there or not.
+    pub(super) fn named(location: &Location, places: &Places) -> Result<Self> {
         match places.find(location)? {
             Found::Folder { names, below } => {
                 Self::in_folder(location, &names, places).map_err(|error| name_below(error, &below))
@@ -134,17 +146,10 @@ impl ShardSet {
             .iter()
             .map(|shard| folder.join(shard))
             .collect();
-        let set = Self {
+        Ok(Self {
             files,
             index: Some(Placement::new(location.clone(), index)),
-        };
-        for file in &set.files {
-            // Before any is opened. In an object store, opening all of them is the way to know.
-            if file.as_path().is_some_and(|path| !path.exists()) {
-                return Err(set.missing(file, Error::new(ErrorKind::NotFound, "")));
-            }
-        }
-        Ok(set)
+        })
     }
 
     /// Better than a bare "cannot open": says who wants the file, if an index does.

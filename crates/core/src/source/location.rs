@@ -191,6 +191,21 @@ impl Location {
         }
     }
 
+    /// The path of this file or object below `folder`, with `/`; none if it is elsewhere, or has a name that is not UTF-8.
+    pub(crate) fn below(&self, folder: &Self) -> Option<String> {
+        match (&self.place, &folder.place) {
+            (Place::Path(path), Place::Path(folder)) => {
+                let components = path.strip_prefix(folder).ok()?.components();
+                let names: Option<Vec<_>> = components
+                    .map(|component| component.as_os_str().to_str())
+                    .collect();
+                names.map(|names| names.join("/"))
+            }
+            (Place::Remote(url), Place::Remote(folder)) => url.below(folder),
+            (Place::Path(_), Place::Remote(_)) | (Place::Remote(_), Place::Path(_)) => None,
+        }
+    }
+
     /// A location that is shown as `text`: of something that nobody can write down as one.
     pub(crate) fn shown_as(text: impl Into<String>) -> Self {
         Self {
@@ -337,6 +352,23 @@ impl RemoteUrl {
             path: format!("{path}{slash}{name}"),
             ..self.clone()
         }
+    }
+
+    /// What [`Self::join`] was given to get here from `folder`.
+    fn below(&self, folder: &Self) -> Option<String> {
+        let is_beside = (self.protocol, &self.scheme, &self.authority)
+            == (folder.protocol, &folder.scheme, &folder.authority);
+        let above = folder.path.trim_end_matches('/');
+        let path = self.path.strip_prefix(above).filter(|_| is_beside)?;
+        let name = match path.strip_prefix('/') {
+            Some(name) => name,
+            None if above.is_empty() => path,
+            None => return None,
+        };
+        if self.protocol == Protocol::Http {
+            return Some(percent_decode_str(name).decode_utf8().ok()?.into_owned());
+        }
+        Some(name.to_owned())
     }
 
     fn parent(&self) -> Self {

@@ -163,6 +163,50 @@ impl ObjectSource {
         object_hints()
     }
 
+    /// What the store says of the object's own checksums: names of headers in lower case, and their values. One small request, under
+    /// the object's identity; none where stores say nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] for an object that was replaced, and whatever else the store answers, translated.
+    pub(crate) fn checksums(&self) -> Result<Vec<(&'static str, String)>> {
+        if !self.0.store.states_checksums() {
+            return Ok(Vec::new());
+        }
+        let source = self.clone();
+        let retries = self.retries();
+        let asked = self
+            .0
+            .remote
+            .run(async move { with_retries(retries, || source.ask_checksums()).await });
+        asked.map_err(|error| error.or_location(self.location()))
+    }
+
+    async fn ask_checksums(&self) -> Result<Vec<(&'static str, String)>, Fault> {
+        let ask = |by_version| {
+            let options = GetOptions {
+                range: None,
+                ..self.conditions(by_version, 0..1)
+            };
+            self.0.store.checksums(&self.0.path, options)
+        };
+        let by_version = self.0.by_version.load(Ordering::Relaxed);
+        let (meta, exchange) = match ask(by_version).await {
+            // As for reads: another permission.
+            Err(fault) if by_version && status(&fault.error) == Some(403) => {
+                ask(false).await.map_err(judge)?
+            }
+            answer => answer.map_err(judge)?,
+        };
+        self.require_same(&meta, &exchange)?;
+        Ok(exchange.stated)
+    }
+
+    /// What a hub calls the object's contents: SHA-256 of large files, git's name of small ones.
+    pub(crate) fn contents_name(&self) -> Option<&str> {
+        self.0.store.contents_name(&self.0.path)
+    }
+
     /// Whether both are in the same store.
     pub(crate) fn shares_store(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.store, &other.0.store)

@@ -1,6 +1,7 @@
-//! Verification while streaming: the bytes of a load are compared with digests that somebody has made of them, as they pass from the
-//! engine to the sink.
+//! Verification: bytes are compared with digests that somebody has made of them, as they pass from the engine to the sink, or of a
+//! whole checkpoint (`whole.rs`).
 //!
+//! `digest` and `expected` are the words, `manifest` is tload's own file of digests, `find` asks who else says something.
 //! [`find()`] says what each source is expected to be, `decide.rs` what of that can be compared with what is read, `begin.rs` begins
 //! with what needs no reading, and [`Check`] does the rest: CRCs in any order and on all lanes at once, SHA-256 in the order of the file (`in_order.rs`). A tensor that has a digest of its
 //! own and another's bytes is never handed over; with a digest of the whole file the load fails before its stream ends.
@@ -12,12 +13,21 @@ mod digest;
 mod expected;
 mod find;
 mod in_order;
+mod manifest;
+mod statement;
+mod whole;
+mod write;
 
 pub(crate) use check::Check;
 pub(crate) use decide::Facts;
 pub use digest::{Algorithm, Digest};
 pub use expected::{Expectation, Expected};
-pub(crate) use find::find;
+pub use find::find;
+pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
+pub use whole::{
+    FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, Verification, VerifyControl, VerifyOptions, VerifyProgress,
+    VerifyReport,
+};
 
 use std::sync::Arc;
 

@@ -19,3 +19,4 @@ mod slow;
 mod steady;
 mod tidy;
 mod verified;
+mod whole;

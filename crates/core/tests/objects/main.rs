@@ -4,6 +4,7 @@
 
 mod alone;
 mod changes;
+mod checksums;
 mod contract;
 mod credentials;
 mod denials;

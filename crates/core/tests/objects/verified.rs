@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use tload::{Algorithm, Digest, ErrorKind, Expectation, Expected, Loader, Verify};
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
+use tload::{ErrorKind, Loader, Verify};
 use tload_lab::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, options};

@@ -75,7 +75,19 @@ fn object(store: &Store, head: &Head, fault: Option<&Fault>, id: &str) -> Reply 
         return reply;
     }
     describe(&mut reply, object, fault);
+    attest(&mut reply, store, head);
     reply
+}
+
+/// The headers that tell what its checksums are: those of S3 only where they are asked for, and of the whole object.
+fn attest(reply: &mut Reply, store: &Store, head: &Head) {
+    let is_asked = head.header("x-amz-checksum-mode") == Some("ENABLED");
+    let is_whole = head.header("range").is_none();
+    for (name, value) in store.checksums.get(&head.path).into_iter().flatten() {
+        if !name.starts_with("x-amz-") || (is_asked && is_whole) {
+            reply.set(name, value.as_str());
+        }
+    }
 }
 
 /// The headers that tell which object this is.

@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use aws_lc_rs::digest::{SHA256, digest};
 use serde_json::json;
 
 use super::FaultyServer;
@@ -325,7 +326,7 @@ fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> 
         let mut sibling =
             json!({"rfilename": name, "size": bytes.len(), "blobId": identity(bytes, 40)});
         if name.ends_with(LARGE) {
-            let digest = identity(bytes, 64);
+            let digest = sha256(bytes);
             sibling["lfs"] = json!({"sha256": digest, "size": bytes.len(), "pointerSize": 134});
         }
         sibling
@@ -347,6 +348,17 @@ fn identity(bytes: &[u8], digits: usize) -> String {
         sum.wrapping_mul(31).wrapping_add(usize::from(*byte))
     });
     format!("{sum:0digits$x}")
+}
+
+/// What Git LFS calls them.
+fn sha256(bytes: &[u8]) -> String {
+    let digest = digest(&SHA256, bytes);
+    let mut text = String::new();
+    for byte in digest.as_ref() {
+        fmt::Write::write_fmt(&mut text, format_args!("{byte:02x}"))
+            .expect("a string takes all that is written");
+    }
+    text
 }
 
 /// `org/name/COMMIT/file` as repository and the rest.

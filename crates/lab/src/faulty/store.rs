@@ -34,6 +34,8 @@ pub(super) struct Store {
     pub(super) objects: BTreeMap<String, Object>,
     pub(super) page_entries: usize,
     pub(super) versioned: bool,
+    /// By path: headers that say what an object's checksums are.
+    pub(super) checksums: BTreeMap<String, Vec<(String, String)>>,
     buckets: BTreeSet<String>,
     versions: BTreeMap<(String, String), Object>,
     writes: u64,
@@ -45,6 +47,7 @@ impl Store {
             objects: BTreeMap::new(),
             page_entries: S3_PAGE_ENTRIES,
             versioned: false,
+            checksums: BTreeMap::new(),
             buckets: BTreeSet::new(),
             versions: BTreeMap::new(),
             writes: 0,

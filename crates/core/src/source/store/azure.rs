@@ -24,6 +24,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         anonymous: skips.as_deref() == Some("true"),
         region: None,
         sessions: 0,
+        signer: None,
     })
 }
 

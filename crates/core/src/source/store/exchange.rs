@@ -19,6 +19,7 @@ use object_store::client::{
     ReqwestConnector,
 };
 
+use super::checksums::{Asks, stated};
 use super::reply::{Reply, scrub};
 
 /// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
@@ -44,6 +45,8 @@ pub(crate) struct Exchange {
     pub(crate) code: Option<String>,
     /// The store's own words for the failure, without secrets.
     pub(crate) message: Option<String>,
+    /// What it says of the object's own checksums, where it was asked to.
+    pub(crate) stated: Vec<(&'static str, String)>,
     /// When the request began.
     pub(super) began: Option<Instant>,
     /// Which of a builder's HTTP clients sent it: the last one is the store's own, those before fetch credentials.
@@ -92,7 +95,11 @@ struct Capturing {
 
 #[async_trait]
 impl HttpService for Capturing {
-    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let asks = request.extensions().get::<Asks>().cloned();
+        if let Some(asks) = &asks {
+            asks.prepare(&mut request).await?;
+        }
         record(|| Exchange {
             host: request.uri().authority().map(|authority| {
                 let host = authority.as_str();
@@ -107,7 +114,12 @@ impl HttpService for Capturing {
         let response = self.inner.execute(request).await?;
         let status = response.status();
         if status.is_success() {
-            update(|exchange| exchange.take_headers(status.as_u16(), response.headers()));
+            update(|exchange| {
+                exchange.take_headers(status.as_u16(), response.headers());
+                if asks.is_some() {
+                    exchange.stated = stated(response.headers());
+                }
+            });
             return Ok(response);
         }
         let (head, body) = response.into_parts();

@@ -23,6 +23,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         credentials: Credentials::known(source),
         region: None,
         sessions: 0,
+        signer: None,
     })
 }
 

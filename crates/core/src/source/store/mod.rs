@@ -6,6 +6,7 @@
 #[cfg(feature = "aws-config")]
 mod aws;
 mod azure;
+mod checksums;
 mod client;
 mod credentials;
 mod environment;
@@ -37,6 +38,7 @@ pub(crate) use self::fault::Fault;
 pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 
+use self::checksums::Asks;
 use self::credentials::Credentials;
 use self::environment::Environment;
 use self::exchange::{Connector, capture};
@@ -62,6 +64,8 @@ pub(crate) struct Store {
     own_client: usize,
     /// Of a hub.
     repository: Option<Repository>,
+    /// How an object's own checksums are asked for.
+    asks: Asks,
 }
 
 /// What is directly below a prefix.
@@ -136,6 +140,9 @@ impl Store {
             signed_url: url.protocol == Protocol::Http && url.query.is_some(),
             own_client: opening.connector.made().saturating_sub(opened.sessions),
             repository,
+            asks: Asks {
+                signer: opened.signer,
+            },
         };
         Ok((Arc::new(store), path))
     }
@@ -152,6 +159,7 @@ impl Store {
             signed_url: false,
             own_client: 0,
             repository: None,
+            asks: Asks::default(),
         })
     }
 
@@ -195,6 +203,28 @@ impl Store {
         };
         let (result, exchange) = self.get(path, options).await?;
         Ok((result.meta, exchange))
+    }
+
+    /// Asks for length and identity of an object and for its own checksums, once: they are in [`Exchange::stated`].
+    pub(crate) async fn checksums(
+        &self,
+        path: &Path,
+        mut options: GetOptions,
+    ) -> Result<(ObjectMeta, Exchange), Fault> {
+        options.head = true;
+        options.extensions.insert(self.asks.clone());
+        let (result, exchange) = self.get(path, options).await?;
+        Ok((result.meta, exchange))
+    }
+
+    /// Whether objects here have checksums of their own that can be asked for.
+    pub(crate) fn states_checksums(&self) -> bool {
+        matches!(self.protocol, Some(Protocol::S3 | Protocol::Gcs))
+    }
+
+    /// Of a hub: what it calls the contents of a file, if somebody has asked for the list of files and it says so.
+    pub(crate) fn contents_name(&self, file: &Path) -> Option<&str> {
+        self.repository.as_ref()?.commit.get()?.contents_name(file)
     }
 
     /// Asks for all that is directly below a prefix, once for each page.

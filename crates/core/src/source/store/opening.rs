@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
+use super::checksums::Signer;
 use super::credentials::Credentials;
 use super::environment::{Environment, says_who};
 use super::exchange::Connector;
@@ -34,6 +35,8 @@ pub(super) struct Opened {
     pub(super) region: Option<String>,
     /// HTTP clients made beside the store's own that speak to the store itself.
     pub(super) sessions: usize,
+    /// Of S3: signs requests that `object_store` cannot make.
+    pub(super) signer: Option<Signer>,
 }
 
 impl Opening<'_> {

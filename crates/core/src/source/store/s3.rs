@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
+use super::checksums::Signer;
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
 use super::opening::{Opened, Opening, is_plain, no_retries};
@@ -38,12 +39,22 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
+    let store = store.map_err(|error| opening.refused(&error))?;
+    // Sessions are signed with credentials of their own, which nobody else gets to see.
+    let signer = region
+        .clone()
+        .filter(|_| sessions == 0)
+        .map(|region| Signer {
+            credentials: Arc::clone(store.credentials()),
+            region,
+        });
     Ok(Opened {
-        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
+        store: Arc::new(store),
         credentials,
         anonymous,
         region,
         sessions,
+        signer,
     })
 }
 

@@ -49,6 +49,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         anonymous: source == "anonymous",
         region: None,
         sessions: 0,
+        signer: None,
     })
 }
 

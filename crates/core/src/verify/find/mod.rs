@@ -1,65 +1,227 @@
-//! What there is to compare each source with: a manifest beside the checkpoint.
+//! What there is to compare each source with, the strongest first: a manifest beside the checkpoint, the store's own checksum of an
+//! object, what a hub says of a file, a model's signature.
+//!
+//! Small requests only, side by side. This file owns their order; what the answers mean is in `object`, `hub` and `signature`.
 
-use serde_json::Value;
+mod hub;
+mod nearby;
+#[cfg(feature = "object")]
+mod object;
+mod signature;
 
-use super::{Algorithm, Digest, Expectation, Expected, Verify};
-use crate::checkpoint::Checkpoint;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) use nearby::Nearby;
+
+use super::Verify;
+use super::digest::Digest;
+use super::expected::Expectation;
+use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest};
+use super::statement::{Known, Statement};
+use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::error::{Error, ErrorKind, Result};
-use crate::source::{FileSource, Location, Source};
+use crate::side_by_side::side_by_side;
+#[cfg(feature = "object")]
+use crate::source::Protocol;
+use crate::source::{Location, Source, StoreOptions};
 
-/// What a manifest is called, beside the checkpoint.
-const MANIFEST_NAME: &str = "tload-manifest.json";
+/// Requests at a time; each is small and takes a round trip.
+const ASKED_AT_A_TIME: usize = 64;
 
-/// What is expected of each shard of the checkpoint, in its order.
+/// A source that something is wanted to be known of.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) source: &'a ShardSource,
+    /// The folder whose manifest and signature are about it.
+    pub(super) folder: Location,
+}
+
+/// Whom to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// For each source until one authority knows it.
+    First,
+    /// All of them, for every source.
+    All,
+}
+
+/// A manifest and where it was read.
+#[derive(Debug)]
+pub(super) struct FoundManifest {
+    pub(super) location: Location,
+    pub(super) manifest: Manifest,
+}
+
+/// What there is to compare each file of a checkpoint with, in its order. Whatever is asked for is reached as
+/// the checkpoint is.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidFormat`] for a manifest that is none; what opening and reading it runs into.
-pub(crate) fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
-    let beside = |location: &Location| location.parent().join(MANIFEST_NAME);
-    let location = match choice {
-        Verify::Manifest(manifest) => Some(Location::parse(manifest)?),
-        Verify::Off | Verify::Auto | Verify::Require => checkpoint
-            .shards()
-            .first()
-            .map(|shard| beside(shard.location())),
-    };
-    let manifest = match location.as_ref().map(FileSource::open) {
-        Some(Ok(file)) => {
-            let len = usize::try_from(file.len()).unwrap_or(usize::MAX);
-            let text = file.fetch(0, len)?;
-            let invalid =
-                |error| Error::new(ErrorKind::InvalidFormat, "is no manifest").with_source(error);
-            Some(serde_json::from_slice::<Value>(&text).map_err(invalid)?)
+/// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that cannot be read,
+/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::Changed`] for objects that were replaced.
+pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
+    let shards = checkpoint.shards();
+    let asked: Vec<_> = shards
+        .iter()
+        .map(|shard| Asked {
+            source: shard.source(),
+            folder: checkpoint.folder_of(shard),
+        })
+        .collect();
+    let store = StoreOptions::default();
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), &store);
+    let known = match choice {
+        Verify::Off => {
+            let why = "nothing was asked to be compared".to_owned();
+            return Ok(vec![Expectation::Nothing { why }; shards.len()]);
         }
-        Some(Err(error)) if matches!(choice, Verify::Manifest(_)) => return Err(error),
-        Some(Err(_)) | None => None,
-    };
-    let by = location.map_or_else(String::new, |location| format!("manifest {location}"));
-    let expectation = |location: &Location| {
-        let name = location.file_name();
-        let file = manifest.as_ref().map(|manifest| &manifest["files"][name]);
-        match file.filter(|file| file.is_object()) {
-            Some(file) => Expectation::Of(expected(&by, file)),
-            None => Expectation::Nothing {
-                why: "there is nothing to compare it with".to_owned(),
-            },
+        Verify::Auto | Verify::Require => {
+            let manifests = manifests(&asked, &nearby)?;
+            gather(&asked, &manifests, Reach::First, &nearby)?
+        }
+        Verify::Manifest(location) => {
+            let found = chosen(&Location::parse(location)?, &nearby)?;
+            let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
+            said.collect()
         }
     };
-    let shards = checkpoint.shards().iter();
-    Ok(shards.map(|shard| expectation(shard.location())).collect())
+    Ok(known.into_iter().map(Known::into_expectation).collect())
 }
 
-fn expected(by: &str, file: &Value) -> Expected {
-    let digest =
-        |value: &Value| Digest::from_hex(Algorithm::Crc64Nvme, value["crc64nvme"].as_str()?);
-    let tensors = file["tensors"].as_object().into_iter().flatten();
-    Expected {
-        by: by.to_owned(),
-        len: file["bytes"].as_u64(),
-        whole: digest(file),
-        tensors: tensors
-            .filter_map(|(name, tensor)| Some((name.clone(), digest(tensor)?)))
-            .collect(),
+/// The manifest that somebody asked for.
+pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundManifest> {
+    let text = nearby.read(location, MANIFEST_BYTES_MAX)?;
+    let text = text.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "there is no manifest")
+            .with_location(location)
+            .with_hint("check the path; tload verify --write makes one")
+    })?;
+    parsed(location.clone(), &text)
+}
+
+/// The manifest in a folder, if there is one.
+pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<FoundManifest>> {
+    let location = folder.join(MANIFEST_NAME);
+    let text = nearby.read_if_there(&location, MANIFEST_BYTES_MAX)?;
+    text.map(|text| parsed(location, &text)).transpose()
+}
+
+fn parsed(location: Location, text: &[u8]) -> Result<FoundManifest> {
+    let manifest = Manifest::parse(text).map_err(|error| error.with_location(&location))?;
+    Ok(FoundManifest { location, manifest })
+}
+
+/// By source: the manifest in its folder.
+pub(super) fn manifests(
+    asked: &[Asked<'_>],
+    nearby: &Nearby<'_>,
+) -> Result<Vec<Option<Arc<FoundManifest>>>> {
+    per_folder(asked, |folder| beside(folder, nearby))
+}
+
+/// What is found for each source's folder, in which it is looked for once.
+fn per_folder<T: Send + Sync>(
+    asked: &[Asked<'_>],
+    find: impl Fn(&Location) -> Result<Option<T>> + Sync,
+) -> Result<Vec<Option<Arc<T>>>> {
+    let mut folders: Vec<&Location> = Vec::new();
+    for asked in asked {
+        if !folders.contains(&&asked.folder) {
+            folders.push(&asked.folder);
+        }
+    }
+    let found = side_by_side(&folders, ASKED_AT_A_TIME, |folder| {
+        find(folder).map(|found| found.map(Arc::new))
+    });
+    let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+    let of_folder = |asked: &Asked<'_>| {
+        let at = folders.iter().position(|folder| **folder == asked.folder);
+        at.and_then(|at| found[at].clone())
+    };
+    Ok(asked.iter().map(of_folder).collect())
+}
+
+/// What is known of each source.
+pub(super) fn gather(
+    asked: &[Asked<'_>],
+    manifests: &[Option<Arc<FoundManifest>>],
+    reach: Reach,
+    nearby: &Nearby<'_>,
+) -> Result<Vec<Known>> {
+    let manifests = asked.iter().zip(manifests);
+    let mut known: Vec<_> = manifests
+        .map(|(asked, manifest)| of_manifest(asked, manifest.as_deref()))
+        .collect();
+    let open = |known: &[Known]| -> Vec<usize> {
+        let is_open = |at: &usize| reach == Reach::All || known[*at].statements.is_empty();
+        (0..known.len()).filter(is_open).collect()
+    };
+    let left = open(&known);
+    let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| of_place(asked[at].source));
+    for (at, said) in left.into_iter().zip(said) {
+        known[at].take(said?);
+    }
+    let left = open(&known);
+    let signers: Vec<_> = left
+        .iter()
+        .map(|&at| Asked {
+            source: asked[at].source,
+            folder: asked[at].folder.clone(),
+        })
+        .collect();
+    let signed = per_folder(&signers, |folder| signature::beside(folder, nearby))?;
+    for (at, signed) in left.into_iter().zip(signed) {
+        known[at].take(signature::of_source(&asked[at], signed.as_deref()));
+    }
+    Ok(known)
+}
+
+/// What a manifest says of a source.
+pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -> Known {
+    let mut known = Known::default();
+    known.take(match manifest {
+        None => Err(format!("there is no {MANIFEST_NAME}")),
+        Some(found) => {
+            let name = asked.source.location().below(&asked.folder);
+            let file = name.and_then(|name| found.manifest.files.get(&name));
+            file.map(|file| Statement::of_manifest(format!("manifest {}", found.location), file))
+                .ok_or_else(|| format!("the manifest {} does not have it", found.location))
+        }
+    });
+    known
+}
+
+/// What the place says that a source is in: an object store, a hub, a hub's cache. Or why it says nothing.
+fn of_place(source: &ShardSource) -> Result<Result<Statement, String>> {
+    match source {
+        ShardSource::File(file) => Ok(hub::of_file(file)),
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
+            let name = object.contents_name();
+            let silent = || "the hub does not say what is in it".to_owned();
+            Ok(name
+                .ok_or_else(silent)
+                .and_then(|name| hub::of_contents(name, "the hub")))
+        }
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) => match object.checksums() {
+            Ok(stated) => Ok(object::of_headers(object.location().protocol(), &stated)),
+            Err(error) if error.kind() == ErrorKind::Changed => Err(error),
+            // What cannot be asked for need not be there; a load that cannot do without says so.
+            Err(error) => Ok(Err(format!("its checksum cannot be asked for: {error}"))),
+        },
+    }
+}
+
+/// Digests by name.
+pub(super) type Named = BTreeMap<String, Digest>;
+
+impl Known {
+    fn take(&mut self, said: Result<Statement, String>) {
+        match said {
+            Ok(statement) => self.statements.push(statement),
+            Err(silent) => self.silent.push(silent),
+        }
     }
 }

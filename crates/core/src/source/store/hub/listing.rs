@@ -93,6 +93,11 @@ impl Commit {
         &self.name
     }
 
+    /// What the hub calls the contents of a file: SHA-256 of large ones, git's name of small ones.
+    pub(in super::super) fn contents_name(&self, file: &Path) -> Option<&str> {
+        self.files.get(file)?.identity.as_deref()
+    }
+
     /// Where a file is below the repository's own place.
     pub(in super::super) fn path_of(&self, file: &Path) -> Path {
         let commit = std::iter::once(self.name.as_str().into());

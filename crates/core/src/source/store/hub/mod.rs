@@ -97,6 +97,7 @@ pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
         credentials: Credentials::known(source),
         region: None,
         sessions: 0,
+        signer: None,
     };
     let commit = OnceCell::new();
     let repository = Repository {

@@ -1,0 +1,341 @@
+//! A model's signature, `model.sig`, as `OpenSSF`'s model-signing makes it: which digests it is about.
+//!
+//! A Sigstore bundle in JSON holds a DSSE envelope, that a statement of in-toto, and its predicate lists files with their digests
+//! (model-signing's `docs/model_signing_format.md`, version 1.0). Digests are read here, strictly. Who signed them is not looked at: that
+//! takes keys or certificates to trust, and is left to `model-signing` itself.
+
+use std::collections::BTreeMap;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use super::super::digest::{Algorithm, Digest};
+use super::super::manifest::wrong_name;
+use super::super::statement::Statement;
+use super::nearby::Nearby;
+use super::{Asked, Named};
+use crate::error::{Error, ErrorKind, Result, printable};
+use crate::source::{Location, Source};
+
+/// What it is called, beside the checkpoint.
+const NAME: &str = "model.sig";
+
+/// Longest signature that is read, bytes: of a model of 100,000 files about a third.
+const BYTES_MAX: u64 = 64 << 20;
+
+const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
+const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
+const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
+
+/// What a signature is about.
+#[derive(Debug)]
+pub(super) struct Signed {
+    location: Location,
+    /// By path below the folder; or why nothing in it can be compared.
+    files: Result<Named, String>,
+}
+
+/// The signature in a folder, if there is one.
+pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Signed>> {
+    let location = folder.join(NAME);
+    let Some(text) = nearby.read_if_there(&location, BYTES_MAX)? else {
+        return Ok(None);
+    };
+    let files = parse(&text).map_err(|error| error.with_location(&location))?;
+    Ok(Some(Signed { location, files }))
+}
+
+/// What it says of a source, or why that is nothing.
+pub(super) fn of_source(asked: &Asked<'_>, signed: Option<&Signed>) -> Result<Statement, String> {
+    let signed = signed.ok_or_else(|| format!("there is no {NAME}"))?;
+    let files = signed.files.as_ref().map_err(Clone::clone)?;
+    let name = asked.source.location().below(&asked.folder);
+    let digest = name.and_then(|name| files.get(&name));
+    let by = format!("digests in {}", signed.location);
+    digest
+        .map(|digest| Statement::of_whole(by, vec![*digest]))
+        .ok_or_else(|| format!("{} is not about it", signed.location))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Bundle {
+    dsse_envelope: Envelope,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Envelope {
+    payload: String,
+    payload_type: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct InToto {
+    #[serde(rename = "_type")]
+    kind: String,
+    subject: Vec<Subject>,
+    predicate_type: String,
+    #[serde(default)]
+    predicate: serde_json::Value,
+}
+
+#[derive(Deserialize)]
+struct Subject {
+    digest: BTreeMap<String, String>,
+}
+
+#[derive(Deserialize)]
+struct Predicate {
+    serialization: Serialization,
+    resources: Vec<Resource>,
+}
+
+#[derive(Deserialize)]
+struct Serialization {
+    method: String,
+}
+
+#[derive(Deserialize)]
+struct Resource {
+    name: String,
+    algorithm: String,
+    digest: String,
+}
+
+/// The files that a signature is about, or why they cannot be compared.
+fn parse(text: &[u8]) -> Result<Result<Named, String>> {
+    let json = |error: serde_json::Error| invalid(printable(&error.to_string()));
+    let bundle: Bundle = serde_json::from_slice(text).map_err(json)?;
+    let envelope = bundle.dsse_envelope;
+    require("payload", &envelope.payload_type, PAYLOAD_TYPE)?;
+    let payload = BASE64_STANDARD
+        .decode(&envelope.payload)
+        .map_err(|_| invalid("its payload is no base64"))?;
+    let statement: InToto = serde_json::from_slice(&payload).map_err(json)?;
+    require("statement", &statement.kind, STATEMENT_TYPE)?;
+    if statement.predicate_type != PREDICATE_TYPE {
+        return Ok(Err(format!(
+            "{NAME} is of a kind that is not read: {}",
+            printable(&statement.predicate_type)
+        )));
+    }
+    let predicate: Predicate = serde_json::from_value(statement.predicate).map_err(json)?;
+    let [subject] = &statement.subject[..] else {
+        return Err(invalid(format!(
+            "found {} subjects, wanted one",
+            statement.subject.len()
+        )));
+    };
+    require_root(subject, &predicate.resources)?;
+    if predicate.serialization.method != "files" {
+        return Ok(Err(format!(
+            "{NAME} is about pieces of files, and only whole files are compared"
+        )));
+    }
+    digests(&predicate.resources)
+}
+
+/// The digest of the subject is over those of all resources, in their order.
+fn require_root(subject: &Subject, resources: &[Resource]) -> Result<()> {
+    let mut root = Sha256::new();
+    for resource in resources {
+        let bytes = bytes_of(&resource.digest);
+        root.update(bytes.ok_or_else(|| {
+            invalid(format!(
+                "the digest of {:?} is not hexadecimal",
+                printable(&resource.name)
+            ))
+        })?);
+    }
+    let found = Digest::new(Algorithm::Sha256, &root.finalize());
+    let stated = subject.digest.get("sha256");
+    let stated = stated.and_then(|text| Digest::from_hex(Algorithm::Sha256, text));
+    if stated.is_none() || stated != found {
+        return Err(invalid(
+            "the digest of its subject is not that of its list of files",
+        ));
+    }
+    Ok(())
+}
+
+fn digests(resources: &[Resource]) -> Result<Result<Named, String>> {
+    let mut named = Named::new();
+    for resource in resources {
+        let shown = printable(&resource.name);
+        if let Some(wrong) = wrong_name(&resource.name) {
+            return Err(invalid(format!("the name of the file {shown:?} {wrong}")));
+        }
+        if resource.algorithm != Algorithm::Sha256.name() {
+            return Ok(Err(format!(
+                "{NAME} is by {}, and only SHA-256 is compared",
+                printable(&resource.algorithm)
+            )));
+        }
+        let digest = Digest::from_hex(Algorithm::Sha256, &resource.digest);
+        let digest = digest.ok_or_else(|| invalid(format!("{shown:?} has no SHA-256")))?;
+        if named.insert(resource.name.clone(), digest).is_some() {
+            return Err(invalid(format!("the file {shown:?} is there twice")));
+        }
+    }
+    Ok(Ok(named))
+}
+
+/// The bytes of a digest of any length.
+fn bytes_of(hex: &str) -> Option<Vec<u8>> {
+    let digits = hex.as_bytes();
+    let value = |digit: u8| char::from(digit).to_digit(16);
+    let pair = |pair: &[u8]| u8::try_from(16 * value(pair[0])? + value(*pair.get(1)?)?).ok();
+    digits.chunks(2).map(pair).collect()
+}
+
+fn require(what: &str, found: &str, wanted: &str) -> Result<()> {
+    if found == wanted {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "its {what} is of type {:?}, wanted {wanted:?}",
+        printable(found)
+    )))
+}
+
+fn invalid(message: impl std::fmt::Display) -> Error {
+    Error::new(
+        ErrorKind::InvalidFormat,
+        format!("is no signature of a model: {message}"),
+    )
+    .with_hint("get the signature again, or sign the model again: model_signing sign")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SHA: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+    fn resource(name: &str) -> Value {
+        json!({"name": name, "algorithm": "sha256", "digest": SHA})
+    }
+
+    fn root(resources: &[Value]) -> String {
+        let mut root = Sha256::new();
+        for resource in resources {
+            let digest = resource["digest"].as_str().expect("a text");
+            root.update(bytes_of(digest).expect("digits"));
+        }
+        let digest = Digest::new(Algorithm::Sha256, &root.finalize()).expect("32 bytes");
+        digest.to_string().replace("sha256:", "")
+    }
+
+    fn statement(resources: &[Value]) -> Value {
+        json!({
+            "_type": STATEMENT_TYPE,
+            "subject": [{"name": "model", "digest": {"sha256": root(resources)}}],
+            "predicateType": PREDICATE_TYPE,
+            "predicate": {
+                "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": false},
+                "resources": resources,
+            },
+        })
+    }
+
+    fn bundle(statement: &Value) -> Value {
+        json!({
+            "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
+            "verificationMaterial": {"publicKey": {"hint": "x"}},
+            "dsseEnvelope": {
+                "payload": BASE64_STANDARD.encode(statement.to_string()),
+                "payloadType": PAYLOAD_TYPE,
+                "signatures": [{"sig": "AA=="}],
+            },
+        })
+    }
+
+    fn read(bundle: &Value) -> Result<Result<Named, String>> {
+        parse(bundle.to_string().as_bytes())
+    }
+
+    #[test]
+    fn files_and_their_digests() {
+        let files = read(&bundle(&statement(&[resource("a/b"), resource("c")])));
+        let files = files.expect("valid").expect("comparable");
+        let names: Vec<_> = files.keys().map(String::as_str).collect();
+        assert_eq!(names, ["a/b", "c"]);
+        assert_eq!(files["c"].to_string(), format!("sha256:{SHA}"));
+    }
+
+    #[test]
+    fn what_cannot_be_compared_says_why() {
+        let mut shards = statement(&[resource("a:0:8")]);
+        shards["predicate"]["serialization"]["method"] = json!("shards");
+        let mut other = statement(&[]);
+        other["predicateType"] = json!("https://example.com/\u{1b}");
+        let blake = json!({"name": "a", "algorithm": "blake3", "digest": SHA});
+        for (statement, wanted) in [
+            (shards, "pieces of files"),
+            (other, "not read: https://example.com/\\u{1b}"),
+            (statement(&[blake]), "by blake3"),
+        ] {
+            let why = read(&bundle(&statement)).expect("valid").expect_err(wanted);
+            assert!(why.contains(wanted), "{why}");
+        }
+    }
+
+    #[test]
+    fn what_is_malformed_is_refused() {
+        let good = statement(&[resource("a")]);
+        let set = |pointer: &str, value: Value| {
+            let mut changed = good.clone();
+            *changed.pointer_mut(pointer).expect("there") = value;
+            bundle(&changed)
+        };
+        let mut payload = bundle(&good);
+        payload["dsseEnvelope"]["payload"] = json!("%");
+        let mut of_type = bundle(&good);
+        of_type["dsseEnvelope"]["payloadType"] = json!("text/plain");
+        let twice = bundle(&statement(&[resource("a"), resource("a")]));
+        for (bundle, wanted) in [
+            (json!({}), "dsseEnvelope"),
+            (json!([]), "is no signature"),
+            (payload, "no base64"),
+            (of_type, "its payload is of type"),
+            (twice, "there twice"),
+            (bundle(&statement(&[resource("../a")])), "leaves the folder"),
+            (bundle(&statement(&[resource("/a")])), "an absolute path"),
+            (set("/_type", json!("other")), "its statement is of type"),
+            (set("/subject", json!([])), "0 subjects"),
+            (
+                set("/subject/0/digest", json!({})),
+                "the digest of its subject",
+            ),
+            (
+                set(
+                    "/predicate/resources",
+                    json!([resource("a"), resource("b")]),
+                ),
+                "the digest of its subject",
+            ),
+            (set("/predicate/resources", json!({})), "invalid type"),
+            (
+                set("/predicate/resources/0/digest", json!("abc")),
+                "not hexadecimal",
+            ),
+        ] {
+            let error = read(&bundle).expect_err(wanted);
+            assert!(error.message().contains(wanted), "{wanted}: {error}");
+            assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+        }
+        let short = json!({"name": "a", "algorithm": "sha256", "digest": "abcd"});
+        assert!(
+            read(&bundle(&statement(&[short])))
+                .expect_err("short")
+                .message()
+                .contains("no SHA-256")
+        );
+    }
+}

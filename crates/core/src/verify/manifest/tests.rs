@@ -1,0 +1,186 @@
+//! Manifests: there and back, and everything that one may be wrong in.
+
+use super::*;
+
+const CRC: &str = "ae8b14860a799888";
+const SHA: &str = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+
+fn manifest() -> Manifest {
+    let crc64nvme = Digest::from_hex(Algorithm::Crc64Nvme, CRC).expect("a digest");
+    let sha256 = Digest::from_hex(Algorithm::Sha256, SHA).expect("a digest");
+    let tensor = |range| ManifestTensor {
+        range,
+        crc64nvme,
+        sha256,
+    };
+    let file = |tensors| ManifestFile {
+        bytes: 100,
+        crc64nvme,
+        sha256,
+        tensors,
+    };
+    let tensors = [("b\n", 90..100), ("a", 10..10), ("c", 10..90)];
+    let tensors = tensors.map(|(name, range)| (name.to_owned(), tensor(range)));
+    Manifest {
+        files: BTreeMap::from([
+            ("z/model.safetensors".to_owned(), file(tensors.into())),
+            ("index.json".to_owned(), file(BTreeMap::new())),
+        ]),
+    }
+}
+
+#[track_caller]
+fn refused(text: &str, wanted: &str) -> Error {
+    let error = Manifest::parse(text.as_bytes()).expect_err(text);
+    assert!(
+        error.message().contains(wanted),
+        "{wanted:?} is not in {:?}",
+        error.message()
+    );
+    error
+}
+
+/// A manifest of one file with these fields.
+fn with_file(name: &str, fields: &str) -> String {
+    format!(r#"{{"tload_manifest":1,"files":{{{name:?}:{{{fields}}}}}}}"#)
+}
+
+fn fields(bytes: &str, tensors: &str) -> String {
+    format!(r#""bytes":{bytes},"crc64nvme":"{CRC}","sha256":"{SHA}","tensors":{{{tensors}}}"#)
+}
+
+#[test]
+fn what_is_written_is_read_and_written_the_same() {
+    let written = manifest().render();
+    let read = Manifest::parse(&written).expect("our own");
+    assert_eq!(read, manifest());
+    assert_eq!(read.render(), written);
+    let text = String::from_utf8(written).expect("JSON");
+    assert!(text.starts_with("{\n  \"tload_manifest\": 1,\n") && text.ends_with("}\n"));
+    let (index, model) = (text.find("index.json"), text.find("z/model"));
+    assert!(index < model, "by name");
+}
+
+#[test]
+fn another_version_is_named_whatever_else_it_says() {
+    for text in [
+        r#"{"tload_manifest": 2, "shards": [[[]]]}"#,
+        r#"{"files": 3, "tload_manifest": 0}"#,
+    ] {
+        let error = refused(text, "is a manifest of version");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(error.message().contains("reads version 1"));
+    }
+}
+
+#[test]
+fn names_stay_below_the_folder() {
+    for name in [
+        "", "/m", "\\m", "..", "a/../m", "a\\..\\m", "m/..", "a//m", "a/", "./m", ".",
+    ] {
+        let error = refused(
+            &with_file(name, &fields("1", "")),
+            "below the folder of the manifest",
+        );
+        assert_eq!(error.kind(), ErrorKind::InvalidFormat);
+    }
+    refused(
+        &with_file("x", &fields("1", "")).replace("\"x\"", r#""x\u0000""#),
+        "a zero byte",
+    );
+    for name in ["m.safetensors", "a/b/m", "..m", "\u{e9}", " "] {
+        Manifest::parse(with_file(name, &fields("1", "")).as_bytes()).expect(name);
+    }
+}
+
+#[test]
+fn numbers_that_cannot_be_are_refused() {
+    for bytes in [
+        "-1",
+        "1.5",
+        "1e3",
+        "18446744073709551616",
+        "\"1\"",
+        "null",
+        "[]",
+        "true",
+    ] {
+        refused(&with_file("m", &fields(bytes, "")), "is no manifest");
+    }
+    let tensor = |begin: &str, end: &str| {
+        format!(r#""t":{{"begin":{begin},"end":{end},"crc64nvme":"{CRC}","sha256":"{SHA}"}}"#)
+    };
+    for (begin, end) in [("2", "1"), ("0", "11"), ("0", "18446744073709551615")] {
+        refused(
+            &with_file("m", &fields("10", &tensor(begin, end))),
+            "is said to be at",
+        );
+    }
+    let overlap = format!(
+        "{},{}",
+        tensor("0", "6"),
+        tensor("5", "7").replace("\"t\"", "\"u\"")
+    );
+    let error = refused(
+        &with_file("m", &fields("10", &overlap)),
+        "where another has not ended",
+    );
+    assert_eq!(error.tensor(), Some("u"));
+}
+
+#[test]
+fn duplicates_unknown_fields_and_other_types_are_refused() {
+    let file = |more: &str| with_file("m", &format!("{}{more}", fields("1", "")));
+    refused(&file(r#","sha265":"0""#), "unknown field");
+    refused(&file(r#","bytes":1"#), "duplicate field");
+    let twice = format!(
+        r#"{{"tload_manifest":1,"files":{{"m":{{{0}}},"m":{{{0}}}}}}}"#,
+        fields("1", "")
+    );
+    refused(&twice, "is there twice");
+    for text in [
+        "",
+        " ",
+        "[]",
+        "[1,{}]",
+        "null",
+        "{",
+        "{}",
+        "\"a\"",
+        "{\"tload_manifest\": \"1\"}",
+        r#"{"tload_manifest":1}"#,
+        r#"{"tload_manifest":1,"files":[]}"#,
+        r#"{"tload_manifest":1,"files":{"m":1}}"#,
+        r#"{"tload_manifest":1,"files":{},"more":1}"#,
+        r#"{"tload_manifest":1,"tload_manifest":1,"files":{}}"#,
+    ] {
+        refused(text, "is no manifest of tload's");
+    }
+    for (short, long) in [(&CRC[1..], CRC), (SHA, CRC), ("zz8b14860a799888", CRC)] {
+        let text = with_file("m", &fields("1", "").replacen(long, short, 1));
+        refused(&text, "16 hexadecimal digits as crc64nvme");
+    }
+    Manifest::parse(br#"{"files":{},"tload_manifest":1}"#).expect("empty, and in another order");
+}
+
+#[test]
+fn long_and_deep_ones_are_refused_shortly() {
+    let deep = format!(r#"{{"tload_manifest":1,"files":{}"#, "[".repeat(1 << 20));
+    assert!(refused(&deep, "is no manifest").message().len() < 300);
+    let long = format!(
+        r#"{{"tload_manifest":1,"files":{{"{}":1}}}}"#,
+        "\\u001b".repeat(1 << 20)
+    );
+    let error = refused(&long, "is no manifest");
+    assert!(
+        error.message().len() < 1000 && !error.to_string().contains('\u{1b}'),
+        "{error}"
+    );
+    let name = "../".repeat(1 << 20);
+    assert!(
+        refused(&with_file(&name, &fields("1", "")), "leaves the folder")
+            .message()
+            .len()
+            < 500
+    );
+}

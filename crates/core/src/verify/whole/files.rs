@@ -1,0 +1,331 @@
+//! The files of a checkpoint that is to be verified: which there are, what is said of each, and what becomes of one.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::super::digest::Algorithm;
+use super::super::find::{Asked, FoundManifest, Nearby, Reach, beside, chosen, gather};
+use super::super::manifest::{MANIFEST_NAME, ManifestFile, ManifestTensor};
+use super::super::statement::Known;
+use super::compare::{self, Computed, Wanted};
+use super::compute::compute;
+use super::report::{FileError, FileOutcome, FileReport};
+use super::{Shared, VerifyOptions, cancelled, target};
+use crate::checkpoint::{Outline, ShardSource, read_header};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Header;
+use crate::side_by_side::side_by_side;
+use crate::source::{Location, Source, StoreOptions};
+
+/// First read of a file, bytes: holds the header of most.
+const FIRST_BYTES: usize = 256 << 10;
+
+/// Files opened at a time.
+const OPENED_AT_A_TIME: usize = 16;
+
+/// What a manifest has of every file and tensor.
+const IN_MANIFESTS: [Algorithm; 2] = [Algorithm::Crc64Nvme, Algorithm::Sha256];
+
+/// All that is to be looked at.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) subjects: Vec<Subject>,
+    /// Where a manifest is to be written.
+    pub(super) target: Option<PathBuf>,
+}
+
+/// One file.
+#[derive(Debug)]
+pub(super) struct Subject {
+    name: String,
+    is_shard: bool,
+    /// There is a manifest, and it does not have it.
+    is_extra: bool,
+    /// Whether it is to come into a manifest.
+    is_recorded: bool,
+    opened: Result<Open, FileError>,
+    known: Known,
+}
+
+/// One that could be opened.
+#[derive(Debug)]
+struct Open {
+    source: ShardSource,
+    /// None of an index.
+    header: Option<Result<Header, FileError>>,
+}
+
+/// A file by its name: where it is, and whether tensors are in it.
+type Named = BTreeMap<String, (Location, bool)>;
+
+impl Found {
+    pub(super) fn find(
+        location: &Location,
+        options: &VerifyOptions,
+        store: &StoreOptions,
+    ) -> Result<Self> {
+        let outline = Outline::find(location, store);
+        let nearby = Nearby::of([], store);
+        // Of a checkpoint whose shards cannot be found out, a manifest may know them.
+        let (outline, failed) = match outline {
+            Ok(outline) => (outline, None),
+            Err(error) if is_bad(&error) => (Outline::of_folder(location, store)?, Some(error)),
+            Err(error) => return Err(error),
+        };
+        let target = target(options, location, &outline.folder)?;
+        let manifest = manifest(&outline, options, target.as_ref(), &nearby)?;
+        let named = named(&outline, manifest.as_deref());
+        if let Some(error) = failed.filter(|_| named.is_empty()) {
+            return Err(error);
+        }
+        let subjects = subjects(&outline, named, manifest.as_ref(), target.is_some(), store)?;
+        Ok(Self { subjects, target })
+    }
+}
+
+/// Whether it is the checkpoint that is bad, and not the way to it.
+fn is_bad(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFormat)
+}
+
+/// The manifest to compare with: not one that is to be replaced.
+fn manifest(
+    outline: &Outline,
+    options: &VerifyOptions,
+    target: Option<&PathBuf>,
+    nearby: &Nearby<'_>,
+) -> Result<Option<Arc<FoundManifest>>> {
+    if let Some(location) = &options.manifest {
+        return chosen(location, nearby).map(|found| Some(Arc::new(found)));
+    }
+    let is_target = |path: PathBuf| target == Some(&path);
+    let place = outline
+        .folder
+        .as_path()
+        .map(|folder| folder.join(MANIFEST_NAME));
+    if place.is_some_and(is_target) {
+        return Ok(None);
+    }
+    beside(&outline.folder, nearby).map(|found| found.map(Arc::new))
+}
+
+/// The files that belong to the checkpoint: its own, and those of the manifest if it is of the same folder.
+fn named(outline: &Outline, manifest: Option<&FoundManifest>) -> Named {
+    let name = |file: &Location| {
+        let below = file.below(&outline.folder);
+        below.unwrap_or_else(|| file.file_name().to_owned())
+    };
+    let shards = outline.shards.iter().map(|file| (file, true));
+    let index = outline.index.iter().map(|file| (file, false));
+    let mut named: Named = shards
+        .chain(index)
+        .map(|(file, is_shard)| (name(file), (file.clone(), is_shard)))
+        .collect();
+    if outline.is_folder {
+        for (name, file) in manifest.iter().flat_map(|found| &found.manifest.files) {
+            let is_shard = !file.tensors.is_empty();
+            named
+                .entry(name.clone())
+                .or_insert_with(|| (outline.folder.join(name), is_shard));
+        }
+    }
+    named
+}
+
+/// Opens all files and asks what is known of them, many at a time.
+fn subjects(
+    outline: &Outline,
+    named: Named,
+    manifest: Option<&Arc<FoundManifest>>,
+    is_recorded: bool,
+    store: &StoreOptions,
+) -> Result<Vec<Subject>> {
+    let files: Vec<_> = named.into_iter().collect();
+    let opened = side_by_side(&files, OPENED_AT_A_TIME, |(_, (location, is_shard))| {
+        open(outline, location, *is_shard)
+    });
+    let sources = opened.iter().flatten().map(|open| &open.source);
+    let asked: Vec<_> = sources
+        .map(|source| Asked {
+            source,
+            folder: outline.folder.clone(),
+        })
+        .collect();
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store);
+    let manifests = vec![manifest.cloned(); asked.len()];
+    let mut known = gather(&asked, &manifests, Reach::All, &nearby)?.into_iter();
+    let has = |name: &String| manifest.is_none_or(|found| found.manifest.files.contains_key(name));
+    let each = files.into_iter().zip(opened);
+    let subjects = each.map(|((name, (_, is_shard)), opened)| Subject {
+        is_shard,
+        is_extra: !has(&name),
+        is_recorded,
+        known: if opened.is_ok() {
+            known.next().unwrap_or_default()
+        } else {
+            Known::default()
+        },
+        name,
+        opened,
+    });
+    Ok(subjects.collect())
+}
+
+fn open(outline: &Outline, location: &Location, is_shard: bool) -> Result<Open, FileError> {
+    let (source, first) = outline
+        .open(location, FIRST_BYTES)
+        .map_err(|error| FileError::of(&error))?;
+    let header = is_shard.then(|| {
+        let read = read_header(&source, first);
+        read.map(|(header, _)| header)
+            .map_err(|error| FileError::of(&error))
+    });
+    Ok(Open { source, header })
+}
+
+impl FileError {
+    fn of(error: &Error) -> Self {
+        Self {
+            kind: error.kind().name(),
+            message: error.chain(),
+        }
+    }
+}
+
+impl Subject {
+    /// Bytes that comparing it takes.
+    pub(super) fn bytes_to_read(&self) -> u64 {
+        match &self.opened {
+            Ok(open) if self.is_read(open) => open.source.len(),
+            _ => 0,
+        }
+    }
+
+    /// Whether there is anything to compute: not of one whose length says all.
+    fn is_read(&self, open: &Open) -> bool {
+        let is_long = compare::lengths(open.source.len(), &self.known).is_empty();
+        is_long && !self.wanted(open).is_empty()
+    }
+
+    fn wanted(&self, open: &Open) -> Wanted {
+        let mut wanted = Wanted::of(&self.known);
+        if self.is_recorded {
+            wanted.add_whole(IN_MANIFESTS);
+            for tensor in open.tensors() {
+                wanted.span(&tensor.range, IN_MANIFESTS);
+            }
+        }
+        wanted
+    }
+
+    /// Reads and compares it. Says what a manifest would say of it, if one is to be written.
+    ///
+    /// # Errors
+    ///
+    /// Only that it was cancelled.
+    pub(super) fn look(&self, shared: &Shared) -> Result<(FileReport, Option<ManifestFile>)> {
+        if shared.is_cancelled() {
+            return Err(cancelled());
+        }
+        let mut report = FileReport {
+            name: self.name.clone(),
+            bytes: None,
+            outcome: FileOutcome::Unverified,
+            verified_by: Vec::new(),
+            silent: self.known.silent.clone(),
+            mismatches: Vec::new(),
+            error: None,
+            is_shard: self.is_shard,
+        };
+        let open = match &self.opened {
+            Ok(open) => open,
+            Err(error) => {
+                let is_missing = error.kind == ErrorKind::NotFound.name();
+                report.outcome = FileOutcome::Missing;
+                if !is_missing {
+                    report.fail(error.clone());
+                }
+                return Ok((report, None));
+            }
+        };
+        report.bytes = Some(open.source.len());
+        let statements = self.known.statements.iter();
+        report.verified_by = statements.map(|statement| statement.by.clone()).collect();
+        let mut entry = None;
+        report.mismatches = compare::lengths(open.source.len(), &self.known);
+        if self.is_read(open) {
+            match compute(&open.source, &self.wanted(open), shared) {
+                Ok(computed) => {
+                    report.mismatches =
+                        compare::contents(open.source.len(), &self.known, &computed);
+                    entry = self.is_recorded.then(|| open.entry(&computed));
+                }
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                Err(error) => {
+                    report.fail(FileError::of(&error));
+                    return Ok((report, None));
+                }
+            }
+        }
+        self.judge(open, &mut report);
+        Ok((report, entry.flatten()))
+    }
+
+    fn judge(&self, open: &Open, report: &mut FileReport) {
+        report.outcome = if !report.mismatches.is_empty() {
+            FileOutcome::Differs
+        } else if self.is_extra {
+            FileOutcome::Extra
+        } else if let Some(Err(error)) = &open.header {
+            return report.fail(error.clone());
+        } else if self.known.statements.is_empty() {
+            FileOutcome::Unverified
+        } else {
+            FileOutcome::Matches
+        };
+    }
+}
+
+impl FileReport {
+    fn fail(&mut self, error: FileError) {
+        self.outcome = FileOutcome::Failed;
+        self.error = Some(error);
+    }
+}
+
+impl Open {
+    fn tensors(&self) -> &[crate::format::Entry] {
+        match &self.header {
+            Some(Ok(header)) => &header.tensors,
+            Some(Err(_)) | None => &[],
+        }
+    }
+
+    /// What a manifest says of it; none where something of it was not computed.
+    fn entry(&self, computed: &Computed) -> Option<ManifestFile> {
+        let of = |digests: &[super::super::digest::Digest], algorithm| {
+            let mut alike = digests
+                .iter()
+                .filter(|digest| digest.algorithm() == algorithm);
+            alike.next().copied()
+        };
+        let tensors = self.tensors().iter().map(|tensor| {
+            let digests = computed
+                .spans
+                .get(&(tensor.range.start, tensor.range.end))?;
+            let said = ManifestTensor {
+                range: tensor.range.clone(),
+                crc64nvme: of(digests, Algorithm::Crc64Nvme)?,
+                sha256: of(digests, Algorithm::Sha256)?,
+            };
+            Some((tensor.name.clone(), said))
+        });
+        Some(ManifestFile {
+            bytes: self.source.len(),
+            crc64nvme: of(&computed.whole, Algorithm::Crc64Nvme)?,
+            sha256: of(&computed.whole, Algorithm::Sha256)?,
+            tensors: tensors.collect::<Option<_>>()?,
+        })
+    }
+}

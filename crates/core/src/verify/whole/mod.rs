@@ -1,0 +1,238 @@
+//! Verifies a whole checkpoint: reads every byte of it once, compares all that is known of it, and says file by file what came of it.
+//!
+//! A file that is bad does not keep the others from being looked at. `files` finds out what there is and what is said of it, `compute`
+//! reads, `compare` judges, `report` tells. Not a load: no tensor is made, memory does not depend on how long tensors are, and a file
+//! whose header is broken is compared like any other.
+
+mod compare;
+mod compute;
+mod files;
+mod report;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+pub use report::{FileError, FileOutcome, FileReport, Mismatch, VerifyReport};
+
+use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
+use super::write::{is_there, write};
+use crate::error::{Error, ErrorKind, Result};
+use crate::side_by_side::side_by_side;
+use crate::source::{Location, StoreOptions};
+use files::{Found, Subject};
+
+/// Files at a time: each is worth two cores, and has memory of its own.
+const FILES_MAX: usize = 8;
+
+/// Where the manifest is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ManifestTarget {
+    /// Beside the checkpoint, which must be on a file system.
+    Beside,
+    /// At this path.
+    Path(PathBuf),
+}
+
+/// How a checkpoint is verified.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifyOptions {
+    /// The manifest to compare with. Default: `tload-manifest.json` beside the checkpoint, if it is there.
+    pub manifest: Option<Location>,
+    /// Where to write a manifest of what was read, if nothing of it is otherwise than expected. A manifest that is to be replaced is not
+    /// compared with. Default: nowhere.
+    pub write: Option<ManifestTarget>,
+    /// Whether to replace a manifest that is there. Default: no.
+    pub force: bool,
+}
+
+/// One verification of a whole checkpoint.
+///
+/// ```no_run
+/// use tload::verify::Verification;
+///
+/// # fn main() -> tload::Result<()> {
+/// let report = Verification::new(&tload::Location::parse("model_dir")?).run()?;
+/// for file in &report.files {
+///     println!("{}: {}", file.name, file.outcome);
+/// }
+/// report.error().map_or(Ok(()), Err)
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Verification {
+    location: Location,
+    options: VerifyOptions,
+    store: StoreOptions,
+    shared: Arc<Shared>,
+}
+
+/// Watches a verification, and ends it, from another thread.
+#[derive(Clone, Debug)]
+pub struct VerifyControl(Arc<Shared>);
+
+/// How far a verification is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct VerifyProgress {
+    /// Bytes to read; zero until the files are open.
+    pub bytes_total: u64,
+    /// Bytes that were read.
+    pub bytes_done: u64,
+}
+
+/// Whether to go on, and how far it is.
+#[derive(Debug, Default)]
+struct Shared {
+    cancelled: AtomicBool,
+    bytes_total: AtomicU64,
+    bytes_done: AtomicU64,
+}
+
+impl Shared {
+    fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn done(&self, bytes: u64) {
+        self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+impl VerifyControl {
+    /// Ends the verification soon.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// How far it is.
+    pub fn progress(&self) -> VerifyProgress {
+        VerifyProgress {
+            bytes_total: self.0.bytes_total.load(Ordering::Relaxed),
+            bytes_done: self.0.bytes_done.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Verification {
+    /// Of the checkpoint at `location`: a file, a folder or an index, on a file system or in an object store.
+    pub fn new(location: &Location) -> Self {
+        Self {
+            location: location.clone(),
+            options: VerifyOptions::default(),
+            store: StoreOptions::default(),
+            shared: Arc::default(),
+        }
+    }
+
+    /// With these options.
+    #[must_use]
+    pub fn options(mut self, options: VerifyOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// How the object store of the checkpoint is reached.
+    #[must_use]
+    pub fn store(mut self, store: StoreOptions) -> Self {
+        self.store = store;
+        self
+    }
+
+    /// Watches the verification, and ends it.
+    pub fn control(&self) -> VerifyControl {
+        VerifyControl(Arc::clone(&self.shared))
+    }
+
+    /// Reads and compares. What is bad of the files is in the report, [`VerifyReport::error`] says whether anything is.
+    ///
+    /// # Errors
+    ///
+    /// What keeps it from being begun or finished: [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for the location,
+    /// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for a manifest or signature that cannot be read,
+    /// [`ErrorKind::InvalidRequest`] for a manifest that is there and not to be replaced, [`ErrorKind::Cancelled`].
+    pub fn run(self) -> Result<VerifyReport> {
+        let started = Instant::now();
+        let found = Found::find(&self.location, &self.options, &self.store)?;
+        let target = found.target.clone();
+        let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
+        self.shared.bytes_total.store(bytes, Ordering::Relaxed);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let looked = side_by_side(&found.subjects, cores.min(FILES_MAX), |subject| {
+            subject.look(&self.shared)
+        });
+        let looked = looked.into_iter().collect::<Result<Vec<_>>>()?;
+        let (files, entries): (Vec<_>, Vec<_>) = looked.into_iter().unzip();
+        let mut report = VerifyReport {
+            location: self.location.to_string(),
+            files,
+            bytes: self.shared.bytes_done.load(Ordering::Relaxed),
+            seconds: 0.0,
+            written: None,
+        };
+        if let Some(target) = target {
+            report.written = self.write(&target, &report, entries)?;
+        }
+        report.seconds = started.elapsed().as_secs_f64();
+        Ok(report)
+    }
+
+    /// Writes the manifest, if all files are good or not known of, and says where.
+    fn write(
+        &self,
+        target: &std::path::Path,
+        report: &VerifyReport,
+        entries: Vec<Option<ManifestFile>>,
+    ) -> Result<Option<String>> {
+        let is_good = |file: &FileReport| {
+            matches!(file.outcome, FileOutcome::Matches | FileOutcome::Unverified)
+        };
+        if !report.files.iter().all(is_good) {
+            return Ok(None);
+        }
+        let names = report.files.iter().map(|file| file.name.clone());
+        let files = names
+            .zip(entries)
+            .filter_map(|(name, entry)| Some((name, entry?)))
+            .collect();
+        let text = Manifest { files }.render();
+        // What cannot be read again is not written: a name that no manifest may have.
+        Manifest::parse(&text).map_err(|error| error.with_location(target.display()))?;
+        write(target, &text, self.options.force)?;
+        Ok(Some(target.display().to_string()))
+    }
+}
+
+/// Where the manifest is to be written, if it is.
+fn target(
+    options: &VerifyOptions,
+    location: &Location,
+    folder: &Location,
+) -> Result<Option<PathBuf>> {
+    let path = match &options.write {
+        None => return Ok(None),
+        Some(ManifestTarget::Path(path)) => path.clone(),
+        // In a hub's cache files belong to the hub's tools.
+        Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {
+            Some(folder) => folder.join(MANIFEST_NAME),
+            None => {
+                return Err(Error::new(
+                    ErrorKind::InvalidRequest,
+                    "a manifest cannot be written there",
+                )
+                .with_location(location)
+                .with_hint("give a local path for it: --write PATH (write=PATH)"));
+            }
+        },
+    };
+    if !options.force && path.symlink_metadata().is_ok() {
+        return Err(is_there(&path));
+    }
+    Ok(Some(path))
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the verification was cancelled")
+}
