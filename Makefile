@@ -25,7 +25,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm test-sglang FORCE
+.PHONY: fuzz fuzz-corpus build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm test-sglang FORCE
 
 build:
 	cargo build --release
@@ -134,6 +134,23 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 		> "$$($(COMPARE_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth"
 	$(COMPARE_PY) -m pip install --requirement $<
 	touch $@
+
+# libFuzzer, on a nightly compiler: fuzz/README.md. Every target for so many minutes. What it learns stays in target/fuzz.
+MINUTES ?= 1
+TARGETS ?= header index load location plan slice
+FUZZ := cargo +nightly fuzz
+
+fuzz:
+	$(call if_installed,cargo-fuzz,cargo fuzz --version && cargo +nightly --version,$(fuzz_each))
+
+define fuzz_each
+for target in $(TARGETS); do mkdir -p target/fuzz/$$target && $(FUZZ) run --target-dir target/fuzz/build $$target target/fuzz/$$target fuzz/corpus/$$target \
+	-- -max_total_time=$$(( $(MINUTES) * 60 )) -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 || exit 1; done
+endef
+
+# What fuzzing found that reaches code which no other input does goes into the repository.
+fuzz-corpus:
+	for target in $(TARGETS); do $(FUZZ) run --target-dir target/fuzz/build $$target fuzz/corpus/$$target target/fuzz/$$target -- -merge=1 || exit 1; done
 
 # The core's steps, one by one. With ARGS, for example: make bench-micro ARGS='plan --save-baseline before'
 bench-micro:

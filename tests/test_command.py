@@ -65,6 +65,7 @@ def test_ls_agrees_with_open(floats: Floats) -> None:
         ("TLOAD_RETRIES", "0"),
         ("TLOAD_HEDGE", "false"),
         ("TLOAD_STORE", "region=eu-west-1\nretries=0"),
+        ("TLOAD_FOLLOW_SYMLINKS", "yes"),
     ],
 )
 def test_a_variable_means_the_same_to_the_command_and_to_python(
@@ -103,6 +104,7 @@ def test_a_variable_means_the_same_to_the_command_and_to_python(
         ("TLOAD_HEDGE", "maybe"),
         ("TLOAD_STORE", "region"),
         ("TLOAD_STORE", "retries=0\nregoin=eu-west-1"),
+        ("TLOAD_FOLLOW_SYMLINKS", "perhaps"),
     ],
 )
 def test_nonsense_in_a_variable_is_refused_by_the_command_and_by_python(

@@ -29,6 +29,16 @@ SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "ab
 """What URLs begin with that the core reads."""
 
 
+VARIABLE = "TLOAD_FOLLOW_SYMLINKS"
+"""The command reads it too."""
+
+WORDS = {
+    **dict.fromkeys(("1", "y", "yes", "t", "true", "on"), True),
+    **dict.fromkeys(("", "0", "n", "no", "f", "false", "off"), False),
+}
+"""As the command takes them."""
+
+
 class TensorInfo(NamedTuple):
     """What a checkpoint says of one tensor."""
 
@@ -188,7 +198,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return f"<tload.Checkpoint {self.location!r}: {len(self)} tensors, {size} in {files}{closed}>"
 
 
-def open(source: Location | Sequence[Location], *, store: Store | None = None) -> Checkpoint:
+def open(
+    source: Location | Sequence[Location], *, store: Store | None = None, follow_symlinks: bool | None = None
+) -> Checkpoint:
     """Open a checkpoint and read its headers. No tensor is read.
 
     Args:
@@ -240,10 +252,15 @@ def open(source: Location | Sequence[Location], *, store: Store | None = None) -
             - `headers`: Headers to send with every request: a mapping of name to value. Default: none.
 
             Names of the crate object_store that begin with `aws_`, `azure_` and `google_` may be used too.
+        follow_symlinks: Whether symbolic links may lead out of the checkpoint's directory. Allowed in any case: files
+            that are named one by one; links that stay in the directory; links to it, or to one above it; links in the
+            cache of a hub, from a snapshot to the blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS`
+            (`1` or `0`), else `False`.
 
     Raises:
         NotFoundError: A file, bucket or object is not there; with `HF_HUB_OFFLINE`, a model is not all in the cache.
-        PermissionDeniedError: A file may not be read, or a store refuses the credentials.
+        PermissionDeniedError: A file may not be read, a symbolic link leads out of the directory, or a store refuses
+            the credentials.
         FormatError: A file is not a valid checkpoint.
         InvalidRequestError: The list is empty; a location cannot be one: empty text, a NUL character, a `file://` URL
             of another host, a URL in a `pathlib.Path`, which takes a slash away; or a key of `store` is unknown, or its
@@ -260,11 +277,14 @@ def open(source: Location | Sequence[Location], *, store: Store | None = None) -
         >>> with tload.open("s3://bucket/model", store=store) as checkpoint:  # doctest: +SKIP
         ...     print(checkpoint.total_bytes)
     """
-    return Checkpoint(open_raw(source, store))
+    return Checkpoint(open_raw(source, store, follow_symlinks=follow_symlinks))
 
 
-def open_raw(source: Source, store: Store | None, timeout: float | None = None) -> _tload.Checkpoint:
+def open_raw(
+    source: Source, store: Store | None, timeout: float | None = None, *, follow_symlinks: bool | None = None
+) -> _tload.Checkpoint:
     """Open whatever callers may pass as a source, within `timeout` seconds; an open `Checkpoint` is used as it is."""
+    follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, Checkpoint):
         _store.check(store)
         if store:
@@ -278,7 +298,8 @@ def open_raw(source: Source, store: Store | None, timeout: float | None = None) 
         return source._raw  # noqa: SLF001
     if isinstance(source, (str, os.PathLike)):
         _check_location("source", source)
-        return _tload.Checkpoint.open(source, store=_store.resolve(store, os.environ, timeout))
+        pairs = _store.resolve(store, os.environ, timeout)
+        return _tload.Checkpoint.open(source, store=pairs, follow_symlinks=follows_links)
     if isinstance(source, (bytes, Mapping)) or not isinstance(source, Sequence):
         message = f"source: wanted a str, an os.PathLike, or a list of them, found {type(source).__qualname__}"
         raise TypeError(message)
@@ -286,6 +307,21 @@ def open_raw(source: Source, store: Store | None, timeout: float | None = None) 
     for index, location in enumerate(locations):
         _check_location(f"source[{index}]", location)
     return _tload.Checkpoint.open_all(locations, store=_store.resolve(store, os.environ, timeout))
+
+
+def follows(follow_symlinks: object, environment: Mapping[str, str]) -> bool:
+    """Return what the caller says of symbolic links, or else the environment."""
+    if follow_symlinks is None:
+        text = environment.get(VARIABLE, "").strip()
+        if text.lower() not in WORDS:
+            message = f"environment variable {VARIABLE}: {text!r} is neither yes nor no"
+            raise advise(InvalidRequestError, message, "set it to 1 or 0, or not at all")
+        return WORDS[text.lower()]
+    if not isinstance(follow_symlinks, bool):
+        # Not what Python takes for true: "no" would be.
+        message = f"follow_symlinks: wanted a bool, found {type(follow_symlinks).__qualname__}"
+        raise TypeError(message)
+    return follow_symlinks
 
 
 def show(source: Source) -> str:

@@ -36,6 +36,7 @@ def load_into(
     regex: Names | None = None,
     slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
     **keywords: Unpack[OptionKeywords],
@@ -67,6 +68,7 @@ def load_into(
         slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default:
             whole tensors.
         store: How to reach the object stores that the source is in: see `tload.open`.
+        follow_symlinks: Whether symbolic links may lead out of the source's directory: see `tload.open`.
         progress: `True` draws a progress bar in a notebook, and when standard error is a terminal; a callable is called
             with a `Progress` at most ten times a second, and at the end. What it raises stops the load.
         options: Limits and preferences, to use for several loads. The keywords below win over it.
@@ -106,7 +108,7 @@ def load_into(
     receivers, faults = _receivers.receivers_of(target)
     if strict:
         _receivers.refuse(faults)
-    checkpoint = open_raw(source, store, resolved.timeout)
+    checkpoint = open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks)
     selected_names, globs, regexes = texts("names", names), texts("glob", glob), texts("regex", regex)
     if faults:
         wanted = _tload.Loader(

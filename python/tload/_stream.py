@@ -232,6 +232,7 @@ class LoadKeywords(OptionKeywords, total=False):
     regex: Names | None
     slices: Mapping[str, Index] | None
     store: Store | None
+    follow_symlinks: bool | None
     progress: bool | Callback | None
     options: Options | None
 
@@ -259,6 +260,7 @@ def stream(
     regex: Names | None = None,
     slices: Mapping[str, Index] | None = None,
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
     progress: bool | Callback | None = None,
     options: Options | None = None,
     engine: Engine | None = None,
@@ -305,6 +307,8 @@ def stream(
         store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
             are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
             environment of each store.
+        follow_symlinks: Whether symbolic links may lead out of the source's directory: see `tload.open`. An open
+            `Checkpoint` has been opened already. Default: `TLOAD_FOLLOW_SYMLINKS`, else `False`.
         progress: `True` draws a progress bar in a notebook, and when standard error is a terminal (with tqdm, if it is
             installed); a callable is called with a `Progress` at most ten times a second, and at the end. What it
             raises stops the load.
@@ -366,7 +370,7 @@ def stream(
     if framework == "torch":
         resolved = _torch.with_writable(resolved)
     loader = _tload.Loader(
-        open_raw(source, store, resolved.timeout),
+        open_raw(source, store, resolved.timeout, follow_symlinks=follow_symlinks),
         names=texts("names", names),
         globs=texts("glob", glob),
         regexes=texts("regex", regex),
@@ -414,6 +418,7 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
             - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
             - `slices=None`: Of tensors by name, only these elements.
             - `store=None`: How to reach object stores: see `tload.open`.
+            - `follow_symlinks=None`: Whether symbolic links may lead out of the source's directory: see `tload.open`.
             - `progress=None`: Show or report how far the load is.
             - `options=None`: `Options` to use for several loads; the keywords below win over it.
             - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`, `in_flight_bytes=None`,

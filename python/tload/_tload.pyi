@@ -105,6 +105,7 @@ def verify(
     write: bool | str | PathLike[str] | None,
     force: bool,
     store: Sequence[tuple[str, str]],
+    follow_symlinks: bool,
 ) -> tuple[str, Error | None]: ...
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or a value has not the form that its key wants."""
@@ -138,7 +139,9 @@ class Checkpoint:
     """The headers of a checkpoint."""
 
     @staticmethod
-    def open(location: str | PathLike[str], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...
+    def open(
+        location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
+    ) -> Checkpoint: ...
     @staticmethod
     def open_all(locations: Sequence[str | PathLike[str]], *, store: Sequence[tuple[str, str]]) -> Checkpoint: ...
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tload import _store, _tload
+from tload._checkpoint import follows
 from tload._copy import copy
 from tload._errors import CorruptError, InvalidRequestError, NotFoundError, UnsupportedError
 
@@ -107,6 +108,7 @@ def verify(
     force: bool = False,
     signature: Mapping[str, Any] | None = None,
     store: Store | None = None,
+    follow_symlinks: bool | None = None,
 ) -> VerifyReport:
     """Read a checkpoint once and compare it with every checksum that is known of it, as `tload verify` does.
 
@@ -125,6 +127,7 @@ def verify(
             the package `model-signing` before anything else is read, and every shard must be compared with its digests.
             Default: the digests of a `model.sig` are compared, whoever signed them.
         store: How to reach the object store: see `tload.open`.
+        follow_symlinks: Whether symbolic links may lead out of the checkpoint's directory: see `tload.open`.
 
     Raises:
         CorruptError: The signature is not that of whom to trust, or not about every shard.
@@ -142,6 +145,7 @@ def verify(
         write=write,
         force=force,
         store=_store.resolve(store, os.environ),
+        follow_symlinks=follows(follow_symlinks, os.environ),
     )
     report = _report(json.loads(text), error)
     if signature is not None:

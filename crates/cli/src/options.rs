@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tload::copy::CopyOptions;
 use tload::verify::{ManifestTarget, VerifyOptions};
-use tload::{Device, Error, ErrorKind, Location, Options, Result, Selection, StoreOptions};
+use tload::{
+    Device, Error, ErrorKind, Location, OpenOptions, Options, Result, Selection, StoreOptions,
+};
 
 use crate::args::{
-    BenchArgs, CacheArg, CopyArgs, DeviceArg, ModeArg, PresetArg, SelectArgs, StoreArgs,
+    BenchArgs, CacheArg, CopyArgs, DeviceArg, LinkArgs, ModeArg, PresetArg, SelectArgs, StoreArgs,
     TuningArgs, VerifyArgs,
 };
 use crate::bench::{CacheState, Configuration, Mode};
@@ -57,6 +59,13 @@ pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Resul
         options.set("open_timeout", timeout.as_secs_f64().to_string())?;
     }
     Ok(options)
+}
+
+/// How a checkpoint is opened, from a store that is reached so.
+pub(crate) fn opening(store: StoreOptions, links: &LinkArgs) -> OpenOptions {
+    let mut options = OpenOptions::from(store);
+    options.follow_symlinks = links.follow_symlinks;
+    options
 }
 
 /// What the user set `key` to.

@@ -9,17 +9,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::crc::Crcs;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{self, Header, Index};
 use crate::side_by_side::side_by_side;
-use crate::source::{Location, Source, StoreOptions, is_network};
+#[cfg(feature = "object")]
+use crate::source::StoreOptions;
+use crate::source::{Location, Source, is_network};
 use crate::tensor::TensorInfo;
 use crate::within::within;
 
+mod open_options;
 mod outline;
 mod place;
 mod shards;
 
+pub use open_options::OpenOptions;
 pub(crate) use outline::Outline;
 use place::Places;
 pub(crate) use place::ShardSource;
@@ -126,22 +130,25 @@ impl Checkpoint {
     /// A model of a hub (`hf://org/name`) is a folder of the cache that the hub's own tools keep, if its weights are all there: then the
     /// hub is not asked, not even whether a branch has moved on. Else the commit that it is at is read from the hub, and only that.
     ///
+    /// Files of a folder, and those that an index names, must be in the folder, wherever symbolic links lead: see
+    /// [`OpenOptions::follow_symlinks`].
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations, [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
     /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for stores that do not answer.
     pub fn open(location: &Location) -> Result<Self> {
-        Self::open_with(location, &StoreOptions::default())
+        Self::open_with(location, OpenOptions::default())
     }
 
-    /// The same, with options for the object store that it is in.
+    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
     ///
     /// # Errors
     ///
     /// As [`Self::open`].
-    pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
+    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
-        Self::within(Places::new(store), store, move |places, started| {
+        Self::within(Places::new(options.into()), move |places, started| {
             let nearest = places.nearest(std::slice::from_ref(&location))?;
             let set = ShardSet::find(nearest.first().unwrap_or(&location), places)?;
             Self::of(location, &set, places, started)
@@ -151,13 +158,13 @@ impl Checkpoint {
     /// Opens within the time that the options of the store give.
     fn within(
         places: Places,
-        store: &StoreOptions,
         open: impl FnOnce(&Places, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
         let started = Instant::now();
         let underway = places.underway.clone();
         // Requests have the same limit, and more to say when they reach it.
-        let limit = store
+        let limit = places
+            .store()
             .seconds("open_timeout")
             .map(|limit| limit + LAST_WORDS);
         within(limit, &underway, TOO_LONG, move || open(&places, started))
@@ -169,15 +176,15 @@ impl Checkpoint {
     ///
     /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
     pub fn open_all(locations: &[Location]) -> Result<Self> {
-        Self::open_all_with(locations, &StoreOptions::default())
+        Self::open_all_with(locations, OpenOptions::default())
     }
 
-    /// The same, with options for the object stores that they are in.
+    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone. Who names every file has allowed the links among them.
     ///
     /// # Errors
     ///
     /// As [`Self::open_all`].
-    pub fn open_all_with(locations: &[Location], store: &StoreOptions) -> Result<Self> {
+    pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
         let [first, rest @ ..] = locations else {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -190,7 +197,7 @@ impl Checkpoint {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
         let locations = locations.to_vec();
-        Self::within(Places::new(store), store, move |places, started| {
+        Self::within(Places::new(options.into()), move |places, started| {
             let set = ShardSet::of_files(places.nearest(&locations)?);
             Self::of(shown, &set, places, started)
         })
@@ -219,7 +226,7 @@ impl Checkpoint {
     ) -> Result<Self> {
         let location = Location::custom(&objects.to_string(), path);
         let places = Places::custom(objects, &location, store);
-        Self::within(places, store, move |places, started| {
+        Self::within(places, move |places, started| {
             let set = ShardSet::find(&location, places)?;
             Self::of(location, &set, places, started)
         })
@@ -347,19 +354,24 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
     } else {
         HEADER_THREADS_MAX
     };
-    let open = |file: &Location| open_shard(file, places).map_err(|error| set.missing(file, error));
+    let open =
+        |file: &Location| open_shard(file, set, places).map_err(|error| set.missing(file, error));
     let opened = side_by_side(&set.files, threads, open);
     opened.into_iter().collect()
 }
 
-fn open_shard(location: &Location, places: &Places) -> Result<(ShardSource, Header, Crcs)> {
+fn open_shard(
+    location: &Location,
+    set: &ShardSet,
+    places: &Places,
+) -> Result<(ShardSource, Header, Crcs)> {
     let is_mount = location.as_path().is_some_and(is_network);
     let first_bytes = if is_mount {
         MOUNT_READ_BYTES
     } else {
         FIRST_READ_BYTES
     };
-    let (source, first) = places.open(location, first_bytes)?;
+    let (source, first) = places.open(location, set.root.as_ref(), first_bytes)?;
     let (header, crcs) = read_header(&source, first)?;
     Ok((source, header, crcs))
 }
@@ -425,7 +437,10 @@ impl Placement {
         };
         Err(Error::new(
             ErrorKind::InvalidFormat,
-            format!("the index places it in {shard:?}, which does not hold it{rest}"),
+            format!(
+                "the index places it in {:?}, which does not hold it{rest}",
+                shortened(shard)
+            ),
         )
         .with_location(&self.location)
         .with_tensor(*first)

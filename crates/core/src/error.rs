@@ -3,6 +3,7 @@
 //! Everything in the crate reports through [`Error`]. Its [`ErrorKind`] is chosen by what the caller can do about it,
 //! not by where it happened. `Display` is one line and never repeats its source; printers walk the chain.
 
+use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
@@ -157,11 +158,12 @@ impl fmt::Display for FailedRequest {
 }
 
 impl Error {
-    /// A new error: `message` says what was found and what was wanted, in lower case and without a full stop.
+    /// A new error: `message` says what was found and what was wanted, in lower case and without a full stop. Of a very long one the
+    /// beginning is kept, and what terminals obey is escaped: see [`printable`].
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
-            message: message.into(),
+            message: fit(&message.into()),
             location: None,
             tensor: None,
             range: None,
@@ -187,7 +189,7 @@ impl Error {
     /// Names the file or object that the error is about.
     #[must_use]
     pub fn with_location(mut self, location: impl fmt::Display) -> Self {
-        self.0.location = Some(printable(&location.to_string()));
+        self.0.location = Some(printable(&shortened(&location.to_string())));
         self
     }
 
@@ -201,7 +203,7 @@ impl Error {
         }
     }
 
-    /// Names the tensor that the error is about.
+    /// Names the tensor that the error is about. Kept as it is, and shown escaped and shortened.
     #[must_use]
     pub fn with_tensor(mut self, tensor: impl Into<String>) -> Self {
         self.0.tensor = Some(tensor.into());
@@ -218,7 +220,7 @@ impl Error {
     /// Says what to do about it, as one imperative sentence without a full stop.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
-        self.0.hint = Some(hint.into());
+        self.0.hint = Some(fit(&hint.into()));
         self
     }
 
@@ -309,7 +311,7 @@ impl Error {
         let mut text = self.to_string();
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
         while let Some(error) = cause {
-            let line = error.to_string();
+            let line = fit(&error.to_string());
             // A typed cause (`HeaderError`) is kept for programs to match on; people need not read it twice.
             if !text.ends_with(&line) {
                 text.push_str("\n  caused by: ");
@@ -329,17 +331,69 @@ impl Error {
     }
 }
 
-/// The text with its control characters escaped: names of files come from indexes that we do not trust, and terminals obey.
-pub(crate) fn printable(text: &str) -> String {
+/// The text as it may be printed: names come from files that we do not trust, terminals obey control characters (C0, DEL, C1), and
+/// what nobody sees turns what everybody sees around ("Trojan Source", CVE-2021-42574). Both are escaped as Rust writes them, for
+/// example `\n`, `\u{1b}` and `\u{202e}`; all else stays.
+///
+/// Everything that tload prints goes through this function, or through Rust's `{:?}`, which escapes the same and more.
+///
+/// ```
+/// assert_eq!(tload::printable("a\u{1b}[2J\u{202e}é\n"), "a\\u{1b}[2J\\u{202e}é\\n");
+/// ```
+pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
-        if character.is_control() {
+        if character.is_control() || is_unseen(character) {
             shown.extend(character.escape_default());
         } else {
             shown.push(character);
         }
     }
     shown
+}
+
+/// Characters without a shape of their own that change how others are shown, or hide: Unicode's category Cf as far as it is in use for
+/// text (Unicode 16, `DerivedGeneralCategory.txt`), its separators of lines and paragraphs, and tags.
+fn is_unseen(character: char) -> bool {
+    matches!(
+        character,
+        '\u{ad}'
+            | '\u{61c}'
+            | '\u{180e}'
+            | '\u{200b}'..='\u{200f}'
+            | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}'
+            | '\u{feff}'
+            | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e007f}'
+    )
+}
+
+/// Most bytes of a name, of a file or a tensor, that a message shows: a hostile one may be 100 MB long. File systems take 255 for a
+/// component; paths of a few of them are shown whole.
+const NAME_BYTES_MAX: usize = 1024;
+
+/// Most bytes of a message, with the names in it.
+const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// A name, or its beginning if it is very long.
+pub(crate) fn shortened(name: &str) -> Cow<'_, str> {
+    cut(name, NAME_BYTES_MAX)
+}
+
+/// `text`, cut at a character near `bytes_max`, with its length behind it if something is missing.
+fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
+    if text.len() <= bytes_max {
+        return Cow::Borrowed(text);
+    }
+    let end = (0..=bytes_max).rev().find(|&at| text.is_char_boundary(at));
+    let shown = &text[..end.unwrap_or(0)];
+    Cow::Owned(format!("{shown}… ({} bytes)", text.len()))
+}
+
+/// A message as it is kept: fit to be printed.
+fn fit(text: &str) -> String {
+    printable(&cut(text, MESSAGE_BYTES_MAX))
 }
 
 /// `"1 tensor"`, `"2 tensors"`: `noun` is one that takes an `s`.
@@ -359,7 +413,7 @@ impl fmt::Display for Error {
         }
         if let Some(tensor) = &inner.tensor {
             // `{:?}` escapes control characters: names come from files that we do not trust.
-            write!(f, "tensor {tensor:?}: ")?;
+            write!(f, "tensor {:?}: ", shortened(tensor))?;
         }
         f.write_str(&inner.message)
     }
@@ -421,6 +475,37 @@ mod tests {
     fn terminals_get_no_orders_from_file_names() {
         let error = Error::new(ErrorKind::NotFound, "gone").with_location("a\x1b[31m\u{9b}é");
         assert_eq!(error.to_string(), "a\\u{1b}[31m\\u{9b}é: gone");
+    }
+
+    #[test]
+    fn nothing_that_is_kept_is_obeyed_or_endless() {
+        let odd = "a\u{1b}[31m\n\u{202e}é";
+        let error = Error::new(ErrorKind::Io, odd)
+            .with_hint(odd)
+            .with_source(Error::new(ErrorKind::Io, odd));
+        assert_eq!(error.message(), "a\\u{1b}[31m\\n\\u{202e}é");
+        let shown = error.chain();
+        assert!(shown.lines().all(|line| line == printable(line)), "{shown}");
+        assert_eq!(shown.lines().count(), 2, "the cause says the same: {shown}");
+
+        let long = "é".repeat(5 << 20);
+        let error = Error::new(ErrorKind::Io, &*long)
+            .with_tensor(&*long)
+            .with_location(&*long)
+            .with_hint(&*long)
+            .with_source(&*long);
+        assert!(error.chain().len() < 16_000, "{}", error.chain().len());
+        assert!(error.to_string().contains("é… (10485760 bytes)"));
+        assert_eq!(error.tensor(), Some(&*long), "for programs");
+    }
+
+    #[test]
+    fn unseen_characters_are_those_that_rust_escapes_too() {
+        // Up to the tags; others are for scripts of their own, and do nothing to letters.
+        for character in ('\0'..'\u{e0080}').filter(|&c| is_unseen(c) || c.is_control()) {
+            let debug = format!("{:?}", format!("a{character}"));
+            assert!(debug.contains('\\'), "{:x}", u32::from(character));
+        }
     }
 
     #[test]

@@ -71,8 +71,8 @@ mod tensor;
 mod within;
 
 pub use buffer::{KeepAlive, Target, release_staging};
-pub use checkpoint::{Checkpoint, Shard};
-pub use error::{Error, ErrorKind, FailedRequest, Result};
+pub use checkpoint::{Checkpoint, OpenOptions, Shard};
+pub use error::{Error, ErrorKind, FailedRequest, Result, printable};
 pub use format::{Dtype, HeaderError};
 pub use load::{Ceiling, Loader};
 pub use over::Over;

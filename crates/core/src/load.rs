@@ -7,7 +7,7 @@ use std::time::Instant;
 use crossbeam_channel::unbounded;
 
 use crate::buffer::{Pool, Shelf, Slab, Target};
-use crate::checkpoint::Checkpoint;
+use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::delivery::{Complete, Delivery};
 use crate::destinations::{Destinations, DeviceRules};
 use crate::engine;
@@ -22,7 +22,7 @@ use crate::report::{Counters, Report};
 use crate::request::{Device, Options, Order};
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
-use crate::source::{Cache, Location, ReadFile, StoreOptions};
+use crate::source::{Cache, Location, ReadFile};
 use crate::sources::{Group, Sources};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
@@ -81,13 +81,13 @@ impl Loader {
         Checkpoint::open(location).map(Self::new)
     }
 
-    /// The same, with options for the object store that it is in.
+    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
     ///
     /// # Errors
     ///
     /// As [`Checkpoint::open_with`].
-    pub fn open_with(location: &Location, store: &StoreOptions) -> Result<Self> {
-        Checkpoint::open_with(location, store).map(Self::new)
+    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
+        Checkpoint::open_with(location, options).map(Self::new)
     }
 
     /// Loads from an open checkpoint: all tensors, into host memory, with default options.

@@ -8,7 +8,7 @@ use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
-use tload::{Error, ErrorKind, Location, Slice, TensorInfo};
+use tload::{Error, ErrorKind, Location, OpenOptions, Slice, TensorInfo};
 
 use crate::error::exception;
 use crate::forked::Owned;
@@ -86,10 +86,17 @@ impl Checkpoint {
 impl Checkpoint {
     /// Opens one location: a file, a directory, or an index file.
     #[staticmethod]
-    #[pyo3(signature = (location, *, store))]
-    fn open(py: Python<'_>, location: LocationArgument, store: StoreArgument) -> PyResult<Self> {
+    #[pyo3(signature = (location, *, store, follow_symlinks))]
+    fn open(
+        py: Python<'_>,
+        location: LocationArgument,
+        store: StoreArgument,
+        follow_symlinks: bool,
+    ) -> PyResult<Self> {
         interrupt::run(py, move || {
-            tload::Checkpoint::open_with(&location.parse()?, &store.read()?)
+            let mut options = OpenOptions::from(store.read()?);
+            options.follow_symlinks = follow_symlinks;
+            tload::Checkpoint::open_with(&location.parse()?, options)
         })
         .map(Self::new)
     }

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use tload::OpenOptions;
 use tload::verify::{ManifestTarget, Verification, VerifyOptions};
 
 use crate::checkpoint::LocationArgument;
@@ -20,7 +21,7 @@ pub(crate) enum WriteArgument {
 
 /// Compares a location with what is known of it. Returns the report as JSON, and the error if something of it is bad.
 #[pyfunction]
-#[pyo3(signature = (location, *, manifest, write, force, store))]
+#[pyo3(signature = (location, *, manifest, write, force, store, follow_symlinks))]
 pub(crate) fn verify(
     py: Python<'_>,
     location: LocationArgument,
@@ -28,6 +29,7 @@ pub(crate) fn verify(
     write: Option<WriteArgument>,
     force: bool,
     store: StoreArgument,
+    follow_symlinks: bool,
 ) -> PyResult<(String, Option<Py<PyAny>>)> {
     let failed = |error| crate::error::exception(py, &error);
     let mut options = VerifyOptions::default();
@@ -39,9 +41,11 @@ pub(crate) fn verify(
         Some(WriteArgument::Path(path)) => Some(ManifestTarget::Path(path)),
     };
     options.force = force;
+    let mut opening = OpenOptions::from(store.read().map_err(failed)?);
+    opening.follow_symlinks = follow_symlinks;
     let verification = Verification::new(&location.parse().map_err(failed)?)
         .options(options)
-        .store(store.read().map_err(failed)?);
+        .opening(opening);
     let control = verification.control();
     let verified = interrupt::run(py, move || verification.run());
     // After Ctrl-C it is not waited for, but ends.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 
 use super::device::DeviceArg;
+use super::links::LinkArgs;
 use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::{SWEEP_HEADING, SweepArgs};
@@ -70,6 +71,8 @@ pub(crate) struct BenchArgs {
     pub(crate) no_fio: bool,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    #[command(flatten)]
+    pub(crate) links: LinkArgs,
     /// Measure the defaults, and depths 1 to 64 with extents of 1, 4 and 16 MiB beside them (or those of --depth and
     /// --extent), and say how near the defaults come to the best: 22 configurations, so take few --rounds
     #[arg(long = "sweep", help_heading = SWEEP_HEADING)]

@@ -3,6 +3,7 @@
 mod bench;
 mod copy;
 mod device;
+mod links;
 mod parse;
 mod sizes;
 mod store;
@@ -17,6 +18,7 @@ use clap::{Parser, Subcommand};
 pub(crate) use bench::{BenchArgs, CacheArg, ModeArg};
 pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
+pub(crate) use links::LinkArgs;
 pub(crate) use parse::{Refusal, parse};
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
@@ -67,6 +69,8 @@ pub(crate) struct LsArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]
+    pub(crate) links: LinkArgs,
+    #[command(flatten)]
     pub(crate) select: SelectArgs,
 }
 
@@ -104,6 +108,8 @@ pub(crate) struct LoadArgs {
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]
+    pub(crate) links: LinkArgs,
+    #[command(flatten)]
     pub(crate) select: SelectArgs,
     #[command(flatten)]
     pub(crate) tuning: TuningArgs,
@@ -128,6 +134,8 @@ pub(crate) struct DoctorArgs {
     pub(crate) location: Option<OsString>,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    #[command(flatten)]
+    pub(crate) links: LinkArgs,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+use super::links::LinkArgs;
 use super::store::StoreArgs;
 
 /// Read a checkpoint once and compare it with every checksum that is known of it.
@@ -37,4 +38,6 @@ pub(crate) struct VerifyArgs {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
+    #[command(flatten)]
+    pub(crate) links: LinkArgs,
 }

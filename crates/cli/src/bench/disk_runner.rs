@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use tload::probe::prefault;
-use tload::{Ceiling, Checkpoint, Device, Loader, Report, Result, StoreOptions, release_staging};
+use tload::{Ceiling, Checkpoint, Device, Loader, OpenOptions, Report, Result, release_staging};
 
 use super::fio::{Fio, Job};
 use super::page_cache::{PageCache, Residency};
@@ -27,7 +27,7 @@ const EXTENT_STEP: u64 = 64 << 10;
 pub(crate) struct DiskRunner<'a> {
     /// Opened once, for the ceiling, which is about reads only. A load opens its own.
     checkpoint: &'a Checkpoint,
-    store: &'a StoreOptions,
+    opening: &'a OpenOptions,
     /// Those on file systems.
     files: Vec<PathBuf>,
     page_cache: PageCache,
@@ -41,7 +41,7 @@ pub(crate) struct DiskRunner<'a> {
 impl<'a> DiskRunner<'a> {
     pub(crate) fn new(
         checkpoint: &'a Checkpoint,
-        store: &'a StoreOptions,
+        opening: &'a OpenOptions,
         fio: Option<Fio>,
         interrupt: &'a Interrupt,
     ) -> Self {
@@ -52,7 +52,7 @@ impl<'a> DiskRunner<'a> {
         let files: Vec<PathBuf> = paths.map(Into::into).collect();
         Self {
             checkpoint,
-            store,
+            opening,
             page_cache: PageCache::of(files.clone()),
             files,
             fio,
@@ -99,7 +99,7 @@ impl<'a> DiskRunner<'a> {
         let loader = if let Some(loader) = before {
             loader
         } else {
-            let opened = Checkpoint::open_with(self.checkpoint.location(), self.store)?;
+            let opened = Checkpoint::open_with(self.checkpoint.location(), self.opening)?;
             cell.configuration.loader(opened)
         };
         let mut stream = loader.stream()?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions, format_bytes, probe};
+use tload::{Checkpoint, Error, ErrorKind, Location, OpenOptions, Result, format_bytes, probe};
 
 use super::place::Place;
 use super::results::{CheckpointRecord, SyntheticRecord};
@@ -38,8 +38,8 @@ pub(crate) struct Target<'a> {
 
 impl<'a> Target<'a> {
     /// The user's checkpoint.
-    pub(crate) fn open(location: &Location, store: &StoreOptions) -> Result<Self> {
-        let checkpoint = Checkpoint::open_with(location, store)?;
+    pub(crate) fn open(location: &Location, opening: &OpenOptions) -> Result<Self> {
+        let checkpoint = Checkpoint::open_with(location, opening)?;
         let warnings = storage_warnings(&checkpoint);
         Ok(Self {
             checkpoint,

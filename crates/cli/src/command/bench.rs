@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tload::{Location, Result, StoreOptions};
+use tload::{Location, OpenOptions, Result, printable};
 
 use crate::args::BenchArgs;
 use crate::bench::disk_runner::DiskRunner;
@@ -35,10 +35,10 @@ pub(crate) fn run(
         args.markdown.as_deref(),
         args.plot.as_deref(),
     )?;
-    let store = options::store(&args.store)?;
+    let opening = options::opening(options::store(&args.store)?, &args.links);
     let device = options::device(&args.device)?;
     let gpu = Gpu::open(device)?;
-    let target = target(args, &store, interrupt)?;
+    let target = target(args, &opening, interrupt)?;
     // It reads files.
     let wants_fio = !args.no_fio && target.remote().is_none();
     let fio = if wants_fio { Fio::find() } else { None };
@@ -66,7 +66,7 @@ pub(crate) fn run(
     );
     let mut results = record(arguments, &target, &plan, host, fio.as_ref());
     show_head(out, &results).map_err(standard_output)?;
-    let mut runner = DiskRunner::new(&target.checkpoint, &store, fio, interrupt);
+    let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
     measure(&plan, &mut runner, &mut results, &known, &exports)?;
     known.extend(runner.into_warnings());
     results.warnings = texts(&known, &results);
@@ -76,11 +76,11 @@ pub(crate) fn run(
 
 fn target<'a>(
     args: &BenchArgs,
-    store: &StoreOptions,
+    opening: &OpenOptions,
     interrupt: &'a Interrupt,
 ) -> Result<Target<'a>> {
     if let Some(location) = &args.location {
-        return Target::open(&options::location(location)?, store);
+        return Target::open(&options::location(location)?, opening);
     }
     let preset = options::preset(args.model.preset);
     let recipe = Recipe {
@@ -174,8 +174,10 @@ fn texts(known: &[Warning], results: &Results) -> Vec<String> {
 
 /// Before the first run, so that whoever waits knows for what.
 fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
-    writeln!(out, "{}", table::describe_checkpoint(&results.checkpoint))?;
-    writeln!(out, "{}", table::describe_host(&results.host))?;
+    let checkpoint = table::describe_checkpoint(&results.checkpoint);
+    writeln!(out, "{}", printable(&checkpoint))?;
+    let host = table::describe_host(&results.host);
+    writeln!(out, "{}", printable(&host))?;
     writeln!(
         out,
         "{}, contenders in rotating order\n",

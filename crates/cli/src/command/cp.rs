@@ -5,12 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use tload::copy::{Copy, CopyControl, CopyReport};
-use tload::{Result, format_bytes};
+use tload::{Result, format_bytes, printable};
 
 use crate::args::CopyArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
+use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 
@@ -33,7 +34,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     }
     let report = outcome?;
     if args.json {
-        write_json(out, &report)
+        json::write(out, &report)
     } else {
         write_text(out, &report)
     }
@@ -64,7 +65,7 @@ fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
     write!(
         out,
         "{}: {} copied, {} in {} ({})",
-        report.target,
+        printable(&report.target),
         format_count(report.copied_files, "file"),
         format_bytes(report.copied_bytes),
         format_seconds(report.seconds),
@@ -89,10 +90,5 @@ fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
         let requests = format_count(report.requests, "request");
         write!(out, "; {requests}, {} repeated", report.retries)?;
     }
-    writeln!(out)
-}
-
-fn write_json(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, report)?;
     writeln!(out)
 }

@@ -3,18 +3,19 @@
 use std::io::{self, Write};
 
 use serde::Serialize;
-use tload::{Checkpoint, Result};
+use tload::{Checkpoint, Result, printable};
 
 use crate::args::DoctorArgs;
 use crate::doctor::{Finding, Level, examine};
 use crate::host::System;
 use crate::options;
 use crate::output::error::standard_output;
+use crate::output::json;
 
 pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
-    let store = options::store(&args.store)?;
+    let opening = options::opening(options::store(&args.store)?, &args.links);
     let checkpoint = args.location.as_ref().map(|location| {
-        options::location(location).and_then(|location| Checkpoint::open_with(&location, &store))
+        options::location(location).and_then(|location| Checkpoint::open_with(&location, &opening))
     });
     let opened = checkpoint.as_ref().map(Result::as_ref);
     let findings = examine(&System::real(), opened);
@@ -54,9 +55,12 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         writeln!(
             out,
             "{:<4}  {:<width$}  {}",
-            finding.level, finding.title, finding.value
+            finding.level,
+            finding.title,
+            printable(&finding.value)
         )?;
         if let Some(advice) = &finding.advice {
+            let advice = printable(advice);
             writeln!(out, "{:<4}  {:<width$}  → {advice}", "", "")?;
         }
     }
@@ -84,6 +88,5 @@ fn write_json(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         worst: worst(findings),
         findings,
     };
-    serde_json::to_writer_pretty(&mut *out, &diagnosis)?;
-    writeln!(out)
+    json::write(out, &diagnosis)
 }

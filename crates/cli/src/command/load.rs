@@ -12,6 +12,7 @@ use crate::digest::Digest;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
+use crate::output::json;
 use crate::output::progress::Progress;
 
 /// How often the bar moves while no tensor arrives.
@@ -21,7 +22,8 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
     let store = options::store_within(&args.store, args.tuning.timeout)?;
-    let checkpoint = Checkpoint::open_with(&options::location(&args.location)?, &store)?;
+    let opening = options::opening(store, &args.links);
+    let checkpoint = Checkpoint::open_with(&options::location(&args.location)?, opening)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)
@@ -135,6 +137,5 @@ fn write_json(out: &mut dyn Write, report: &Report, digest: Option<&str>) -> io:
         digest,
         report,
     };
-    serde_json::to_writer_pretty(&mut *out, &loaded)?;
-    writeln!(out)
+    json::write(out, &loaded)
 }

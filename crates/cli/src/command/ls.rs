@@ -9,17 +9,18 @@ use tload::{Checkpoint, Loader, Result, Shard, TensorInfo, format_bytes};
 use crate::args::LsArgs;
 use crate::options;
 use crate::output::error::standard_output;
+use crate::output::json;
 use crate::output::quantity::format_count;
-use crate::output::table::{Align, printable, render};
+use crate::output::table::{Align, render};
 
 pub(crate) fn run(args: &LsArgs, out: &mut dyn Write) -> Result<()> {
     let checkpoint = Checkpoint::open_with(
         &options::location(&args.location)?,
-        &options::store(&args.store)?,
+        options::opening(options::store(&args.store)?, &args.links),
     )?;
     let listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
     let written = if args.json {
-        write_json(out, &listing)
+        json::write(out, &listing)
     } else {
         write_text(out, &listing)
     };
@@ -138,11 +139,6 @@ fn dtype_totals(tensors: &[TensorInfo]) -> Vec<DtypeTotal> {
     totals
 }
 
-fn write_json(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, listing)?;
-    writeln!(out)
-}
-
 /// Totals last: that is what stays in sight after thousands of tensors.
 fn write_text(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
     writeln!(out, "{}", tensor_table(listing))?;
@@ -172,7 +168,7 @@ fn tensor_table(listing: &Listing) -> String {
     ];
     let rows = listing.tensors.iter().map(|tensor| {
         vec![
-            printable(&tensor.name),
+            tensor.name.clone(),
             tensor.dtype.to_owned(),
             format!("{:?}", tensor.shape),
             format_bytes(tensor.bytes),
@@ -194,7 +190,7 @@ fn shard_table(listing: &Listing) -> String {
             (index + 1).to_string(),
             shard.tensors.to_string(),
             format_bytes(shard.file_bytes),
-            printable(&shard.location),
+            shard.location.clone(),
         ]
     });
     render(&header, rows)

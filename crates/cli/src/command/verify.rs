@@ -21,7 +21,7 @@ const REDRAW: Duration = Duration::from_millis(50);
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let verification = Verification::new(&options::location(&args.location)?)
         .options(options::verify(args)?)
-        .store(options::store(&args.store)?);
+        .opening(options::opening(options::store(&args.store)?, &args.links));
     let control = verification.control();
     let report = watch(verification, &control, interrupt)?;
     if args.json {

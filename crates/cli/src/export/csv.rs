@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use serde_json::Value;
+use tload::printable;
 
 use super::Format;
 use crate::bench::results::{CellResults, Results, Sample};
@@ -125,12 +126,13 @@ fn name(value: &impl serde::Serialize) -> String {
     }
 }
 
-/// RFC 4180: fields with commas, quotes or line feeds are quoted, quotes doubled.
+/// RFC 4180: fields with commas or quotes are quoted, quotes doubled. Line feeds are escaped before, as all that terminals obey.
 fn quote(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
+    let field = printable(field);
+    if field.contains([',', '"']) {
         format!("\"{}\"", field.replace('"', "\"\""))
     } else {
-        field.to_owned()
+        field
     }
 }
 
@@ -142,6 +144,7 @@ mod tests {
     fn fields_are_quoted_when_they_must_be() {
         assert_eq!(quote("plain text"), "plain text");
         assert_eq!(quote("a,b"), "\"a,b\"");
+        assert_eq!(quote("a\n\u{1b}b"), "a\\n\\u{1b}b");
         assert_eq!(quote("say \"x\""), "\"say \"\"x\"\"\"");
     }
 }

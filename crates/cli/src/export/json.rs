@@ -2,14 +2,12 @@
 
 use super::Format;
 use crate::bench::results::Results;
+use crate::output::json;
 
 pub(super) struct Json;
 
 impl Format for Json {
     fn render(&self, results: &Results) -> String {
-        let mut text =
-            serde_json::to_string_pretty(results).expect("records of strings and numbers are JSON");
-        text.push('\n');
-        text
+        json::text(results).expect("records of strings and numbers are JSON")
     }
 }

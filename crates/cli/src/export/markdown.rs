@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use tload::printable;
+
 use super::Format;
 use crate::bench::results::Results;
 use crate::bench::sweep;
@@ -15,8 +17,8 @@ impl Format for Markdown {
     fn render(&self, results: &Results) -> String {
         let mut text = format!(
             "{}; {}; tload {}{}; {}\n\n",
-            describe_checkpoint(&results.checkpoint),
-            describe_host(&results.host),
+            printable(&describe_checkpoint(&results.checkpoint)),
+            printable(&describe_host(&results.host)),
             results.tload.version,
             results
                 .fio
@@ -41,14 +43,37 @@ impl Format for Markdown {
             text.push_str(&results.warnings.join("\n* "));
             text.push('\n');
         }
-        text + &format!("\n`{}`\n", results.command.join(" "))
+        text + &format!("\n{}\n", code(&results.command.join(" ")))
     }
 }
 
+/// A row of a table. What ends a field, or a line, is escaped.
 fn line(fields: &[String]) -> String {
     let fields: Vec<String> = fields
         .iter()
-        .map(|field| field.replace('|', "\\|"))
+        .map(|field| printable(field).replace('|', "\\|"))
         .collect();
     format!("| {} |\n", fields.join(" | "))
+}
+
+/// Text between more backticks than it has in a row (CommonMark, 6.1).
+fn code(text: &str) -> String {
+    let text = printable(text);
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+    let fence = "`".repeat(longest + 1);
+    let space = if longest > 0 { " " } else { "" };
+    format!("{fence}{space}{text}{space}{fence}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_in_a_field_ends_it() {
+        let fields = ["a|b".to_owned(), "c\nd\u{1b}".to_owned()];
+        assert_eq!(line(&fields), "| a\\|b | c\\nd\\u{1b} |\n");
+        assert_eq!(code("tload ls"), "`tload ls`");
+        assert_eq!(code("a``b\n"), "``` a``b\\n ```");
+    }
 }

@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 use std::path::Path;
 
-use tload::Error;
+use tload::{Error, printable};
 
 use super::flags::with_flags;
 
@@ -30,10 +30,12 @@ fn chain(error: &Error) -> String {
     )
 }
 
-/// Prints one line of warning or progress on standard error.
-pub(crate) fn warn(line: &str) {
-    // When standard error is closed there is nowhere left to say so.
-    drop(writeln!(io::stderr(), "{line}"));
+/// Prints a warning or a report on standard error.
+pub(crate) fn warn(text: &str) {
+    for line in text.lines() {
+        // When standard error is closed there is nowhere left to say so.
+        drop(writeln!(io::stderr(), "{}", printable(line)));
+    }
 }
 
 /// The error for a failed write to standard output.

@@ -1,12 +1,13 @@
 //! The core speaks of its options by their fields; who typed a command knows them as flags.
 
 /// A field, and its flag.
-const FLAGS: [(&str, &str); 5] = [
+const FLAGS: [(&str, &str); 6] = [
     ("device_memory_limit", "--device-memory-limit"),
     ("memory_limit", "--memory-limit"),
     ("extent_bytes", "--extent"),
     ("in_flight_bytes", "--in-flight"),
     ("range_bytes", "--extent"),
+    ("follow_symlinks", "--follow-symlinks"),
 ];
 /// Fields that the core writes with a value, as in `engine=pread`.
 const NAMES: [&str; 7] = [
@@ -64,6 +65,7 @@ mod tests {
                 "--extent is 1; it must lie between 2 and 3",
             ),
             ("lower (in_flight_bytes)", "lower (--in-flight)"),
+            ("set follow_symlinks; or", "set --follow-symlinks; or"),
             (
                 "or use engine=auto or engine=pread",
                 "or use --engine auto or --engine pread",

@@ -2,6 +2,7 @@
 
 pub(crate) mod error;
 pub(crate) mod flags;
+pub(crate) mod json;
 pub(crate) mod progress;
 pub(crate) mod quantity;
 pub(crate) mod table;

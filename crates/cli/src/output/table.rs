@@ -1,6 +1,7 @@
 //! Tables in plain columns: no lines, no colours, nothing that a pipe would mind.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use tload::printable;
 
 /// How a column is aligned.
 #[derive(Clone, Copy, Debug)]
@@ -19,6 +20,11 @@ pub(crate) fn render(
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().map(|(title, _)| *title));
+    // Names come from files.
+    let rows = rows.into_iter().map(|row| {
+        let fields = row.iter().map(|field| printable(field));
+        fields.collect::<Vec<_>>()
+    });
     table.add_rows(rows);
     for (column, (_, align)) in table.column_iter_mut().zip(header) {
         column.set_padding((0, 2));
@@ -32,20 +38,6 @@ pub(crate) fn render(
         text.push('\n');
     }
     text
-}
-
-/// Text from a file, safe to print on a terminal: control characters are escaped.
-pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| {
-            let escaped: Box<dyn Iterator<Item = char>> = if c.is_control() {
-                Box::new(c.escape_default())
-            } else {
-                Box::new(Some(c).into_iter())
-            };
-            escaped
-        })
-        .collect()
 }
 
 #[cfg(test)]
@@ -66,6 +58,8 @@ mod tests {
 
     #[test]
     fn names_cannot_move_the_cursor() {
-        assert_eq!(printable("a\u{1b}[2Jé\n"), "a\\u{1b}[2Jé\\n");
+        let rows = [vec!["a\u{1b}[2Jé\n\u{202e}b".to_owned()]];
+        let text = render(&[("name", Align::Left)], rows);
+        assert_eq!(text, "name\na\\u{1b}[2Jé\\n\\u{202e}b\n");
     }
 }

@@ -17,6 +17,7 @@ mod requirement;
 mod store;
 mod verified;
 mod verify;
+mod unseen;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};

@@ -1,10 +1,11 @@
 //! Which files a checkpoint has, before any of them is opened and whether they are there or not: for who looks at one after the other
 //! and goes on when one is bad.
 
+use super::OpenOptions;
 use super::place::{Places, ShardSource};
 use super::shards::ShardSet;
 use crate::error::Result;
-use crate::source::{Location, StoreOptions};
+use crate::source::{Location, Root};
 
 /// The files of a checkpoint.
 #[derive(Debug)]
@@ -18,6 +19,8 @@ pub(crate) struct Outline {
     /// The index that names them.
     pub(crate) index: Option<Location>,
     places: Places,
+    /// What files found in the folder must not leave.
+    root: Option<Root>,
 }
 
 impl Outline {
@@ -26,8 +29,8 @@ impl Outline {
     /// # Errors
     ///
     /// As there, but for what is wrong with shards.
-    pub(crate) fn find(location: &Location, store: &StoreOptions) -> Result<Self> {
-        let places = Places::new(store);
+    pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
+        let places = Places::new(options.clone());
         let nearest = places.nearest(std::slice::from_ref(location))?;
         let at = nearest
             .into_iter()
@@ -43,22 +46,24 @@ impl Outline {
             shards: set.files,
             index,
             places,
+            root: set.root,
         })
     }
 
     /// A folder of which nothing is known yet.
-    pub(crate) fn of_folder(location: &Location, store: &StoreOptions) -> Result<Self> {
-        let places = Places::new(store);
+    pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
+        let places = Places::new(options.clone());
         let nearest = places.nearest(std::slice::from_ref(location))?;
+        let nearest = nearest.into_iter().next();
+        let folder = nearest.unwrap_or_else(|| location.clone());
+        let root = places.root(&folder)?;
         Ok(Self {
-            folder: nearest
-                .into_iter()
-                .next()
-                .unwrap_or_else(|| location.clone()),
+            folder,
             is_folder: true,
             shards: Vec::new(),
             index: None,
             places,
+            root,
         })
     }
 
@@ -68,6 +73,6 @@ impl Outline {
     ///
     /// It is not there, or may not be read.
     pub(crate) fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
-        self.places.open(file, first)
+        self.places.open(file, self.root.as_ref(), first)
     }
 }

@@ -6,10 +6,13 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use std::sync::OnceLock;
 
+use super::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::source::{self, HubId, ObjectSource, Remote};
-use crate::source::{FileSource, Location, Protocol, Source, StoreOptions, cannot_open, path_of};
+use crate::source::{
+    FileSource, Location, Protocol, Root, Source, StoreOptions, cannot_open, path_of,
+};
 use crate::within::Underway;
 
 /// One opened shard.
@@ -40,6 +43,7 @@ pub(super) struct Places {
     store: StoreOptions,
     /// What is being asked for.
     pub(super) underway: Underway,
+    follow_symlinks: bool,
     /// Started when the first location in an object store is met.
     #[cfg(feature = "object")]
     remote: OnceLock<Result<Arc<Remote>, String>>,
@@ -81,9 +85,10 @@ impl Source for ShardSource {
 }
 
 impl Places {
-    pub(super) fn new(store: &StoreOptions) -> Self {
+    pub(super) fn new(options: OpenOptions) -> Self {
         Self {
-            store: store.clone(),
+            store: options.store,
+            follow_symlinks: options.follow_symlinks,
             underway: Underway::default(),
             #[cfg(feature = "object")]
             remote: OnceLock::new(),
@@ -102,15 +107,38 @@ impl Places {
         self.nearest_of_hubs(locations)
     }
 
-    /// Opens a file or object, and returns its first bytes with it: up to `first` of them.
-    pub(super) fn open(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
-        self.underway
-            .during(location, || self.open_now(location, first))
+    /// How object stores are reached.
+    pub(super) fn store(&self) -> &StoreOptions {
+        &self.store
     }
 
-    fn open_now(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+    /// The folder that files found in it must not leave; none if they may, or in an object store, which has no links.
+    pub(super) fn root(&self, folder: &Location) -> Result<Option<Root>> {
+        if self.follow_symlinks || folder.as_path().is_none() {
+            return Ok(None);
+        }
+        Root::open(folder).map(Some)
+    }
+
+    /// Opens a file or object, and returns its first bytes with it: up to `first` of them. A file must be in `root`, if there is one.
+    pub(super) fn open(
+        &self,
+        location: &Location,
+        root: Option<&Root>,
+        first: usize,
+    ) -> Result<(ShardSource, Vec<u8>)> {
+        self.underway
+            .during(location, || self.open_now(location, root, first))
+    }
+
+    fn open_now(
+        &self,
+        location: &Location,
+        root: Option<&Root>,
+        first: usize,
+    ) -> Result<(ShardSource, Vec<u8>)> {
         if location.as_path().is_some() {
-            let file = FileSource::open_with(location, self.store.count("retries"))?;
+            let file = FileSource::open_in(root, location, self.store.count("retries"))?;
             let bytes = file.fetch(0, first)?;
             return Ok((ShardSource::File(Arc::new(file)), bytes));
         }
@@ -151,6 +179,7 @@ impl Places {
         Self {
             store: store.clone(),
             underway: Underway::default(),
+            follow_symlinks: false,
             remote: OnceLock::from(remote),
         }
     }

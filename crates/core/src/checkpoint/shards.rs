@@ -2,10 +2,10 @@
 //! stores.
 
 use super::Placement;
-use super::place::{Found, Places};
-use crate::error::{Error, ErrorKind, Result, counted};
+use super::place::{Found, Places, ShardSource};
+use crate::error::{Error, ErrorKind, Result, counted, shortened};
 use crate::format::{INDEX_BYTES_MAX, natural_cmp, parse_index};
-use crate::source::{Location, Source};
+use crate::source::{Location, Root, Source};
 
 const SUFFIX: &str = ".safetensors";
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
@@ -23,11 +23,17 @@ pub(super) struct ShardSet {
     pub(super) files: Vec<Location>,
     /// None: everything.
     pub(super) index: Option<Placement>,
+    /// The folder that the files must be in; none for those that somebody named one by one.
+    pub(super) root: Option<Root>,
 }
 
 impl ShardSet {
     pub(super) fn of_files(files: Vec<Location>) -> Self {
-        Self { files, index: None }
+        Self {
+            files,
+            index: None,
+            root: None,
+        }
     }
 
     /// Finds them, and requires those on file systems to be there before any is opened. In an object store, opening all of them is
@@ -49,7 +55,12 @@ impl ShardSet {
             }
             #[cfg(feature = "object")]
             Found::Unlisted => Self::in_unlisted(location, places),
-            Found::File if location.has_extension("json") => Self::of_index(location, places),
+            Found::File if location.has_extension("json") => {
+                // Whoever named the index may have named a link; its shards are beside it, not where that leads.
+                let opened = places.open(location, None, INDEX_FIRST_BYTES)?;
+                let root = places.root(&location.parent())?;
+                Self::of_index(location, opened, root)
+            }
             Found::File => Ok(Self::of_files(vec![location.clone()])),
         }
     }
@@ -59,25 +70,39 @@ impl ShardSet {
             .iter()
             .filter(|name| name.ends_with(INDEX_SUFFIX))
             .collect();
+        let root = places.root(location)?;
+        let of_index = |name: &str| {
+            let index = location.join(name);
+            let opened = places.open(&index, root.as_ref(), INDEX_FIRST_BYTES)?;
+            Ok((index, opened))
+        };
         match indexes[..] {
             _ if indexes.iter().any(|name| *name == INDEX_NAME) => {
-                Self::of_index(&location.join(INDEX_NAME), places)
+                let (index, opened) = of_index(INDEX_NAME)?;
+                Self::of_index(&index, opened, root)
             }
-            [only] => Self::of_index(&location.join(only), places),
+            [only] => {
+                let (index, opened) = of_index(only)?;
+                Self::of_index(&index, opened, root)
+            }
             [first, second, ..] => Err(Error::new(
                 ErrorKind::InvalidRequest,
                 format!("holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"),
             )
             .with_location(location)
             .with_hint("give the path of the index file to load")),
-            [] => Self::without_index(location, names),
+            [] => Self::without_index(location, names, root),
         }
     }
 
     /// A folder on a web server: what model hubs have in it is tried.
     #[cfg(feature = "object")]
     fn in_unlisted(location: &Location, places: &Places) -> Result<Self> {
-        match Self::of_index(&location.join(INDEX_NAME), places) {
+        let index = location.join(INDEX_NAME);
+        let found = places
+            .open(&index, None, INDEX_FIRST_BYTES)
+            .and_then(|opened| Self::of_index(&index, opened, None));
+        match found {
             // Servers that must not be listed say 403 of what is not there.
             Err(error)
                 if matches!(
@@ -87,7 +112,7 @@ impl ShardSet {
             found => return found,
         }
         let single = location.join(SINGLE_NAME);
-        match places.open(&single, 1) {
+        match places.open(&single, None, 1) {
             Ok(_) => Ok(Self::of_files(vec![single])),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
@@ -102,7 +127,7 @@ impl ShardSet {
         }
     }
 
-    fn without_index(location: &Location, names: &[String]) -> Result<Self> {
+    fn without_index(location: &Location, names: &[String], root: Option<Root>) -> Result<Self> {
         let mut shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
         if shards.is_empty() {
             return Err(Error::new(
@@ -117,14 +142,19 @@ impl ShardSet {
         }
         shards.sort_by(|a, b| natural_cmp(a, b));
         require_whole_set(location, &shards)?;
-        Ok(Self::of_files(
-            shards.into_iter().map(|name| location.join(name)).collect(),
-        ))
+        Ok(Self {
+            files: shards.into_iter().map(|name| location.join(name)).collect(),
+            index: None,
+            root,
+        })
     }
 
     /// The shards that an index names, in natural order.
-    fn of_index(location: &Location, places: &Places) -> Result<Self> {
-        let (source, mut bytes) = places.open(location, INDEX_FIRST_BYTES)?;
+    fn of_index(
+        location: &Location,
+        (source, mut bytes): (ShardSource, Vec<u8>),
+        root: Option<Root>,
+    ) -> Result<Self> {
         if source.len() > INDEX_BYTES_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidFormat,
@@ -149,6 +179,7 @@ impl ShardSet {
         Ok(Self {
             files,
             index: Some(Placement::new(location.clone(), index)),
+            root,
         })
     }
 
@@ -165,7 +196,10 @@ impl ShardSet {
         let shard = at.map_or("", |at| placement.shards[at].as_str());
         let missing = Error::new(
             ErrorKind::NotFound,
-            format!("the index names shard {shard:?}, which is not there"),
+            format!(
+                "the index names shard {:?}, which is not there",
+                shortened(shard)
+            ),
         )
         .with_location(&placement.location)
         .with_hint("the download may be incomplete; fetch the missing shard");

@@ -137,7 +137,7 @@ fn check_shard_name(shard: &str) -> Result<()> {
         "is empty"
     } else if shard.contains('\0') {
         "contains a NUL byte"
-    } else if shard.starts_with(['/', '\\']) {
+    } else if shard.starts_with(['/', '\\']) || names_drive(shard) {
         "is an absolute path"
     } else if shard.split(['/', '\\']).any(|component| component == "..") {
         "leaves the folder of the index"
@@ -153,6 +153,11 @@ fn check_shard_name(shard: &str) -> Result<()> {
     Err(invalid(format!(
         "shard name {name:?} {wrong}, wanted a path below the folder of the index"
     )))
+}
+
+/// `C:m` and `C:\m`: on systems with drives these are on one, wherever the folder is.
+fn names_drive(shard: &str) -> bool {
+    matches!(shard.as_bytes(), [drive, b':', ..] if drive.is_ascii_alphabetic())
 }
 
 fn invalid(message: impl Into<String>) -> Error {
@@ -350,7 +355,21 @@ mod tests {
             assert!(check_shard_name(name).is_ok(), "{name:?}");
         }
         for name in [
-            "", "/m", "\\m", "..", "a/../m", "a\\..\\m", "m/..", "a//m", "a/", "./m", "m\0", ".",
+            "",
+            "/m",
+            "\\m",
+            "..",
+            "a/../m",
+            "a\\..\\m",
+            "m/..",
+            "a//m",
+            "a/",
+            "./m",
+            "m\0",
+            ".",
+            "C:m",
+            "c:\\m",
+            "\\\\host\\m",
         ] {
             let error = check_shard_name(name).unwrap_err();
             assert!(error.message().contains("wanted a path below"), "{name:?}");

@@ -4,13 +4,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use rustix::fs::OFlags;
 
 use super::file_system::is_network;
-use super::{FileSystem, Location, Source};
+use super::{FileSystem, Location, Root, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{Retries, Transient};
 
@@ -54,10 +54,23 @@ impl FileSource {
     ///
     /// As [`Self::open`].
     pub fn open_with(location: &Location, retries: Option<u32>) -> Result<Self> {
+        Self::open_in(None, location, retries)
+    }
+
+    /// The same for a file that must be in a folder, wherever links lead, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::PermissionDenied`] for a file that is elsewhere.
+    pub(crate) fn open_in(
+        root: Option<&Root>,
+        location: &Location,
+        retries: Option<u32>,
+    ) -> Result<Self> {
         let path = path_of(location)?;
         let (file, metadata) = again_if_it_may_pass(
             || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
-            || open_regular(location),
+            || open_regular(root, location),
         )?;
         let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
         Ok(Self {
@@ -235,18 +248,20 @@ pub(crate) fn path_of(location: &Location) -> Result<&Path> {
     })
 }
 
-/// Opens a regular file for buffered reads, and says in what state it is.
-pub(super) fn open_regular(location: &Location) -> Result<(File, std::fs::Metadata)> {
-    let file = open_plain(path_of(location)?).map_err(|error| cannot_open(error, location))?;
+/// Opens a regular file for buffered reads, in a folder if one is given, and says in what state it is.
+pub(super) fn open_regular(
+    root: Option<&Root>,
+    location: &Location,
+) -> Result<(File, std::fs::Metadata)> {
+    let file = match root {
+        Some(root) => root.open_file(location)?,
+        None => open_plain(path_of(location)?).map_err(|error| cannot_open(error, location))?,
+    };
     let metadata = file.metadata().map_err(|error| {
         Error::from_io("cannot read the file's status", error).with_location(location)
     })?;
     if !metadata.is_file() {
-        return Err(
-            Error::new(ErrorKind::InvalidRequest, "is not a regular file")
-                .with_location(location)
-                .with_hint("a list names safetensors files; give a folder alone"),
-        );
+        return Err(irregular(metadata.file_type(), location));
     }
     // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file
     // system cannot read without blocking (overlayfs, squashfs, FUSE).
@@ -254,6 +269,32 @@ pub(super) fn open_regular(location: &Location) -> Result<(File, std::fs::Metada
         Error::from_io("cannot set the file's flags", errno.into()).with_location(location)
     })?;
     Ok((file, metadata))
+}
+
+/// The error for what is no file, or not one that stays as it is.
+fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
+    let (what, hint) = if kind.is_dir() {
+        (
+            "a folder",
+            "a list names safetensors files; give a folder alone",
+        )
+    } else {
+        let what = if kind.is_fifo() {
+            "a FIFO"
+        } else if kind.is_socket() {
+            "a socket"
+        } else {
+            "a device"
+        };
+        (
+            what,
+            "a checkpoint is read out of order: copy the bytes into a file",
+        )
+    };
+    let message = format!("is not a regular file but {what}");
+    Error::new(ErrorKind::InvalidRequest, message)
+        .with_location(location)
+        .with_hint(hint)
 }
 
 /// Opens a file for buffered reads. A FIFO does not block: it is refused by what it is, not by waiting for a writer.
@@ -298,6 +339,13 @@ fn missing_hint(location: &Location) -> &'static str {
 
 /// The error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
+    if error.raw_os_error() == Some(libc::ENXIO) {
+        // A socket, or a device that is not there.
+        let found = location.as_path().map(std::fs::metadata);
+        if let Some(Ok(metadata)) = found {
+            return irregular(metadata.file_type(), location).with_source(error);
+        }
+    }
     let hint = match error.raw_os_error() {
         Some(libc::ENOENT) => Some(missing_hint(location)),
         Some(libc::EACCES | libc::EPERM) => {

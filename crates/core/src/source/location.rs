@@ -10,7 +10,7 @@ use std::str::FromStr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::hub_id;
-use crate::error::{Error, ErrorKind, Result, printable};
+use crate::error::{Error, ErrorKind, Result, printable, shortened};
 
 /// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model of a hub (`hf://org/name`).
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -100,7 +100,11 @@ impl Location {
         }
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text.split_once(":/") {
-                Some((scheme, _)) if SCHEMES.iter().any(|(name, _)| *name == scheme) => {
+                Some((scheme, _))
+                    if SCHEMES
+                        .iter()
+                        .any(|(name, _)| name.eq_ignore_ascii_case(scheme)) =>
+                {
                     Err(invalid(format!("{scheme}:/ is neither a path nor a URL"))
                         .with_hint(format!("write {scheme}://, with two slashes")))
                 }
@@ -113,12 +117,14 @@ impl Location {
         }
         let protocol = SCHEMES.iter().find(|(name, _)| *name == scheme);
         let Some((_, protocol)) = protocol else {
-            // Not the whole text: a URL may carry credentials.
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!("locations that begin with {scheme}:// cannot be read"),
-            )
-            .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
+            // Not the whole text: a URL may carry credentials. Nor what is no scheme: that may be most of one.
+            let message = if is_scheme(&scheme) {
+                format!("locations that begin with {scheme}:// cannot be read")
+            } else {
+                "a location with :// in it is a URL, and this one does not begin as one".to_owned()
+            };
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
         };
         let url = RemoteUrl::parse(*protocol, scheme, rest)?;
         Ok(Self {
@@ -297,10 +303,12 @@ impl RemoteUrl {
             )
             .with_hint(format!("write {}://{wanted}/path", url.scheme)));
         }
-        if protocol != Protocol::Http && !url.names_account() && authority.contains('@') {
+        let is_user = |before: &str| !url.names_account() || before.contains(':');
+        let before = authority.rsplit_once('@').map(|(before, _)| before);
+        if protocol != Protocol::Http && before.is_some_and(is_user) {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                format!("the URL {} has credentials in it", url.shown()),
+                format!("the URL {} has credentials in it", url.without_user()),
             )
             .with_hint("give credentials as options of the store, or in the environment"));
         }
@@ -320,6 +328,15 @@ impl RemoteUrl {
         self.authority
             .rsplit_once('@')
             .map_or(self.authority.as_str(), |(_, host)| host)
+    }
+
+    /// Only where it leads: what stands before an `@` may be a secret, whatever the scheme.
+    fn without_user(&self) -> String {
+        let authority = &self.authority;
+        let host = authority
+            .rsplit_once('@')
+            .map_or(&**authority, |(_, host)| host);
+        format!("{}://{host}/…", self.scheme)
     }
 
     /// Without user, password and query.
@@ -383,15 +400,23 @@ impl RemoteUrl {
     }
 }
 
+/// Whether a text can be the scheme of a URL (RFC 3986, section 3.1).
+fn is_scheme(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    text.len() <= 32
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(allowed)
+}
+
 impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&printable(&self.shown))
+        f.write_str(&printable(&shortened(&self.shown)))
     }
 }
 
 impl fmt::Debug for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Location({:?})", self.shown)
+        write!(f, "Location({:?})", shortened(&self.shown))
     }
 }
 
@@ -515,6 +540,12 @@ mod tests {
             ("https://user:secret@/x", ErrorKind::InvalidRequest),
             ("ftp://user:secret@host/x", ErrorKind::Unsupported),
             ("https:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("HTTPS:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("https:/user:secret@host/x://y", ErrorKind::Unsupported),
+            (
+                "abfss://user:secret@account.dfs.core.windows.net/x",
+                ErrorKind::InvalidRequest,
+            ),
             ("hf://user:secret@org/name", ErrorKind::InvalidRequest),
             ("hf://org", ErrorKind::InvalidRequest),
             ("hf:/org/name", ErrorKind::InvalidRequest),

@@ -21,6 +21,7 @@ mod read_file;
 #[cfg(feature = "object")]
 mod remote;
 mod residency;
+mod root;
 #[cfg(feature = "object")]
 mod store;
 mod store_options;
@@ -45,6 +46,7 @@ pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 #[cfg(feature = "object")]
 pub(crate) use remote::Remote;
 pub use residency::{Residency, evict, residency};
+pub(crate) use root::Root;
 #[cfg(feature = "object")]
 pub(crate) use store::{Listed, cached, is_offline, snapshot};
 pub use store_options::{StoreKey, StoreOptions};

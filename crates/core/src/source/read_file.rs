@@ -243,7 +243,7 @@ impl ReadFile {
         }
         let location = self.source.location();
         let path = path_of(location)?;
-        let (file, metadata) = open_regular(location)?;
+        let (file, metadata) = open_regular(None, location)?;
         self.source.verify(Identity::of(&metadata))?;
         let mut direct = None;
         if self.direct.is_some() {

@@ -2,10 +2,11 @@
 //!
 //! Only with the feature `testing`. [`conformance`] says what every engine and every sink must do; [`sim`] is an engine over
 //! memory that is as unkind as storage can be; [`simulation`] runs a whole load on it; [`storage`] says how long
-//! reads would take on storage of any kind; [`fixtures`] makes bytes and files.
+//! reads would take on storage of any kind; [`fixtures`] makes bytes and files; [`fuzz`] is what fuzzers ask.
 
 pub mod conformance;
 pub mod fixtures;
+pub mod fuzz;
 pub mod sim;
 pub mod simulation;
 pub mod storage;

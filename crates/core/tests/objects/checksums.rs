@@ -62,7 +62,7 @@ fn recorded(location: &Location, path: &std::path::Path) {
 
 fn verified(site: &Site, path: &str) -> Result<VerifyReport> {
     let verification = Verification::new(&site.location(path));
-    verification.store(site.options.clone()).run()
+    verification.opening(site.options.clone()).run()
 }
 
 fn base64(digest: &Digest) -> String {

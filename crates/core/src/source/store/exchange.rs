@@ -1,8 +1,8 @@
 //! What the last answer of a store said, beside its body: status, request id, code of the failure.
 //!
 //! `object_store` keeps none of it in its errors, or in types that nobody else can name. So its HTTP client is wrapped: each
-//! request of [`capture`] leaves its facts in a task-local place. Bodies of good answers pass untouched; those of failures, which
-//! are short texts, are read here and handed on.
+//! request of [`capture`] leaves its facts in a task-local place. Ranges of objects pass untouched; answers that are read whole, and
+//! those of failures, which are short texts, are read here, up to a limit, and handed on.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -15,8 +15,8 @@ use futures_util::StreamExt;
 use http::HeaderMap;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
-    ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
+    HttpResponseBody, HttpService, ReqwestConnector,
 };
 
 use super::checksums::{Asks, stated};
@@ -25,6 +25,22 @@ use super::reply::{Reply, scrub};
 /// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
 const WORDS_MAX: usize = 64 << 10;
 const WORDS_WAIT: Duration = Duration::from_secs(10);
+
+/// Longest answer to a request that asks for no range, bytes: lists (a page of S3 has 1000 names of at most 1024 bytes), tokens, and
+/// what a hub says of a model. `object_store` reads them whole, however much a server sends.
+const ANSWER_MAX: usize = 64 << 20;
+
+/// A server that does not stop.
+#[derive(Debug)]
+pub(super) struct TooLong;
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "an answer of more than {ANSWER_MAX} bytes")
+    }
+}
+
+impl std::error::Error for TooLong {}
 
 /// Facts of one request and the answer to it, if one came.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +127,7 @@ impl HttpService for Capturing {
             client: self.number,
             ..Exchange::default()
         });
+        let is_ranged = request.headers().contains_key(http::header::RANGE);
         let response = self.inner.execute(request).await?;
         let status = response.status();
         if status.is_success() {
@@ -120,7 +137,12 @@ impl HttpService for Capturing {
                     exchange.stated = stated(response.headers());
                 }
             });
-            return Ok(response);
+            if is_ranged {
+                return Ok(response);
+            }
+            let (head, body) = response.into_parts();
+            let body = whole(body, ANSWER_MAX).await?;
+            return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let (head, body) = response.into_parts();
         let body = words(body).await;
@@ -146,6 +168,20 @@ async fn words(body: HttpResponseBody) -> Vec<u8> {
     };
     let _ = tokio::time::timeout(WORDS_WAIT, reading).await;
     words
+}
+
+/// All of an answer of at most so many bytes.
+async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError> {
+    let mut answer = Vec::new();
+    let mut frames = body.bytes_stream();
+    while let Some(bytes) = frames.next().await {
+        let bytes = bytes?;
+        if bytes.len() > most - answer.len() {
+            return Err(HttpError::new(HttpErrorKind::Decode, TooLong));
+        }
+        answer.extend_from_slice(&bytes);
+    }
+    Ok(answer)
 }
 
 /// Requests outside of [`capture`] leave no trace.
@@ -242,6 +278,8 @@ fn until_reset(limit: &str) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use std::error::Error as StdError;
+
     use super::*;
 
     fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
@@ -315,6 +353,17 @@ mod tests {
             let found = failure(&[("ratelimit", limit)], "", 0).retry_after;
             assert_eq!(found, wanted.map(Duration::from_secs), "{limit}");
         }
+    }
+
+    #[test]
+    fn an_answer_without_end_is_cut_off() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let body = || HttpResponseBody::from(vec![7; 100]);
+        runtime.expect("a runtime").block_on(async {
+            assert_eq!(whole(body(), 100).await.expect("short enough"), [7; 100]);
+            let error = whole(body(), 99).await.expect_err("a byte too long");
+            assert!(StdError::source(&error).is_some_and(|cause| cause.is::<TooLong>()));
+        });
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io;
 
 use object_store::client::{HttpError, HttpErrorKind};
 
+use super::exchange::TooLong;
 use super::fault::{Cause, Verdict, causes, find, texts};
 use super::reply::scrub;
 use crate::error::ErrorKind;
@@ -28,6 +29,12 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
             ErrorKind::Remote,
             format!("{host} redirects in circles, or from https to http"),
         )
+    } else if find::<TooLong>(error).is_some() {
+        Verdict::new(
+            ErrorKind::Remote,
+            format!("{host} sends a list or a token without end"),
+        )
+        .hint("check the endpoint: this may be no object store")
     } else if says("certificate") {
         certificate(host, &texts)
     } else if connecting {
@@ -288,6 +295,17 @@ mod tests {
             let verdict = verdict(&layered(HttpErrorKind::Connect, &[text], None), "host");
             assert!(verdict.hint.expect("a hint").contains(hint), "{text}");
         }
+    }
+
+    #[test]
+    fn answers_without_end_are_not_asked_for_again() {
+        let verdict = verdict(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
+        assert_eq!((verdict.kind, verdict.transient), (ErrorKind::Remote, None));
+        assert!(
+            verdict.message.contains("without end"),
+            "{}",
+            verdict.message
+        );
     }
 
     #[test]

@@ -12,7 +12,7 @@ use super::compare::{self, Computed, Wanted};
 use super::compute::compute;
 use super::report::{FileError, FileOutcome, FileReport};
 use super::{Shared, VerifyOptions, cancelled, target};
-use crate::checkpoint::{Outline, ShardSource, read_header};
+use crate::checkpoint::{OpenOptions, Outline, ShardSource, read_header};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Header;
 use crate::side_by_side::side_by_side;
@@ -63,14 +63,14 @@ impl Found {
     pub(super) fn find(
         location: &Location,
         options: &VerifyOptions,
-        store: &StoreOptions,
+        opening: &OpenOptions,
     ) -> Result<Self> {
-        let outline = Outline::find(location, store);
-        let nearby = Nearby::of([], store);
+        let outline = Outline::find(location, opening);
+        let nearby = Nearby::of([], &opening.store);
         // Of a checkpoint whose shards cannot be found out, a manifest may know them.
         let (outline, failed) = match outline {
             Ok(outline) => (outline, None),
-            Err(error) if is_bad(&error) => (Outline::of_folder(location, store)?, Some(error)),
+            Err(error) if is_bad(&error) => (Outline::of_folder(location, opening)?, Some(error)),
             Err(error) => return Err(error),
         };
         let target = target(options, location, &outline.folder)?;
@@ -79,7 +79,7 @@ impl Found {
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
         }
-        let subjects = subjects(&outline, named, manifest.as_ref(), target.is_some(), store)?;
+        let subjects = subjects(&outline, named, manifest.as_ref(), target.is_some(), &opening.store)?;
         Ok(Self { subjects, target })
     }
 }

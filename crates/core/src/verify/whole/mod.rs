@@ -18,9 +18,10 @@ pub use report::{FileError, FileOutcome, FileReport, Mismatch, VerifyReport};
 
 use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
 use super::write::{is_there, write};
+use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::side_by_side::side_by_side;
-use crate::source::{Location, StoreOptions};
+use crate::source::Location;
 use files::{Found, Subject};
 
 /// Files at a time: each is worth two cores, and has memory of its own.
@@ -65,7 +66,7 @@ pub struct VerifyOptions {
 pub struct Verification {
     location: Location,
     options: VerifyOptions,
-    store: StoreOptions,
+    opening: OpenOptions,
     shared: Arc<Shared>,
 }
 
@@ -122,7 +123,7 @@ impl Verification {
         Self {
             location: location.clone(),
             options: VerifyOptions::default(),
-            store: StoreOptions::default(),
+            opening: OpenOptions::default(),
             shared: Arc::default(),
         }
     }
@@ -134,10 +135,10 @@ impl Verification {
         self
     }
 
-    /// How the object store of the checkpoint is reached.
+    /// How the checkpoint is opened: [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
     #[must_use]
-    pub fn store(mut self, store: StoreOptions) -> Self {
-        self.store = store;
+    pub fn opening(mut self, options: impl Into<OpenOptions>) -> Self {
+        self.opening = options.into();
         self
     }
 
@@ -155,7 +156,7 @@ impl Verification {
     /// [`ErrorKind::InvalidRequest`] for a manifest that is there and not to be replaced, [`ErrorKind::Cancelled`].
     pub fn run(self) -> Result<VerifyReport> {
         let started = Instant::now();
-        let found = Found::find(&self.location, &self.options, &self.store)?;
+        let found = Found::find(&self.location, &self.options, &self.opening)?;
         let target = found.target.clone();
         let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);

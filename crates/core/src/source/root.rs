@@ -1,0 +1,194 @@
+//! The folder that the files of a checkpoint are in, and which of them lie outside of it.
+//!
+//! Folders and index files come from anywhere. What names may say is checked where they are read (`format/shards.rs`); where symbolic
+//! links lead is checked here, for each file that nobody named: shards of a folder or an index, and the index of a folder. What is
+//! allowed without asking: links that stay in the folder (Kubernetes mounts volumes so), links to the folder itself or above it, and
+//! links of a hub's cache from a snapshot to the blobs of the same repository. Mounts are no links.
+//!
+//! A file is looked at before it is opened, and what is opened is what was looked at: [`Root::open_file`] takes a descriptor that
+//! reads nothing (`O_PATH`), asks `/proc` where it is, and opens it from there. So nobody can put a link in place of a file in between,
+//! and nothing outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without `/proc`, and on systems without
+//! `O_PATH`, the path is resolved and the resolved path opened: then somebody who may write to the folder could still exchange a folder
+//! in between.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::Location;
+use super::file::{cannot_open, open_plain, path_of};
+use crate::error::{Error, ErrorKind, Result};
+
+/// What caches of model hubs call the folder of a repository: `models--org--name`.
+const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
+
+/// A folder as the kernel knows it.
+#[derive(Debug)]
+pub(crate) struct Root {
+    shown: String,
+    path: PathBuf,
+    /// Of a snapshot in a hub's cache, where the files are that its links lead to.
+    blobs: Option<PathBuf>,
+}
+
+impl Root {
+    /// The folder at `location`, whatever links lead there.
+    pub(crate) fn open(location: &Location) -> Result<Self> {
+        let path = match path_of(location)? {
+            path if path.as_os_str().is_empty() => Path::new("."),
+            path => path,
+        };
+        let found = look(path).map_err(|error| cannot_open(error, location))?;
+        Ok(Self {
+            shown: path.display().to_string(),
+            blobs: blobs_of(&found.real),
+            path: found.real,
+        })
+    }
+
+    /// Opens a file that is in the folder, for buffered reads.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::PermissionDenied`] for one that is elsewhere.
+    pub(super) fn open_file(&self, location: &Location) -> Result<File> {
+        let failed = |error| cannot_open(error, location);
+        let found = look(path_of(location)?).map_err(failed)?;
+        if !self.holds(&found.real) {
+            return Err(self.refused(location, &found.real));
+        }
+        found.open().map_err(failed)
+    }
+
+    fn holds(&self, path: &Path) -> bool {
+        let mut folders = std::iter::once(&self.path).chain(&self.blobs);
+        folders.any(|folder| path.starts_with(folder))
+    }
+
+    fn refused(&self, location: &Location, real: &Path) -> Error {
+        Error::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "a symbolic link leads out of the checkpoint's folder {:?}, to {:?}",
+                self.shown,
+                real.display().to_string()
+            ),
+        )
+        .with_location(location)
+        .with_hint(
+            "if you trust whoever made the folder, set follow_symlinks; or put the file itself there",
+        )
+    }
+}
+
+/// Something at a path, not opened yet, and where it really is.
+struct Found {
+    real: PathBuf,
+    /// As `/proc` has it.
+    #[cfg(target_os = "linux")]
+    inode: Option<std::os::fd::OwnedFd>,
+}
+
+impl Found {
+    /// Opens what was found.
+    fn open(&self) -> io::Result<File> {
+        #[cfg(target_os = "linux")]
+        if let Some(inode) = &self.inode {
+            return open_plain(Path::new(&in_proc(inode)));
+        }
+        open_plain(&self.real)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn in_proc(inode: &std::os::fd::OwnedFd) -> String {
+    use std::os::fd::AsRawFd;
+    format!("/proc/self/fd/{}", inode.as_raw_fd())
+}
+
+#[cfg(target_os = "linux")]
+fn look(path: &Path) -> io::Result<Found> {
+    use rustix::fs::{Mode, OFlags, open};
+
+    let inode = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+    match std::fs::read_link(in_proc(&inode)) {
+        Ok(real) => Ok(Found {
+            real,
+            inode: Some(inode),
+        }),
+        // No /proc: a container without it, a sandbox.
+        Err(_) => resolve(path),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn look(path: &Path) -> io::Result<Found> {
+    resolve(path)
+}
+
+fn resolve(path: &Path) -> io::Result<Found> {
+    Ok(Found {
+        real: path.canonicalize()?,
+        #[cfg(target_os = "linux")]
+        inode: None,
+    })
+}
+
+/// Of `…/models--org--name/snapshots/COMMIT`, or a folder below it, `…/models--org--name/blobs`.
+fn blobs_of(folder: &Path) -> Option<PathBuf> {
+    let snapshots = folder.ancestors().find(|one| one.ends_with("snapshots"))?;
+    let repository = snapshots.parent()?;
+    let name = repository.file_name()?.to_str()?;
+    let is_cache = REPOSITORIES.iter().any(|kind| name.starts_with(kind));
+    is_cache.then(|| repository.join("blobs"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_have_the_blobs_of_their_repository() {
+        let blobs = |text| blobs_of(Path::new(text));
+        let wanted = Some(PathBuf::from("/hub/models--o--n/blobs"));
+        assert_eq!(blobs("/hub/models--o--n/snapshots/c0"), wanted);
+        assert_eq!(blobs("/hub/models--o--n/snapshots/c0/deep/er"), wanted);
+        assert_eq!(blobs("/hub/models--o--n"), None);
+        assert_eq!(blobs("/var/snapshots/c0"), None);
+        assert_eq!(blobs("/hub/my-models--o/snapshots/c0"), None);
+    }
+
+    #[test]
+    fn a_folder_holds_what_is_below_it_and_not_what_begins_alike() {
+        let root = Root {
+            shown: "m".to_owned(),
+            path: PathBuf::from("/m/a"),
+            blobs: Some(PathBuf::from("/m/blobs")),
+        };
+        for (path, holds) in [
+            ("/m/a/x", true),
+            ("/m/a/b/x", true),
+            ("/m/blobs/x", true),
+            ("/m/ab/x", false),
+            ("/m/x", false),
+            ("/blobs/x", false),
+        ] {
+            assert_eq!(root.holds(Path::new(path)), holds, "{path}");
+        }
+    }
+
+    /// What is done where there is no `/proc`.
+    #[test]
+    fn resolved_paths_open_too() {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::write(folder.path().join("a"), "x").expect("takes files");
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink("a", &link).expect("takes links");
+        let found = resolve(&link).expect("there");
+        assert!(found.real.ends_with("a"));
+        assert_eq!(
+            found.open().expect("opens").metadata().expect("open").len(),
+            1
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! Hostile files make nobody allocate: the memory that opening takes is bounded by the file's length, never by what the file says.
+//! A process of its own: it counts bytes.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use tload::{Checkpoint, ErrorKind, HeaderError, Location};
+
+/// Counts what is allocated, and the most that was at a time.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+#[global_allocator]
+static COUNTED: Counting = Counting;
+
+#[expect(unsafe_code, reason = "an allocator is unsafe by its nature")]
+// SAFETY: every call is the system allocator's, with what the caller gave.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(now, Ordering::Relaxed);
+        CALLS.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller's own promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's own promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+/// What opening takes whatever the file holds, bytes: threads, paths, the first read.
+const CONSTANT: usize = 1 << 20;
+
+/// Length of the bombs, bytes. What they take grows with it; the largest header there may be is 25 times as long.
+const LENGTH: usize = 4_000_000;
+
+/// The most bytes that were allocated at a time while a file with these bytes was opened, how often, and what came of it.
+fn open(folder: &Path, name: &str, bytes: &[u8]) -> (usize, usize, tload::Result<Checkpoint>) {
+    let path = folder.join(name);
+    std::fs::write(&path, bytes).expect("the temporary folder takes files");
+    let location = Location::from_path(path);
+    let (before, calls) = (NOW.load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
+    PEAK.store(before, Ordering::Relaxed);
+    let opened = Checkpoint::open(&location);
+    let calls = CALLS.load(Ordering::Relaxed) - calls;
+    (PEAK.load(Ordering::Relaxed) - before, calls, opened)
+}
+
+fn file(header: &str) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file
+}
+
+/// `one` with a number in it, again and again, up to [`LENGTH`] bytes.
+fn many(one: impl Fn(usize) -> String) -> String {
+    let mut text = String::with_capacity(LENGTH);
+    let mut number = 0;
+    while text.len() < LENGTH {
+        text.push_str(if number == 0 { "" } else { "," });
+        text.push_str(&one(number));
+        number += 1;
+    }
+    text
+}
+
+const EMPTY: &str = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
+
+/// What it is, its header, how many times its length opening it may take, how many allocations at most for each thousand of its bytes,
+/// and what is wrong with it; nothing for one that is valid.
+type Bomb = (&'static str, String, usize, usize, Option<&'static str>);
+
+#[expect(clippy::too_many_lines, reason = "a table")]
+fn headers() -> Vec<Bomb> {
+    let nested = |open: &str| format!(r#"{{"t":{{"x":{}"#, open.repeat(LENGTH / open.len()));
+    let entry = |fields: String| format!(r#"{{"t":{{{fields}}}}}"#);
+    vec![
+        (
+            "tensors without bytes",
+            format!("{{{}}}", many(|n| format!("\"{n}\":{EMPTY}"))),
+            12,
+            120,
+            None,
+        ),
+        (
+            "one name again and again",
+            format!("{{{}}}", many(|_| format!("\"a\":{EMPTY}"))),
+            6,
+            60,
+            Some("DuplicateTensor"),
+        ),
+        (
+            "a shape without end",
+            entry(format!(
+                r#""dtype":"U8","shape":[{}],"data_offsets":[0,1]"#,
+                many(|_| "1".into())
+            )),
+            14,
+            1,
+            Some("Truncated"),
+        ),
+        (
+            "a shape whose product overflows",
+            entry(format!(
+                r#""dtype":"U8","shape":[{}],"data_offsets":[0,1]"#,
+                many(|_| "9".into())
+            )),
+            18,
+            1,
+            Some("ShapeOverflow"),
+        ),
+        ("arrays in arrays", nested("["), 3, 1, Some("NotJson")),
+        (
+            "objects in objects",
+            nested("{\"a\":"),
+            3,
+            1,
+            Some("NotJson"),
+        ),
+        (
+            "one number of millions of digits",
+            entry(format!(r#""x":{}"#, "9".repeat(LENGTH))),
+            4,
+            1,
+            Some("NotJson"),
+        ),
+        (
+            "one name of millions of bytes",
+            format!("{{\"{}\":1}}", "n".repeat(LENGTH)),
+            6,
+            1,
+            Some("InvalidEntry"),
+        ),
+        (
+            "one name of millions of bytes, in escapes",
+            format!("{{\"{}\":1}}", "\\u0041".repeat(LENGTH / 6)),
+            4,
+            1,
+            Some("InvalidEntry"),
+        ),
+        (
+            "a dtype of millions of bytes",
+            entry(format!(r#""dtype":"{}""#, "F".repeat(LENGTH))),
+            5,
+            1,
+            Some("UnknownDtype"),
+        ),
+        (
+            "metadata of many keys",
+            format!(
+                "{{\"__metadata__\":{{{}}}}}",
+                many(|n| format!("\"{n:x}\":\"\""))
+            ),
+            24,
+            500,
+            None,
+        ),
+        (
+            "metadata of one value",
+            format!("{{\"__metadata__\":{{\"a\":\"{}\"}}}}", "v".repeat(LENGTH)),
+            6,
+            1,
+            None,
+        ),
+        (
+            "metadata with one key again and again",
+            format!(
+                "{{\"__metadata__\":{{{}}}}}",
+                many(|_| "\"a\":\"b\"".into())
+            ),
+            3,
+            1,
+            Some("DuplicateMetadata"),
+        ),
+        ("white space", " ".repeat(LENGTH), 3, 1, Some("NotAnObject")),
+    ]
+}
+
+/// Index files, likewise.
+fn indexes() -> Vec<Bomb> {
+    let map = |entries: String| format!("{{\"weight_map\":{{{entries}}}}}");
+    vec![
+        (
+            "tensors of one shard",
+            map(many(|n| format!("\"{n}\":\"a\""))),
+            40,
+            600,
+            Some("NotFound"),
+        ),
+        (
+            "a shard for each",
+            map(many(|n| format!("\"{n}\":\"{n}\""))),
+            60,
+            800,
+            Some("NotFound"),
+        ),
+        (
+            "one tensor again and again",
+            map(many(|_| "\"a\":\"b\"".into())),
+            30,
+            600,
+            Some("twice"),
+        ),
+        (
+            "nested",
+            format!("{{\"x\":{}", "[".repeat(LENGTH)),
+            4,
+            1,
+            Some("EOF while parsing"),
+        ),
+        (
+            "a name of millions of bytes",
+            map(format!("\"{}\":\"../x\"", "n".repeat(LENGTH))),
+            8,
+            1,
+            Some("leaves the folder"),
+        ),
+        (
+            "a shard of millions of bytes",
+            map(format!("\"t\":\"{}\"", "n/".repeat(LENGTH / 2) + "x")),
+            16,
+            1,
+            Some("NotFound"),
+        ),
+    ]
+}
+
+/// One test: another thread's allocations would be counted too.
+#[test]
+fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let mut failures = Vec::new();
+    let mut check = |name: &str,
+                     len: usize,
+                     (peak, calls): (usize, usize),
+                     (times, per_1000): (usize, usize)| {
+        if peak > len * times + CONSTANT || calls > len / 1000 * per_1000 + 2000 {
+            let found = peak / len.max(1);
+            let each = calls * 1000 / len.max(1);
+            failures.push(format!(
+                "{name}: {peak} bytes for {len} ({found} times, {times} allowed), {calls} allocations ({each} per 1000, {per_1000} allowed)"
+            ));
+        }
+    };
+    for (name, header, times, per_1000, wanted) in headers() {
+        let bytes = file(&header);
+        let (peak, calls, opened) = open(folder.path(), "m.safetensors", &bytes);
+        check(name, bytes.len(), (peak, calls), (times, per_1000));
+        match (opened, wanted) {
+            (Ok(_), None) => {}
+            (Err(error), Some(wanted)) => {
+                let cause = std::error::Error::source(&error).expect("a cause");
+                let cause: &HeaderError = cause.downcast_ref().expect("of the header");
+                let debug = format!("{cause:?}");
+                assert!(debug.starts_with(wanted), "{name}: {error}");
+                assert!(error.chain().len() < 8000, "{name}: a flood");
+            }
+            (found, wanted) => panic!("{name}: {found:?}, wanted {wanted:?}"),
+        }
+    }
+    for (name, index, times, per_1000, wanted) in indexes() {
+        let (peak, calls, opened) =
+            open(folder.path(), "m.safetensors.index.json", index.as_bytes());
+        check(name, index.len(), (peak, calls), (times, per_1000));
+        let error = opened.expect_err(name);
+        let wanted = wanted.expect("all are refused");
+        let is_wanted = error.chain().contains(wanted)
+            || wanted == "NotFound" && error.kind() == ErrorKind::NotFound;
+        assert!(is_wanted, "{name}: {}", error.chain());
+        assert!(error.chain().len() < 16_000, "{name}: a flood");
+    }
+    // What a header claims, in a file that does not have it.
+    for claimed in [3, 100_000_000, 100_000_001, u64::MAX] {
+        let mut bytes = claimed.to_le_bytes().to_vec();
+        bytes.extend_from_slice(b"{}");
+        let (peak, calls, opened) = open(folder.path(), "m.safetensors", &bytes);
+        check(
+            &format!("a claim of {claimed}"),
+            bytes.len(),
+            (peak, calls),
+            (1, 0),
+        );
+        assert_eq!(
+            opened.expect_err("too short").kind(),
+            ErrorKind::InvalidFormat
+        );
+    }
+    let claims =
+        r#"{"t":{"dtype":"U8","shape":[1125899906842624],"data_offsets":[0,1125899906842624]}}"#;
+    let (peak, calls, opened) = open(folder.path(), "m.safetensors", &file(claims));
+    check("a petabyte", claims.len(), (peak, calls), (1, 0));
+    assert_eq!(
+        opened.expect_err("too short").kind(),
+        ErrorKind::InvalidFormat
+    );
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
