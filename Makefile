@@ -49,11 +49,12 @@ check:
 		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
 
-# The extension module is tested through Python.
+# The extension module is tested through Python. What tests print is shown even when they pass, for the secrets in it to be found; those
+# of the Python tests are searched by tests/secrecy.py.
 TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing
 
 test-rust:
-	cargo test $(TESTED)
+	tools/no-secrets cargo test $(TESTED) -- --show-output
 
 # Each micro bench once, to see that it works. As one more test of the same packages with the same features: all that they are
 # built of is there already, where `cargo bench` would build everything again, optimised.

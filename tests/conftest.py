@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 import gpu
+import secrecy
 import servers
 import tload._stream
 from files import EVERY_DTYPE, Content, write_file
@@ -18,6 +19,11 @@ from tload import _cuda
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Search everything that the session shows for the secrets that its tests plant."""
+    secrecy.search(config)
 
 
 def skip_loudly(name: str, reason: str) -> NoReturn:

@@ -74,7 +74,8 @@ class Options:
     """Bytes of host memory that the load may hold and the caller has not received yet. What the caller has received
     does not count; staging memory on the way to GPUs or into memory of the caller's does. Default:
     `TLOAD_MEMORY_LIMIT`, else 512 MiB; or the largest tensor, and beside it a quarter of it or what may be in flight,
-    if that is more."""
+    if that is more; in a control group (a container) with little memory less: half of what it leaves, or what the load
+    cannot do without."""
     device_memory_limit: int | str | None = None
     """Bytes of each GPU that the load may hold and the caller has not received yet. What the caller has received does
     not count, nor does memory of the caller's that `load_into` fills. Default: `TLOAD_DEVICE_MEMORY_LIMIT`, else as for

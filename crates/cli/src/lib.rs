@@ -26,6 +26,7 @@ use std::io::{self, BufWriter, Write};
 
 use crate::args::Refusal;
 use crate::host::System;
+use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 
 /// Runs the command with `arguments`, of which the first is the program's name, and returns the exit status.
@@ -54,9 +55,11 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
 
+    let limits = Limits::look();
+    limits.raise_files();
     let interrupt = Interrupt::install(&System::real());
     let mut out = BufWriter::new(io::stdout().lock());
-    let outcome = command::run(args, &arguments, &interrupt, &mut out)
+    let outcome = command::run(args, &arguments, &interrupt, &limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
     match outcome {
         Ok(()) => exit::SUCCESS,

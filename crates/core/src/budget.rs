@@ -4,6 +4,7 @@ use crate::buffer::Mapping;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Plan;
 use crate::request::{Options, format_bytes};
+use crate::room::GroupLimit;
 use crate::tensor::TensorInfo;
 
 /// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
@@ -14,6 +15,16 @@ const MEMORY_LIMIT: u64 = 512 << 20;
 
 /// Most staging memory unless the caller says otherwise, bytes: pinning more takes longer than the first reads.
 const STAGING_BYTES_MAX: u64 = 512 << 20;
+
+/// Of what a control group leaves, a load without a limit of its own takes this share at most: the caller keeps what it receives, and
+/// needs memory for other things too. (An estimate of 2026-11.)
+const ROOM_SHARE: u64 = 2;
+
+/// And in steps of this share of the group's limit: a loader uses its memory again only for loads with the same budget.
+const ROOM_STEPS: u64 = 16;
+
+/// Threads, rings and plan of a load, bytes: beside its budget. (An estimate of 2026-11.)
+const BESIDE_BYTES: u64 = 16 << 20;
 
 /// What a load asks of memory.
 #[derive(Clone, Copy, Debug)]
@@ -26,6 +37,10 @@ pub(crate) struct Demand<'a> {
     pub(crate) staged: u64,
     /// Reads of the largest size that may be in flight.
     pub(crate) reads: usize,
+    /// The limit of this process's control group, if it has one.
+    pub(crate) group: Option<&'a GroupLimit>,
+    /// Bytes that earlier loads have left for this one: the group counts them as used.
+    pub(crate) kept: u64,
 }
 
 /// Host memory of a load, bytes.
@@ -46,7 +61,8 @@ impl Demand<'_> {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, with what would do.
+    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, or what the control group leaves, with what
+    /// would do.
     pub(crate) fn host(
         &self,
         host: Option<usize>,
@@ -70,9 +86,12 @@ impl Demand<'_> {
             0
         };
         let slots_wanted = self.slots_wanted(slot);
-        let limit = options
-            .memory_limit
-            .unwrap_or(pool_default + slots_wanted * slot);
+        let wanted = pool_default + slots_wanted * slot;
+        let limit = match (options.memory_limit, self.group) {
+            (Some(limit), _) => limit,
+            (None, Some(group)) => self.within(group, host, needed, wanted)?,
+            (None, None) => wanted,
+        };
         if needed > limit && !self.plan.regions.is_empty() {
             return Err(match host.filter(|_| largest > 0) {
                 Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
@@ -82,9 +101,10 @@ impl Demand<'_> {
         let slots = (limit - largest.min(limit))
             .checked_div(slot)
             .map_or(0, |room| room.min(slots_wanted).max(1));
-        let staging_max = match options.memory_limit {
-            Some(_) => slots * slot,
-            None => (slots * slot).max(STAGING_BYTES_MAX),
+        let staging_max = if options.memory_limit.is_some() || limit < wanted {
+            slots * slot
+        } else {
+            (slots * slot).max(STAGING_BYTES_MAX)
         };
         Ok(HostBudget {
             pool: limit - slots * slot,
@@ -92,6 +112,43 @@ impl Demand<'_> {
             slots,
             staging_max,
         })
+    }
+
+    /// What of `wanted` the control group has room for: whoever goes beyond is killed without an error.
+    ///
+    /// Worked example: 240 of 256 MiB are left and 512 are wanted. Half of them are 120; in steps of 16, that is 112 MiB.
+    fn within(
+        &self,
+        group: &GroupLimit,
+        host: Option<usize>,
+        needed: u64,
+        wanted: u64,
+    ) -> Result<u64> {
+        let left = (group.left() + self.kept).min(group.bytes);
+        let share = share(group, left);
+        if wanted <= share {
+            return Ok(wanted);
+        }
+        if needed == 0 || needed + BESIDE_BYTES <= left {
+            return Ok(share.clamp(needed, wanted));
+        }
+        let error = Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "{} ({needed} bytes) are needed at once; the control group leaves {} of {} ({})",
+                format_bytes(needed),
+                format_bytes(left),
+                format_bytes(group.bytes),
+                group.file.display()
+            ),
+        );
+        let error = match host.filter(|host| self.plan.region_bytes_max(*host) > 0) {
+            Some(host) => error.with_tensor(self.largest_tensor(host).name()),
+            None => error,
+        };
+        Err(error.with_hint(format!(
+            "give the container more memory, free some, or set memory_limit to at least {needed} bytes to try all the same"
+        )))
     }
 
     /// All that may be in flight, and as many slots again as reads: while some are being filled, others are being copied out.
@@ -194,6 +251,19 @@ impl Demand<'_> {
     }
 }
 
+/// Bytes of `wanted` that reads without tensors may take in a control group.
+pub(crate) fn raw_bytes(group: Option<&GroupLimit>, wanted: usize) -> usize {
+    let most = group.map(|group| share(group, group.left()));
+    most.and_then(|most| usize::try_from(most).ok())
+        .map_or(wanted, |most| most.min(wanted))
+}
+
+/// What of the bytes that a group has left one load takes.
+fn share(group: &GroupLimit, left: u64) -> u64 {
+    let step = (group.bytes / ROOM_STEPS).max(1);
+    left / ROOM_SHARE / step * step
+}
+
 fn slot_too_large(slot: u64, limit: u64) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
@@ -274,7 +344,77 @@ mod tests {
             in_flight: 8 * MIB,
             staged: 8 * MIB,
             reads: 8,
+            group: None,
+            kept: 0,
         })
+    }
+
+    fn group(bytes: u64, used: u64) -> GroupLimit {
+        let mut group = crate::room::testing::limit(bytes);
+        group.used = Some(used);
+        group
+    }
+
+    #[test]
+    fn without_a_limit_of_its_own_a_load_stays_within_its_control_group() {
+        let budget = |sizes: &[u64], group: &GroupLimit, kept, limit| {
+            with(sizes, sizes.len(), |demand| {
+                let demand = Demand {
+                    group: Some(group),
+                    kept,
+                    ..*demand
+                };
+                demand.host(Some(0), false, &options(limit, None))
+            })
+        };
+        let pool = |group: &GroupLimit, kept, limit| {
+            budget(&[32 * MIB, MIB], group, kept, limit)
+                .expect("fits")
+                .pool
+        };
+        let small = group(256 * MIB, 16 * MIB);
+        assert_eq!(pool(&small, 0, None), 112 * MIB);
+        // The next load of the same loader gets the same budget, and so uses the same memory.
+        assert_eq!(
+            pool(&group(256 * MIB, 130 * MIB), 112 * MIB, None),
+            112 * MIB
+        );
+        assert_eq!(pool(&group(256 * MIB, 200 * MIB), 0, None), 32 * MIB);
+        assert_eq!(pool(&group(64 << 30, 0), 0, None), MEMORY_LIMIT);
+        // Whoever asks for more gets it.
+        assert_eq!(pool(&small, 0, Some(300 * MIB)), 300 * MIB);
+
+        let error = budget(&[32 * MIB, MIB], &group(256 * MIB, 220 * MIB), 0, None);
+        let error = error.expect_err("would be killed");
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(error.tensor(), Some("t0"));
+        assert_eq!(
+            error.message(),
+            "32.0 MiB (33554432 bytes) are needed at once; the control group leaves 36.0 MiB of 256.0 MiB \
+             (/sys/fs/cgroup/memory.max)"
+        );
+        let hinted = error.hint().expect("says what to do");
+        assert!(hinted.contains("at least 33554432 bytes"), "{hinted}");
+        assert_eq!(raw_bytes(Some(&small), 1 << 30), 112 << 20);
+        assert_eq!(raw_bytes(Some(&small), 1 << 20), 1 << 20);
+        assert_eq!(raw_bytes(None, 1 << 30), 1 << 30);
+        let nothing = budget(&[], &group(MIB, MIB), 0, None).expect("needs nothing");
+        assert_eq!(nothing.pool, 0);
+    }
+
+    #[test]
+    fn staging_stays_within_the_control_group_too() {
+        with(&[512 * MIB], 0, |demand| {
+            let group = group(64 * MIB, 0);
+            let demand = Demand {
+                group: Some(&group),
+                staged: 256 * MIB,
+                ..*demand
+            };
+            let budget = demand.host(None, true, &options(None, None)).expect("fits");
+            assert_eq!(budget.slots * budget.slot, 32 * MIB);
+            assert_eq!((budget.pool, budget.staging_max), (0, 32 * MIB));
+        });
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::format::{self, Header, Index};
 use crate::side_by_side::side_by_side;
 #[cfg(feature = "object")]
 use crate::source::StoreOptions;
-use crate::source::{Location, Source, is_network};
+use crate::source::{Location, Source, is_network, of_many};
 use crate::tensor::TensorInfo;
 use crate::within::within;
 
@@ -354,8 +354,10 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
     } else {
         HEADER_THREADS_MAX
     };
-    let open =
-        |file: &Location| open_shard(file, set, places).map_err(|error| set.missing(file, error));
+    let open = |file: &Location| {
+        let opened = open_shard(file, set, places).map_err(|error| set.missing(file, error));
+        opened.map_err(|error| of_many(error, set.files.len()))
+    };
     let opened = side_by_side(&set.files, threads, open);
     opened.into_iter().collect()
 }

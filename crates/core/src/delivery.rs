@@ -1,11 +1,12 @@
 //! What the destinations of a load are given: budgets, memory, and sinks to complete tensors there.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::budget::{Demand, HostBudget};
-use crate::buffer::{Bell, DeviceBudget, Gate, Shelf, Slab, Staging, StagingNeed};
+use crate::buffer::{Bell, DeviceBudget, Gate, Shelf, Slab, Staging, StagingNeed, kept_staging};
 use crate::cuda::Context;
-use crate::destinations::Destination;
+use crate::destinations::{Destination, Destinations};
 use crate::error::Result;
 use crate::lane::OpenSink;
 use crate::pipeline::Memory;
@@ -14,6 +15,7 @@ use crate::prepare::Prepared;
 use crate::provide::DeviceAllocator;
 use crate::report::{DeviceReport, Report, StagingReport};
 use crate::request::Options;
+use crate::room::group_limit;
 use crate::schedule::beginnings;
 use crate::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, RouteSink, Sink, TargetPlaces,
@@ -59,12 +61,15 @@ impl Delivery {
         mut allocator: Option<&mut dyn DeviceAllocator>,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
+        let group = group_limit(Path::new("/"));
         let demand = Demand {
             plan: &prepared.plan,
             tensors: &prepared.tensors,
             in_flight: prepared.in_flight_bytes(),
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
+            group: group.as_ref(),
+            kept: kept_bytes(shelf, destinations),
         };
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
         // Views take none of it, but for tensors that they cannot align.
@@ -283,6 +288,16 @@ impl Maker {
             }
         }
     }
+}
+
+/// Host memory that earlier loads have left for this one.
+fn kept_bytes(shelf: &Shelf, destinations: &Destinations) -> u64 {
+    let staging = if destinations.staged() {
+        kept_staging() as u64
+    } else {
+        0
+    };
+    shelf.kept_bytes() + staging
 }
 
 fn staging(budget: HostBudget, context: Option<&Context>, bell: &Arc<Bell>) -> Result<Arc<Slab>> {

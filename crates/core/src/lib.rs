@@ -63,6 +63,7 @@ mod receivers;
 mod report;
 mod request;
 mod retry;
+mod room;
 mod side_by_side;
 mod sources;
 mod stall;

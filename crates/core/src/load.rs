@@ -1,11 +1,13 @@
 //! The front door: from a request to a running load. The only file that names every stage.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
 
+use crate::budget::raw_bytes;
 use crate::buffer::{Pool, Shelf, Slab, Target};
 use crate::checkpoint::{Checkpoint, OpenOptions};
 use crate::delivery::{Complete, Delivery};
@@ -20,6 +22,7 @@ use crate::provide::{DeviceAllocator, Provider};
 use crate::receivers::{self, Receiver, ReceiverRules};
 use crate::report::{Counters, Report};
 use crate::request::{Device, Options, Order};
+use crate::room::group_limit;
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
 use crate::source::{Cache, Location, ReadFile};
@@ -435,7 +438,9 @@ fn raw_memory(
     match ceiling {
         Ceiling::Recycled => {
             let window = plan.window_bytes_max().max(1);
-            let slots = prepared.raw_slots(SLAB_BYTES_MAX / window);
+            let group = group_limit(Path::new("/"));
+            let most = raw_bytes(group.as_ref(), SLAB_BYTES_MAX) / window;
+            let slots = prepared.raw_slots(most).min(most).max(1);
             let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;
             Ok((Memory::Slots, Some(slab), slots))
         }

@@ -9,6 +9,7 @@ use crate::error::Result;
 use crate::source::{FileSource, Location, ReadFile};
 
 pub use crate::buffer::prefault;
+pub use crate::room::{GroupLimit, group_limit};
 pub use crate::source::{DirectIo, FileSystem, Residency, evict, residency};
 
 /// Whether a ring can be set up here, and with what.
@@ -21,6 +22,8 @@ pub struct Ring {
     pub error: Option<String>,
     /// What would help.
     pub hint: Option<String>,
+    /// The kernel's error number, if it gave one.
+    pub errno: Option<i32>,
     /// What of the kernel's offers it would use.
     pub features: Vec<String>,
     /// The largest buffer, of a few sizes tried up to 64 MiB, that could be registered, bytes.
@@ -30,6 +33,7 @@ pub struct Ring {
 /// Sets up a ring as a load would, and takes it down again.
 pub fn ring() -> Ring {
     let probe = engine::probe_ring();
+    let errno = probe.refusal.as_ref().and_then(|refusal| refusal.errno);
     let (error, hint) = probe
         .refusal
         .map(|refusal| (refusal.reason, refusal.hint))
@@ -38,9 +42,15 @@ pub fn ring() -> Ring {
         available: error.is_none(),
         error,
         hint,
+        errno,
         features: probe.features,
         registered_bytes_max: probe.registered_bytes_max,
     }
+}
+
+/// Descriptors that a process wants, to load a checkpoint of so many files.
+pub fn descriptors(files: usize) -> u64 {
+    crate::source::descriptors(files)
 }
 
 /// What the file system says of direct I/O on this file.

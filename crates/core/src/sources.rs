@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::request::Options;
 use crate::schedule::Member;
 use crate::side_by_side::side_by_side;
-use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect, Retries, Source};
+use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect, Retries, Source, of_many};
 use crate::within::{Underway, within};
 #[cfg(feature = "object")]
 use crate::{
@@ -74,7 +74,7 @@ impl Sources {
         };
         let mut by_group: Vec<Vec<Opened>> = Vec::new();
         for source in opened {
-            let source = source?;
+            let source = source.map_err(|error| of_many(error, shards.len()))?;
             let of_group = |group: &Vec<Opened>| group[0].is_beside(&source);
             let group = by_group.iter().position(of_group).unwrap_or_else(|| {
                 by_group.push(Vec::new());

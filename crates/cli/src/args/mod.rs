@@ -127,7 +127,11 @@ pub(crate) struct LoadArgs {
 Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
 (LOCATION cannot be opened; what the machine shows is printed all the same).
 
-JSON: {worst, findings: [{id, level, title, value, advice}]}; `advice` may be null.")]
+The last line names the one thing to change first, unless nothing is to be changed.
+
+JSON: {worst, change_first: {id, urgency, command},
+  findings: [{id, level, title, value, advice, change: {urgency, command}}]}; `change_first`,
+`advice` and `change` may be null; `urgency` is failure, hang, speed or little.")]
 pub(crate) struct DoctorArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint: looks at where it is, too
     #[arg(value_name = "LOCATION")]

@@ -121,7 +121,7 @@ pub(crate) struct LimitArgs {
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_IN_FLIGHT", hide_env_values = true)]
     pub(crate) in_flight: Option<u64>,
     /// Bytes that the load may hold and the caller has not received yet [default: 512 MiB; or the largest tensor, and
-    /// beside it a quarter of it or what may be in flight, if that is more]
+    /// beside it a quarter of it or what may be in flight, if that is more; less in a container with little memory]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes, env = "TLOAD_MEMORY_LIMIT", hide_env_values = true)]
     pub(crate) memory_limit: Option<u64>,
     /// Bytes of each GPU that the load may hold and the caller has not received yet; --memory-limit then counts the memory on

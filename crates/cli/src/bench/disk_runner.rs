@@ -11,11 +11,14 @@ use super::page_cache::{PageCache, Residency};
 use super::usage::{Meter, Usage};
 use super::warnings::Warning;
 use super::{Cell, Contender, Measurement, Mode, Runner};
+use crate::host::{System, memory};
 use crate::interrupt::Interrupt;
 use crate::output::quantity::{gibibytes, rate};
 
 /// Memory that a streaming run may take: more than the core's default budget.
 const STREAM_BYTES: u64 = 1 << 30;
+/// What is left of the memory that there is when as much as possible is touched beforehand.
+const SPARE_BYTES: u64 = 64 << 20;
 /// What fio reads with until a load of the same cell has shown what the core chooses.
 const FIO_EXTENT_BYTES: u64 = 1 << 20;
 const FIO_DEPTH: usize = 8;
@@ -82,6 +85,9 @@ impl<'a> DiskRunner<'a> {
             Mode::Keep if keeps_in_host_memory(cell) => total + budget,
             Mode::Stream | Mode::Reload | Mode::Keep => budget,
         };
+        // In a small control group the kernel would kill for it.
+        let room = memory::available(&System::real());
+        let touched = touched.min(room.map_or(touched, |room| room.saturating_sub(SPARE_BYTES)));
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
         self.page_cache.prepare(cell.cache_state, self.interrupt)?;
         self.interrupt.check()?;

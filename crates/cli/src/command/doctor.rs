@@ -1,4 +1,4 @@
-//! `tload doctor`: prints the findings, with the advice under each, and counts them.
+//! `tload doctor`: prints the findings, with the advice under each, counts them, and says what to change first.
 
 use std::io::{self, Write};
 
@@ -6,19 +6,21 @@ use serde::Serialize;
 use tload::{Checkpoint, Result, printable};
 
 use crate::args::DoctorArgs;
-use crate::doctor::{Finding, Level, examine};
+use crate::doctor::{Finding, Level, Urgency, examine, first};
 use crate::host::System;
+use crate::host::limits::Limits;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::json;
 
-pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
+/// `limits`: as the command was started with.
+pub(crate) fn run(args: &DoctorArgs, limits: &Limits, out: &mut dyn Write) -> Result<()> {
     let opening = options::opening(options::store(&args.store)?, &args.links);
     let checkpoint = args.location.as_ref().map(|location| {
         options::location(location).and_then(|location| Checkpoint::open_with(&location, &opening))
     });
     let opened = checkpoint.as_ref().map(Result::as_ref);
-    let findings = examine(&System::real(), opened);
+    let findings = examine(&System::real(), limits, opened);
     let written = if args.json {
         write_json(out, &findings)
     } else {
@@ -34,7 +36,16 @@ pub(crate) fn run(args: &DoctorArgs, out: &mut dyn Write) -> Result<()> {
 #[derive(Debug, Serialize)]
 struct Diagnosis<'a> {
     worst: Level,
+    change_first: Option<First<'a>>,
     findings: &'a [Finding],
+}
+
+/// The one thing to change first.
+#[derive(Debug, Serialize)]
+struct First<'a> {
+    id: &'static str,
+    urgency: Urgency,
+    command: &'a str,
 }
 
 fn worst(findings: &[Finding]) -> Level {
@@ -80,12 +91,23 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         out,
         "\n{failed}{warnings} to fix (warn), {notes} worth knowing (note), {} ok",
         count(Level::Ok)
-    )
+    )?;
+    match first(findings) {
+        Some((finding, change)) => {
+            writeln!(out, "Change first: {}: {}", finding.title, change.command)
+        }
+        None => Ok(()),
+    }
 }
 
 fn write_json(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
     let diagnosis = Diagnosis {
         worst: worst(findings),
+        change_first: first(findings).map(|(finding, change)| First {
+            id: finding.id,
+            urgency: change.urgency,
+            command: &change.command,
+        }),
         findings,
     };
     json::write(out, &diagnosis)

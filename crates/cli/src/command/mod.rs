@@ -14,13 +14,16 @@ use std::io::Write;
 use tload::Result;
 
 use crate::args::{Args, Command};
+use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 
-/// Runs the subcommand. `arguments` are as the user wrote them, for the record that a benchmark keeps.
+/// Runs the subcommand. `arguments` are as the user wrote them, for the record that a benchmark keeps; `limits` are those that the
+/// command was started with.
 pub(crate) fn run(
     args: Args,
     arguments: &[OsString],
     interrupt: &Interrupt,
+    limits: &Limits,
     out: &mut dyn Write,
 ) -> Result<()> {
     match args.command {
@@ -30,6 +33,6 @@ pub(crate) fn run(
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
-        Command::Doctor(args) => doctor::run(&args, out),
+        Command::Doctor(args) => doctor::run(&args, limits, out),
     }
 }

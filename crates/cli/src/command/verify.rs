@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use tload::verify::{FileReport, Mismatch, Verification, VerifyControl, VerifyReport};
-use tload::{Result, format_bytes};
+use tload::{Result, format_bytes, printable};
 
 use crate::args::VerifyArgs;
 use crate::interrupt::Interrupt;
@@ -13,7 +13,7 @@ use crate::options;
 use crate::output::error::{standard_output, warn};
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
-use crate::output::table::{Align, printable, render};
+use crate::output::table::{Align, render};
 
 /// How often the bar moves.
 const REDRAW: Duration = Duration::from_millis(50);

@@ -1,6 +1,6 @@
 //! The disk's queue.
 
-use super::{Finding, Level};
+use super::{Finding, Level, Urgency};
 use crate::host::System;
 use crate::host::disk::Disk;
 
@@ -26,17 +26,21 @@ pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
         .as_deref()
         .is_some_and(|scheduler| ["bfq", "cfq"].contains(&scheduler))
     {
-        let file = format!("/sys/block/{}/queue/scheduler", disk.name);
-        let advice = format!("this scheduler limits fast disks: echo none > {file}");
-        return finding.advise(Level::Warn, advice);
+        let command = format!("echo none > /sys/block/{}/queue/scheduler", disk.name);
+        let advice = format!("this scheduler limits fast disks: {command}");
+        return finding
+            .advise(Level::Warn, advice)
+            .change(Urgency::Speed, command);
     }
     if disk
         .requests
         .is_some_and(|requests| requests < REQUESTS_FEW)
     {
-        let file = format!("/sys/block/{}/queue/nr_requests", disk.name);
-        let advice = format!("few requests fit its queue: echo 256 > {file}");
-        return finding.advise(Level::Note, advice);
+        let command = format!("echo 256 > /sys/block/{}/queue/nr_requests", disk.name);
+        let advice = format!("few requests fit its queue: {command}");
+        return finding
+            .advise(Level::Note, advice)
+            .change(Urgency::Little, command);
     }
     finding
 }

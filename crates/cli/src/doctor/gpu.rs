@@ -6,7 +6,7 @@ use tload::buffer::{Staging, StagingNeed};
 use tload::cuda::{self, Context};
 use tload::{Error, Result, format_bytes};
 
-use super::{Finding, Level};
+use super::{Finding, Level, Urgency};
 use crate::host::System;
 use crate::output::flags::with_flags;
 use crate::output::quantity::format_count;
@@ -193,11 +193,12 @@ fn pinning(devices: &[Result<Device>]) -> Option<Finding> {
     }
     let finding = Finding::ok("pinning", "pinned memory", texts.join("; "));
     if refused {
-        return Some(finding.advise(
+        let finding = finding.advise(
             Level::Warn,
             "the driver copies once more on the way to the GPU, at about half the speed: give the container more memory, \
              or raise what may be locked (ulimit -l)",
-        ));
+        );
+        return Some(finding.change(Urgency::Speed, "ulimit -l unlimited (as root)"));
     }
     Some(finding)
 }

@@ -1,19 +1,30 @@
 //! Memory: how much there is, what limits it, what may be locked, and huge pages.
 
-use tload::format_bytes;
+use tload::probe::GroupLimit;
+use tload::{Checkpoint, TensorInfo, format_bytes};
 
-use super::{Finding, Level};
+use super::{Finding, Level, Urgency};
+use crate::host::limits::{Limit, Limits};
 use crate::host::{System, memory};
 
 /// Bit of `CAP_IPC_LOCK` in a capability set, which lifts the memlock limit.
 const IPC_LOCK: u32 = 14;
 /// Below this, registered buffers do not fit (a load's default window is up to 16 MiB in flight).
 const MEMLOCK_ENOUGH: u64 = 64 << 20;
+/// A load's default budget, to which it shrinks in a control group with less than twice as much left.
+const BUDGET: u64 = 512 << 20;
+/// A load takes so much beside the tensors that it cannot do without.
+const BESIDE: u64 = 64 << 20;
 
-pub(super) fn findings(system: &System) -> Vec<Finding> {
+pub(super) fn findings(
+    system: &System,
+    limits: &Limits,
+    checkpoint: Option<&Checkpoint>,
+) -> Vec<Finding> {
     let mut findings = vec![available(system)];
-    findings.extend(limit(system));
-    findings.push(memlock(system));
+    let largest = checkpoint.map_or(0, largest);
+    findings.extend(memory::limit(system).map(|limit| group(&limit, largest)));
+    findings.push(memlock(system, limits.locked_memory));
     findings.push(huge_pages(system));
     findings
 }
@@ -33,53 +44,80 @@ fn available(system: &System) -> Finding {
     Finding::known("memory", "memory", value)
 }
 
-fn limit(system: &System) -> Option<Finding> {
-    let limit = memory::limit(system)?;
-    let value = format!("{} ({})", format_bytes(limit.bytes), limit.file);
-    Some(
-        Finding::ok("cgroup_memory", "control group limit", value).advise(
+/// Bytes of the largest tensor: a load has memory for one at the least.
+fn largest(checkpoint: &Checkpoint) -> u64 {
+    let tensors = checkpoint.tensors().iter();
+    tensors.map(TensorInfo::byte_len).max().unwrap_or(0)
+}
+
+/// What the control group leaves, beside the `largest` tensor.
+fn group(limit: &GroupLimit, largest: u64) -> Finding {
+    let (left, file) = (limit.left(), limit.file.display());
+    let value = format!(
+        "{}, {} left ({file})",
+        format_bytes(limit.bytes),
+        format_bytes(left)
+    );
+    let finding = Finding::ok("cgroup_memory", "control group limit", value);
+    let least = largest + BESIDE;
+    // What would do, in steps that people type.
+    let used = limit.bytes - left;
+    let wanted = (used + 2 * largest.max(BUDGET)).next_multiple_of(1 << 30);
+    let command = format!(
+        "docker run --memory {}g, or echo {wanted} > {file}",
+        wanted >> 30
+    );
+    if left < least {
+        let advice = format!(
+            "a load needs {} at once and is refused, or killed with a --memory-limit of its own: {command}",
+            format_bytes(least)
+        );
+        return finding
+            .advise(Level::Warn, advice)
+            .change(Urgency::Failure, command);
+    }
+    if left < 2 * BUDGET {
+        return finding.advise(
             Level::Note,
-            "tensors that are kept count against it, and so do pages of files that were written; \
-         keep --memory-limit well below",
-        ),
+            "loads without a --memory-limit take less than half of what is left, which may cost speed; tensors that are kept \
+             count against it",
+        );
+    }
+    finding.advise(
+        Level::Note,
+        "tensors that are kept count against it, and so do pages of files that were written; keep --memory-limit well below",
     )
 }
 
-fn memlock(system: &System) -> Finding {
-    let limit = system.read("proc/self/limits").map(|limits| {
-        let line = limits
-            .lines()
-            .find_map(|line| line.strip_prefix("Max locked memory"));
-        line.and_then(|line| line.split_whitespace().next())
-            .unwrap_or("unlimited")
-            .to_owned()
-    });
-    let bytes = limit
-        .as_ref()
-        .ok()
-        .and_then(|limit| limit.parse::<u64>().ok());
+fn memlock(system: &System, limit: Limit) -> Finding {
     let exempt = system
         .field("proc/self/status", "CapEff")
         .ok()
         .and_then(|set| u64::from_str_radix(&set, 16).ok())
         .is_some_and(|set| set >> IPC_LOCK & 1 == 1);
-    let value = limit.map(|limit| match bytes {
+    let value = match limit.now {
         Some(bytes) if exempt => format!("{} (lifted by CAP_IPC_LOCK)", format_bytes(bytes)),
         Some(bytes) => format_bytes(bytes),
-        None => limit,
-    });
-    let finding = Finding::known("memlock", "locked memory limit", value);
-    if bytes.is_some_and(|bytes| bytes < MEMLOCK_ENOUGH) && !exempt {
-        return finding.advise(
-            Level::Note,
-            format!(
-                "buffers beyond it are read into without registration, at about twice the CPU; raise it with \
-                 ulimit -l {} or LimitMEMLOCK=",
-                MEMLOCK_ENOUGH / 1024
-            ),
-        );
+        None => "unlimited".to_owned(),
+    };
+    let finding = Finding::ok("memlock", "locked memory limit", value);
+    if limit.has(MEMLOCK_ENOUGH) || exempt {
+        return finding;
     }
+    let kibibytes = MEMLOCK_ENOUGH / 1024;
+    let command = if limit.may_have(MEMLOCK_ENOUGH) {
+        format!("ulimit -l {kibibytes}")
+    } else {
+        format!(
+            "as root: ulimit -l {kibibytes}, LimitMEMLOCK={MEMLOCK_ENOUGH} of the service, or docker run --ulimit memlock=-1"
+        )
+    };
+    let advice = format!(
+        "buffers beyond it are read into without registration, at about twice the CPU: {command}"
+    );
     finding
+        .advise(Level::Note, advice)
+        .change(Urgency::Little, command)
 }
 
 fn huge_pages(system: &System) -> Finding {
@@ -97,11 +135,101 @@ fn huge_pages(system: &System) -> Finding {
     });
     let finding = Finding::known("huge_pages", "transparent huge pages", chosen);
     if never {
-        return finding.advise(
-            Level::Warn,
-            "fresh memory for kept tensors costs several times more: \
-             echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
-        );
+        let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
+        let advice = format!("fresh memory for kept tensors costs several times more: {command}");
+        return finding
+            .advise(Level::Warn, advice)
+            .change(Urgency::Speed, command);
     }
     finding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::system;
+
+    const MIB: u64 = 1 << 20;
+
+    /// The finding of a group with these bytes, of which some are used.
+    fn of_group(bytes: u64, used: u64, largest: u64) -> Finding {
+        let (limit, used) = (format!("{bytes}\n"), format!("{used}\n"));
+        let (_folder, system) = system(&[
+            ("proc/self/cgroup", "0::/\n"),
+            ("sys/fs/cgroup/memory.max", &limit),
+            ("sys/fs/cgroup/memory.current", &used),
+        ]);
+        group(&memory::limit(&system).expect("has one"), largest)
+    }
+
+    #[test]
+    fn a_group_is_compared_with_the_largest_tensor() {
+        let small = of_group(256 * MIB, 56 * MIB, 100 * MIB);
+        assert!(
+            small.value.starts_with("256.0 MiB, 200.0 MiB left ("),
+            "{}",
+            small.value
+        );
+        assert_eq!((small.level, small.change), (Level::Note, None));
+        let full = of_group(256 * MIB, 56 * MIB, 150 * MIB);
+        assert_eq!(full.level, Level::Warn);
+        let advice = full.advice.expect("says why");
+        assert!(advice.contains("needs 214.0 MiB at once"), "{advice}");
+        let change = full.change.expect("says what to do");
+        assert_eq!(change.urgency, Urgency::Failure);
+        assert!(
+            change
+                .command
+                .starts_with("docker run --memory 2g, or echo 2147483648 > "),
+            "{}",
+            change.command
+        );
+        assert_eq!(of_group(64 << 30, 0, 150 * MIB).change, None);
+    }
+
+    #[test]
+    fn huge_pages_that_nobody_gets_are_worth_a_change() {
+        let file = "sys/kernel/mm/transparent_hugepage/enabled";
+        let (_folder, never) = system(&[(file, "always madvise [never]\n")]);
+        let change = huge_pages(&never).change.expect("worth it");
+        assert_eq!(change.urgency, Urgency::Speed);
+        assert!(
+            change.command.starts_with("echo madvise > /sys/"),
+            "{}",
+            change.command
+        );
+        let (_folder, fine) = system(&[(file, "always [madvise] never\n")]);
+        assert_eq!(huge_pages(&fine).change, None);
+    }
+
+    #[test]
+    fn a_small_memlock_limit_is_a_note_for_those_it_binds() {
+        let (_folder, user) = system(&[("proc/self/status", "CapEff:\t0000000000000000\n")]);
+        let limit = |now, most| Limit {
+            now: Some(now),
+            most: Some(most),
+        };
+        let raised = memlock(&user, limit(64 << 10, 1 << 40));
+        assert_eq!(
+            (raised.level, raised.value.as_str()),
+            (Level::Note, "64.0 KiB")
+        );
+        assert_eq!(
+            raised.change.expect("can be raised").command,
+            "ulimit -l 65536"
+        );
+        let fixed = memlock(&user, limit(8 << 20, 8 << 20))
+            .change
+            .expect("by root");
+        assert!(
+            fixed.command.contains("LimitMEMLOCK=67108864"),
+            "{}",
+            fixed.command
+        );
+        assert_eq!(memlock(&user, limit(64 << 20, 64 << 20)).level, Level::Ok);
+        let (_folder, root) = system(&[("proc/self/status", "CapEff:\t000001ffffffffff\n")]);
+        let lifted = memlock(&root, limit(64 << 10, 64 << 10));
+        assert_eq!(lifted.level, Level::Ok);
+        assert!(lifted.value.contains("CAP_IPC_LOCK"), "{}", lifted.value);
+    }
 }

@@ -2,18 +2,26 @@
 //!
 //! Looking never fails. What cannot be read is a finding too, and says so.
 
+mod change;
 mod disk;
+mod files;
 mod gpu;
 mod kernel;
 mod memory;
 mod place;
 mod ring;
+mod threads;
+mod verify;
+mod visible;
 
 use std::fmt;
 
 use serde::Serialize;
 use tload::{Checkpoint, Error};
 
+pub(crate) use change::{Change, Urgency, first};
+
+use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};
 
 /// How much a finding matters for a load.
@@ -46,6 +54,8 @@ pub(crate) struct Finding {
     pub(crate) title: &'static str,
     pub(crate) value: String,
     pub(crate) advice: Option<String>,
+    /// For what is worth changing.
+    pub(crate) change: Option<Change>,
 }
 
 impl Finding {
@@ -56,12 +66,21 @@ impl Finding {
             title,
             value: value.into(),
             advice: None,
+            change: None,
         }
     }
 
     fn advise(mut self, level: Level, advice: impl Into<String>) -> Self {
         self.level = level;
         self.advice = Some(advice.into());
+        self
+    }
+
+    fn change(mut self, urgency: Urgency, command: impl Into<String>) -> Self {
+        self.change = Some(Change {
+            urgency,
+            command: command.into(),
+        });
         self
     }
 
@@ -79,6 +98,7 @@ impl Finding {
                 title,
                 value: unreadable.to_string(),
                 advice: None,
+                change: None,
             },
         }
     }
@@ -87,11 +107,17 @@ impl Finding {
 /// Looks at the machine, and at the files of `checkpoint` if there is one; one that cannot be opened is a finding too.
 pub(crate) fn examine(
     system: &System,
+    limits: &Limits,
     checkpoint: Option<Result<&Checkpoint, &Error>>,
 ) -> Vec<Finding> {
+    let opened = checkpoint.and_then(Result::ok);
     let mut findings = kernel::findings(system);
+    findings.extend(visible::findings(system));
     findings.extend(ring::findings(system));
-    findings.extend(memory::findings(system));
+    findings.extend(memory::findings(system, limits, opened));
+    let shards = opened.map(|checkpoint| checkpoint.shards().len());
+    findings.push(files::finding(limits.files, shards));
+    findings.push(threads::finding(system, limits.threads));
     findings.extend(gpu::findings(system, &gpu::Cuda::look()));
     match checkpoint {
         Some(Ok(checkpoint)) => findings.extend(place::findings(system, checkpoint)),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tload::{Checkpoint, Error, format_bytes, probe};
 
-use super::{Finding, Level, disk};
+use super::{Finding, Level, Urgency, disk, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
 use crate::output::flags::with_flags;
@@ -13,6 +13,8 @@ use crate::output::quantity::{float, format_count, format_share};
 
 /// NFS moves this much per request at most unless told otherwise by the server; less costs round trips.
 const NFS_READ_BYTES: u64 = 1 << 20;
+/// A mount to read weights from: errors after half a minute without an answer (10 s, asked three times), large reads, many connections.
+const NFS_OPTIONS: &str = "ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8";
 
 /// One set of findings, for the folder of the first shard: shards of one checkpoint lie together.
 pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding> {
@@ -38,6 +40,7 @@ pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding>
         findings.push(residency(paths()));
     }
     findings.extend(object_store(checkpoint));
+    findings.extend(verify::findings(checkpoint));
     findings
 }
 
@@ -69,7 +72,10 @@ pub(super) fn unreadable(error: &Error) -> Finding {
     let advice = error
         .hint()
         .unwrap_or("give the path of a checkpoint that can be read: see tload ls LOCATION");
-    Finding::ok("checkpoint", "checkpoint", value).advise(Level::Fail, with_flags(advice))
+    let advice = with_flags(advice);
+    Finding::ok("checkpoint", "checkpoint", value)
+        .advise(Level::Fail, advice.clone())
+        .change(Urgency::Failure, advice)
 }
 
 fn file_system(system: &System, path: &Path) -> Vec<Finding> {
@@ -111,10 +117,16 @@ fn mount(system: &System, path: &Path) -> Finding {
         .iter()
         .any(|option| mount.has(option))
     {
-        return finding.advise(
-            Level::Note,
-            "each read writes a time stamp: mount with noatime",
+        let command = format!(
+            "mount -o remount,noatime {} (as root)",
+            mount.point.display()
         );
+        return finding
+            .advise(
+                Level::Note,
+                format!("each read writes a time stamp: {command}"),
+            )
+            .change(Urgency::Little, command);
     }
     finding
 }
@@ -125,17 +137,43 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
             .option(option)
             .and_then(|value| value.parse::<u64>().ok())
     };
-    if number("rsize").is_some_and(|bytes| bytes < NFS_READ_BYTES) {
-        return finding.advise(
-            Level::Warn,
-            format!("reads are small: mount with rsize={NFS_READ_BYTES}"),
+    let mount_with = |options: &str| {
+        let (source, point) = (&mount.source, mount.point.display());
+        let kind = &mount.file_system;
+        format!("umount {point} && mount -t {kind} -o {options} {source} {point} (as root)")
+    };
+    // The kernel shows one of both; `hard` is what it does when neither was asked for (nfs(5)).
+    if !mount.has("soft") && !mount.has("softerr") {
+        // Tenths of a second.
+        let waits = number("timeo").map_or_else(String::new, |timeo| {
+            format!(" (timeo={timeo}: it asks again after {} s)", timeo / 10)
+        });
+        let command = mount_with(NFS_OPTIONS);
+        let advice = format!(
+            "mounted hard{waits}: when the server is gone, reads wait for ever and nothing can end them; weights are only read, so \
+             they can be mounted soft: {command}; else give loads a --timeout"
         );
+        return finding
+            .advise(Level::Warn, advice)
+            .change(Urgency::Hang, command);
+    }
+    if number("rsize").is_some_and(|bytes| bytes < NFS_READ_BYTES) {
+        let command = mount_with(NFS_OPTIONS);
+        return finding
+            .advise(
+                Level::Warn,
+                format!("reads are small: mount with rsize={NFS_READ_BYTES}: {command}"),
+            )
+            .change(Urgency::Speed, command);
     }
     if number("nconnect").is_none_or(|connections| connections < 2) {
-        return finding.advise(
-            Level::Note,
-            "one TCP connection carries everything: mount with nconnect=8, and measure",
-        );
+        let command = mount_with(NFS_OPTIONS);
+        return finding
+            .advise(
+                Level::Note,
+                format!("one TCP connection carries everything; with eight, measure: {command}"),
+            )
+            .change(Urgency::Little, command);
     }
     finding
 }
@@ -190,4 +228,46 @@ fn residency<'a>(paths: impl Iterator<Item = &'a Path>) -> Finding {
     let share = format_share(share);
     let value = format!("{resident} of {total} in memory ({share}, by {method})");
     Finding::ok(id, title, value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::system;
+
+    /// What is found of a mount on `/models`, with this type and these options.
+    fn of_mount(kind: &str, options: &str) -> Finding {
+        let line = format!("30 22 0:40 / / {options} - {kind} host:/x {options}\n");
+        let (_folder, system) = system(&[("proc/self/mountinfo", &line)]);
+        mount(&system, Path::new("/models"))
+    }
+
+    #[test]
+    fn a_hard_mount_can_hang_and_says_how_not_to() {
+        let hard = of_mount(
+            "nfs4",
+            "rw,hard,timeo=600,retrans=2,rsize=1048576,nconnect=8",
+        );
+        assert_eq!(hard.level, Level::Warn);
+        let advice = hard.advice.expect("says why");
+        assert!(
+            advice.contains("(timeo=600: it asks again after 60 s)"),
+            "{advice}"
+        );
+        let change = hard.change.expect("says what to do");
+        assert_eq!(change.urgency, Urgency::Hang);
+        assert_eq!(
+            change.command,
+            "umount / && mount -t nfs4 -o ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8 host:/x / (as root)"
+        );
+        let urgency = |options| of_mount("nfs", options).change.map(|change| change.urgency);
+        assert_eq!(urgency("soft,rsize=65536"), Some(Urgency::Speed));
+        assert_eq!(urgency("softerr,rsize=1048576"), Some(Urgency::Little));
+        assert_eq!(urgency("soft,rsize=1048576,nconnect=8"), None);
+        assert_eq!(of_mount("ext4", "rw,relatime").change, None);
+        assert_eq!(
+            of_mount("ext4", "rw").change.map(|change| change.command),
+            Some("mount -o remount,noatime / (as root)".to_owned())
+        );
+    }
 }

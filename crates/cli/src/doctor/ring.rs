@@ -2,26 +2,65 @@
 
 use tload::{format_bytes, probe};
 
-use super::{Finding, Level};
+use super::{Finding, Level, Urgency};
 use crate::host::System;
 
+/// `EPERM`, and what a filter may answer instead.
+const NOT_PERMITTED: i32 = 1;
+const NO_SUCH_CALL: i32 = 38;
+
+/// How container runtimes are told to let rings through: theirs is one JSON file with system calls.
+const PROFILE: &str = "docker run --security-opt seccomp=PROFILE.json, with io_uring_setup, io_uring_enter and io_uring_register \
+     added to the allowed calls of the default profile";
+
 pub(super) fn findings(system: &System) -> Vec<Finding> {
-    let probed = probe::ring();
-    let mut findings = vec![ring(&probed)];
+    found(system, &probe::ring())
+}
+
+fn found(system: &System, probed: &probe::Ring) -> Vec<Finding> {
+    let mut findings = vec![ring(system, probed)];
     findings.extend(disabled(system));
     findings.push(seccomp(system, probed.available));
     findings
 }
 
-fn ring(ring: &probe::Ring) -> Finding {
+/// Who forbids rings, and what makes them possible; nothing when the kernel has none.
+fn remedy(system: &System, errno: Option<i32>) -> Option<(&'static str, String)> {
+    let switch = system.read("proc/sys/kernel/io_uring_disabled");
+    if errno == Some(NOT_PERMITTED) && switch.as_ref().is_ok_and(|it| it != "0") {
+        let sysctl = "sysctl -w kernel.io_uring_disabled=0 (as root)";
+        return Some(("sysctl kernel.io_uring_disabled", sysctl.to_owned()));
+    }
+    let filtered = system
+        .field("proc/self/status", "Seccomp")
+        .is_ok_and(|mode| mode != "0");
+    let refused = matches!(errno, Some(NOT_PERMITTED | NO_SUCH_CALL));
+    if refused && filtered {
+        return Some(("a seccomp filter", PROFILE.to_owned()));
+    }
+    // Without /proc nobody can see a filter; nothing else says so.
+    (errno == Some(NOT_PERMITTED)).then(|| ("probably a seccomp filter", PROFILE.to_owned()))
+}
+
+fn ring(system: &System, ring: &probe::Ring) -> Finding {
     if !ring.available {
         let reason = ring.error.as_deref().unwrap_or("no reason given");
-        let advice = ring.hint.clone().unwrap_or_else(|| {
-            "loads use the engine pread instead, which costs more CPU; see io_uring_disabled and seccomp below"
-                .to_owned()
-        });
-        let value = format!("not available: {reason}");
-        return Finding::ok("io_uring", "io_uring", value).advise(Level::Warn, advice);
+        let hint = ring
+            .hint
+            .as_deref()
+            .unwrap_or("see io_uring_disabled and seccomp below");
+        let loads = "loads use the engine pread instead, which costs more CPU";
+        let remedy = remedy(system, ring.errno);
+        let by = remedy
+            .as_ref()
+            .map_or_else(String::new, |(who, _)| format!(", by {who}"));
+        let value = format!("not available: {reason}{by}");
+        let finding = Finding::ok("io_uring", "io_uring", value)
+            .advise(Level::Warn, format!("{loads}; {hint}"));
+        return match remedy {
+            Some((_, command)) => finding.change(Urgency::Speed, command),
+            None => finding,
+        };
     }
     let mut value = "available".to_owned();
     if !ring.features.is_empty() {
@@ -68,4 +107,41 @@ fn seccomp(system: &System, ring_available: bool) -> Finding {
         );
     }
     finding
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::testing::system;
+
+    /// Who is to blame for a refusal, and what to do, on a machine with these files.
+    fn blamed(files: &[(&str, &str)], errno: i32) -> Option<(&'static str, String)> {
+        let (_folder, system) = system(files);
+        remedy(&system, Some(errno))
+    }
+
+    #[test]
+    fn whoever_forbids_rings_is_named() {
+        let switch = |text| ("proc/sys/kernel/io_uring_disabled", text);
+        let filter = |text| ("proc/self/status", text);
+        let (on, off) = (filter("Seccomp:\t2\n"), filter("Seccomp:\t0\n"));
+        for text in ["1\n", "2\n"] {
+            let (who, command) = blamed(&[switch(text), off], NOT_PERMITTED).expect("a remedy");
+            assert_eq!(who, "sysctl kernel.io_uring_disabled");
+            assert!(
+                command.starts_with("sysctl -w kernel.io_uring_disabled=0"),
+                "{command}"
+            );
+        }
+        for errno in [NOT_PERMITTED, NO_SUCH_CALL] {
+            let (who, command) = blamed(&[switch("0\n"), on], errno).expect("a remedy");
+            assert_eq!(who, "a seccomp filter");
+            assert!(command.contains("io_uring_setup"), "{command}");
+        }
+        let (who, _) = blamed(&[], NOT_PERMITTED).expect("a remedy");
+        assert_eq!(who, "probably a seccomp filter");
+        // An old kernel, or too little memory: no switch helps.
+        assert_eq!(blamed(&[off], NO_SUCH_CALL), None);
+        assert_eq!(blamed(&[on], 12), None);
+    }
 }

@@ -1,7 +1,19 @@
 //! Findings on machines made of files.
 
 use super::*;
+use crate::host::limits::Limit;
 use crate::host::testing::system;
+
+/// No limits.
+const NONE: Limits = Limits {
+    files: NO_LIMIT,
+    locked_memory: NO_LIMIT,
+    threads: NO_LIMIT,
+};
+const NO_LIMIT: Limit = Limit {
+    now: None,
+    most: None,
+};
 
 fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
     findings
@@ -13,8 +25,8 @@ fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 #[test]
 fn a_machine_that_shows_nothing_still_gets_findings() {
     let (_folder, system) = system(&[]);
-    let findings = examine(&system, None);
-    for id in ["kernel", "memlock", "memory", "huge_pages"] {
+    let findings = examine(&system, &NONE, None);
+    for id in ["kernel", "memory", "huge_pages"] {
         let finding = find(&findings, id);
         assert_eq!(finding.level, Level::Note, "{id}");
         assert!(
@@ -32,48 +44,26 @@ fn a_location_that_cannot_be_opened_is_one_finding_more() {
         .with_location("a")
         .with_source("broken disk")
         .with_hint("use cache=buffered");
-    let findings = examine(&system, Some(Err(&error)));
-    assert_eq!(findings.len(), examine(&system, None).len() + 1);
+    let findings = examine(&system, &NONE, Some(Err(&error)));
+    assert_eq!(findings.len(), examine(&system, &NONE, None).len() + 1);
     let finding = find(&findings, "checkpoint");
     assert_eq!(finding.level, Level::Fail);
     assert_eq!(finding.value, "a: cannot open: broken disk");
     assert_eq!(finding.advice.as_deref(), Some("use --cache buffered"));
+    // Whatever else there is to change: this comes first.
+    let (changed, change) = first(&findings).unwrap();
+    assert_eq!(changed.id, "checkpoint");
+    assert_eq!(change.command, "use --cache buffered");
 }
 
 #[test]
 fn ids_are_unique() {
-    let findings = examine(&System::real(), None);
+    let findings = examine(&System::real(), &NONE, None);
     let mut ids: Vec<_> = findings.iter().map(|finding| finding.id).collect();
     ids.sort_unstable();
     let count = ids.len();
     ids.dedup();
     assert_eq!(ids.len(), count);
-}
-
-#[test]
-fn a_small_memlock_limit_is_a_note_for_those_it_binds() {
-    let limits = "Limit                     Soft Limit           Hard Limit           Units\n\
-        Max locked memory         8388608              8388608              bytes\n";
-    let files = |capabilities| {
-        [
-            ("proc/self/limits", limits),
-            ("proc/self/status", capabilities),
-        ]
-    };
-    let (_folder, user) = system(&files("CapEff:\t0000000000000000\n"));
-    let finding = memory::findings(&user)
-        .into_iter()
-        .find(|f| f.id == "memlock")
-        .unwrap();
-    assert_eq!(finding.level, Level::Note);
-    assert_eq!(finding.value, "8.0 MiB");
-    let (_folder, root) = system(&files("CapEff:\t000001ffffffffff\n"));
-    let finding = memory::findings(&root)
-        .into_iter()
-        .find(|f| f.id == "memlock")
-        .unwrap();
-    assert_eq!(finding.level, Level::Ok);
-    assert!(finding.value.contains("CAP_IPC_LOCK"), "{}", finding.value);
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! ([`Unreadable`]).
 
 pub(crate) mod disk;
+pub(crate) mod limits;
 pub(crate) mod memory;
 pub(crate) mod mount;
 pub(crate) mod record;

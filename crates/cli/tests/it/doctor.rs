@@ -16,6 +16,10 @@ fn every_finding_has_an_id_a_level_and_a_value() {
         "seccomp",
         "memory",
         "memlock",
+        "open_files",
+        "threads",
+        "proc",
+        "sys",
         "huge_pages",
         "numa",
         "gpu",
@@ -29,6 +33,12 @@ fn every_finding_has_an_id_a_level_and_a_value() {
         let advised = finding["advice"].is_string();
         let unknown = finding["value"].as_str().unwrap().starts_with("unknown");
         assert!(finding["level"] == "ok" || advised || unknown, "{finding}");
+        let change = &finding["change"];
+        assert!(
+            change.is_null() || change["command"].is_string(),
+            "{finding}"
+        );
+        assert!(finding["level"] != "ok" || change.is_null(), "{finding}");
     }
 }
 
@@ -51,7 +61,19 @@ fn a_checkpoint_adds_its_place() {
     }
     let text = succeed(["doctor", location]);
     assert!(text.contains(" in memory ("), "{text}");
-    assert!(text.trim_end().ends_with(" ok"), "{text}");
+    let mut last = text.lines().rev();
+    let line = last.next().unwrap();
+    // Where something is to be changed, that is the last word.
+    match report["change_first"]["command"].as_str() {
+        Some(command) => {
+            assert!(
+                line.starts_with("Change first: ") && line.ends_with(command),
+                "{text}"
+            );
+            assert!(last.next().unwrap().ends_with(" ok"), "{text}");
+        }
+        None => assert!(line.ends_with(" ok"), "{text}"),
+    }
 }
 
 #[test]
@@ -68,6 +90,8 @@ fn a_bad_location_hides_nothing_of_the_machine() {
     assert_eq!(findings.len(), machine + 1);
     let failed = findings.last().unwrap();
     assert_eq!(failed["level"], "fail");
+    assert_eq!(failed["change"]["urgency"], "failure");
+    assert!(report["change_first"]["command"].is_string());
     assert!(
         failed["value"]
             .as_str()

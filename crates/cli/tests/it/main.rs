@@ -11,9 +11,12 @@ mod doctor;
 mod errors;
 mod help;
 mod interrupt;
+#[cfg(target_os = "linux")]
+mod limits;
 #[cfg(feature = "object")]
 mod remote;
 mod requirement;
+mod secrets;
 mod store;
 mod verified;
 mod verify;
@@ -37,7 +40,9 @@ fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
 }
 
 fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
-    command(arguments).output().expect("the binary runs")
+    let output = command(arguments).output().expect("the binary runs");
+    secrets::assert_none("the command", &output);
+    output
 }
 
 /// Standard output of a run that must succeed.
@@ -57,5 +62,6 @@ fn json<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Value {
 }
 
 fn stderr(output: &Output) -> String {
+    secrets::assert_none("the command", output);
     String::from_utf8_lossy(&output.stderr).into_owned()
 }

@@ -7,6 +7,21 @@ use std::io::Write;
 /// Whether `found` is there. If not: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` names `name`.
 #[track_caller]
 pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> {
+    found_or_skipped(name, found, is_required)
+}
+
+/// The same for what no package brings, only another machine: `all` does not mean it, its name does.
+#[track_caller]
+pub(crate) fn of_machine<T>(name: &str, found: Result<T, String>) -> Option<T> {
+    found_or_skipped(name, found, is_named)
+}
+
+#[track_caller]
+fn found_or_skipped<T>(
+    name: &str,
+    found: Result<T, String>,
+    is_required: fn(&str, &str) -> bool,
+) -> Option<T> {
     match found {
         Ok(found) => Some(found),
         Err(reason) => {
@@ -21,10 +36,12 @@ pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> 
     }
 }
 
+fn is_named(name: &str, required: &str) -> bool {
+    required.split(',').any(|required| required.trim() == name)
+}
+
 fn is_required(name: &str, required: &str) -> bool {
-    required
-        .split(',')
-        .any(|required| [name, "all"].contains(&required.trim()))
+    is_named(name, required) || is_named("all", required)
 }
 
 /// Past the test harness, which shows what a test prints only when it fails.

@@ -26,5 +26,5 @@ pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, Shelf};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use slab::Slab;
-pub use staging::{Staging, StagingFacts, StagingNeed, release_staging};
+pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
 pub use target::{KeepAlive, Target};

@@ -62,6 +62,13 @@ impl Shelf {
         pool.shelf = Arc::downgrade(&self.0);
         pool
     }
+
+    /// What it keeps for the next load, bytes.
+    pub fn kept_bytes(&self) -> u64 {
+        let shelved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let link = shelved.as_ref().and_then(|shelved| shelved.0.as_ref());
+        link.map_or(0, |link| link.0.lock().free_bytes())
+    }
 }
 
 /// What a region keeps of its pool.

@@ -268,6 +268,12 @@ pub fn release_staging() -> usize {
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
+/// Bytes that wait for the next load.
+pub fn kept_staging() -> usize {
+    let idle = idle();
+    idle.staging.iter().map(|staging| staging.facts.bytes).sum()
+}
+
 fn idle() -> MutexGuard<'static, Idle> {
     let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
     let here = process::id();
@@ -302,6 +308,7 @@ mod tests {
         assert!(second.facts().reused, "cut anew");
         assert_eq!(second.offsets(8192), [0, 8192, 16384, 24576]);
         second.give_back();
+        assert_eq!(kept_staging(), 32768);
         let larger = Staging::take(&need(4096, 9)).expect("maps");
         assert!(!larger.facts().reused, "and what did not fit made room");
         larger.give_back();

@@ -75,6 +75,8 @@ pub struct Refusal {
     pub reason: String,
     /// What to do about it.
     pub hint: String,
+    /// The kernel's error number, if it gave one.
+    pub errno: Option<i32>,
 }
 
 impl Refusal {

@@ -7,5 +7,6 @@ pub(super) fn open(_setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>
     Err(Refusal {
         reason: "this build has no tokio-uring".to_owned(),
         hint: "build on Linux with the feature tokio-uring".to_owned(),
+        errno: None,
     })
 }

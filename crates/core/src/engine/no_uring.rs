@@ -31,5 +31,6 @@ fn refusal() -> Refusal {
     Refusal {
         reason: "this build has no io_uring".to_owned(),
         hint: "build on Linux with the feature uring".to_owned(),
+        errno: None,
     }
 }

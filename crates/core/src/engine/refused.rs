@@ -21,5 +21,6 @@ pub(super) fn refusal(error: &io::Error) -> Refusal {
     Refusal {
         reason: error.to_string(),
         hint: hint.to_owned(),
+        errno: error.raw_os_error(),
     }
 }

@@ -177,7 +177,8 @@ pub struct Options {
     /// the limit, as with files that are in memory already; else 1, and more when that one has no time left.
     pub lanes: Option<usize>,
     /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB; or the largest tensor and
-    /// beside it a quarter of it or what may be in flight, if that is more.
+    /// beside it a quarter of it or what may be in flight, if that is more. In a control group with little memory less: half of what
+    /// it leaves, or what the load cannot do without.
     pub memory_limit: Option<u64>,
     /// Most bytes of each GPU that the load may hold which the caller has not received yet. Default: as for `memory_limit`, and no
     /// more than is free. When anything goes to a GPU, `memory_limit` is what the staging memory on the way may take.

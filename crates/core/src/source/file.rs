@@ -337,6 +337,44 @@ fn missing_hint(location: &Location) -> &'static str {
     }
 }
 
+/// Descriptors that a load takes beside those of its files: rings, sockets, what the program has open. (An estimate of 2026-11.)
+const OTHER_DESCRIPTORS: u64 = 64;
+
+/// Most descriptors of one file: for reads through the page cache, and past it.
+const DESCRIPTORS_EACH: u64 = 2;
+
+/// Descriptors that a process wants for a checkpoint of so many files.
+pub(crate) fn descriptors(files: usize) -> u64 {
+    OTHER_DESCRIPTORS + DESCRIPTORS_EACH * files as u64
+}
+
+/// The same error of opening one of `files` files. If there are too few descriptors, with how many are wanted.
+pub(crate) fn of_many(error: Error, files: usize) -> Error {
+    if error.errno() != Some(libc::EMFILE) {
+        return error;
+    }
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    error.with_hint(more_descriptors(files, limit.current, limit.maximum))
+}
+
+/// What to do about a limit of `current` descriptors, which an unprivileged process may raise to `most`.
+fn more_descriptors(files: usize, current: Option<u64>, most: Option<u64>) -> String {
+    let shown =
+        |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |it| it.to_string());
+    let wanted = descriptors(files);
+    let hint = format!(
+        "the limit of open files is {}; a checkpoint of {files} files wants {wanted}: ulimit -n {wanted}",
+        shown(current)
+    );
+    if most.is_none_or(|most| most >= wanted) {
+        return hint;
+    }
+    let most = shown(most);
+    format!(
+        "{hint}, as root, since the hard limit is {most} (LimitNOFILE= of a service, docker run --ulimit nofile={wanted})"
+    )
+}
+
 /// The error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     if error.raw_os_error() == Some(libc::ENXIO) {
@@ -352,11 +390,34 @@ pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
             Some("let this user read the file and enter its folders")
         }
         Some(libc::EMFILE) => Some("raise the limit of open files (ulimit -n)"),
+        Some(libc::ENFILE) => {
+            Some("the whole system has too many files open: raise sysctl fs.file-max")
+        }
         _ => None,
     };
     let error = Error::from_io("cannot open", error).with_location(location);
     match hint {
         Some(hint) => error.with_hint(hint),
         None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_and_what_is_wanted_are_named() {
+        assert_eq!(
+            more_descriptors(100, Some(64), Some(4096)),
+            "the limit of open files is 64; a checkpoint of 100 files wants 264: ulimit -n 264"
+        );
+        let hint = more_descriptors(100, Some(64), Some(64));
+        assert!(
+            hint.contains("the hard limit is 64 (LimitNOFILE="),
+            "{hint}"
+        );
+        let other = Error::new(ErrorKind::Io, "x").with_hint("y");
+        assert_eq!(of_many(other, 3).hint(), Some("y"));
     }
 }

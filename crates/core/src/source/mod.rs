@@ -29,7 +29,7 @@ mod store_options;
 pub use crate::retry::Retries;
 pub use cache::Cache;
 pub use file::{FileSource, Identity};
-pub(crate) use file::{cannot_open, path_of};
+pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub(crate) use file_system::is_network;
 pub use file_system::{FileSystem, file_system};
 #[cfg(feature = "object")]

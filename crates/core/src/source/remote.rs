@@ -48,15 +48,11 @@ impl Remote {
     pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let runtime = Builder::new_multi_thread()
-            .worker_threads(cores.min(THREADS_MAX))
+            .worker_threads(threads_there(cores.min(THREADS_MAX))?)
             .thread_name("tload-net")
             .enable_all()
             .build()
-            .map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                    .with_hint("raise the limit of processes (ulimit -u)")
-                    .with_source(error)
-            })?;
+            .map_err(cannot_start)?;
         Ok(Arc::new(Self {
             runtime: Some(runtime),
             deadline: options
@@ -147,6 +143,53 @@ impl Remote {
             .with_hint("raise the timeout, or look at endpoint and network")),
         }
     }
+}
+
+/// How many of so many threads the system starts beside one for names that are looked up. The runtime panics where one is refused.
+fn threads_there(wanted: usize) -> Result<usize> {
+    // All alive at a time: each waits until the channel is gone.
+    let (alive, wait) = bounded::<()>(0);
+    let mut started = Vec::new();
+    let mut refusal = None;
+    for _ in 0..=wanted {
+        let wait = wait.clone();
+        let idle = move || {
+            let _ = wait.recv();
+        };
+        match std::thread::Builder::new().spawn(idle) {
+            Ok(thread) => started.push(thread),
+            Err(error) => {
+                refusal = Some(error);
+                break;
+            }
+        }
+    }
+    drop(alive);
+    let count = started.len();
+    for thread in started {
+        // It cannot panic.
+        let _ = thread.join();
+    }
+    match refusal {
+        Some(error) if count < 2 => Err(cannot_start(error)),
+        _ => Ok(count - 1),
+    }
+}
+
+/// The error for a runtime that cannot be had.
+fn cannot_start(error: std::io::Error) -> Error {
+    let descriptors = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    let hint = if descriptors {
+        "raise the limit of open files (ulimit -n)"
+    } else {
+        "raise the limit of processes (ulimit -u)"
+    };
+    Error::new(
+        ErrorKind::OutOfMemory,
+        "cannot start the threads for requests",
+    )
+    .with_hint(hint)
+    .with_source(error)
 }
 
 fn key(url: &RemoteUrl) -> StoreId {

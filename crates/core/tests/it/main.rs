@@ -12,6 +12,7 @@ mod links;
 mod load;
 mod memory;
 mod page_cache;
+mod promises;
 mod requirement;
 mod simulated;
 mod sinks;

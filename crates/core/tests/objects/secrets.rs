@@ -1,8 +1,8 @@
 //! Secrets are shown nowhere: not in errors, not in what they are about, not in reports.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::net::TcpListener;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tload::source::ObjectSource;
 use tload::{Checkpoint, Error, Loader, Location, StoreOptions};
@@ -20,6 +20,14 @@ struct Way {
     url: String,
     store: StoreOptions,
 }
+
+/// What clouds sign URLs with.
+const SIGNED: &str = "X-Amz-Credential=AKIAhunter2&X-Amz-Security-Token=hunter2&X-Amz-Signature=hunter2&sv=2024-01-01&sig=hunter2\
+     &X-Goog-Credential=hunter2&X-Goog-Signature=hunter2&Key-Pair-Id=hunter2&token=hunter2";
+
+/// A key of a service account, whole but for the key.
+const SERVICE_ACCOUNT: &str = r#"{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n",
+    "private_key_id": "hunter2", "client_email": "a@b", "disable_oauth": false}"#;
 
 /// A key of an Azure account has to be base64: this one says the mark when decoded, and has its own mark.
 const AZURE_KEY: &str = "aHVudGVyMmh1bnRlcjI=";
@@ -82,11 +90,7 @@ fn ways_of_the_web(server: &str) -> Vec<Way> {
     let file = format!("{server}/models/m.safetensors");
     let proxy = ("proxy", "http://user:hunter2@127.0.0.1:1");
     vec![
-        way(
-            "a signed URL",
-            format!("{file}?X-Amz-Signature=hunter2&sig=hunter2"),
-            &[],
-        ),
+        way("a signed URL", format!("{file}?{SIGNED}"), &[]),
         way(
             "a signed folder",
             format!("{server}/models?sig=hunter2"),
@@ -193,9 +197,57 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
+/// Everything that the core tells who listens.
+#[derive(Debug, Default)]
+struct Listener(Mutex<String>);
+
+impl Listener {
+    /// The one of this process, from the first call on.
+    fn of_process() -> &'static Self {
+        static LISTENER: OnceLock<&'static Listener> = OnceLock::new();
+        LISTENER.get_or_init(|| {
+            let listener: &'static Self = Box::leak(Box::default());
+            tracing::subscriber::set_global_default(listener).expect("the only one");
+            listener
+        })
+    }
+
+    fn told(&self) -> String {
+        self.0.lock().expect("nobody panics there").clone()
+    }
+}
+
+impl tracing::Subscriber for &'static Listener {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        metadata.target().starts_with("tload")
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut told = self.0.lock().expect("nobody panics there");
+        event.record(
+            &mut |field: &tracing::field::Field, value: &dyn fmt::Debug| {
+                let _ = write!(told, "{field}={value:?} ");
+            },
+        );
+    }
+
+    fn enter(&self, _: &tracing::span::Id) {}
+
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
 /// Every way with every fault, while opening and while reading.
 #[test]
 fn errors_show_no_secret() {
+    let listener = Listener::of_process();
     let server = Arc::new(FaultyServer::start());
     for way in ways(&server.url()) {
         let file = even("t", 1, 2, 5000);
@@ -226,6 +278,10 @@ fn errors_show_no_secret() {
         assert!(errors >= 20, "{}: {errors} errors only", way.name);
         assert_no_secret(way.name, &shown);
     }
+    let told = listener.told();
+    // Of requests that are tried again, for one.
+    assert!(!told.is_empty(), "nobody is told of anything");
+    assert_no_secret("what listeners are told", &told);
 }
 
 /// Whatever is open shows none either.
@@ -347,6 +403,11 @@ fn what_is_refused_at_once_shows_no_secret() {
             "gs://models/m",
             vec![("google_service_account_key", "{hunter2}")],
         ),
+        (
+            "gs://models/m",
+            vec![("google_service_account_key", SERVICE_ACCOUNT)],
+        ),
+        ("hf://org/model", vec![("token", "hf_hunter2\u{e9}")]),
         ("gs://models/m", vec![("service_account", "/none/key.json")]),
         (
             "https://host.invalid/m",

@@ -112,6 +112,7 @@ impl Ring {
             .ok_or_else(|| Refusal {
                 reason: "the ring returned no completion for a no-op".to_owned(),
                 hint: "this kernel's io_uring does not work".to_owned(),
+                errno: None,
             })
     }
 

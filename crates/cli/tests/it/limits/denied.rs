@@ -1,0 +1,95 @@
+//! What the system denies: rings, writing, a network.
+
+use super::under::Under;
+use super::{Model, assert_refused, shown};
+use crate::stderr;
+
+const REFUSALS: [(i32, &str); 2] = [(libc::EPERM, "seccomp"), (libc::ENOSYS, "gVisor")];
+
+#[test]
+fn without_rings_everything_works_and_says_why_it_is_threads() {
+    let model = Model::with_shards(3);
+    for (errno, hint) in REFUSALS {
+        let under = Under::new().without_rings(errno);
+        let load = [
+            "load",
+            &model.text(),
+            "--digest",
+            "--json",
+            "--cache",
+            "direct",
+        ];
+        let output = under.command(load).output().unwrap();
+        if !stderr(&output).contains("refuses direct I/O") {
+            model.assert_loaded(hint, &output);
+            let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(loaded["report"]["engine"]["name"], "pread");
+            assert!(stderr(&output).contains(hint), "{}", shown(&output));
+        }
+        for engine in ["uring", "tokio-uring"] {
+            let load = ["load", &model.text(), "--engine", engine];
+            let output = under.command(load).output().unwrap();
+            assert_refused(engine, &output, 7, &[hint, "os error"]);
+        }
+        let bench = [
+            "bench",
+            &model.text(),
+            "--rounds",
+            "1",
+            "--no-fio",
+            "--cache-state",
+            "warm",
+        ];
+        let output = under.command(bench).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+    }
+}
+
+/// Nothing can be written anywhere, as in a container with a read-only root.
+#[test]
+fn a_read_only_file_system_is_read() {
+    let model = Model::with_shards(3);
+    let script = "mount --rbind / / && mount -o remount,bind,ro,noatime / && mount -t tmpfs -o ro none /dev/shm";
+    let Some(under) = Under::new().mounts(script) else {
+        return;
+    };
+    let load = ["load", &model.text(), "--digest"];
+    model.assert_loaded("load", &under.command(load).output().unwrap());
+    let bench = [
+        "bench",
+        &model.text(),
+        "--rounds",
+        "1",
+        "--no-fio",
+        "--cache-state",
+        "warm",
+    ];
+    let output = under.command(bench).output().unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+    let target = model.folder.path().join("copy");
+    let cp = ["cp", &model.text(), target.to_str().unwrap()];
+    let output = under.command(cp).output().unwrap();
+    assert_refused("cp", &output, 1, &["Read-only file system"]);
+}
+
+#[test]
+#[cfg(feature = "object")]
+fn without_a_network_a_store_is_an_error_that_says_so() {
+    let Some(under) = Under::new().no_network() else {
+        return;
+    };
+    for (url, named) in [
+        ("s3://bucket/model", "s3://bucket/model"),
+        ("gs://bucket/model", "gs://bucket/model"),
+        ("https://host.invalid/model.safetensors", "host.invalid"),
+        ("http://127.0.0.1:1/model.safetensors", "127.0.0.1:1"),
+    ] {
+        let mut command = under.command(["ls", url, "--store", "retries=0"]);
+        command.args(["--store", "open_timeout=20"]);
+        if !url.starts_with("http") {
+            command.args(["--store", "anonymous=true"]);
+        }
+        let output = command.output().unwrap();
+        assert_refused(url, &output, 9, &[named, "hint: "]);
+    }
+}

@@ -1,0 +1,212 @@
+//! Limits that are numbers: locked memory, open files, threads, stacks.
+
+use rustix::process::Resource;
+
+use super::under::Under;
+use super::{Model, assert_refused, shown};
+use crate::stderr;
+
+/// What an old shell gives a user.
+const LITTLE_LOCKED: u64 = 64 << 10;
+
+#[test]
+fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
+    let model = Model::with_shards(3);
+    let Some(user) = Under::new().user() else {
+        return;
+    };
+    let under = user.limit(Resource::Memlock, LITTLE_LOCKED);
+    for engine in ["auto", "pread", "uring", "tokio-uring"] {
+        let output = under
+            .command(["load", &model.text(), "--digest", "--engine", engine])
+            .output()
+            .unwrap();
+        // Where rings cannot be had at all, demanding one is an error that says so.
+        if engine.contains("uring") && output.status.code() == Some(7) {
+            assert_refused(engine, &output, 7, &["hint: "]);
+            continue;
+        }
+        model.assert_loaded(engine, &output);
+    }
+    let output = under
+        .command([
+            "bench",
+            &model.text(),
+            "--rounds",
+            "1",
+            "--no-fio",
+            "--cache-state",
+            "warm",
+        ])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", shown(&output));
+}
+
+#[test]
+fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
+    let model = Model::with_shards(100);
+    let load = ["load", &model.text(), "--digest"];
+    let under = Under::new().limit(Resource::Nofile, 64);
+    for subcommand in [
+        &load[..],
+        &["ls", &model.text()],
+        &["bench", &model.text(), "--rounds", "1"],
+    ] {
+        let output = under.command(subcommand).output().unwrap();
+        let said = [
+            ".safetensors: cannot open",
+            "Too many open files",
+            "the limit of open files is 64; a checkpoint of 100 files wants 264: ulimit -n 264",
+            "the hard limit is 64",
+        ];
+        assert_refused(subcommand[0], &output, 1, &said);
+    }
+    // Headers can be read, and the second descriptor of each file is missing.
+    let output = Under::new()
+        .limit(Resource::Nofile, 150)
+        .command(load)
+        .output()
+        .unwrap();
+    assert_refused(
+        "150 descriptors",
+        &output,
+        1,
+        &["the limit of open files is 150; "],
+    );
+    // Whoever follows the hint succeeds.
+    let output = Under::new()
+        .limit(Resource::Nofile, 264)
+        .command(load)
+        .output()
+        .unwrap();
+    model.assert_loaded("264 descriptors", &output);
+}
+
+/// The limit of most shells is for programs that call `select`; this one raises its own.
+#[test]
+fn the_command_raises_its_limit_of_open_files_as_far_as_it_may() {
+    let model = Model::with_shards(100);
+    let under = Under::new().limits(Resource::Nofile, 64, 4096);
+    let output = under
+        .command(["load", &model.text(), "--digest"])
+        .output()
+        .unwrap();
+    model.assert_loaded("64 that may be raised", &output);
+}
+
+#[test]
+fn however_few_descriptors_there_are_it_loads_or_says_that() {
+    let model = Model::with_shards(2);
+    let mut loaded = Vec::new();
+    for descriptors in (3..24).chain([40, 64]) {
+        let what = format!("{descriptors} descriptors");
+        let under = Under::new().limit(Resource::Nofile, descriptors);
+        let output = under
+            .command(["load", &model.text(), "--digest"])
+            .output()
+            .unwrap();
+        if output.status.success() {
+            model.assert_loaded(&what, &output);
+            loaded.push(descriptors);
+        } else {
+            // The dynamic linker wants one to begin with.
+            let began = output.status.code() != Some(127);
+            if began {
+                let status = output.status.code().unwrap_or(0);
+                assert!([1, 6].contains(&status), "{what}: {}", shown(&output));
+                assert_refused(&what, &output, status, &["Too many open files"]);
+            }
+        }
+    }
+    assert!(loaded.len() >= 5 && loaded.contains(&64), "{loaded:?}");
+}
+
+#[test]
+fn however_few_threads_there_are_it_loads_or_says_that() {
+    let model = Model::with_shards(3);
+    let mut loaded = Vec::new();
+    for threads in [1, 2, 3, 4, 5, 6, 8, 12] {
+        for engine in ["auto", "pread"] {
+            let Some(user) = Under::new().user() else {
+                return;
+            };
+            let what = format!("{threads} threads, {engine}");
+            let output = user
+                .limit(Resource::Nproc, threads)
+                .command(["load", &model.text(), "--digest", "--engine", engine])
+                .output()
+                .unwrap();
+            if output.status.success() {
+                model.assert_loaded(&what, &output);
+                loaded.push((threads, engine));
+            } else {
+                let said = [
+                    "cannot start a thread",
+                    "raise the limit of processes (ulimit -u)",
+                ];
+                assert_refused(&what, &output, 6, &said);
+            }
+        }
+    }
+    for wanted in [(5, "auto"), (5, "pread"), (12, "pread")] {
+        assert!(loaded.contains(&wanted), "{wanted:?} is not in {loaded:?}");
+    }
+}
+
+/// Threads for requests: fewer of them, or an error; never a panic.
+#[test]
+#[cfg(feature = "object")]
+fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {
+    for threads in 1..10 {
+        let Some(user) = Under::new().user() else {
+            return;
+        };
+        let what = format!("{threads} threads");
+        let url = "http://127.0.0.1:1/model.safetensors";
+        let output = user
+            .limit(Resource::Nproc, threads)
+            .command(["ls", url, "--store", "retries=0"])
+            .output()
+            .unwrap();
+        let text = stderr(&output);
+        if text.contains("ulimit -u") {
+            assert_refused(
+                &what,
+                &output,
+                6,
+                &["cannot start the threads for requests"],
+            );
+        } else {
+            assert_refused(
+                &what,
+                &output,
+                9,
+                &["error: http://127.0.0.1:1/model.safetensors"],
+            );
+        }
+        assert!(
+            threads < 6 || output.status.code() == Some(9),
+            "{what}: {text}"
+        );
+    }
+}
+
+#[test]
+fn a_stack_of_256_kib_is_enough() {
+    let model = Model::with_shards(3);
+    let under = Under::new().limit(Resource::Stack, 256 << 10);
+    let output = under
+        .command(["load", &model.text(), "--digest"])
+        .output()
+        .unwrap();
+    model.assert_loaded("load", &output);
+    for arguments in [
+        &["ls", &model.text()][..],
+        &["doctor", &model.text()],
+        &["load", "--help"],
+    ] {
+        let output = under.command(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", shown(&output));
+    }
+}

@@ -1,0 +1,65 @@
+//! Standard input, output and error that are closed, full, or not read to the end.
+
+use std::process::{Command, Output, Stdio};
+
+use super::{Model, shown};
+use crate::stderr;
+
+/// Runs a line of shell, in which `tload` is `"$0"` and the checkpoint `"$1"`.
+fn shell(line: &str, model: &Model) -> Output {
+    Command::new("bash")
+        .args(["-o", "pipefail", "-c", line, env!("CARGO_BIN_EXE_tload")])
+        .arg(model.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_reader_that_has_seen_enough_is_no_failure() {
+    let model = Model::with_shards(3);
+    for line in [
+        r#""$0" ls "$1" | head -1"#,
+        r#""$0" ls "$1" --json | head -1"#,
+        r#""$0" load "$1" --json --digest | head -1"#,
+        r#""$0" doctor "$1" | head -1"#,
+        r#""$0" doctor --json | head -1"#,
+        r#""$0" load --help | head -1"#,
+    ] {
+        let output = shell(line, &model);
+        assert!(output.status.success(), "{line}: {}", shown(&output));
+        assert_eq!(stderr(&output), "", "{line}");
+        assert_eq!(
+            String::from_utf8_lossy(&output.stdout).lines().count(),
+            1,
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn closed_streams_change_nothing() {
+    let model = Model::with_shards(3);
+    for closed in ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"] {
+        let output = shell(&format!(r#""$0" load "$1" --digest {closed}"#), &model);
+        assert!(output.status.success(), "{closed}: {}", shown(&output));
+        if !closed.contains(" >") && !closed.starts_with('>') {
+            model.assert_loaded(closed, &output);
+        }
+    }
+}
+
+#[test]
+fn an_output_that_takes_nothing_is_an_error() {
+    let model = Model::with_shards(3);
+    for subcommand in ["ls", "load", "doctor"] {
+        let output = shell(&format!(r#""$0" {subcommand} "$1" > /dev/full"#), &model);
+        assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+        let text = stderr(&output);
+        assert!(
+            text.contains("error: standard output: cannot write"),
+            "{text}"
+        );
+        assert!(text.contains("No space left on device"), "{text}");
+    }
+}

@@ -1,0 +1,101 @@
+//! Secrets in the environment and in arguments: no command shows one, whatever it is asked for and however it fails.
+
+use std::process::Output;
+
+use crate::{command, stderr};
+
+/// Something of these is in every secret of any test.
+const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
+
+const VARIABLES: [(&str, &str); 13] = [
+    ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
+    ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),
+    ("AWS_SESSION_TOKEN", "hunter2token"),
+    ("AWS_EC2_METADATA_DISABLED", "true"),
+    ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+    ("AZURE_STORAGE_ACCOUNT_KEY", "aHVudGVyMmh1bnRlcjI="),
+    (
+        "GOOGLE_SERVICE_ACCOUNT_KEY",
+        r#"{"type": "service_account", "private_key": "hunter2", "private_key_id": "hunter2", "client_email": "a@b"}"#,
+    ),
+    ("HF_TOKEN", "hf_hunter2"),
+    ("HF_HOME", "/nonexistent"),
+    ("HTTP_PROXY", "http://user:hunter2@127.0.0.1:1"),
+    ("HTTPS_PROXY", "http://user:hunter2@127.0.0.1:1"),
+    (
+        "TLOAD_STORE",
+        "header.authorization=Bearer hunter2\nretries=0",
+    ),
+    ("RUST_BACKTRACE", "1"),
+];
+
+/// Panics without the secret when one was printed.
+#[track_caller]
+pub(crate) fn assert_none(what: &str, output: &Output) {
+    for text in [&output.stdout, &output.stderr] {
+        let text = String::from_utf8_lossy(text);
+        for secret in SECRETS.lines().filter(|line| !line.is_empty()) {
+            let before = text.find(secret).map(|at| text[..at].to_owned());
+            assert_eq!(before, None, "{what} shows a secret after this");
+        }
+    }
+}
+
+#[test]
+#[cfg(feature = "object")]
+fn no_command_shows_a_secret_of_its_environment_or_arguments() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("copy").to_str().unwrap().to_owned();
+    let signed = "https://user:hunter2@127.0.0.1:1/m.safetensors?X-Amz-Signature=hunter2&sig=hunter2&X-Goog-Signature=hunter2";
+    let endpoint = "endpoint=http://user:hunter2@127.0.0.1:1";
+    for url in [
+        "s3://bucket/m",
+        "gs://bucket/m",
+        "az://bucket/m",
+        "hf://org/m",
+        signed,
+    ] {
+        for arguments in [
+            &["ls"][..],
+            &["ls", "--json"],
+            &["load"],
+            &["load", "--json"],
+            &["doctor"],
+            &["doctor", "--json"],
+            &["bench", "--rounds", "1"],
+            &["cp"],
+        ] {
+            for store in [
+                "endpoint=http://127.0.0.1:1",
+                endpoint,
+                "proxy=http://user:hunter2@127.0.0.1:1",
+            ] {
+                let mut command = command(arguments);
+                command.arg(url);
+                if arguments == ["cp"] {
+                    command.arg(&target);
+                }
+                command.args(["--store", store, "--store", "open_timeout=10"]);
+                let output = command.envs(VARIABLES).output().unwrap();
+                let what = format!("{arguments:?} of {}", url.split_once(':').unwrap().0);
+                assert!(!output.status.success(), "{what}: nobody is there");
+                assert!(!stderr(&output).contains("panicked"), "{what}");
+                assert_none(&what, &output);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_secret_that_is_printed_is_found() {
+    let output = std::process::Command::new("sh")
+        .args(["-c", "echo fine; echo a hun''ter2 >&2"])
+        .output()
+        .unwrap();
+    let found = std::panic::catch_unwind(|| assert_none("echo", &output)).unwrap_err();
+    let said = found.downcast_ref::<String>().unwrap();
+    assert!(
+        said.contains("\"a \"") && !said.contains("hunter2"),
+        "{said}"
+    );
+}

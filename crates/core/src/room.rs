@@ -1,0 +1,205 @@
+//! How much memory the control groups of this process leave it. Whoever goes beyond is killed, without an error.
+//!
+//! Read from `/proc` and `/sys`, as they are when a load begins. Nothing here fails: a machine that shows no limit has none. `budget.rs`
+//! makes limits of it, `tload doctor` shows it.
+
+use std::path::{Path, PathBuf};
+
+/// Version 1 writes "no limit" as the largest multiple of a page that fits a signed word.
+const UNLIMITED: u64 = 1 << 62;
+
+/// What a group is charged for and the kernel takes back by itself before it kills: clean pages of files, and its own caches.
+/// (`memory.stat`: version 2, and version 1 with the groups below.)
+const RECLAIMABLE: [&str; 5] = [
+    "active_file",
+    "inactive_file",
+    "slab_reclaimable",
+    "total_active_file",
+    "total_inactive_file",
+];
+
+/// The memory limit of a control group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GroupLimit {
+    /// The limit, bytes.
+    pub bytes: u64,
+    /// What counts against it and stays, bytes, if the kernel says.
+    pub used: Option<u64>,
+    /// The file that holds the limit.
+    pub file: PathBuf,
+}
+
+impl GroupLimit {
+    /// Bytes that can still be taken.
+    pub fn left(&self) -> u64 {
+        self.bytes.saturating_sub(self.used.unwrap_or(0))
+    }
+}
+
+/// How the kernel's two interfaces call things.
+struct Version {
+    root: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// Of `memory.stat`: what is counted for the group with all below it.
+    prefix: &'static str,
+}
+
+const ONE: Version = Version {
+    root: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    prefix: "total_",
+};
+
+const TWO: Version = Version {
+    root: "sys/fs/cgroup",
+    limit: "memory.max",
+    used: "memory.current",
+    prefix: "",
+};
+
+/// Of the groups that `proc/self/cgroup` names, and those above them, the one with the least memory left; none without a limit. `root`
+/// is where `proc` and `sys` are: `/`, but for tests.
+pub fn group_limit(root: &Path) -> Option<GroupLimit> {
+    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let limits = groups.lines().flat_map(|line| {
+        let mut fields = line.splitn(3, ':').skip(1);
+        match (fields.next(), fields.next()) {
+            (Some(""), Some(group)) => limits_of(root, &TWO, group),
+            (Some(controllers), Some(group)) if controllers.split(',').any(|it| it == "memory") => {
+                limits_of(root, &ONE, group)
+            }
+            _ => Vec::new(),
+        }
+    });
+    limits.min_by_key(GroupLimit::left)
+}
+
+/// A container sees its own group as the root, so those above are asked up to the root whatever `group` says.
+fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<GroupLimit> {
+    let mut limits = Vec::new();
+    let mut group = group.trim_matches('/');
+    loop {
+        let folder = root.join(version.root).join(group);
+        let number = |name: &str| -> Option<u64> {
+            let text = std::fs::read_to_string(folder.join(name)).ok()?;
+            text.trim().parse().ok()
+        };
+        if let Some(bytes) = number(version.limit).filter(|bytes| *bytes < UNLIMITED) {
+            let used = number(version.used);
+            limits.push(GroupLimit {
+                bytes,
+                used: used.map(|used| used.saturating_sub(reclaimable(&folder, version))),
+                file: Path::new("/")
+                    .join(version.root)
+                    .join(group)
+                    .join(version.limit),
+            });
+        }
+        if group.is_empty() {
+            return limits;
+        }
+        group = group.rsplit_once('/').map_or("", |(above, _)| above);
+    }
+}
+
+fn reclaimable(folder: &Path, version: &Version) -> u64 {
+    let stat = std::fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+    let fields = stat.lines().filter_map(|line| line.split_once(' '));
+    fields
+        .filter(|(name, _)| {
+            let counted = name.starts_with("total_") != version.prefix.is_empty();
+            counted && RECLAIMABLE.contains(name)
+        })
+        .filter_map(|(_, value)| value.trim().parse::<u64>().ok())
+        .sum()
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! Limits that no machine has.
+
+    use super::*;
+
+    /// A group of version 2 with this limit.
+    pub(crate) fn limit(bytes: u64) -> GroupLimit {
+        GroupLimit {
+            bytes,
+            used: None,
+            file: Path::new("/sys/fs/cgroup/memory.max").to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A machine of these files.
+    fn limit(files: &[(&str, &str)]) -> Option<GroupLimit> {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (path, text) in files {
+            let path = folder.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("below")).expect("a folder");
+            std::fs::write(path, text).expect("a file");
+        }
+        group_limit(folder.path())
+    }
+
+    #[test]
+    fn the_group_of_version_2_with_the_least_left_counts() {
+        let found = limit(&[
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/memory.max", "1048576\n"),
+            ("sys/fs/cgroup/a/memory.current", "48576\n"),
+            ("sys/fs/cgroup/memory.max", "999999\n"),
+        ]);
+        let found = found.expect("limits");
+        assert_eq!((found.bytes, found.used), (999_999, None));
+        assert_eq!(found.file, Path::new("/sys/fs/cgroup/memory.max"));
+    }
+
+    /// Of 900,000 bytes the kernel takes 300,000 back by itself: 400,000 are left, not 100,000.
+    #[test]
+    fn pages_of_files_are_not_used_up() {
+        let stat =
+            "anon 600000\nactive_file 100000\ninactive_file 150000\nslab_reclaimable 50000\n";
+        let found = limit(&[
+            ("proc/self/cgroup", "0::/a\n"),
+            ("sys/fs/cgroup/a/memory.max", "1000000\n"),
+            ("sys/fs/cgroup/a/memory.current", "900000\n"),
+            ("sys/fs/cgroup/a/memory.stat", stat),
+        ]);
+        assert_eq!(found.expect("a limit").left(), 400_000);
+        let stat = "active_file 1\ninactive_file 1\ntotal_active_file 100000\ntotal_inactive_file 200000\n";
+        let found = limit(&[
+            ("proc/self/cgroup", "4:memory:/job\n0::/\n"),
+            (
+                "sys/fs/cgroup/memory/job/memory.limit_in_bytes",
+                "1000000\n",
+            ),
+            ("sys/fs/cgroup/memory/job/memory.usage_in_bytes", "900000\n"),
+            ("sys/fs/cgroup/memory/job/memory.stat", stat),
+        ]);
+        assert_eq!(found.expect("a limit").left(), 400_000);
+    }
+
+    #[test]
+    fn version_1_without_a_limit_has_none_and_neither_has_what_shows_nothing() {
+        assert_eq!(
+            limit(&[
+                ("proc/self/cgroup", "8:pids:/\n4:cpu,memory:/job\n0::/\n"),
+                (
+                    "sys/fs/cgroup/memory/job/memory.limit_in_bytes",
+                    "9223372036854771712\n",
+                ),
+            ]),
+            None
+        );
+        assert_eq!(limit(&[("proc/self/cgroup", "nonsense\n4:memory\n")]), None);
+        assert_eq!(limit(&[]), None);
+    }
+}
