@@ -157,6 +157,22 @@ impl fmt::Display for FailedRequest {
     }
 }
 
+/// What to do when storage fails with this number.
+fn storage_hint(errno: i32) -> Option<&'static str> {
+    match errno {
+        libc::EIO => Some(
+            "look at the disk, or at the mount and its server; the kernel's log (dmesg) may say more",
+        ),
+        libc::ESTALE => Some("the file was replaced or removed on the server: load again"),
+        libc::ENOTCONN => Some("the server of the file system is gone: mount it again"),
+        libc::ETIMEDOUT | libc::EREMOTEIO => {
+            Some("look at the server of the file system, and at the network between here and there")
+        }
+        libc::EACCES | libc::EPERM => Some("let this user read it"),
+        _ => None,
+    }
+}
+
 impl Error {
     /// A new error: `message` says what was found and what was wanted, in lower case and without a full stop. Of a very long one the
     /// beginning is kept, and what terminals obey is escaped: see [`printable`].
@@ -174,8 +190,15 @@ impl Error {
     }
 
     /// An error of the operating system while doing `what` (for example `"cannot open"`); keeps the `errno`.
+    ///
+    /// Says what to do about what storage fails with; whoever knows more may say something else.
     pub fn from_io(what: impl Into<String>, error: io::Error) -> Self {
-        Self::new(ErrorKind::from_io(&error), what).with_source(error)
+        let hint = error.raw_os_error().and_then(storage_hint);
+        let new = Self::new(ErrorKind::from_io(&error), what).with_source(error);
+        match hint {
+            Some(hint) => new.with_hint(hint),
+            None => new,
+        }
     }
 
     /// `text` is not one of the names that `what` can have.

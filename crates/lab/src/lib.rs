@@ -3,10 +3,12 @@
 //!
 //! Knows nothing of `tload`. What the servers are and where they come from is written in `tools/servers`.
 
+mod black_hole;
 mod faulty;
 mod servers;
 #[cfg(target_os = "linux")]
 pub mod slowfs;
 
+pub use black_hole::BlackHole;
 pub use faulty::*;
 pub use servers::*;

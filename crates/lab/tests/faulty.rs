@@ -540,6 +540,39 @@ fn lengths_are_wrong() {
 }
 
 #[test]
+fn lengths_are_claimed_wrongly() {
+    let (_server, _client, answer) = under(Fault::WrongLength(5));
+    assert_eq!(answer.header("content-length"), Some("105"));
+    assert_eq!((answer.body.len(), answer.end), (100, End::Closed));
+    let (_server, mut client, answer) = under(Fault::WrongLength(-5));
+    assert_eq!(answer.header("content-length"), Some("95"));
+    let mut rest = Vec::new();
+    client.0.read_to_end(&mut rest).unwrap();
+    assert_eq!((answer.body.len(), rest.len()), (95, 5));
+}
+
+#[test]
+fn what_comes_is_no_answer() {
+    let server = server();
+    server.fault(Rule::once(Fault::Garbage(b"220 mail\r\n".to_vec())));
+    let mut client = Client::new(&server);
+    client.send("GET", "/b/k", &[]);
+    let mut all = Vec::new();
+    client.0.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"220 mail\r\n");
+    assert_eq!(server.requests()[0].status, None);
+    assert_sound_after(&mut Client::new(&server));
+}
+
+#[test]
+fn redirects_say_where_to() {
+    let (_server, mut client, answer) = under(Fault::redirect("http://127.0.0.1:1/x"));
+    assert_eq!(answer.status, 307);
+    assert_eq!(answer.header("location"), Some("http://127.0.0.1:1/x"));
+    assert_sound_after(&mut client);
+}
+
+#[test]
 fn ranges_are_claimed_wrongly_or_ignored() {
     for (fault, content_range) in [
         (Fault::WrongContentRange(8), Some("bytes 108-207/1000")),
@@ -661,6 +694,11 @@ fn rules_choose_their_requests() {
     server.fault(Rule::once(Fault::status(500, "InternalError")).on(Operation::List));
     server.fault(Rule::times(2, refuse()));
     assert_eq!(statuses(&[list, list, low, low]), [500, 503, 503, 206]);
+
+    server.clear_faults();
+    server.fault(Rule::times(2, refuse()).after(1).every(2));
+    let asked = [low, low, low, low, low, low];
+    assert_eq!(statuses(&asked), [206, 503, 206, 503, 206, 206]);
 }
 
 #[test]

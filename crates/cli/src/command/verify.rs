@@ -11,6 +11,7 @@ use crate::args::VerifyArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
+use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::output::table::{Align, render};
@@ -25,7 +26,7 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
     let control = verification.control();
     let report = watch(verification, &control, interrupt)?;
     if args.json {
-        write_json(out, &report)
+        json::write(out, &report)
     } else {
         write_text(out, &report)
     }
@@ -122,7 +123,3 @@ fn shown(mismatch: &Mismatch) -> String {
     )
 }
 
-fn write_json(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
-    serde_json::to_writer_pretty(&mut *out, report)?;
-    writeln!(out)
-}

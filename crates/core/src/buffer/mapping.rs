@@ -24,6 +24,16 @@ const RELEASE_BYTES_MIN: usize = 64 << 10;
 /// Threads that touch fresh memory side by side: clearing pages is bound by memory from about so many on.
 const POPULATE_THREADS_MAX: usize = 8;
 
+/// Bytes of all mappings of the process that are alive.
+#[cfg(feature = "testing")]
+static MAPPED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
+
+/// Bytes of all mappings of the process that are alive, for tests that want none left. Views of files are not among them.
+#[cfg(feature = "testing")]
+pub fn mapped_bytes() -> usize {
+    MAPPED.load(std::sync::atomic::Ordering::Relaxed)
+}
+
 /// Zeroed anonymous memory, page-aligned, at least as long as asked for.
 #[derive(Debug)]
 pub struct Mapping {
@@ -87,6 +97,8 @@ impl Mapping {
             unsafe { advise_huge_pages(start, len) };
         }
         let start = NonNull::new(start).expect("mmap never returns null");
+        #[cfg(feature = "testing")]
+        MAPPED.fetch_add(len, std::sync::atomic::Ordering::Relaxed);
         Ok(Self { start, len })
     }
 
@@ -196,6 +208,8 @@ pub fn prefault(bytes: usize) {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        #[cfg(feature = "testing")]
+        MAPPED.fetch_sub(self.len, std::sync::atomic::Ordering::Relaxed);
         unmap(self.start.as_ptr(), self.len);
     }
 }

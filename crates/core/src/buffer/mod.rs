@@ -22,6 +22,8 @@ pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignM
 pub use file_view::FileView;
 pub use gate::{Gate, Inside};
 pub use lease::{Filled, Filling, Lease};
+#[cfg(feature = "testing")]
+pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
 pub use pool::{Pool, PoolUsage, Shelf};
 pub use region::{Region, RegionBytes, RegionWriter};

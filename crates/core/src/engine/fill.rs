@@ -83,6 +83,7 @@ pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
             ErrorKind::Io,
             "cannot read: the system could not bring in its pages",
         )
+        .with_hint("look at the disk, or at the mount and its server; the kernel's log (dmesg) may say more")
         .with_source(error),
         _ => Error::from_io("cannot read", error),
     };

@@ -158,6 +158,7 @@ impl Source for FileSource {
                         if error.kind() == io::ErrorKind::UnexpectedEof {
                             let message = "the file ended before its length at opening";
                             Error::new(ErrorKind::Changed, message)
+                                .with_hint("load again when nobody writes to it")
                         } else {
                             Error::from_io("cannot read", error)
                         }

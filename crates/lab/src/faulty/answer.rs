@@ -76,6 +76,9 @@ fn object(store: &Store, head: &Head, fault: Option<&Fault>, id: &str) -> Reply 
     }
     describe(&mut reply, object, fault);
     attest(&mut reply, store, head);
+    if let Some(Fault::WrongLength(by)) = fault {
+        reply.length_error = *by;
+    }
     reply
 }
 

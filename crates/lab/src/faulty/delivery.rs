@@ -40,8 +40,12 @@ pub(super) fn deliver(stream: &TcpStream, shared: &Shared, job: &Job) -> io::Res
     if matches!(fault, Some(Fault::StallHeaders)) {
         shared.hold(job, stream, None)?;
     }
-    shared.note_status(job);
     let mut out = stream;
+    if let Some(Fault::Garbage(bytes)) = fault {
+        out.write_all(bytes)?;
+        return Ok(Next::Close);
+    }
+    shared.note_status(job);
     out.write_all(job.reply.head().as_bytes())?;
 
     let length = job.reply.body_len();
@@ -64,7 +68,8 @@ pub(super) fn deliver(stream: &TcpStream, shared: &Shared, job: &Job) -> io::Res
     } else {
         send(0..length)?;
     }
-    Ok(if job.head.keep_alive {
+    let is_framed = !matches!(fault, Some(Fault::WrongLength(_)));
+    Ok(if job.head.keep_alive && is_framed {
         Next::Another
     } else {
         Next::Close

@@ -29,6 +29,8 @@ pub(super) struct Reply {
     pub(super) body: Vec<Piece>,
     /// For `HEAD`: what is said of a body that is not sent.
     length_unsent: Option<usize>,
+    /// How much more the head says of the body's length than is true.
+    pub(super) length_error: i64,
 }
 
 impl Reply {
@@ -38,6 +40,7 @@ impl Reply {
             headers: Vec::new(),
             body: Vec::new(),
             length_unsent: None,
+            length_error: 0,
         }
     }
 
@@ -110,6 +113,7 @@ impl Reply {
         // RFC 9110, section 8.6: a 304 without a length has no body all the same.
         if self.status != 304 {
             let length = self.length_unsent.unwrap_or_else(|| self.body_len());
+            let length = (length as u64).saturating_add_signed(self.length_error);
             write!(head, "Content-Length: {length}\r\n")
                 .expect("a string takes all that is written");
         }

@@ -3,6 +3,7 @@
 //! Owns the rules and their counting. What a fault does is in `answer` (which changes what is said) and in `delivery`
 //! (which changes how it is sent). Called by `state` once for each request.
 
+use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -71,6 +72,56 @@ pub enum Fault {
     BadLastModified,
     /// Flips the bits of the byte at this offset in the object. Applies only to reads that have that byte in them.
     Corrupt(u64),
+    /// Sends these bytes in place of an answer, and closes: another protocol, or half a head.
+    Garbage(Vec<u8>),
+    /// Says this much more in `Content-Length` than comes, or less; and closes.
+    WrongLength(i64),
+}
+
+/// In a few words, for tables.
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Status(status, code) => write!(f, "status {status} {code}"),
+            Self::StatusWithHeaders {
+                status,
+                code,
+                headers,
+            } => {
+                write!(f, "status {status} {code}")?;
+                let shown = headers.iter().filter(|(name, _)| name != "Location");
+                for (name, value) in shown {
+                    write!(f, ", {name}: {value}")?;
+                }
+                Ok(())
+            }
+            Self::CutBeforeHeaders => f.write_str("closed before headers"),
+            Self::ResetBeforeHeaders => f.write_str("reset before headers"),
+            Self::CutBody(bytes) => write!(f, "closed after {bytes} bytes of the body"),
+            Self::ResetBody(bytes) => write!(f, "reset after {bytes} bytes of the body"),
+            Self::Delay(time) => write!(f, "silent for {time:?} before headers"),
+            Self::StallHeaders => f.write_str("silent before headers"),
+            Self::StallBody(bytes) => write!(f, "silent after {bytes} bytes of the body"),
+            Self::Drip { bytes, pause } => write!(f, "{bytes} bytes each {pause:?}"),
+            Self::ShortBody(bytes) => write!(f, "a body {bytes} bytes too short"),
+            Self::LongBody(bytes) => write!(f, "a body {bytes} bytes too long"),
+            Self::WrongContentRange(by) => write!(f, "Content-Range wrong by {by}"),
+            Self::NoContentRange => f.write_str("no Content-Range"),
+            Self::IgnoreRange => f.write_str("status 200 and all of it"),
+            Self::WrongTotal(size) => write!(f, "Content-Range says {size} bytes in all"),
+            Self::ChangeBefore(_) => f.write_str("replaced right before"),
+            Self::RemoveBefore => f.write_str("removed right before"),
+            Self::IgnoreIfMatch => f.write_str("If-Match ignored"),
+            Self::NoEtag => f.write_str("no ETag"),
+            Self::WeakEtag => f.write_str("a weak ETag"),
+            Self::BadLastModified => f.write_str("a Last-Modified that is no date"),
+            Self::Corrupt(byte) => write!(f, "byte {byte} of the object flipped"),
+            Self::Garbage(bytes) => {
+                write!(f, "\"{}\" and the end", bytes.escape_ascii())
+            }
+            Self::WrongLength(by) => write!(f, "Content-Length wrong by {by}"),
+        }
+    }
 }
 
 impl Fault {
@@ -89,6 +140,15 @@ impl Fault {
             status: 301,
             code: "PermanentRedirect".to_owned(),
             headers: vec![("x-amz-bucket-region".to_owned(), region.to_owned())],
+        }
+    }
+
+    /// 307 to another URL.
+    pub fn redirect(to: &str) -> Self {
+        Self::StatusWithHeaders {
+            status: 307,
+            code: "TemporaryRedirect".to_owned(),
+            headers: vec![("Location".to_owned(), to.to_owned())],
         }
     }
 
@@ -134,9 +194,26 @@ pub struct Rule {
     fault: Fault,
     left: Option<usize>,
     to_skip: usize,
+    every: usize,
+    seen: usize,
     path: Option<String>,
     operation: Option<Operation>,
     from_byte: u64,
+}
+
+/// In a few words, for tables.
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.fault.fmt(f)?;
+        if self.every > 1 {
+            write!(f, ", one request in {}", self.every)?;
+        }
+        match self.left {
+            None => f.write_str(", always"),
+            Some(1) => f.write_str(", once"),
+            Some(times) => write!(f, ", {times} times"),
+        }
+    }
 }
 
 impl Rule {
@@ -152,6 +229,8 @@ impl Rule {
             fault,
             left,
             to_skip: 0,
+            every: 1,
+            seen: 0,
             path: None,
             operation: None,
             from_byte: 0,
@@ -187,6 +266,12 @@ impl Rule {
     /// Lets this many matching requests pass first.
     pub fn after(mut self, requests: usize) -> Self {
         self.to_skip = requests;
+        self
+    }
+
+    /// Only the first of so many matching requests, then the first of the next so many; at least 1.
+    pub fn every(mut self, requests: usize) -> Self {
+        self.every = requests.max(1);
         self
     }
 
@@ -248,6 +333,10 @@ impl Rules {
             }
             if rule.to_skip > 0 {
                 rule.to_skip -= 1;
+                continue;
+            }
+            rule.seen += 1;
+            if !(rule.seen - 1).is_multiple_of(rule.every) {
                 continue;
             }
             rule.left = rule.left.map(|left| left - 1);

@@ -7,12 +7,16 @@
 //! other way to ask for one.
 
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 
 /// More than any client of ours sends; the limit that S3 sets is 8 KiB.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+
+/// What a client that wants TLS begins with (RFC 8446, section 5.1), and what servers that speak none answer.
+const TLS_HANDSHAKE: u8 = 22;
+const NO_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
 /// The head of a request, taken apart.
 pub(super) struct Head {
@@ -139,6 +143,11 @@ pub(super) fn read_head(mut stream: &TcpStream) -> io::Result<Option<Vec<u8>>> {
         }
         let before = head.len();
         head.extend_from_slice(&window[..seen]);
+        if head[0] == TLS_HANDSHAKE {
+            stream.read_exact(&mut window[..seen])?;
+            stream.write_all(NO_TLS)?;
+            return Ok(None);
+        }
         if let Some(end) = end_of_head(&head, before.saturating_sub(3)) {
             stream.read_exact(&mut window[..end - 1 - before])?;
             head.truncate(end);

@@ -1,14 +1,18 @@
 //! A mount for tests, in a process of its own that ends with it: the test binary once more, of which it runs one test.
 
 use std::ffi::{OsStr, OsString};
-use std::io::{BufRead, BufReader, Read as _};
+use std::io::{BufRead, BufReader, Read as _, Write as _};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::commands::{ANSWER, NOT_UNDERSTOOD};
+use super::fault::Rule;
 use super::options::{Options, Setup};
 use super::queue::Served;
 use super::server::{self, MOUNTED};
@@ -16,14 +20,27 @@ use super::server::{self, MOUNTED};
 /// Tells a process that it is the one which serves, and how: the words of its command line, one per line.
 const MARK: &str = "TLOAD_LAB_SLOWFS";
 
-/// A folder that is slow while this lives.
+/// A folder that is slow while this lives, and fails when it is told to.
 #[derive(Debug)]
 pub struct Mount {
     process: Child,
-    /// Closing it stops the process, and so does our own end, however it comes.
-    stop: Option<ChildStdin>,
-    output: BufReader<ChildStdout>,
+    pipes: Mutex<Pipes>,
     folder: TempDir,
+}
+
+#[derive(Debug)]
+struct Pipes {
+    /// Closing it stops the process, and so does our own end, however it comes.
+    input: Option<ChildStdin>,
+    output: BufReader<ChildStdout>,
+}
+
+impl Pipes {
+    /// The first line that `wanted` makes something of, from here on.
+    fn line<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
+        let lines = self.output.by_ref().lines();
+        lines.map_while(Result::ok).find_map(|line| wanted(&line))
+    }
 }
 
 /// The body of the test that [`Mount::start`] is told of. Does nothing when it runs as a test.
@@ -66,16 +83,21 @@ impl Mount {
             .process_group(0)
             .spawn()
             .map_err(|error| format!("cannot start this program again: {error}"))?;
-        let stop = process.stdin.take();
+        let input = process.stdin.take();
         let output = process.stdout.take().expect("a pipe was asked for");
         let mut mount = Self {
             process,
-            stop,
-            output: BufReader::new(output),
+            pipes: Mutex::new(Pipes {
+                input,
+                output: BufReader::new(output),
+            }),
             folder,
         };
         // The harness prints before it, on the same line too.
-        match mount.line(|line| line.ends_with(MOUNTED).then_some(())) {
+        match mount
+            .pipes()
+            .line(|line| line.ends_with(MOUNTED).then_some(()))
+        {
             Some(()) => Ok(mount),
             None => Err(mount.complaint()),
         }
@@ -86,16 +108,56 @@ impl Mount {
         self.folder.path()
     }
 
-    /// Unmounts, and says what was served.
-    pub fn stop(mut self) -> Result<Served, String> {
-        self.stop = None;
-        self.line(Served::parse).ok_or_else(|| self.complaint())
+    /// Adds a rule behind those that are there. The first that strikes a request is the only one that does.
+    ///
+    /// # Panics
+    ///
+    /// As all commands do, when the process of the file system has ended.
+    pub fn fault(&self, rule: &Rule) {
+        self.command(&format!("fault {rule}"));
     }
 
-    /// The first line that `wanted` makes something of, from here on.
-    fn line<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
-        let lines = self.output.by_ref().lines();
-        lines.map_while(Result::ok).find_map(|line| wanted(&line))
+    /// Drops all rules, and answers everything that is held.
+    pub fn clear_faults(&self) {
+        self.command("clear");
+    }
+
+    /// Answers everything that is held, as it should be.
+    pub fn release(&self) {
+        self.command("release");
+    }
+
+    /// Waits until so many requests are held, and says whether they were in time.
+    pub fn wait_for_held(&self, count: u64, timeout: Duration) -> bool {
+        let answer = self.command(&format!("held {count} {}", timeout.as_millis()));
+        answer.parse().is_ok_and(|held: u64| held >= count)
+    }
+
+    /// What was served so far.
+    pub fn served(&self) -> Served {
+        Served::parse(&self.command("served")).expect("it says all of it")
+    }
+
+    /// Unmounts, and says what was served.
+    pub fn stop(mut self) -> Result<Served, String> {
+        self.pipes().input = None;
+        let served = self.pipes().line(Served::parse);
+        served.ok_or_else(|| self.complaint())
+    }
+
+    fn pipes(&mut self) -> &mut Pipes {
+        self.pipes.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The answer to a command.
+    fn command(&self, line: &str) -> String {
+        let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
+        let input = pipes.input.as_mut().expect("closed only at the end");
+        writeln!(input, "{line}").expect("the process of the file system listens");
+        let answer = pipes.line(|line| line.strip_prefix(ANSWER).map(str::to_owned));
+        let answer = answer.expect("the process of the file system answers");
+        assert!(!answer.starts_with(NOT_UNDERSTOOD), "{answer}");
+        answer
     }
 
     /// What the process said before it ended.
@@ -111,9 +173,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.stop = None;
+        self.pipes().input = None;
         // What it still prints would fill the pipe and keep it from ending.
-        while self.line(|_| Some(())).is_some() {}
+        while self.pipes().line(|_| Some(())).is_some() {}
         let _ = self.process.wait();
         // It may have been killed. Then the mount is still there, and nobody serves it.
         let _ = server::unmount(self.folder.path());

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::fault::Rule;
+
 /// Help for people.
 pub const USAGE: &str = "\
 slowfs BACKING MOUNT_POINT [OPTION]...
@@ -24,7 +26,21 @@ SIGTERM, SIGINT and SIGHUP, when a pipe that is its standard input is closed, an
   --hang-every N      every Nth read is never answered (0: none)
   --fault-from BYTE   faults count and strike only reads at or past this byte of their file (0)
   --fault-max N       so many faults strike, and no more (0: no limit)
-  --detached          goes on when its parent ends";
+  --ttl-ms MS         for how long the kernel believes what it was told of a name or a file (1000; 0 to be asked each time)
+  --fault RULE        something goes wrong, see below; may be given several times, and the first that strikes counts
+  --detached          goes on when its parent ends
+
+RULE is a fault and, with commas, what it strikes (all reads, for ever):
+  errno=EIO  short=BYTES (0: none)  hold (no answer until `release`)  late=MS  flip=BYTE (all bits of that byte of a file)
+  on=read|open|stat  file=TEXT (in its path)  from=BYTE  after=N (let N pass)  every=N (the first of N)  times=N
+
+While it runs, a pipe that is its standard input takes commands, one per line, each answered by a line:
+  fault RULE    one more rule, behind the others
+  clear         no rules any more, and an answer for everything that is held
+  release       an answer for everything that is held
+  held N MS     waits until N requests are held, at most so long; says how many are
+  served        what was served so far
+What happens to the files of BACKING happens to those that are shown: truncate, rewrite or replace them there.";
 
 /// How slow, how it fails, how the kernel is to use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,8 +68,12 @@ pub struct Options {
     pub hang_every: u64,
     /// Faults count and strike only reads at or past this byte of their file: headers can be spared.
     pub fault_from: u64,
-    /// So many faults strike, and no more; 0 for no limit.
+    /// So many of these faults strike, and no more; 0 for no limit.
     pub fault_max: u64,
+    /// For how long the kernel believes what it was told of a name or a file.
+    pub ttl: Duration,
+    /// What goes wrong from the start, beside the faults above; more can be added while it runs.
+    pub rules: Vec<Rule>,
 }
 
 impl Default for Options {
@@ -72,6 +92,8 @@ impl Default for Options {
             hang_every: 0,
             fault_from: 0,
             fault_max: 0,
+            ttl: Duration::from_secs(1),
+            rules: Vec::new(),
         }
     }
 }
@@ -122,9 +144,9 @@ impl Setup {
     pub fn words(&self) -> Vec<OsString> {
         let options = &self.options;
         let switch = |is_on| String::from(if is_on { "on" } else { "off" });
-        let latency_ms = options.latency.as_secs_f64() * 1000.0;
+        let millis = |time: Duration| (time.as_secs_f64() * 1000.0).to_string();
         let values = [
-            ("--latency-ms", latency_ms.to_string()),
+            ("--latency-ms", millis(options.latency)),
             ("--file-mb-s", options.file_mb_s.to_string()),
             ("--total-mb-s", options.total_mb_s.to_string()),
             ("--direct", switch(options.direct)),
@@ -136,11 +158,15 @@ impl Setup {
             ("--hang-every", options.hang_every.to_string()),
             ("--fault-from", options.fault_from.to_string()),
             ("--fault-max", options.fault_max.to_string()),
+            ("--ttl-ms", millis(options.ttl)),
         ];
+        let rules = options.rules.iter();
+        let rules = rules.map(|rule| ("--fault", rule.to_string()));
         let mut words = vec![self.backing.clone().into(), self.mount_point.clone().into()];
         words.extend(
             values
                 .into_iter()
+                .chain(rules)
                 .flat_map(|(name, value)| [name.into(), value.into()]),
         );
         if self.is_detached {
@@ -153,7 +179,7 @@ impl Setup {
 impl Options {
     fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
         match name {
-            "--latency-ms" => self.latency = latency(name, value)?,
+            "--latency-ms" => self.latency = time(name, value)?,
             "--file-mb-s" => self.file_mb_s = number(name, value)?,
             "--total-mb-s" => self.total_mb_s = number(name, value)?,
             "--direct" => self.direct = switch(name, value)?,
@@ -165,6 +191,12 @@ impl Options {
             "--hang-every" => self.hang_every = number(name, value)?,
             "--fault-from" => self.fault_from = number(name, value)?,
             "--fault-max" => self.fault_max = number(name, value)?,
+            "--ttl-ms" => self.ttl = time(name, value)?,
+            "--fault" => {
+                let rule = value.parse();
+                self.rules
+                    .push(rule.map_err(|reason| format!("{name} {reason}"))?);
+            }
             _ => return Err(format!("{name} is unknown")),
         }
         Ok(())
@@ -193,7 +225,7 @@ where
     })
 }
 
-fn latency(name: &str, value: &str) -> Result<Duration, String> {
+fn time(name: &str, value: &str) -> Result<Duration, String> {
     let millis: f64 = number(name, value)?;
     Duration::try_from_secs_f64(millis / 1000.0).map_err(|error| format!("{name} {value}: {error}"))
 }
@@ -217,10 +249,15 @@ mod tests {
     #[test]
     fn words_say_everything() {
         let line = "/b /m --latency-ms 1.5 --file-mb-s 100 --total-mb-s 2000 --direct on --async-dio off --background 64 \
-                    --workers 3 --eio-every 7 --short-every 8 --hang-every 9 --fault-from 4096 --fault-max 6 --detached";
+                    --workers 3 --eio-every 7 --short-every 8 --hang-every 9 --fault-from 4096 --fault-max 6 \
+                    --ttl-ms 0 --fault errno=EIO,times=2 --fault hold,on=open --detached";
         let setup = parse(line).expect("good");
         assert_eq!(setup.options.latency, Duration::from_micros(1500));
         assert_eq!(Setup::parse(setup.words()), Ok(setup.clone()));
+        assert_eq!(
+            (setup.options.rules.len(), setup.options.ttl),
+            (2, Duration::ZERO)
+        );
         let Options {
             background,
             eio_every,
@@ -239,10 +276,13 @@ mod tests {
 
     #[test]
     fn usage_names_every_option() {
-        let setup = parse("/b /m --detached").expect("good");
+        let setup = parse("/b /m --fault hold --detached").expect("good");
         for word in setup.words() {
             let word = word.to_str().expect("ASCII");
-            assert!(!word.starts_with("--") || USAGE.contains(word), "{word}");
+            assert!(
+                !word.starts_with("--") || USAGE.contains(&format!("  {word} ")),
+                "{word}"
+            );
         }
     }
 
@@ -256,6 +296,7 @@ mod tests {
             ("/b /m --direct maybe", "on or off"),
             ("/b /m --latency-ms -1", "--latency-ms -1"),
             ("/b /m --background 70000", "--background 70000"),
+            ("/b /m --fault errno=5,of=3", "--fault of=3: of is unknown"),
         ] {
             let reason = parse(line).expect_err(line);
             assert!(reason.contains(named), "{line}: {reason}");

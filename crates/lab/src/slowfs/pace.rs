@@ -3,20 +3,10 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use super::options::Options;
+use rustix::io::Errno;
 
-/// What becomes of a read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    /// It is answered as it should be.
-    Whole,
-    /// Half of it is answered.
-    Short,
-    /// It fails.
-    Eio,
-    /// It is never answered.
-    Hang,
-}
+use super::fault::Fault;
+use super::options::Options;
 
 /// A line that sends one byte after another, or any number at once if there is no limit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -70,25 +60,26 @@ impl Pace {
         passed.max(all) + self.options.latency
     }
 
-    /// What becomes of the next read, which begins at `offset`.
-    pub(super) fn fate(&mut self, offset: u64) -> Fate {
+    /// What goes wrong with the next read, which asks for `len` bytes at `offset`.
+    pub(super) fn fault(&mut self, offset: u64, len: usize) -> Option<Fault> {
         let is_over = self.options.fault_max > 0 && self.struck >= self.options.fault_max;
         if offset < self.options.fault_from || is_over {
-            return Fate::Whole;
+            return None;
         }
         self.counted += 1;
         let strikes = |every: u64| every > 0 && self.counted.is_multiple_of(every);
-        let fate = if strikes(self.options.hang_every) {
-            Fate::Hang
+        let fault = if strikes(self.options.hang_every) {
+            Fault::Hold
         } else if strikes(self.options.eio_every) {
-            Fate::Eio
+            Fault::Errno(Errno::IO.raw_os_error())
         } else if strikes(self.options.short_every) {
-            Fate::Short
+            // Half, and an odd number of bytes. One byte stays one.
+            Fault::Short((len / 2) | 1)
         } else {
-            return Fate::Whole;
+            return None;
         };
         self.struck += 1;
-        fate
+        Some(fault)
     }
 }
 
@@ -143,25 +134,17 @@ mod tests {
             it.fault_from = 4096;
         });
         let fates: Vec<_> = [0, 4096, 9000, 4095, 5000, 6000, 7000, 8000]
-            .map(|offset| pace.fate(offset))
+            .map(|offset| pace.fault(offset, 1000))
             .into();
-        let wanted = [
-            Fate::Whole,
-            Fate::Whole,
-            Fate::Short,
-            Fate::Whole,
-            Fate::Eio,
-            Fate::Short,
-            Fate::Hang,
-            Fate::Eio,
-        ];
+        let (short, eio) = (Some(Fault::Short(501)), Some(Fault::Errno(5)));
+        let wanted = [None, None, short, None, eio, short, Some(Fault::Hold), eio];
         assert_eq!(fates, wanted);
     }
 
     #[test]
     fn faults_end_when_there_were_enough() {
         let mut pace = pace(|it| (it.short_every, it.fault_max) = (2, 2));
-        let struck = (0..100).filter(|_| pace.fate(0) == Fate::Short).count();
+        let struck = (0..100).filter(|_| pace.fault(0, 10).is_some()).count();
         assert_eq!(struck, 2);
     }
 }

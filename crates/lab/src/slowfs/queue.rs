@@ -1,4 +1,4 @@
-//! Reads that wait for their time, and the threads that answer them then.
+//! Reads that wait for their time, and the threads that answer them then; and whatever is held until somebody lets it go.
 //!
 //! Threads are few because they never wait for anything but the clock: the real file is in memory or on a fast disk.
 
@@ -13,18 +13,27 @@ use std::time::{Duration, Instant};
 
 use fuser::{Errno, ReplyData};
 
+use super::fault::{Asked, Fault, Request, Rule, Rules};
 use super::options::Options;
-use super::pace::{Fate, Pace};
+use super::pace::Pace;
 
 /// The kernel copies answers page by page: memory that begins on one spares it half of the copies.
 const PAGE_BYTES: usize = 4096;
 
+/// A file that somebody reads.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    pub(super) file: File,
+    /// Path below the folder.
+    pub(super) name: String,
+    /// What the kernel calls it: whose bandwidth its reads take.
+    pub(super) number: u64,
+}
+
 /// A read as the kernel sent it.
 #[derive(Debug)]
 pub(super) struct Read {
-    pub(super) file: Arc<File>,
-    /// Whose bandwidth it takes.
-    pub(super) number: u64,
+    pub(super) file: Arc<OpenFile>,
     pub(super) offset: u64,
     pub(super) len: usize,
     pub(super) reply: ReplyData,
@@ -39,8 +48,10 @@ pub struct Served {
     pub bytes: u64,
     /// Most reads that waited for their answers at one time.
     pub in_flight_max: u64,
-    /// Reads that were struck by a fault.
+    /// Requests that were struck by a fault.
     pub faults: u64,
+    /// Requests that are held.
+    pub held: u64,
 }
 
 /// One line, which `Served::parse` reads.
@@ -51,10 +62,11 @@ impl fmt::Display for Served {
             bytes,
             in_flight_max,
             faults,
+            held,
         } = self;
         write!(
             f,
-            "reads={reads} bytes={bytes} in_flight_max={in_flight_max} faults={faults}"
+            "reads={reads} bytes={bytes} in_flight_max={in_flight_max} faults={faults} held={held}"
         )
     }
 }
@@ -71,6 +83,7 @@ impl Served {
             bytes: value("bytes")?,
             in_flight_max: value("in_flight_max")?,
             faults: value("faults")?,
+            held: value("held")?,
         })
     }
 }
@@ -80,8 +93,26 @@ struct Waiting {
     due: Duration,
     /// Reads that are due at the same time are answered as they came.
     number: u64,
-    fate: Fate,
+    fault: Option<Fault>,
+    /// How often things were let go when it came: what was to be held before that is not held any more.
+    releases: u64,
     read: Read,
+}
+
+/// What is not answered until it is let go. It is kept because a reply that is dropped is an answer.
+enum Held {
+    Read(Read),
+    /// Answers something else, as it should be.
+    Other(Box<dyn FnOnce() + Send>),
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read(read) => read.fmt(f),
+            Self::Other(_) => f.write_str("Other"),
+        }
+    }
 }
 
 impl Waiting {
@@ -114,8 +145,9 @@ impl Ord for Waiting {
 struct State {
     pace: Pace,
     waiting: BinaryHeap<Reverse<Waiting>>,
-    /// What is never answered. It is kept because a reply that is dropped is an answer.
-    hanging: Vec<Read>,
+    rules: Rules,
+    held: Vec<Held>,
+    releases: u64,
     /// Whether a thread waits for the time of the first read. The others wait to be woken.
     is_watched: bool,
     in_flight: u64,
@@ -128,6 +160,8 @@ pub(super) struct Queue {
     start: Instant,
     state: Mutex<State>,
     arrived: Condvar,
+    /// Something is held.
+    holds: Condvar,
 }
 
 impl Queue {
@@ -137,14 +171,20 @@ impl Queue {
             start: Instant::now(),
             state: Mutex::new(State {
                 pace: Pace::new(options.clone()),
+                rules: Rules::default(),
                 waiting: BinaryHeap::new(),
-                hanging: Vec::new(),
+                held: Vec::new(),
+                releases: 0,
                 is_watched: false,
                 in_flight: 0,
                 served: Served::default(),
             }),
             arrived: Condvar::new(),
+            holds: Condvar::new(),
         });
+        for rule in &options.rules {
+            queue.add(rule.clone());
+        }
         for index in 0..options.workers {
             let queue = Arc::clone(&queue);
             std::thread::Builder::new()
@@ -157,21 +197,37 @@ impl Queue {
     pub(super) fn push(&self, read: Read) {
         let mut state = self.lock();
         let now = self.start.elapsed();
-        let due = state.pace.due(now, read.number, read.len as u64);
-        let fate = state.pace.fate(read.offset);
+        let mut due = state.pace.due(now, read.file.number, read.len as u64);
+        let ruled = state.rules.take(&Asked {
+            request: Request::Read,
+            file: &read.file.name,
+            offset: read.offset,
+            len: read.len as u64,
+        });
+        let fault = ruled.or_else(|| state.pace.fault(read.offset, read.len));
+        if let Some(Fault::Late(time)) = fault {
+            due += time;
+        }
         state.in_flight += 1;
         state.served.reads += 1;
         state.served.bytes += read.len as u64;
         state.served.in_flight_max = state.served.in_flight_max.max(state.in_flight);
-        state.served.faults += u64::from(fate != Fate::Whole);
-        let number = state.served.reads;
-        let first = state.waiting.peek().map(|Reverse(first)| first.due);
-        state.waiting.push(Reverse(Waiting {
+        state.served.faults += u64::from(fault.is_some());
+        let waiting = Waiting {
             due,
-            number,
-            fate,
+            number: state.served.reads,
+            fault,
+            releases: state.releases,
             read,
-        }));
+        };
+        self.wait_for(state, waiting);
+    }
+
+    /// Puts a read among those that wait, and wakes who must know.
+    fn wait_for(&self, mut state: MutexGuard<'_, State>, waiting: Waiting) {
+        let due = waiting.due;
+        let first = state.waiting.peek().map(|Reverse(first)| first.due);
+        state.waiting.push(Reverse(waiting));
         drop(state);
         match first {
             None => self.arrived.notify_one(),
@@ -180,6 +236,87 @@ impl Queue {
             // Who waits for the first one will see to this one.
             Some(_) => {}
         }
+    }
+
+    /// Answers something that is no read: as it should be, with an error, or when it is let go.
+    pub(super) fn admit(
+        &self,
+        request: Request,
+        file: &str,
+        answer: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        let mut state = self.lock();
+        let fault = state.rules.take(&Asked {
+            request,
+            file,
+            offset: 0,
+            len: 0,
+        });
+        state.served.faults += u64::from(fault.is_some());
+        match fault {
+            Some(Fault::Errno(errno)) => {
+                drop(state);
+                answer(Err(Errno::from_i32(errno)));
+            }
+            Some(Fault::Hold) => self.hold(state, Held::Other(Box::new(move || answer(Ok(()))))),
+            // The others are for reads.
+            Some(Fault::Short(_) | Fault::Late(_) | Fault::Flip(_)) | None => {
+                drop(state);
+                answer(Ok(()));
+            }
+        }
+    }
+
+    fn hold(&self, mut state: MutexGuard<'_, State>, held: Held) {
+        state.held.push(held);
+        state.served.held = state.held.len() as u64;
+        self.holds.notify_all();
+    }
+
+    /// One more rule, behind the others.
+    pub(super) fn add(&self, rule: Rule) {
+        self.lock().rules.add(rule);
+    }
+
+    /// No rules any more.
+    pub(super) fn clear(&self) {
+        self.lock().rules.clear();
+    }
+
+    /// Answers everything that is held, as it should be.
+    pub(super) fn release(&self) {
+        let held = {
+            let mut state = self.lock();
+            state.served.held = 0;
+            state.releases += 1;
+            std::mem::take(&mut state.held)
+        };
+        for held in held {
+            match held {
+                Held::Other(answer) => answer(),
+                Held::Read(read) => {
+                    let state = self.lock();
+                    let waiting = Waiting {
+                        due: self.start.elapsed(),
+                        number: 0,
+                        fault: None,
+                        releases: state.releases,
+                        read,
+                    };
+                    self.wait_for(state, waiting);
+                }
+            }
+        }
+    }
+
+    /// Waits until so many requests are held, at most so long. How many are.
+    pub(super) fn wait_for_held(&self, count: u64, timeout: Duration) -> u64 {
+        let wait = |state: &mut State| state.served.held < count;
+        let waited = self
+            .holds
+            .wait_timeout_while(self.lock(), timeout, wait)
+            .unwrap_or_else(PoisonError::into_inner);
+        waited.0.served.held
     }
 
     pub(super) fn served(&self) -> Served {
@@ -194,14 +331,21 @@ impl Queue {
     fn work(&self) {
         let mut buffer = Buffer::default();
         loop {
-            let Waiting { fate, read, .. } = self.next();
-            if fate == Fate::Hang {
-                self.lock().hanging.push(read);
+            let Waiting {
+                fault,
+                releases,
+                read,
+                ..
+            } = self.next();
+            let mut state = self.lock();
+            if fault == Some(Fault::Hold) && releases == state.releases {
+                self.hold(state, Held::Read(read));
                 continue;
             }
             // Before the answer: with it the reader goes on, and may ask what was served.
-            self.lock().in_flight -= 1;
-            answer(read, fate, &mut buffer);
+            state.in_flight -= 1;
+            drop(state);
+            answer(read, fault, &mut buffer);
         }
     }
 
@@ -250,17 +394,26 @@ impl Buffer {
     }
 }
 
-fn answer(read: Read, fate: Fate, buffer: &mut Buffer) {
-    let len = match fate {
-        Fate::Short if read.len > 1 => (read.len / 2) | 1,
-        Fate::Eio => return read.reply.error(Errno::EIO),
-        Fate::Short | Fate::Whole | Fate::Hang => read.len,
+fn answer(read: Read, fault: Option<Fault>, buffer: &mut Buffer) {
+    let len = match fault {
+        Some(Fault::Errno(errno)) => return read.reply.error(Errno::from_i32(errno)),
+        Some(Fault::Short(len)) => read.len.min(len),
+        Some(Fault::Hold | Fault::Late(_) | Fault::Flip(_)) | None => read.len,
     };
     let bytes = buffer.get(len);
-    match fill(&read.file, bytes, read.offset) {
-        Ok(filled) => read.reply.data(&bytes[..filled]),
-        Err(error) => read.reply.error(error.into()),
+    let filled = match fill(&read.file.file, bytes, read.offset) {
+        Ok(filled) => &mut bytes[..filled],
+        Err(error) => return read.reply.error(error.into()),
+    };
+    if let Some(Fault::Flip(byte)) = fault
+        && let Some(byte) = byte.checked_sub(read.offset)
+        && let Some(byte) = usize::try_from(byte)
+            .ok()
+            .and_then(|byte| filled.get_mut(byte))
+    {
+        *byte = !*byte;
     }
+    read.reply.data(filled);
 }
 
 /// Reads all of `bytes`, or up to the end of the file.
@@ -288,6 +441,7 @@ mod tests {
             bytes: 22,
             in_flight_max: 333,
             faults: 4444,
+            held: 55555,
         };
         assert_eq!(Served::parse(&format!("test … {served} ")), Some(served));
         assert_eq!(Served::parse("reads=1"), None);

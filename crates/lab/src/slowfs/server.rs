@@ -2,18 +2,17 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::fs::OpenOptions;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::Command;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use fuser::{
-    Config, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags, KernelConfig,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty,
-    ReplyEntry, ReplyOpen, Request, Session,
+    Config, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
+    KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyDirectory,
+    ReplyEmpty, ReplyEntry, ReplyOpen, Request, Session,
 };
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -22,15 +21,14 @@ use rustix::process::Signal;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use super::commands;
+use super::fault;
 use super::options::{Options, Setup};
-use super::queue::{Queue, Read};
+use super::queue::{OpenFile, Queue, Read};
 use super::tree::Tree;
 
 /// What is printed once the mount is there.
 pub(super) const MOUNTED: &str = "mounted";
-
-/// For how long the kernel believes what it was told of a file.
-const TTL: Duration = Duration::from_secs(1);
 
 /// Why it is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,10 +47,9 @@ pub fn run(setup: &Setup) -> Result<(), String> {
     spawn(&stop, Stop::Asked, move || {
         let _ = signals.forever().next();
     })?;
-    follow_parent(setup, &stop)?;
-
     let queue =
         Queue::start(&setup.options).map_err(|error| format!("cannot start threads: {error}"))?;
+    follow_parent(setup, &stop, &queue)?;
     let session = mount(setup, &queue).map_err(|error| {
         format!(
             "cannot mount at {}: {error} (needs /dev/fuse, and root or fusermount3 of Debian's fuse3)",
@@ -69,7 +66,7 @@ pub fn run(setup: &Setup) -> Result<(), String> {
     Ok(())
 }
 
-fn say(line: &str) -> Result<(), String> {
+pub(super) fn say(line: &str) -> Result<(), String> {
     let mut output = io::stdout().lock();
     writeln!(output, "{line}")
         .and_then(|()| output.flush())
@@ -93,17 +90,21 @@ fn spawn(
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Sees to it that this ends when whoever started it does, however that ends.
-fn follow_parent(setup: &Setup, stop: &Sender<Stop>) -> Result<(), String> {
+/// Does what whoever started this says, and sees to it that this ends when they do, however that ends.
+fn follow_parent(setup: &Setup, stop: &Sender<Stop>, queue: &Arc<Queue>) -> Result<(), String> {
     let input = rustix::fs::fstat(io::stdin()).map_or(FileType::Unknown, |stat| {
         FileType::from_raw_mode(stat.st_mode)
     });
     if setup.is_detached {
         Ok(())
     } else if matches!(input, FileType::Fifo | FileType::Socket) {
-        spawn(stop, Stop::Asked, || {
-            let mut ignored = [0; 64];
-            while io::stdin().read(&mut ignored).is_ok_and(|count| count > 0) {}
+        let queue = Arc::clone(queue);
+        spawn(stop, Stop::Asked, move || {
+            let lines = io::stdin().lines().map_while(Result::ok);
+            for line in lines.filter(|line| !line.trim().is_empty()) {
+                // Whoever wanted to know may be gone; then there are no more lines either.
+                let _ = say(&commands::obey(&line, &queue));
+            }
         })
     } else {
         // A terminal says nothing of its owner's end, and /dev/null, which shells give to what they start with `&`, has ended.
@@ -119,12 +120,13 @@ fn mount(setup: &Setup, queue: &Arc<Queue>) -> io::Result<Session<Slow>> {
         MountOption::DefaultPermissions,
         MountOption::FSName("slowfs".to_owned()),
     ];
-    let slow = Slow {
-        tree: Tree::new(&setup.backing.canonicalize()?),
+    let tree = Tree::new(&setup.backing.canonicalize()?)?;
+    let slow = Slow(Arc::new(Shown {
+        tree,
         options: setup.options.clone(),
         queue: Arc::clone(queue),
         files: Mutex::default(),
-    };
+    }));
     Session::new(slow, &setup.mount_point, &config)
 }
 
@@ -152,7 +154,11 @@ pub(super) fn unmount(mount_point: &Path) -> Result<(), String> {
 
 /// The file system.
 #[derive(Debug)]
-struct Slow {
+struct Slow(Arc<Shown>);
+
+/// What is shown, and what of it is open.
+#[derive(Debug)]
+struct Shown {
     tree: Tree,
     options: Options,
     queue: Arc<Queue>,
@@ -161,31 +167,51 @@ struct Slow {
 
 #[derive(Debug, Default)]
 struct Files {
-    open: HashMap<u64, Arc<File>>,
+    open: HashMap<u64, Arc<OpenFile>>,
     opened: u64,
 }
 
-impl Slow {
+impl Shown {
     fn files<T>(&self, with: impl FnOnce(&mut Files) -> T) -> T {
         with(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// A file of this number that somebody has open.
+    fn open_one(&self, number: u64) -> Option<Arc<OpenFile>> {
+        self.files(|files| {
+            let mut open = files.open.values();
+            open.find(|file| file.number == number).cloned()
+        })
+    }
+
+    /// Opens a file by its path, or, where its place was taken, as somebody else has it.
     fn open_file(&self, number: u64) -> io::Result<u64> {
-        let file = OpenOptions::new()
-            .read(true)
-            .open(self.tree.path(number)?)?;
+        let path = self.tree.path(number);
+        let file = match (path, self.open_one(number)) {
+            (Ok(path), _) => OpenOptions::new().read(true).open(path)?,
+            (Err(_), Some(open)) => open.file.try_clone()?,
+            (Err(error), None) => return Err(error),
+        };
+        let name = self.tree.name(number, OsStr::new(""));
         Ok(self.files(|files| {
             files.opened += 1;
+            let file = OpenFile { file, name, number };
             files.open.insert(files.opened, Arc::new(file));
             files.opened
         }))
+    }
+
+    fn attributes(&self, number: u64) -> io::Result<FileAttr> {
+        let open = self.open_one(number);
+        self.tree
+            .attributes(number, open.as_ref().map(|open| &open.file))
     }
 }
 
 impl Filesystem for Slow {
     fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let refused = |what: &str| io::Error::other(format!("the kernel refuses {what}"));
-        if self.options.async_dio {
+        if self.0.options.async_dio {
             config
                 .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
                 .map_err(|_| refused("FUSE_ASYNC_DIO"))?;
@@ -193,41 +219,65 @@ impl Filesystem for Slow {
         // Several lookups at a time. Old kernels do without.
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
         config
-            .set_max_background(self.options.background)
+            .set_max_background(self.0.options.background)
             .map_err(|_| refused("max_background"))?;
         Ok(())
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.tree.find(parent.0, name) {
-            Ok(attributes) => reply.entry(&TTL, &attributes, Generation(0)),
-            Err(error) => reply.error(error.into()),
-        }
+        let (shown, name) = (Arc::clone(&self.0), name.to_owned());
+        let file = self.0.tree.name(parent.0, &name);
+        self.0
+            .queue
+            .admit(fault::Request::Stat, &file, move |verdict| {
+                let found = verdict
+                    .and_then(|()| shown.tree.find(parent.0, &name).map_err(fuser::Errno::from));
+                match found {
+                    Ok(attributes) => reply.entry(&shown.options.ttl, &attributes, Generation(0)),
+                    Err(errno) => reply.error(errno),
+                }
+            });
     }
 
     fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
-        match self.tree.attributes(ino.0) {
-            Ok(attributes) => reply.attr(&TTL, &attributes),
-            Err(error) => reply.error(error.into()),
-        }
+        let shown = Arc::clone(&self.0);
+        let file = self.0.tree.name(ino.0, OsStr::new(""));
+        self.0
+            .queue
+            .admit(fault::Request::Stat, &file, move |verdict| {
+                let found =
+                    verdict.and_then(|()| shown.attributes(ino.0).map_err(fuser::Errno::from));
+                match found {
+                    Ok(attributes) => reply.attr(&shown.options.ttl, &attributes),
+                    Err(errno) => reply.error(errno),
+                }
+            });
     }
 
     fn open(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        let flags = if self.options.direct {
+        let flags = if self.0.options.direct {
             FopenFlags::FOPEN_DIRECT_IO
         } else {
             FopenFlags::empty()
         };
-        match self.open_file(ino.0) {
-            Ok(number) => reply.opened(FileHandle(number), flags),
-            Err(error) => reply.error(error.into()),
-        }
+        let shown = Arc::clone(&self.0);
+        let file = self.0.tree.name(ino.0, OsStr::new(""));
+        self.0
+            .queue
+            .admit(fault::Request::Open, &file, move |verdict| {
+                let opened =
+                    verdict.and_then(|()| shown.open_file(ino.0).map_err(fuser::Errno::from));
+                match opened {
+                    Ok(number) => reply.opened(FileHandle(number), flags),
+                    Err(errno) => reply.error(errno),
+                }
+            });
     }
 
     fn read(
         &self,
         _req: &Request,
-        ino: INodeNo,
+        _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
         size: u32,
@@ -235,12 +285,11 @@ impl Filesystem for Slow {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        let Some(file) = self.files(|files| files.open.get(&fh.0).cloned()) else {
+        let Some(file) = self.0.files(|files| files.open.get(&fh.0).cloned()) else {
             return reply.error(fuser::Errno::EBADF);
         };
-        self.queue.push(Read {
+        self.0.queue.push(Read {
             file,
-            number: ino.0,
             offset,
             len: usize::try_from(size).expect("at least 32 bits"),
             reply,
@@ -257,7 +306,7 @@ impl Filesystem for Slow {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.files(|files| files.open.remove(&fh.0));
+        self.0.files(|files| files.open.remove(&fh.0));
         reply.ok();
     }
 
@@ -269,7 +318,7 @@ impl Filesystem for Slow {
         offset: u64,
         mut reply: ReplyDirectory,
     ) {
-        let entries = match self.tree.list(ino.0) {
+        let entries = match self.0.tree.list(ino.0) {
             Ok(entries) => entries,
             Err(error) => return reply.error(error.into()),
         };

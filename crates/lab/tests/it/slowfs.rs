@@ -1,7 +1,8 @@
 //! The slow file system shows what is there, and is gone when whoever wanted it is.
 
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{FileExt, symlink};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tload_lab::require_named;
-use tload_lab::slowfs::{Mount, Options, serve_if_asked};
+use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
 /// Set for the process that is killed: the folder to show.
 const VICTIM: &str = "TLOAD_LAB_VICTIM";
@@ -144,6 +145,121 @@ fn faults_are_what_readers_see() {
     );
 }
 
+/// A mount where every read is seen, and nothing is believed for longer than it takes to say it.
+fn obedient(backing: &Path) -> Option<Mount> {
+    let options = Options {
+        direct: true,
+        ttl: Duration::ZERO,
+        ..Options::default()
+    };
+    mount(backing, &options)
+}
+
+fn open(path: &Path) -> std::io::Result<std::fs::File> {
+    std::fs::OpenOptions::new().read(true).open(path)
+}
+
+#[test]
+fn rules_come_and_go_while_it_runs() {
+    let backing = backing();
+    let Some(mount) = obedient(backing.path()) else {
+        return;
+    };
+    let path = mount.path().join("two");
+    let file = open(&path).expect("a file");
+    let mut bytes = [0; 1000];
+    let mut read = |offset| {
+        let found = file.read_at(&mut bytes, offset);
+        found.map_err(|error| error.raw_os_error().expect("of the system"))
+    };
+    mount.fault(&Rule::once(Fault::Errno(116)).from_byte(5000));
+    mount.fault(&Rule::always(Fault::Short(0)).from_byte(5000).times(1));
+    mount.fault(&Rule::always(Fault::Short(333)).every(2).file("two"));
+    assert_eq!(
+        [0, 5000, 5000, 0, 0].map(&mut read),
+        [Ok(333), Err(116), Ok(0), Ok(1000), Ok(333)]
+    );
+    assert_eq!(mount.served().faults, 4);
+    mount.clear_faults();
+    mount.fault(&Rule::always(Fault::Flip(7)));
+    assert_eq!([0, 8].map(&mut read), [Ok(1000), Ok(1000)]);
+    mount.clear_faults();
+    mount.fault(&Rule::always(Fault::Flip(7)));
+    file.read_at(&mut bytes, 0).expect("reads");
+    assert_eq!(bytes[6..9], [2, !2, 2]);
+    mount.fault(&Rule::once(Fault::Errno(13)).on(Request::Open).file("two"));
+    mount.fault(&Rule::once(Fault::Errno(5)).on(Request::Stat).file("inner"));
+    assert_eq!(open(&path).expect_err("denied").raw_os_error(), Some(13));
+    open(&path).expect("only once");
+    let error = mount.path().join("inner").metadata().expect_err("fails");
+    assert_eq!(error.raw_os_error(), Some(5));
+    mount.path().join("inner").metadata().expect("only once");
+}
+
+#[test]
+fn what_is_held_is_answered_when_it_is_let_go() {
+    let backing = backing();
+    let Some(mount) = obedient(backing.path()) else {
+        return;
+    };
+    let path = mount.path().join("two");
+    for (request, let_go) in [
+        (Request::Read, Mount::release as fn(&Mount)),
+        (Request::Open, Mount::release),
+        (Request::Stat, Mount::release),
+        (Request::Read, Mount::clear_faults),
+    ] {
+        mount.fault(&Rule::once(Fault::Hold).on(request));
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| read(&path));
+            let is_held = mount.wait_for_held(1, Duration::from_secs(20));
+            assert_eq!(mount.served().held, u64::from(is_held));
+            let was_waiting = !reading.is_finished();
+            let_go(&mount);
+            assert_eq!(reading.join().expect("reads").len(), 3_000_001);
+            assert!(is_held && was_waiting, "{request:?}");
+        });
+        mount.clear_faults();
+    }
+    assert!(!mount.wait_for_held(1, Duration::ZERO));
+}
+
+/// What happens to the real files happens to those that are shown; a file that takes the place of another is another.
+#[test]
+fn files_are_truncated_rewritten_and_replaced() {
+    let backing = backing();
+    let Some(mount) = obedient(backing.path()) else {
+        return;
+    };
+    let (path, real) = (mount.path().join("two"), backing.path().join("two"));
+    let file = open(&path).expect("a file");
+    let before = file.metadata().expect("a status");
+    let backing_file = || {
+        let file = std::fs::OpenOptions::new().write(true).open(&real);
+        file.expect("a file")
+    };
+    backing_file().set_len(1000).expect("ours");
+    assert_eq!(file.metadata().expect("a status").len(), 1000);
+    assert_eq!(file.read_at(&mut [0; 10], 2000).expect("reads"), 0);
+    let time = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(5);
+    backing_file().set_modified(time).expect("ours");
+    let after = file.metadata().expect("a status");
+    assert_eq!(after.modified().expect("a time"), time);
+    assert_eq!(after.ino(), before.ino());
+
+    let beside = backing.path().join("three");
+    std::fs::write(&beside, [3; 30]).expect("a file");
+    std::fs::rename(&beside, &real).expect("the same folder");
+    assert_eq!(read(&path), [3; 30]);
+    assert_ne!(path.metadata().expect("a status").ino(), before.ino());
+    // Who has the old one open keeps it, and opens it again.
+    assert_eq!(file.metadata().expect("a status").len(), 1000);
+    let again = open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
+    let mut bytes = [0; 4];
+    again.expect("opens").read_at(&mut bytes, 0).expect("reads");
+    assert_eq!(bytes, [2; 4]);
+}
+
 #[test]
 fn a_mount_that_is_dropped_is_gone_also_when_it_is_in_use() {
     let backing = backing();
@@ -235,11 +351,19 @@ fn the_program_ends_when_it_is_told_to() {
         assert!(program.wait().expect("it ends").success());
         assert!(!is_mounted(folder.path()));
     }
-    // By the end of its input.
+    // By the end of its input; what is written there before is done and answered.
     let mut command = program(backing.path(), folder.path());
     let mut program = command.stdin(Stdio::piped()).spawn().expect("it starts");
-    assert_eq!(line(&mut program, "mounted"), "");
-    drop(program.stdin.take());
+    let output = program.stdout.take().expect("it is piped");
+    let mut lines = BufReader::new(output).lines().map_while(Result::ok);
+    assert_eq!(lines.next().as_deref(), Some("mounted"));
+    let mut input = program.stdin.take().expect("it is piped");
+    writeln!(input, "fault errno=EIO,on=open\nwhat").expect("it listens");
+    assert_eq!(lines.next().as_deref(), Some("slowfs: done"));
+    let answer = lines.next().expect("an answer");
+    assert!(answer.contains("is no command"), "{answer}");
+    open(&folder.path().join("two")).expect_err("it fails now");
+    drop(input);
     assert!(program.wait().expect("it ends").success());
     assert!(!is_mounted(folder.path()));
 }

@@ -94,6 +94,11 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
             format!("the host {host} is unknown"),
             "check the endpoint, the names of bucket and region, and the network",
         )
+    } else if says("InvalidContentType") {
+        (
+            format!("{host} does not speak TLS"),
+            "use http:// in the endpoint, or the port where the server speaks https",
+        )
     } else if says("tunnel") || says("proxy") {
         (
             format!("the proxy does not connect to {host}"),

@@ -94,14 +94,14 @@ pub fn engine_suite(name: &str, open: Open<'_>) {
 }
 
 /// An engine, its memory and what it should read.
-struct Bench {
+pub(super) struct Bench {
     contents: Vec<Vec<u8>>,
     slab: Arc<Slab>,
     under_test: EngineUnderTest,
 }
 
 impl Bench {
-    fn open(open: Open<'_>, contents: Vec<Vec<u8>>, depth: usize) -> Self {
+    pub(super) fn open(open: Open<'_>, contents: Vec<Vec<u8>>, depth: usize) -> Self {
         Self::shrunk(open, contents, depth, None)
     }
 
@@ -125,6 +125,10 @@ impl Bench {
         }
     }
 
+    pub(super) fn is_remote(&self) -> bool {
+        self.under_test.remote
+    }
+
     fn engine(&mut self) -> &mut dyn Engine {
         &mut *self.under_test.engine
     }
@@ -137,7 +141,7 @@ impl Bench {
         self.slab.try_lease(window).expect("a slot is free")
     }
 
-    fn submit(
+    pub(super) fn submit(
         &mut self,
         extent: usize,
         source: usize,
@@ -168,7 +172,7 @@ impl Bench {
         assert_eq!(self.engine().in_flight(), before + 1, "after a submit");
     }
 
-    fn reap_all(&mut self) -> Vec<Done> {
+    pub(super) fn reap_all(&mut self) -> Vec<Done> {
         let mut done = Vec::new();
         while self.engine().in_flight() > 0 {
             let (before, flying) = (done.len(), self.engine().in_flight());
@@ -192,7 +196,7 @@ impl Bench {
         self.compare(&done[0], source, offset, needed);
     }
 
-    fn compare(&self, done: &Done, source: usize, offset: usize, needed: usize) {
+    pub(super) fn compare(&self, done: &Done, source: usize, offset: usize, needed: usize) {
         let filled = match &done.result {
             Ok(filled) => filled.bytes(),
             Err(error) => read_failed(error),
@@ -212,7 +216,7 @@ impl Bench {
         }
     }
 
-    fn assert_all_slots_free(&self) {
+    pub(super) fn assert_all_slots_free(&self) {
         let leases: Vec<_> = (0..SLOTS).map_while(|_| self.slab.try_lease(1)).collect();
         assert_eq!(leases.len(), SLOTS, "slots that are free again");
     }

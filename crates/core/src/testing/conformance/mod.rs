@@ -1,14 +1,16 @@
 //! The contracts as suites: what every source, every engine and every sink must do, whoever wrote it.
 //!
-//! Call [`source_suite`], [`engine_suite`] and [`sink_suite`] from a test. A check that fails does not stop the others; all failures are shown.
+//! Call [`source_suite`], [`engine_suite`] and [`sink_suite`] from a test, and [`troubled_engine_suite`] over storage that can fail. A check that fails does not stop the others; all failures are shown.
 
 mod engine;
 mod sink;
 mod source;
+mod troubled;
 
 pub use engine::{EngineRequest, EngineUnderTest, Shrink, engine_suite};
 pub use sink::{SinkRequest, sink_suite};
 pub use source::{SourceUnderTest, source_suite};
+pub use troubled::{Trouble, TroubledEngine, troubled_engine_suite};
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,0 +1,108 @@
+//! A load under watch: what it hands out is compared at once, and one that hangs is found out.
+
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tload::{Loader, Result, Tensor};
+
+use crate::row::Ended;
+
+/// No load of these tests takes longer: more is a hang.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+/// The files of a checkpoint as they are, by the beginnings of their tensors' names: `0.` is of the first.
+pub(crate) struct Oracle(pub(crate) Vec<Vec<u8>>);
+
+impl Oracle {
+    fn file(&self, tensor: &str) -> &[u8] {
+        let shard = tensor.split('.').next().expect("named so");
+        &self.0[shard.parse::<usize>().expect("named so")]
+    }
+
+    /// Bytes that are not those of the file.
+    fn wrong_bytes(&self, name: &str, bytes: &[u8]) -> usize {
+        let file = safetensors::SafeTensors::deserialize(self.file(name)).expect("a valid file");
+        let wanted = file.tensor(name).expect("in the file").data().to_owned();
+        let differ = wanted.iter().zip(bytes).filter(|(a, b)| a != b).count();
+        differ + wanted.len().abs_diff(bytes.len())
+    }
+
+    fn tensors(&self) -> usize {
+        let count = |file: &Vec<u8>| {
+            let file = safetensors::SafeTensors::deserialize(file);
+            file.expect("a valid file").len()
+        };
+        self.0.iter().map(count).sum()
+    }
+
+    /// The length of the file that `location` ends with the name of.
+    fn len_of(&self, location: Option<&str>) -> Option<u64> {
+        let number = location?.strip_suffix(".safetensors")?.rsplit('-').next()?;
+        Some(self.0.get(number.parse::<usize>().ok()?)?.len() as u64)
+    }
+}
+
+/// Loads all of it and compares as it comes. `bytes` looks into a tensor.
+pub(crate) fn load(
+    oracle: &Oracle,
+    loader: Result<Loader>,
+    bytes: impl Fn(&Tensor) -> Vec<u8>,
+) -> Ended {
+    let started = loader.and_then(|loader| loader.stream());
+    let mut stream = match started {
+        Ok(stream) => stream,
+        Err(error) => {
+            let file_len = oracle.len_of(error.location());
+            let ended = Ended::before_it_began(error);
+            return Ended { file_len, ..ended };
+        }
+    };
+    let (mut wrong_bytes, mut tensors, mut failure) = (0, 0, None);
+    for next in stream.by_ref() {
+        match next {
+            Ok(tensor) => {
+                assert!(failure.is_none(), "an error is the end");
+                wrong_bytes += oracle.wrong_bytes(tensor.name(), &bytes(&tensor));
+                tensors += 1;
+            }
+            Err(error) => failure = Some(error),
+        }
+    }
+    Ended {
+        wrong_bytes,
+        is_whole: tensors == oracle.tensors(),
+        file_len: failure
+            .as_ref()
+            .and_then(|error| oracle.len_of(error.location())),
+        error: failure,
+        report: Some(stream.report()),
+    }
+}
+
+/// Runs `load` on a thread of its own and `meanwhile` on this one. None if it hangs; then `unstick` lets it go, so that it ends.
+pub(crate) fn watched<T: Send>(
+    load: impl FnOnce() -> T + Send,
+    meanwhile: impl FnOnce(),
+    unstick: impl FnOnce(),
+) -> Option<T> {
+    std::thread::scope(|scope| {
+        let (ended, end) = channel();
+        scope.spawn(move || {
+            // Nobody listens to one that came too late.
+            let _ = ended.send(load());
+        });
+        meanwhile();
+        let found = end.recv_timeout(DEADLINE).ok();
+        if found.is_none() {
+            unstick();
+        }
+        found
+    })
+}
+
+/// The process to oneself: what it has open and mapped is counted, and the driver of the GPU is the process's.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}

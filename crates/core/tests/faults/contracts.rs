@@ -1,0 +1,283 @@
+//! The contracts, over storage that is short, late and fails: files on `slowfs`, objects of the faulty server. Sinks keep theirs over a
+//! driver with delays in `tests/cuda/sinks.rs`.
+
+use std::cell::Cell;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::engine::{self, EngineKind, EngineSetup, ObjectSetup};
+use tload::source::{Cache, FileSource, ObjectSource, ReadFile, RefusedDirect};
+use tload::testing::conformance::{
+    EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
+    source_suite, troubled_engine_suite,
+};
+use tload::{EngineChoice, Location, Over};
+use tload_lab::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
+use tload_lab::{Fault, FaultyServer, Operation, Rule};
+
+use crate::bench::alone;
+use crate::files::{folder, write};
+use crate::on_files::is_there;
+use crate::on_objects::options_at;
+use crate::requirement::requirement;
+use crate::row::Via;
+
+/// A folder whose files are read through a mount that fails on command.
+struct Shown {
+    backing: TempDir,
+    mount: Mount,
+    opened: Cell<usize>,
+}
+
+impl Shown {
+    fn start() -> Option<Rc<Self>> {
+        let backing = folder();
+        let slowness = Slowness {
+            direct: true,
+            ttl: Duration::ZERO,
+            ..Slowness::default()
+        };
+        let mount = Mount::start("on_files::serves", backing.path(), &slowness);
+        Some(Rc::new(Self {
+            mount: requirement("fuse", mount)?,
+            backing,
+            opened: Cell::new(0),
+        }))
+    }
+
+    /// A name that was not used before.
+    fn next(&self) -> String {
+        self.opened.replace(self.opened.get() + 1).to_string()
+    }
+
+    fn source(&self, name: &Path) -> FileSource {
+        let path = self.mount.path().join(name);
+        FileSource::open(&Location::from_path(&path)).expect("just written")
+    }
+
+    /// Files of a request, opened for a load.
+    fn files(&self, request: &EngineRequest<'_>) -> Arc<[ReadFile]> {
+        let here = self.next();
+        let refused = RefusedDirect::default();
+        let open = |(index, bytes): (usize, &Vec<u8>)| {
+            let name = Path::new(&here).join(index.to_string());
+            let path = write(&self.backing.path().join(&name), bytes);
+            let source = self.source(&name);
+            let file = ReadFile::open(Arc::new(source), Cache::Auto, &refused).expect("opens");
+            if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
+                let file = std::fs::OpenOptions::new().write(true).open(&path);
+                file.and_then(|file| file.set_len(shrink.len as u64))
+                    .expect("ours");
+            }
+            file
+        };
+        request.contents.iter().enumerate().map(open).collect()
+    }
+
+    fn engine(&self, kind: EngineKind, request: &EngineRequest<'_>) -> EngineUnderTest {
+        let choice = match kind {
+            EngineKind::Uring => EngineChoice::Uring,
+            EngineKind::TokioUring => EngineChoice::TokioUring,
+            EngineKind::Pread | EngineKind::Map => EngineChoice::Pread,
+        };
+        let files = self.files(request);
+        let alignment = files.iter().map(ReadFile::alignment).max().unwrap_or(1);
+        let setup = EngineSetup {
+            files,
+            depth: request.depth,
+            slab: None,
+        };
+        EngineUnderTest {
+            engine: engine::open(kind, choice, &setup).expect("opens").engine,
+            alignment: usize::try_from(alignment).expect("small"),
+            remote: false,
+            keep: Box::new(()),
+        }
+    }
+
+    /// Reads behave so from now on.
+    fn behave(&self, trouble: Trouble) {
+        self.mount.clear_faults();
+        let eio = FileFault::Errno(libc::EIO);
+        match trouble {
+            Trouble::None => {}
+            Trouble::Fails => self.mount.fault(&FileRule::always(eio).file("/1")),
+            Trouble::FailsNowAndThen => self.mount.fault(&FileRule::always(eio).every(3)),
+            Trouble::Short => {
+                for bytes in [4097, 70_001] {
+                    let short = FileRule::always(FileFault::Short(bytes));
+                    self.mount.fault(&short.every(2));
+                }
+            }
+        }
+    }
+}
+
+fn kinds() -> Vec<EngineKind> {
+    let kinds = [
+        (Via::Uring, EngineKind::Uring),
+        (Via::TokioUring, EngineKind::TokioUring),
+        (Via::Pread, EngineKind::Pread),
+    ];
+    let kinds = kinds.into_iter().filter(|(via, _)| is_there(*via));
+    kinds.map(|(_, kind)| kind).collect()
+}
+
+#[test]
+fn engines_of_files_keep_their_contract_over_short_answers() {
+    let _alone = alone();
+    let Some(shown) = Shown::start() else { return };
+    shown.behave(Trouble::Short);
+    for kind in kinds() {
+        let name = format!("{kind:?}, short answers");
+        engine_suite(&name, &|request| shown.engine(kind, request));
+    }
+}
+
+#[test]
+fn engines_of_files_keep_their_contract_over_failures() {
+    let _alone = alone();
+    let Some(shown) = Shown::start() else { return };
+    for kind in kinds() {
+        troubled_engine_suite(&format!("{kind:?}"), &|request| {
+            shown.behave(Trouble::None);
+            let storage = Rc::clone(&shown);
+            TroubledEngine {
+                under_test: shown.engine(kind, request),
+                storage: Box::new(move |trouble| storage.behave(trouble)),
+            }
+        });
+    }
+}
+
+#[test]
+fn files_keep_the_contract_of_sources_over_short_answers() {
+    let _alone = alone();
+    let Some(shown) = Shown::start() else { return };
+    shown.behave(Trouble::Short);
+    source_suite("files, short answers", &|bytes| {
+        let name = shown.next();
+        let path = write(&shown.backing.path().join(&name), bytes);
+        let source = shown.source(Path::new(&name));
+        let replace = move |bytes: &[u8]| {
+            let beside = write(&path.with_extension("new"), bytes);
+            std::fs::rename(beside, &path).expect("the same folder");
+        };
+        SourceUnderTest {
+            source: Box::new(source),
+            replace: Box::new(replace),
+        }
+    });
+}
+
+/// A store whose requests fail on command.
+struct Store {
+    server: FaultyServer,
+    opened: Cell<usize>,
+}
+
+impl Store {
+    fn start() -> Rc<Self> {
+        Rc::new(Self {
+            server: FaultyServer::start(),
+            opened: Cell::new(0),
+        })
+    }
+
+    fn put(&self, bytes: &[u8]) -> String {
+        let name = format!("{:04}", self.opened.replace(self.opened.get() + 1));
+        self.server.put(&format!("models/{name}"), bytes);
+        name
+    }
+
+    fn source(&self, name: &str) -> ObjectSource {
+        let location = Location::parse(&format!("s3://models/{name}")).expect("a URL");
+        // Impatient: nothing stalls here, and failures are to be over soon.
+        ObjectSource::at(&location, &options_at(&self.server.url(), "20")).expect("is there")
+    }
+
+    /// The engine, and what the second object is called.
+    fn engine(&self, request: &EngineRequest<'_>) -> (EngineUnderTest, String) {
+        let mut names = Vec::new();
+        for (index, bytes) in request.contents.iter().enumerate() {
+            let name = self.put(bytes);
+            let source = self.source(&name);
+            if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
+                self.server
+                    .put(&format!("models/{name}"), &bytes[..shrink.len]);
+            }
+            names.push((name, source));
+        }
+        let second = names.get(1).map(|(name, _)| name.clone());
+        let setup = ObjectSetup {
+            in_flight_bytes: None,
+            objects: names.into_iter().map(|(_, source)| source).collect(),
+            connections: 4,
+            request_bytes: 200_000,
+            total_bytes: 0,
+            retries: None,
+            depth: request.depth,
+            over: Arc::<Over>::default(),
+        };
+        let under_test = EngineUnderTest {
+            engine: engine::open_objects(&Arc::new(setup)).engine,
+            alignment: 1,
+            remote: true,
+            keep: Box::new(()),
+        };
+        (under_test, second.unwrap_or_default())
+    }
+
+    fn behave(&self, trouble: Trouble, second: &str) {
+        self.server.clear_faults();
+        let fail = Fault::status(500, "InternalError");
+        match trouble {
+            Trouble::None => {}
+            Trouble::Fails => self.server.fault(Rule::always(fail).path(second)),
+            Trouble::FailsNowAndThen => self.server.fault(Rule::always(fail).every(3)),
+            Trouble::Short => {
+                for fault in [Fault::CutBody(70_001), Fault::ShortBody(333)] {
+                    self.server
+                        .fault(Rule::always(fault).on(Operation::Get).every(4));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_engine_of_objects_keeps_its_contract_over_failures() {
+    let _alone = alone();
+    let store = Store::start();
+    troubled_engine_suite("objects", &|request| {
+        store.behave(Trouble::None, "");
+        let (under_test, second) = store.engine(request);
+        let storage = Rc::clone(&store);
+        TroubledEngine {
+            under_test,
+            storage: Box::new(move |trouble| storage.behave(trouble, &second)),
+        }
+    });
+}
+
+#[test]
+fn objects_keep_the_contract_of_sources_over_failures() {
+    let _alone = alone();
+    let store = Store::start();
+    let broken = Fault::status(500, "InternalError");
+    store.server.fault(Rule::always(broken).every(5));
+    source_suite("objects, one request in five fails", &|bytes| {
+        let name = store.put(bytes);
+        let source = store.source(&name);
+        let store = Rc::clone(&store);
+        SourceUnderTest {
+            source: Box::new(source),
+            replace: Box::new(move |bytes| {
+                store.server.put(&format!("models/{name}"), bytes);
+            }),
+        }
+    });
+}

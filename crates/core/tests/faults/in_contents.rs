@@ -1,0 +1,141 @@
+//! Faults of what is in a file: some of each sort. All of them, with their exact lines, are in `tests/it/hostile.rs`.
+
+use tload::ErrorKind::InvalidFormat;
+use tload::testing::fixtures::FileBuilder;
+use tload::{Dtype, Loader, Location};
+
+use crate::bench::{Oracle, load, watched};
+use crate::files::{folder, write};
+use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+
+/// A row about a file, and the file.
+#[derive(Clone, Debug)]
+pub(crate) struct ContentFault {
+    pub(crate) row: Row,
+    file: Vec<u8>,
+}
+
+fn row(fault: &'static str, made: &str, file: Vec<u8>, outcome: Outcome) -> ContentFault {
+    ContentFault {
+        row: Row {
+            place: Place::Contents,
+            fault,
+            made: made.to_owned(),
+            engines: &[Via::Pread],
+            outcome,
+        },
+        file,
+    }
+}
+
+/// A header with its length, and `bytes` zeros.
+fn file(header: &str, bytes: usize) -> Vec<u8> {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.resize(file.len() + bytes, 0);
+    file
+}
+
+/// Two tensors of four bytes, at these offsets.
+fn two(a: [u64; 2], b: [u64; 2]) -> Vec<u8> {
+    let entry = |name, [begin, end]: [u64; 2]| {
+        format!(r#""{name}":{{"dtype":"U8","shape":[4],"data_offsets":[{begin},{end}]}}"#)
+    };
+    file(&format!("{{{},{}}}", entry("0.a", a), entry("0.b", b)), 8)
+}
+
+fn whole() -> Vec<u8> {
+    FileBuilder::new()
+        .tensor("0.a", Dtype::U8, &[4096], &[7; 4096])
+        .build()
+}
+
+pub(crate) fn rows() -> Vec<ContentFault> {
+    let refused =
+        |says: &'static [&'static str], names| fails(InvalidFormat, says, names, Retried::No);
+    let cut = |len| whole()[..len].to_vec();
+    let mut huge = whole();
+    huge[..8].copy_from_slice(&(1_u64 << 62).to_le_bytes());
+    vec![
+        row(
+            "an empty file",
+            "0 bytes",
+            Vec::new(),
+            refused(&["0 bytes", "wanted at least 8"], Names::Location),
+        ),
+        row(
+            "a file that ends in its header",
+            "the first 20 bytes of a good one",
+            cut(20),
+            refused(&["header"], Names::Range),
+        ),
+        row(
+            "a file that ends in a tensor",
+            "a good one without its last byte",
+            cut(whole().len() - 1),
+            refused(&["0.a"], Names::TensorAndRange),
+        ),
+        row(
+            "a header that claims to be longer than the file",
+            "a length of 2^62",
+            huge,
+            refused(&["header length of 4611686018427387904"], Names::Range),
+        ),
+        row(
+            "a header that is no JSON",
+            "`{\"a\":`",
+            file("{\"a\":", 8),
+            refused(&["JSON"], Names::Range),
+        ),
+        row(
+            "tensors that overlap",
+            "offsets 0..4 and 2..6",
+            two([0, 4], [2, 6]),
+            refused(&["0.b"], Names::TensorAndRange),
+        ),
+        row(
+            "bytes that belong to no tensor",
+            "offsets 0..4 and 5..9",
+            two([0, 4], [5, 9]),
+            refused(&["0.b"], Names::TensorAndRange),
+        ),
+        row(
+            "a tensor whose shape does not fit its bytes",
+            "`U8`, shape 4, offsets 0..3",
+            two([0, 3], [3, 7]),
+            refused(&["0.a"], Names::TensorAndRange),
+        ),
+        row(
+            "a tensor that ends before it begins",
+            "offsets 4..0",
+            two([4, 0], [4, 8]),
+            refused(&["0.a"], Names::Tensor),
+        ),
+        row(
+            "a download that has not ended",
+            "the pointer of Git LFS in its place",
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n".to_vec(),
+            refused(&["git-lfs pointer", "git lfs pull"], Names::Location),
+        ),
+    ]
+}
+
+impl ContentFault {
+    /// Runs the row; none if it hangs.
+    pub(crate) fn run(&self) -> Option<Ended> {
+        let folder = folder();
+        let path = write(&folder.path().join("m-0.safetensors"), &self.file);
+        let oracle = Oracle(vec![self.file.clone()]);
+        let loader = || Loader::open(&Location::from_path(&path));
+        let ended = watched(
+            || load(&oracle, loader(), |tensor| tensor.bytes().to_vec()),
+            || (),
+            || (),
+        );
+        // Bytes that are not there are named too.
+        ended.map(|ended| Ended {
+            file_len: None,
+            ..ended
+        })
+    }
+}

@@ -1,0 +1,698 @@
+//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and what happens to its files meanwhile.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
+use std::time::{Duration, SystemTime};
+
+use tempfile::TempDir;
+use tload::ErrorKind::{Changed, Io, NotFound, PermissionDenied, TimedOut};
+use tload::{Cache, EngineChoice, Loader, Location, Options};
+use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
+
+use crate::bench::{Oracle, load, watched};
+use crate::files::{even, folder, options, write};
+use crate::requirement;
+use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+
+/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+#[test]
+fn serves() {
+    serve_if_asked();
+}
+
+/// Behind headers, and behind what the kernel reads ahead of them.
+const PAST_HEADERS: u64 = 1 << 20;
+
+const EXTENT_BYTES: u64 = 512 << 10;
+
+/// How long tests wait for a read that is to be held.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// In the second shard, in the middle of its second tensor.
+const FLIPPED: u64 = 1_500_000;
+
+/// Which of the two mounts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mounted {
+    /// Every read reaches the file system: what engines ask for is what it is asked for.
+    Uncached,
+    /// Through the page cache, unless readers go past it.
+    Cached,
+}
+
+/// From when on something goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    /// Before the checkpoint is opened.
+    Opening,
+    /// When it is open and before the load begins.
+    Reading,
+}
+
+/// What somebody does to the second shard while a read of it is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deed {
+    /// Nothing; the read is let go.
+    Wait,
+    Truncate,
+    Append,
+    /// Written to in place.
+    Rewrite,
+    /// Another file is renamed over it.
+    Replace,
+    Remove,
+    /// From now on nobody is told how long a file is: the load asks once more at its end.
+    FailStatus,
+    /// From now on this is not answered at all.
+    HoldStatus,
+}
+
+impl Deed {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Wait => "; let go after a while",
+            Self::Truncate => "; truncated meanwhile",
+            Self::Append => "; appended to meanwhile",
+            Self::Rewrite => "; written to meanwhile",
+            Self::Replace => "; another file renamed over it meanwhile",
+            Self::Remove => "; removed meanwhile",
+            Self::FailStatus => "; then `errno=EIO,on=stat`",
+            Self::HoldStatus => "; then `hold,on=stat`",
+        }
+    }
+
+    fn does(self, path: &Path, mount: &Mount) {
+        let file = || OpenOptions::new().append(true).open(path).expect("ours");
+        let status = |fault| mount.fault(&Rule::always(fault).on(Request::Stat));
+        match self {
+            Self::Wait => {}
+            Self::FailStatus => status(errno(libc::EIO)),
+            Self::HoldStatus => status(Fault::Hold),
+            Self::Truncate => file().set_len(PAST_HEADERS + 4242).expect("ours"),
+            Self::Append => file().write_all(&[7; 5]).expect("ours"),
+            Self::Rewrite => {
+                let open = OpenOptions::new().write(true).open(path).expect("ours");
+                open.write_all_at(&shard(1, 9), 0).expect("ours");
+                // Whatever the clock of the file system, it is another time.
+                let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
+                file().set_modified(time).expect("ours");
+            }
+            Self::Replace => {
+                let beside = write(&path.with_extension("new"), &shard(1, 9));
+                std::fs::rename(beside, path).expect("the same folder");
+            }
+            Self::Remove => std::fs::remove_file(path).expect("ours"),
+        }
+    }
+}
+
+/// A row about files, and how it is run.
+#[derive(Clone, Debug)]
+pub(crate) struct FileFault {
+    pub(crate) row: Row,
+    mounted: Mounted,
+    rules: Vec<Rule>,
+    when: When,
+    deed: Option<Deed>,
+    set: fn(&mut Options),
+}
+
+fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
+    let rule = rule.from_byte(PAST_HEADERS);
+    FileFault {
+        row: Row {
+            place: Place::Files,
+            fault,
+            made: format!("`{rule}`"),
+            engines: ALL_ON_FILES,
+            outcome,
+        },
+        mounted: Mounted::Uncached,
+        rules: vec![rule],
+        when: When::Reading,
+        deed: None,
+        set: |_| {},
+    }
+}
+
+/// A rule as it stands, of other requests than reads or from the first byte on.
+fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> FileFault {
+    FileFault {
+        when,
+        row: Row {
+            made: format!("`{rule}`"),
+            ..on_read(fault, rule.clone(), outcome).row
+        },
+        rules: vec![rule.clone()],
+        ..on_read(fault, rule, outcome)
+    }
+}
+
+/// While a read of the second shard is held.
+fn meanwhile(fault: &'static str, deed: Deed, outcome: Outcome) -> FileFault {
+    let held = on_read(fault, Rule::once(Fault::Hold).file("m-1"), outcome);
+    FileFault {
+        row: Row {
+            made: format!("{}{}", held.row.made, deed.words()),
+            ..held.row.clone()
+        },
+        deed: Some(deed),
+        ..held
+    }
+}
+
+impl FileFault {
+    fn with(self, set: fn(&mut Options), words: &str) -> Self {
+        let row = Row {
+            made: format!("{}{words}", self.row.made),
+            ..self.row
+        };
+        Self { set, row, ..self }
+    }
+
+    fn via(self, engines: &'static [Via]) -> Self {
+        let row = Row {
+            engines,
+            ..self.row
+        };
+        Self { row, ..self }
+    }
+
+    fn cached(self, engines: &'static [Via]) -> Self {
+        Self {
+            mounted: Mounted::Cached,
+            ..self.via(engines)
+        }
+    }
+}
+
+fn errno(number: i32) -> Fault {
+    Fault::Errno(number)
+}
+
+fn hurried(options: &mut Options) {
+    options.timeout = Some(Duration::from_millis(400));
+}
+
+fn less_hurried(options: &mut Options) {
+    options.timeout = Some(Duration::from_secs(2));
+}
+
+fn through_the_page_cache(options: &mut Options) {
+    options.cache = Cache::Buffered;
+}
+
+const BUFFERED: &str = "; `cache=buffered`";
+const HURRIED: &str = "; `timeout=0.4`";
+const MAP: &[Via] = &[Via::Map];
+
+pub(crate) fn rows() -> Vec<FileFault> {
+    let groups = [failing(), slow(), short(), changing(), opening(), mapped()];
+    groups.into_iter().flatten().collect()
+}
+
+/// Reads that fail.
+fn failing() -> Vec<FileFault> {
+    let again = Outcome::Loads(Retried::Yes);
+    let stays = |says| fails(Io, says, Names::Range, Retried::Yes);
+    vec![
+        on_read(
+            "a read fails with EIO, once",
+            Rule::once(errno(libc::EIO)),
+            again,
+        ),
+        on_read(
+            "reads fail with EIO, three times in a row",
+            Rule::always(errno(libc::EIO)).times(3),
+            again,
+        ),
+        on_read(
+            "one read in five fails with EIO",
+            Rule::always(errno(libc::EIO)).every(5),
+            again,
+        ),
+        on_read(
+            "every read fails with EIO",
+            Rule::always(errno(libc::EIO)),
+            stays(&["cannot read", "Input/output error"]),
+        ),
+        on_read(
+            "a read fails with ESTALE, once",
+            Rule::once(errno(libc::ESTALE)),
+            again,
+        ),
+        on_read(
+            "every read fails with ESTALE",
+            Rule::always(errno(libc::ESTALE)),
+            stays(&["cannot read", "Stale file handle"]),
+        ),
+        on_read(
+            "a read fails with ETIMEDOUT, once",
+            Rule::once(errno(libc::ETIMEDOUT)),
+            again,
+        ),
+        on_read(
+            "every read fails with ETIMEDOUT",
+            Rule::always(errno(libc::ETIMEDOUT)),
+            stays(&["cannot read", "Connection timed out"]),
+        ),
+        on_read(
+            "reads fail with EAGAIN, ten times",
+            Rule::always(errno(libc::EAGAIN)).times(10),
+            again,
+        )
+        .via(&[Via::Pread]),
+        on_read(
+            "reads of a ring fail with EAGAIN, ten times",
+            Rule::always(errno(libc::EAGAIN)).times(10),
+            Outcome::Loads(Retried::ByKernel),
+        )
+        .via(&[Via::Uring, Via::TokioUring]),
+        on_read(
+            "reads fail with EINTR, three times",
+            Rule::always(errno(libc::EINTR)).times(3),
+            again,
+        ),
+        on_read(
+            "every read fails with EACCES",
+            Rule::always(errno(libc::EACCES)),
+            fails(
+                PermissionDenied,
+                &["cannot read", "Permission denied"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        on_read(
+            "the server of the file system is gone",
+            Rule::always(errno(libc::ENOTCONN)),
+            fails(
+                Io,
+                &["cannot read", "endpoint is not connected"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        on_read(
+            "a direct read is refused",
+            Rule::once(errno(libc::EINVAL)),
+            again,
+        ),
+        on_read(
+            "a read through the page cache fails with EIO, once",
+            Rule::once(errno(libc::EIO)),
+            Outcome::Loads(Retried::ByKernel),
+        )
+        .with(through_the_page_cache, BUFFERED)
+        .cached(&[Via::Pread]),
+    ]
+}
+
+/// Reads that take their time, or all of it.
+fn slow() -> Vec<FileFault> {
+    let timed_out = fails(TimedOut, &["timeout of 400ms"], Names::Nothing, Retried::No);
+    vec![
+        on_read(
+            "every read is late",
+            Rule::always(Fault::Late(Duration::from_millis(30))),
+            Outcome::Loads(Retried::No),
+        ),
+        meanwhile(
+            "a read hangs for a while",
+            Deed::Wait,
+            Outcome::Loads(Retried::No),
+        ),
+        on_read(
+            "every read hangs for ever",
+            Rule::always(Fault::Hold),
+            timed_out,
+        )
+        .with(hurried, HURRIED),
+        on_read(
+            "one read hangs for ever",
+            Rule::once(Fault::Hold),
+            timed_out,
+        )
+        .with(hurried, HURRIED),
+        on_any(
+            "opening for direct reads hangs for ever",
+            Rule::always(Fault::Hold).on(Request::Open),
+            When::Reading,
+            timed_out,
+        )
+        .with(hurried, HURRIED),
+        on_any(
+            "finding a file again for direct reads hangs for ever",
+            Rule::always(Fault::Hold).on(Request::Stat),
+            When::Reading,
+            timed_out,
+        )
+        .with(hurried, HURRIED),
+        meanwhile(
+            "asking how long a file is hangs for ever, at the end of the load",
+            Deed::HoldStatus,
+            fails(TimedOut, &["timeout of 2s"], Names::Nothing, Retried::No),
+        )
+        .with(less_hurried, "; `timeout=2`"),
+        on_read(
+            "a page of a mapped file hangs for ever",
+            Rule::always(Fault::Hold),
+            timed_out,
+        )
+        .with(hurried, HURRIED)
+        .cached(MAP),
+    ]
+}
+
+/// Reads that bring too little, or the wrong bytes.
+fn short() -> Vec<FileFault> {
+    let whole = Outcome::Loads(Retried::No);
+    vec![
+        on_read(
+            "every read brings half",
+            Rule::always(Fault::Short(200_000)),
+            whole,
+        ),
+        on_read(
+            "every read brings an odd number of bytes",
+            Rule::always(Fault::Short(54_321)),
+            whole,
+        ),
+        on_read(
+            "reads bring one byte, fifty times",
+            Rule::always(Fault::Short(1)).times(50),
+            whole,
+        ),
+        on_read(
+            "a read brings nothing, in the middle of the file",
+            Rule::once(Fault::Short(0)),
+            fails(
+                Changed,
+                &["the file ends at byte", "when it was opened"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        on_read(
+            "a read brings a byte that is wrong",
+            Rule::always(Fault::Flip(FLIPPED)).file("m-1"),
+            Outcome::Wrong,
+        ),
+    ]
+}
+
+/// Files that change while they are read.
+fn changing() -> Vec<FileFault> {
+    let changed = |says| fails(Changed, says, Names::Location, Retried::No);
+    vec![
+        meanwhile(
+            "a file is truncated during the load",
+            Deed::Truncate,
+            fails(
+                Changed,
+                &["the file ends at byte"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        meanwhile(
+            "a file grows during the load",
+            Deed::Append,
+            changed(&["its length went from"]),
+        ),
+        meanwhile(
+            "a file is written to during the load",
+            Deed::Rewrite,
+            Outcome::Mixed {
+                kind: Changed,
+                says: &["its modification time moved", "may mix old and new bytes"],
+            },
+        ),
+        meanwhile(
+            "another file takes its place during the load: the old one is read to its end",
+            Deed::Replace,
+            Outcome::Loads(Retried::No),
+        ),
+        meanwhile(
+            "a file is removed during the load: it is read to its end",
+            Deed::Remove,
+            Outcome::Loads(Retried::No),
+        ),
+    ]
+}
+
+/// Before the first tensor is read.
+fn opening() -> Vec<FileFault> {
+    let opens = |fault, number, kind, says| {
+        let rule = Rule::always(errno(number)).on(Request::Open);
+        let outcome = fails(kind, says, Names::Location, Retried::No);
+        on_any(fault, rule, When::Opening, outcome)
+    };
+    vec![
+        opens(
+            "a file may not be read",
+            libc::EACCES,
+            PermissionDenied,
+            &["cannot open", "let this user read"],
+        ),
+        opens(
+            "a file cannot be opened: too many are open",
+            libc::EMFILE,
+            Io,
+            &["cannot open", "ulimit -n"],
+        ),
+        on_any(
+            "a file that is listed is not there",
+            Rule::always(errno(libc::ENOENT)).on(Request::Open),
+            When::Opening,
+            fails(
+                NotFound,
+                &["cannot open", "check the path"],
+                Names::Location,
+                Retried::No,
+            ),
+        ),
+        on_any(
+            "opening for direct reads fails with EIO",
+            Rule::always(errno(libc::EIO)).on(Request::Open),
+            When::Reading,
+            fails(
+                Io,
+                &["cannot open", "Input/output error"],
+                Names::Location,
+                Retried::No,
+            ),
+        ),
+        on_any(
+            "the header cannot be read",
+            Rule::always(errno(libc::EIO)),
+            When::Opening,
+            fails(
+                Io,
+                &["cannot read", "Input/output error"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        on_any(
+            "the header comes in small pieces",
+            Rule::always(Fault::Short(9)).times(20),
+            When::Opening,
+            Outcome::Loads(Retried::No),
+        ),
+        on_any(
+            "the header ends early",
+            Rule::once(Fault::Short(0)),
+            When::Opening,
+            fails(
+                Changed,
+                &["ended before its length"],
+                Names::Range,
+                Retried::No,
+            ),
+        ),
+        meanwhile(
+            "asking how long a file is fails, at the end of the load",
+            Deed::FailStatus,
+            fails(
+                Io,
+                &["file's status", "Input/output error"],
+                Names::Location,
+                Retried::No,
+            ),
+        ),
+    ]
+}
+
+/// Files that are shown as memory.
+fn mapped() -> Vec<FileFault> {
+    vec![
+        on_read(
+            "a page of a mapped file fails with EIO, once",
+            Rule::once(errno(libc::EIO)),
+            Outcome::Loads(Retried::ByKernel),
+        )
+        .cached(MAP),
+        on_read(
+            "pages of a mapped file fail with EIO",
+            Rule::always(errno(libc::EIO)),
+            fails(
+                Io,
+                &["could not bring in its pages"],
+                Names::Range,
+                Retried::No,
+            ),
+        )
+        .cached(MAP),
+        meanwhile(
+            "a mapped file is truncated during the load",
+            Deed::Truncate,
+            changed_pages(),
+        )
+        .cached(MAP),
+    ]
+}
+
+fn changed_pages() -> Outcome {
+    fails(
+        Changed,
+        &["its length went from"],
+        Names::Location,
+        Retried::No,
+    )
+}
+
+/// The bytes of shard `number` in one of its states.
+pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
+    even(&format!("{number}."), state, 3, (1 << 20) + 12_345)
+}
+
+/// A checkpoint of two shards, and the two mounts.
+pub(crate) struct Bench {
+    pub(crate) oracle: Oracle,
+    backing: TempDir,
+    uncached: Mount,
+    cached: Mount,
+}
+
+impl Bench {
+    pub(crate) fn start() -> Option<Self> {
+        let backing = folder();
+        let oracle = Oracle((0..2).map(|number| shard(number, number)).collect());
+        let mount = |direct| {
+            let slowness = Slowness {
+                direct,
+                ttl: Duration::ZERO,
+                ..Slowness::default()
+            };
+            let mount = Mount::start("on_files::serves", backing.path(), &slowness);
+            requirement::requirement("fuse", mount)
+        };
+        let bench = Self {
+            oracle,
+            uncached: mount(true)?,
+            cached: mount(false)?,
+            backing,
+        };
+        bench.restore();
+        Some(bench)
+    }
+
+    /// Files as they were, and no faults.
+    pub(crate) fn restore(&self) {
+        for mount in [&self.uncached, &self.cached] {
+            mount.clear_faults();
+        }
+        for (number, bytes) in self.oracle.0.iter().enumerate() {
+            let path = self.backing(number);
+            if !path.exists() || crate::files::read(&path) != *bytes {
+                let beside = write(&path.with_extension("new"), bytes);
+                std::fs::rename(beside, path).expect("the same folder");
+            }
+        }
+    }
+
+    fn backing(&self, number: usize) -> PathBuf {
+        self.backing.path().join(format!("m-{number}.safetensors"))
+    }
+
+    pub(crate) fn mount(&self, mounted: Mounted) -> &Mount {
+        match mounted {
+            Mounted::Uncached => &self.uncached,
+            Mounted::Cached => &self.cached,
+        }
+    }
+
+    /// Opens the checkpoint, then does `then`, then loads.
+    pub(crate) fn load(&self, mounted: Mounted, options: Options, then: impl FnOnce()) -> Ended {
+        let location = Location::from(self.mount(mounted).path());
+        let loader = Loader::open(&location);
+        then();
+        let loader = loader.map(|loader| loader.options(options));
+        load(&self.oracle, loader, |tensor| tensor.bytes().to_vec())
+    }
+
+    /// Runs a row with one engine; none if it hangs.
+    pub(crate) fn run(&self, fault: &FileFault, via: Via) -> Option<Ended> {
+        let mount = self.mount(fault.mounted);
+        let begin = || fault.rules.iter().for_each(|rule| mount.fault(rule));
+        if fault.when == When::Opening {
+            begin();
+        }
+        let mut wanted = options_of(via);
+        (fault.set)(&mut wanted);
+        let (begun, beginning) = channel();
+        let ended = watched(
+            || {
+                self.load(fault.mounted, wanted, || {
+                    if fault.when == When::Reading {
+                        begin();
+                    }
+                    // Nobody waits for it where nothing is done meanwhile.
+                    let _ = begun.send(());
+                })
+            },
+            || {
+                let Some(deed) = fault.deed else { return };
+                beginning.recv().expect("the load begins, or says why not");
+                let is_held = mount.wait_for_held(1, PATIENCE);
+                deed.does(&self.backing(1), mount);
+                mount.release();
+                assert!(is_held, "{}: nothing was read", fault.row.fault);
+            },
+            || mount.clear_faults(),
+        );
+        mount.clear_faults();
+        if fault.deed.is_some() {
+            self.restore();
+        }
+        ended
+    }
+}
+
+/// What makes a load read in this way.
+pub(crate) fn options_of(via: Via) -> Options {
+    options(|it| {
+        it.extent_bytes = Some(EXTENT_BYTES);
+        it.retries = Some(3);
+        (it.engine, it.cache) = match via {
+            Via::Uring => (EngineChoice::Uring, Cache::Auto),
+            Via::TokioUring => (EngineChoice::TokioUring, Cache::Auto),
+            Via::Pread => (EngineChoice::Pread, Cache::Auto),
+            Via::Map => (EngineChoice::Auto, Cache::Map),
+            Via::Object => (EngineChoice::Auto, Cache::Auto),
+        };
+    })
+}
+
+/// Whether this machine can read so.
+pub(crate) fn is_there(via: Via) -> bool {
+    match via {
+        Via::Uring => requirement::uring().is_some(),
+        Via::TokioUring => requirement::tokio_uring().is_some(),
+        Via::Pread | Via::Map | Via::Object => true,
+    }
+}

@@ -1,0 +1,539 @@
+//! Faults of objects: a store that fails on command (`tload_lab::FaultyServer`), and stores that cannot be reached at all.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use tload::ErrorKind::{Changed, PermissionDenied, Remote, TimedOut, Unsupported};
+use tload::{ErrorKind, Loader, Location, Options, StoreOptions};
+use tload_lab::{BlackHole, Fault, FaultyServer, Operation, Rule};
+
+use crate::bench::{Oracle, load, watched};
+use crate::files::{even, options};
+use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
+
+/// Enough for a fault that passes.
+const RETRIES: &str = "2";
+
+/// In the middle of the third tensor.
+const FLIPPED: u64 = 2_500_000;
+
+/// Where the store is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Address {
+    /// Where it says.
+    Right,
+    /// A port that nobody listens at.
+    Nobody,
+    /// Where packets are dropped.
+    Hole,
+    /// As it should be, but for TLS, which it does not speak.
+    Tls,
+}
+
+/// A row about objects, and how it is run.
+#[derive(Clone, Debug)]
+pub(crate) struct ObjectFault {
+    pub(crate) row: Row,
+    rules: Vec<Rule>,
+    /// Whether it begins before the checkpoint is opened.
+    at_opening: bool,
+    address: Address,
+    read_timeout: &'static str,
+    set: fn(&mut Options),
+}
+
+/// Of reads of tensors, not of the header.
+fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> ObjectFault {
+    let rule = rule.on(Operation::Get).from_byte(1);
+    ObjectFault {
+        row: Row {
+            place: Place::Objects,
+            fault,
+            made: rule.to_string(),
+            engines: &[Via::Object],
+            outcome,
+        },
+        rules: vec![rule],
+        at_opening: false,
+        address: Address::Right,
+        // Never the reason, unless a row is about it.
+        read_timeout: "20",
+        set: |_| {},
+    }
+}
+
+/// Of opening, when the store is not where it should be.
+fn nowhere(fault: &'static str, address: Address, made: &str, outcome: Outcome) -> ObjectFault {
+    let unruled = on_read(fault, Rule::always(Fault::NoEtag), outcome);
+    ObjectFault {
+        row: Row {
+            made: made.to_owned(),
+            ..unruled.row
+        },
+        rules: Vec::new(),
+        at_opening: true,
+        address,
+        ..unruled
+    }
+}
+
+fn asks_for_patience(status: u16, code: &str) -> Fault {
+    Fault::StatusWithHeaders {
+        status,
+        code: code.to_owned(),
+        headers: vec![("Retry-After".to_owned(), "0".to_owned())],
+    }
+}
+
+pub(crate) fn rows() -> Vec<ObjectFault> {
+    let groups = [
+        passing(),
+        staying(),
+        refusing(),
+        strange(),
+        changing(),
+        unreachable(),
+    ];
+    groups.into_iter().flatten().collect()
+}
+
+/// Trying again helps.
+fn passing() -> Vec<ObjectFault> {
+    let again = |fault, what| on_read(fault, Rule::once(what), Outcome::Loads(Retried::Yes));
+    vec![
+        again(
+            "the store asks for fewer requests",
+            asks_for_patience(503, "SlowDown"),
+        ),
+        again(
+            "too many requests",
+            asks_for_patience(429, "TooManyRequests"),
+        ),
+        again("the store fails", Fault::status(500, "InternalError")),
+        again("a gateway fails", Fault::status(502, "BadGateway")),
+        again(
+            "no answer: the connection is closed",
+            Fault::CutBeforeHeaders,
+        ),
+        again(
+            "no answer: the connection is reset",
+            Fault::ResetBeforeHeaders,
+        ),
+        again(
+            "the connection is closed in the body",
+            Fault::CutBody(100_000),
+        ),
+        again(
+            "the connection is reset in the body",
+            Fault::ResetBody(100_000),
+        ),
+        again(
+            "the store takes the request and is silent",
+            Fault::StallHeaders,
+        )
+        .impatient(),
+        again(
+            "the store falls silent in the body",
+            Fault::StallBody(90_000),
+        )
+        .impatient(),
+        again("the body is too short, and says so", Fault::ShortBody(1000)),
+        again("the body is longer than it says", Fault::WrongLength(-5)),
+        on_read(
+            "the body is shorter than it says, and all of what was asked for",
+            Rule::once(Fault::WrongLength(5)),
+            Outcome::Loads(Retried::No),
+        ),
+        on_read(
+            "one request in three fails",
+            Rule::always(Fault::status(500, "InternalError")).every(3),
+            Outcome::Loads(Retried::Yes),
+        ),
+        on_read(
+            "bytes come slowly, and always some",
+            Rule::times(
+                2,
+                Fault::Drip {
+                    bytes: 30_000,
+                    pause: Duration::from_millis(20),
+                },
+            ),
+            Outcome::Loads(Retried::No),
+        ),
+        on_read(
+            "answers come late",
+            Rule::always(Fault::Delay(Duration::from_millis(100))),
+            Outcome::Loads(Retried::No),
+        ),
+    ]
+}
+
+/// Trying again does not help.
+fn staying() -> Vec<ObjectFault> {
+    let stays = |fault, what, kind, says| {
+        let outcome = fails(kind, says, Names::Range, Retried::Yes);
+        on_read(fault, Rule::always(what), outcome)
+    };
+    vec![
+        stays(
+            "the store keeps asking for fewer requests",
+            asks_for_patience(503, "SlowDown"),
+            Remote,
+            &["patience", "status 503", "3 attempts"],
+        ),
+        stays(
+            "the store keeps failing",
+            Fault::status(500, "InternalError"),
+            Remote,
+            &["failed", "status 500", "3 attempts"],
+        ),
+        stays(
+            "every connection is reset",
+            Fault::ResetBeforeHeaders,
+            Remote,
+            &["broke", "3 attempts"],
+        ),
+        stays(
+            "every connection is closed in the body",
+            Fault::CutBody(10),
+            Remote,
+            &["3 attempts"],
+        ),
+        stays(
+            "the store is always silent",
+            Fault::StallHeaders,
+            TimedOut,
+            &["read_timeout", "3 attempts"],
+        )
+        .impatient(),
+        on_read(
+            "the store is silent, and the load has a time limit",
+            Rule::always(Fault::StallBody(10)),
+            fails(TimedOut, &["timeout of 150ms"], Names::Nothing, Retried::No),
+        )
+        .with(
+            |it| it.timeout = Some(Duration::from_millis(150)),
+            "; `timeout=0.15`",
+        ),
+    ]
+}
+
+/// The store says no.
+fn refusing() -> Vec<ObjectFault> {
+    let refuses = |fault, what, kind, says| {
+        let outcome = fails(kind, says, Names::Range, Retried::No);
+        on_read(fault, Rule::always(what), outcome)
+    };
+    let denied = Rule::always(Fault::status(403, "AccessDenied"))
+        .on(Operation::Get)
+        .from_byte(1)
+        .after(2);
+    let after = refuses(
+        "credentials are refused after two requests",
+        Fault::status(403, "AccessDenied"),
+        PermissionDenied,
+        &["s3:GetObject", "status 403"],
+    );
+    vec![
+        ObjectFault {
+            row: Row {
+                made: format!("{denied}, after two requests"),
+                ..after.row
+            },
+            rules: vec![denied],
+            ..after
+        },
+        refuses(
+            "the session of the credentials has ended",
+            Fault::status(400, "ExpiredToken"),
+            PermissionDenied,
+            &["expired", "status 400"],
+        ),
+        refuses(
+            "the clock of this machine is wrong",
+            Fault::clock_skew(),
+            PermissionDenied,
+            &["clock", "status 403"],
+        ),
+        refuses(
+            "the object is archived",
+            Fault::status(403, "InvalidObjectState"),
+            Unsupported,
+            &["archived"],
+        ),
+        refuses(
+            "the bucket is in another region",
+            Fault::wrong_region("eu-west-1"),
+            ErrorKind::InvalidRequest,
+            &["region=eu-west-1"],
+        ),
+    ]
+}
+
+/// Answers that make no sense.
+fn strange() -> Vec<ObjectFault> {
+    let refuses = |fault, what, kind, says, retried| {
+        on_read(
+            fault,
+            Rule::always(what),
+            fails(kind, says, Names::Range, retried),
+        )
+    };
+    let no = Retried::No;
+    vec![
+        refuses(
+            "the body is too long",
+            Fault::LongBody(5),
+            Remote,
+            &["more than"],
+            no,
+        ),
+        refuses(
+            "the answer is of other bytes",
+            Fault::WrongContentRange(5),
+            Remote,
+            &["other bytes"],
+            no,
+        ),
+        refuses(
+            "the answer says not of which bytes it is",
+            Fault::NoContentRange,
+            Remote,
+            &["other bytes"],
+            no,
+        ),
+        refuses(
+            "the store sends whole objects only",
+            Fault::IgnoreRange,
+            Unsupported,
+            &["whole files"],
+            no,
+        ),
+        refuses(
+            "the answer is no HTTP",
+            Fault::Garbage(b"220 mail ready\r\n".to_vec()),
+            Remote,
+            &[],
+            Retried::Yes,
+        ),
+        refuses(
+            "the head of the answer ends early",
+            Fault::Garbage(b"HTTP/1.1 206 Partial Con".to_vec()),
+            Remote,
+            &["broke"],
+            Retried::Yes,
+        ),
+        refuses(
+            "a redirect leads nowhere",
+            Fault::redirect("http://127.0.0.1:1/gone"),
+            Remote,
+            &["refuses connections"],
+            Retried::Yes,
+        ),
+        on_read(
+            "a byte on the way is wrong",
+            Rule::always(Fault::Corrupt(FLIPPED)),
+            Outcome::Wrong,
+        ),
+    ]
+}
+
+/// Another object, or none any more.
+fn changing() -> Vec<ObjectFault> {
+    let changes = |fault, what, says| {
+        let outcome = fails(Changed, says, Names::Range, Retried::No);
+        on_read(fault, Rule::once(what), outcome)
+    };
+    vec![
+        changes(
+            "the object is replaced during the load",
+            Fault::ChangeBefore(even("0.", 9, 4, 1 << 20)),
+            &["changed while it was read", "status 412"],
+        ),
+        changes(
+            "the object is removed during the load",
+            Fault::RemoveBefore,
+            &["not there any more"],
+        ),
+        changes(
+            "the object is shorter than it was",
+            Fault::status(416, "InvalidRange"),
+            &["shorter than it was"],
+        ),
+        changes(
+            "the object has another length",
+            Fault::WrongTotal(77_777_777),
+            &["its length went from", "77777777"],
+        ),
+        changes(
+            "the answer has another ETag",
+            Fault::WeakEtag,
+            &["its ETag went from"],
+        ),
+    ]
+}
+
+/// There is no store at that address.
+fn unreachable() -> Vec<ObjectFault> {
+    let fails = |kind, says| fails(kind, says, Names::Location, Retried::Yes);
+    vec![
+        nowhere(
+            "connections are refused",
+            Address::Nobody,
+            "a port that nobody listens at",
+            fails(Remote, &["refuse"]),
+        ),
+        nowhere(
+            "packets are dropped",
+            Address::Hole,
+            "a port whose queue is full; `connect_timeout=0.3`",
+            fails(Remote, &["no connection to", "in time", "connect_timeout"]),
+        ),
+        nowhere(
+            "the store does not speak TLS",
+            Address::Tls,
+            "an `https` endpoint that speaks HTTP",
+            fails(Remote, &["TLS"]),
+        ),
+    ]
+}
+
+impl ObjectFault {
+    /// Silence is noticed soon.
+    fn impatient(self) -> Self {
+        let row = Row {
+            made: format!("{}; `read_timeout=0.3`", self.row.made),
+            ..self.row
+        };
+        Self {
+            read_timeout: "0.3",
+            row,
+            ..self
+        }
+    }
+
+    fn with(self, set: fn(&mut Options), words: &str) -> Self {
+        let row = Row {
+            made: format!("{}{words}", self.row.made),
+            ..self.row
+        };
+        Self { set, row, ..self }
+    }
+
+    /// Runs the row; none if it hangs.
+    pub(crate) fn run(&self) -> Option<Ended> {
+        let bench = Bench::start();
+        let store = self.store(&bench.server);
+        let begin = || {
+            for rule in &self.rules {
+                bench.server.fault(rule.clone());
+            }
+        };
+        if self.at_opening {
+            begin();
+        }
+        let mut wanted = serially();
+        (self.set)(&mut wanted);
+        watched(
+            || {
+                bench.load(&store.options, wanted, || {
+                    if !self.at_opening {
+                        begin();
+                    }
+                })
+            },
+            || (),
+            || bench.server.clear_faults(),
+        )
+    }
+
+    /// How the store is reached.
+    fn store(&self, server: &FaultyServer) -> Reached {
+        let (mut url, mut hole) = (server.url(), None);
+        match self.address {
+            Address::Right => {}
+            Address::Nobody => {
+                // Free a moment ago.
+                let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+                url = format!("http://{}", listener.local_addr().expect("bound"));
+            }
+            Address::Hole => {
+                let black = BlackHole::start().expect("a port");
+                url = black.url();
+                hole = Some(black);
+            }
+            Address::Tls => url = url.replace("http://", "https://"),
+        }
+        Reached {
+            options: options_at(&url, self.read_timeout),
+            _hole: hole,
+        }
+    }
+}
+
+/// One load without faults: the first request of a process opens things that stay.
+pub(crate) fn warm_up() {
+    let bench = Bench::start();
+    let store = options_at(&bench.server.url(), "20");
+    let ended = bench.load(&store, serially(), || ());
+    assert!(ended.is_whole && ended.wrong_bytes == 0, "{ended}");
+}
+
+struct Reached {
+    options: StoreOptions,
+    _hole: Option<BlackHole>,
+}
+
+/// One request after the other: which one a rule strikes is known.
+fn serially() -> Options {
+    options(|it| {
+        it.depth = Some(1);
+        it.extent_bytes = Some(1 << 20);
+    })
+}
+
+pub(crate) fn options_at(url: &str, read_timeout: &str) -> StoreOptions {
+    let pairs = [
+        ("environment", "false"),
+        ("endpoint", url),
+        ("region", "us-east-1"),
+        ("access_key_id", "test"),
+        ("secret_access_key", "testtest"),
+        ("retries", RETRIES),
+        ("read_timeout", read_timeout),
+        ("connect_timeout", "0.3"),
+    ];
+    StoreOptions::from_pairs(pairs).expect("good options")
+}
+
+/// A store with one file of four tensors.
+pub(crate) struct Bench {
+    pub(crate) oracle: Oracle,
+    pub(crate) server: FaultyServer,
+}
+
+impl Bench {
+    pub(crate) fn start() -> Self {
+        let server = FaultyServer::start();
+        let file = even("0.", 1, 4, 1 << 20);
+        server.put("models/m-0.safetensors", file.clone());
+        Self {
+            oracle: Oracle(vec![file]),
+            server,
+        }
+    }
+
+    /// Opens the checkpoint, then does `then`, then loads.
+    pub(crate) fn load(
+        &self,
+        store: &StoreOptions,
+        options: Options,
+        then: impl FnOnce(),
+    ) -> Ended {
+        let location = Location::parse("s3://models/m-0.safetensors").expect("a URL");
+        let loader = Loader::open_with(&location, store);
+        then();
+        let loader = loader.map(|loader| loader.options(options));
+        load(&self.oracle, loader, |tensor| tensor.bytes().to_vec())
+    }
+}

@@ -1,0 +1,251 @@
+//! One fault: where it is, how it is made, who meets it, and what comes of it.
+
+use std::fmt;
+
+use tload::{Error, ErrorKind, Report};
+
+/// Where something goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Files, on a file system that fails.
+    Files,
+    /// Objects, in a store that fails.
+    Objects,
+    /// A GPU and its driver.
+    Devices,
+    /// What is in the file.
+    Contents,
+}
+
+/// How bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Via {
+    Uring,
+    TokioUring,
+    Pread,
+    /// Files shown as memory.
+    Map,
+    Object,
+}
+
+impl Via {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Uring => "uring",
+            Self::TokioUring => "tokio-uring",
+            Self::Pread => "pread",
+            Self::Map => "map",
+            Self::Object => "object",
+        }
+    }
+}
+
+/// The engines that copy files into memory.
+pub(crate) const ALL_ON_FILES: &[Via] = &[Via::Uring, Via::TokioUring, Via::Pread];
+
+/// Whether something was asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Retried {
+    No,
+    /// And it is counted.
+    Yes,
+    /// Below us: the kernel asks again by itself, and nobody is told.
+    ByKernel,
+}
+
+/// What an error names beside what failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Names {
+    /// The load has no one place.
+    Nothing,
+    /// The file or object.
+    Location,
+    /// The file or object, and bytes of it.
+    Range,
+    /// A tensor.
+    Tensor,
+    /// The file, bytes of it, and a tensor.
+    TensorAndRange,
+}
+
+/// What comes of a fault.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Outcome {
+    /// Every byte is right.
+    Loads(Retried),
+    /// One byte is wrong, and nobody can know without something to compare with.
+    Wrong,
+    /// An error at the end, of this kind, which says all of this and names the file; what was handed out before it may be of two states.
+    Mixed {
+        kind: ErrorKind,
+        says: &'static [&'static str],
+    },
+    /// An error of this kind, which says all of this; what was handed out before it is right.
+    Fails {
+        kind: ErrorKind,
+        says: &'static [&'static str],
+        names: Names,
+        retried: Retried,
+    },
+}
+
+pub(crate) const fn fails(
+    kind: ErrorKind,
+    says: &'static [&'static str],
+    names: Names,
+    retried: Retried,
+) -> Outcome {
+    Outcome::Fails {
+        kind,
+        says,
+        names,
+        retried,
+    }
+}
+
+/// A row of the table, without how it is run.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) place: Place,
+    /// What goes wrong, in words.
+    pub(crate) fault: &'static str,
+    /// How the test makes it so.
+    pub(crate) made: String,
+    pub(crate) engines: &'static [Via],
+    pub(crate) outcome: Outcome,
+}
+
+/// How a load ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Bytes of tensors that were handed out and are not those of the source.
+    pub(crate) wrong_bytes: usize,
+    /// Whether all tensors were handed out.
+    pub(crate) is_whole: bool,
+    /// Bytes of the file that the error names, if it names one.
+    pub(crate) file_len: Option<u64>,
+    pub(crate) error: Option<Error>,
+    /// None if it never began.
+    pub(crate) report: Option<Report>,
+}
+
+impl Ended {
+    pub(crate) fn before_it_began(error: Error) -> Self {
+        Self {
+            wrong_bytes: 0,
+            is_whole: false,
+            file_len: None,
+            error: Some(error),
+            report: None,
+        }
+    }
+}
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.error {
+            Some(error) => write!(f, "{:?}: {}", error.kind(), error.chain())?,
+            None => f.write_str("loads")?,
+        }
+        let retries = self.report.as_ref().map(|report| report.retries);
+        write!(
+            f,
+            " ({} wrong bytes, retries {retries:?})",
+            self.wrong_bytes
+        )
+    }
+}
+
+impl Row {
+    /// What is not as the row says.
+    pub(crate) fn complaints(&self, ended: &Ended) -> Vec<String> {
+        let claims = match self.outcome {
+            Outcome::Loads(retried) => [loads(ended), vec![retries(ended, retried)]].concat(),
+            Outcome::Wrong => vec![
+                (ended.error.is_none(), "fails".to_owned()),
+                (ended.wrong_bytes == 1, "the byte is right".to_owned()),
+            ],
+            Outcome::Mixed { kind, says } => {
+                failed(ended, kind, says, Names::Location, Retried::No)
+            }
+            Outcome::Fails {
+                kind,
+                says,
+                names,
+                retried,
+            } => {
+                let right = (ended.wrong_bytes == 0, "handed out wrong bytes".to_owned());
+                [failed(ended, kind, says, names, retried), vec![right]].concat()
+            }
+        };
+        let wrong = claims.into_iter().filter(|(holds, _)| !holds);
+        wrong.map(|(_, complaint)| complaint).collect()
+    }
+}
+
+type Claim = (bool, String);
+
+fn loads(ended: &Ended) -> Vec<Claim> {
+    vec![
+        (ended.error.is_none(), "fails".to_owned()),
+        (ended.is_whole, "tensors are missing".to_owned()),
+        (ended.wrong_bytes == 0, "bytes are wrong".to_owned()),
+    ]
+}
+
+fn retries(ended: &Ended, retried: Retried) -> Claim {
+    let counted = ended.report.as_ref().map_or(0, |report| report.retries);
+    let attempts = ended
+        .error
+        .as_ref()
+        .and_then(|error| Some(error.request()?.attempts))
+        .unwrap_or(1);
+    let is_counted = counted > 0 || attempts > 1;
+    match retried {
+        Retried::Yes => (is_counted, "counts no retries".to_owned()),
+        Retried::No | Retried::ByKernel => (!is_counted, "counts retries".to_owned()),
+    }
+}
+
+fn failed(
+    ended: &Ended,
+    kind: ErrorKind,
+    says: &[&str],
+    names: Names,
+    retried: Retried,
+) -> Vec<Claim> {
+    let Some(error) = &ended.error else {
+        return vec![(false, "loads".to_owned())];
+    };
+    let text = error.chain();
+    let mut claims = vec![
+        (error.kind() == kind, format!("is not {kind:?}")),
+        (error.hint().is_some(), "says not what to do".to_owned()),
+        (!text.contains(char::from(0)), "is no text".to_owned()),
+        retries(ended, retried),
+    ];
+    if let Some(report) = &ended.report {
+        let is_told = report.outcome == error.kind().name();
+        claims.push((is_told, format!("the report says {}", report.outcome)));
+    }
+    let missing = says.iter().filter(|words| !text.contains(**words));
+    claims.extend(missing.map(|words| (false, format!("does not say {words:?}"))));
+    let in_file = match (error.range(), ended.file_len) {
+        (Some(range), Some(len)) => range.start < range.end && range.end <= len,
+        (range, _) => range.is_some(),
+    };
+    let location = (error.location().is_some(), "names no location".to_owned());
+    let range = (
+        in_file,
+        format!("names no bytes of it: {:?}", error.range()),
+    );
+    let tensor = (error.tensor().is_some(), "names no tensor".to_owned());
+    claims.extend(match names {
+        Names::Nothing => vec![],
+        Names::Location => vec![location],
+        Names::Range => vec![location, range],
+        Names::Tensor => vec![tensor],
+        Names::TensorAndRange => vec![location, range, tensor],
+    });
+    claims
+}

@@ -1,0 +1,188 @@
+//! Runs every row with every engine it is for: the outcome is the one that the row says, nothing hangs, and nothing is left behind.
+
+use crate::bench::alone;
+use crate::requirement::say;
+use crate::row::{Ended, Place, Row, Via};
+use crate::traces::Traces;
+use crate::{in_contents, on_devices, on_files, on_objects};
+
+/// Fewer rows than this, and the table has shrunk.
+const ROWS_MIN: usize = 80;
+
+/// Faults whose rows say what is wanted and not yet so. One that is as its row says must not stand here.
+const PENDING: &[&str] = &[
+    "a read fails with EIO, once",
+    "reads fail with EIO, three times in a row",
+    "one read in five fails with EIO",
+    "every read fails with EIO",
+    "a read fails with ESTALE, once",
+    "every read fails with ESTALE",
+    "a read fails with ETIMEDOUT, once",
+    "every read fails with ETIMEDOUT",
+    "opening for direct reads hangs for ever",
+    "finding a file again for direct reads hangs for ever",
+];
+
+/// Of these, the ones that hang: they are not run.
+const HANGING: &[&str] = &[
+    "opening for direct reads hangs for ever",
+    "finding a file again for direct reads hangs for ever",
+];
+
+/// All rows, in the order of the page.
+pub(crate) fn all() -> Vec<Row> {
+    let files = on_files::rows().into_iter().map(|fault| fault.row);
+    let objects = on_objects::rows().into_iter().map(|fault| fault.row);
+    let devices = on_devices::rows().into_iter().map(|fault| fault.row);
+    let contents = in_contents::rows().into_iter().map(|fault| fault.row);
+    files
+        .chain(objects)
+        .chain(devices)
+        .chain(contents)
+        .collect()
+}
+
+/// What was not as it should be, row by row.
+#[derive(Default)]
+struct Findings {
+    complaints: Vec<String>,
+    /// Of rows that are pending.
+    excused: Vec<(&'static str, String)>,
+    run: Vec<&'static str>,
+}
+
+impl Findings {
+    /// Runs a row with one engine.
+    fn check(&mut self, row: &Row, via: Via, run: impl FnOnce() -> Option<Ended>) {
+        if HANGING.contains(&row.fault) {
+            return say(&format!("PENDING: {}: hangs, and is not run", row.fault));
+        }
+        let before = Traces::now();
+        let started = std::time::Instant::now();
+        let ended = run();
+        let mut found = match &ended {
+            None => vec!["hangs".to_owned()],
+            Some(ended) => row.complaints(ended),
+        };
+        let shown = ended.as_ref().map(ToString::to_string).unwrap_or_default();
+        drop(ended);
+        found.extend(before.left_since().map(|left| format!("leaves: {left}")));
+        let place = format!("{:?}, {}, {}", row.place, row.fault, via.name());
+        if verbose() {
+            say(&format!("{place}: {:?}: {shown}", started.elapsed()));
+        }
+        self.run.push(row.fault);
+        for complaint in found {
+            let text = format!("{place}: {complaint}\n    {shown}");
+            if PENDING.contains(&row.fault) {
+                self.excused.push((row.fault, text));
+            } else {
+                self.complaints.push(text);
+            }
+        }
+    }
+
+    fn assert_none(mut self) {
+        for fault in PENDING.iter().filter(|fault| self.run.contains(fault)) {
+            let is_excused = self.excused.iter().any(|(excused, _)| excused == fault);
+            if !is_excused {
+                let text = format!("{fault}: is as its row says; take it off the list PENDING");
+                self.complaints.push(text);
+            }
+        }
+        for (_, text) in &self.excused {
+            say(&format!("PENDING: {text}"));
+        }
+        let count = self.complaints.len();
+        assert!(
+            count == 0,
+            "{}\n{count} complaints",
+            self.complaints.join("\n")
+        );
+    }
+}
+
+/// Prints what became of every row.
+fn verbose() -> bool {
+    crate::requirement::variable("TLOAD_SHOW").is_some()
+}
+
+#[test]
+fn faults_of_files_end_as_the_table_says() {
+    let _alone = alone();
+    let Some(bench) = on_files::Bench::start() else {
+        return;
+    };
+    let mut findings = Findings::default();
+    for fault in on_files::rows() {
+        for &via in fault
+            .row
+            .engines
+            .iter()
+            .filter(|via| on_files::is_there(**via))
+        {
+            findings.check(&fault.row, via, || bench.run(&fault, via));
+        }
+    }
+    findings.assert_none();
+}
+
+#[test]
+fn faults_of_objects_end_as_the_table_says() {
+    let _alone = alone();
+    // What the process needs once.
+    on_objects::warm_up();
+    let mut findings = Findings::default();
+    for fault in on_objects::rows() {
+        findings.check(&fault.row, Via::Object, || fault.run());
+    }
+    findings.assert_none();
+}
+
+#[test]
+fn faults_of_devices_end_as_the_table_says() {
+    let _alone = alone();
+    let cuda = crate::stub::cuda();
+    let mut findings = Findings::default();
+    for fault in on_devices::rows() {
+        findings.check(&fault.row, Via::Pread, || fault.run(&cuda));
+    }
+    findings.assert_none();
+}
+
+#[test]
+fn faults_of_contents_end_as_the_table_says() {
+    let _alone = alone();
+    let mut findings = Findings::default();
+    for fault in in_contents::rows() {
+        findings.check(&fault.row, Via::Pread, || fault.run());
+    }
+    findings.assert_none();
+}
+
+#[test]
+fn the_table_is_whole() {
+    let rows = all();
+    assert!(
+        rows.len() >= ROWS_MIN,
+        "it has shrunk to {} rows",
+        rows.len()
+    );
+    for place in [
+        Place::Files,
+        Place::Objects,
+        Place::Devices,
+        Place::Contents,
+    ] {
+        let here = rows.iter().filter(|row| row.place == place).count();
+        assert!(here >= 10, "{place:?}: {here}");
+    }
+    for (index, row) in rows.iter().enumerate() {
+        let twice = rows[..index].iter().any(|other| other.fault == row.fault);
+        assert!(!twice, "two rows are called {:?}", row.fault);
+    }
+    for pending in PENDING.iter().chain(HANGING) {
+        let is_there = rows.iter().any(|row| row.fault == *pending);
+        assert!(is_there, "no row is called {pending:?}");
+    }
+}
