@@ -25,7 +25,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: fuzz fuzz-corpus build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny doc clean test-vllm test-sglang FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang FORCE
 
 build:
 	cargo build --release
@@ -178,8 +178,51 @@ $(DOCS_INSTALLED): docs/requirements.txt
 	$(DOCS_PY) -m pip install --requirement $<
 	touch $@
 
+# What may come into the tree: needs no network once all crates have been fetched.
 deny:
-	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check)
+	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features --offline check bans licenses sources)
+
+# What is known of it since: needs the network, for RustSec's list.
+advisories:
+	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check advisories)
+
+# What looks for undefined behaviour and for tests that are missing, at full length. What each covers: docs/design/0012-soundness.md.
+# Tools that are not installed are skipped loudly, and not at all when TLOAD_REQUIRE names them.
+NIGHTLY ?= nightly
+MINUTES ?= 10
+HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
+
+# Many loads of every kind at a time, under faults, for so many minutes; and thousands that must leave nothing.
+soak:
+	TLOAD_SOAK_MINUTES=$(MINUTES) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
+	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
+
+# Every order, where `make test` bounds the number of preemptions.
+loom:
+	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-models --test loom
+
+miri:
+	$(call if_installed,miri,cargo +$(NIGHTLY) miri --version,MIRIFLAGS=-Zmiri-disable-isolation \
+		cargo +$(NIGHTLY) miri test --package tload-models --test simulated)
+
+# The standard library's own code is not instrumented by these; our engines, queues and memory are.
+asan:
+	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=address cargo +$(NIGHTLY) test --target $(HOST) \
+		--target-dir target/asan --package tload-models --features rings --test engines --test simulated)
+
+# Needs the standard library instrumented too, so it is built: `rustup component add rust-src --toolchain nightly`.
+tsan:
+	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=thread cargo +$(NIGHTLY) test -Zbuild-std --target $(HOST) \
+		--target-dir target/tsan --package tload-models --features rings --test engines --test simulated)
+
+# Knows no io_uring: threads read.
+valgrind:
+	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite" \
+		cargo test --package tload-models --test engines --test simulated -- --test-threads=1)
+
+# Which lines could be wrong without a test that notices: hours. With ARGS, for example: make mutants ARGS='--file crates/core/src/plan/slice.rs'
+mutants:
+	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 
 doc:
 	cargo doc --workspace --exclude tload-py --no-deps --lib

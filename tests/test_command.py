@@ -148,6 +148,6 @@ def test_a_signal_stops_it_and_leaves_nothing_behind(number: signal.Signals, tmp
             assert child.poll() is None, child.communicate()
         child.send_signal(number)
         _, stderr = child.communicate(timeout=30)
-    assert child.returncode == 130, stderr
+    assert child.returncode == 128 + number, stderr
     assert "Traceback" not in stderr
     assert not folder.exists() or not any(folder.rglob("*.safetensors"))

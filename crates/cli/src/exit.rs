@@ -15,7 +15,7 @@ const REMOTE: u8 = 9;
 const DEVICE: u8 = 10;
 const CORRUPT: u8 = 11;
 /// 128 + SIGINT, as shells report an interrupted program.
-pub(crate) const INTERRUPTED: u8 = 130;
+const INTERRUPTED: u8 = 130;
 
 /// The table that `tload --help` ends with.
 pub(crate) const HELP: &str = "\
@@ -32,10 +32,15 @@ Exit status:
   9    an object store cannot be reached, or failed again and again
   10   the GPU or its driver failed
   11   bytes are not those that a digest was made of (verify, --verify)
-  130  interrupted by Ctrl-C or SIGTERM
+  130  interrupted by Ctrl-C; 129 by SIGHUP, 143 by SIGTERM: 128 and the signal's number
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
 GB/s are 10^9 bytes per second.";
+
+/// The exit status of a command that was stopped by a signal, as shells report it.
+pub(crate) fn of_signal(signal: i32) -> u8 {
+    u8::try_from(signal).map_or(INTERRUPTED, |signal| 128_u8.saturating_add(signal))
+}
 
 /// The exit status for `error`.
 pub(crate) fn status(error: &Error) -> u8 {

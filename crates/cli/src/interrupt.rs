@@ -1,8 +1,10 @@
 //! Ctrl-C and termination: cancels the load in progress, and removes what a command would otherwise leave behind.
 //!
 //! ```text
-//! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 130
-//!               └─ not done within GRACE (a kernel that does not answer) ─▶ the signal's thread removes them ─▶ exit 130
+//! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 128 + signal
+//!               └─ a second signal, or not done within GRACE (a kernel that does not answer)
+//!                     └─▶ a thread of ours removes them ──▶ exit 128 + signal
+//!                            └─ a third signal: not even that ──▶ exit 128 + signal
 //! ```
 //!
 //! The one process-wide thing of the command is the listener for signals, which the operating system makes so. Handlers that
@@ -41,7 +43,10 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    raised: bool,
+    /// The first signal.
+    raised: Option<i32>,
+    /// There was a second one.
+    hurried: bool,
     finished: bool,
     canceller: Option<Canceller>,
     temporary: Vec<PathBuf>,
@@ -57,15 +62,10 @@ impl Interrupt {
         if let Ok(mut signals) = Signals::new(heeded(system)) {
             interrupt.listener = Some(signals.handle());
             let shared = Arc::clone(&interrupt.shared);
-            let listen = move || {
-                if signals.forever().next().is_some() {
-                    shared.stop();
-                }
-            };
             drop(
                 thread::Builder::new()
                     .name("tload-signals".to_owned())
-                    .spawn(listen),
+                    .spawn(move || listen(&mut signals, &shared)),
             );
         }
         interrupt
@@ -79,9 +79,14 @@ impl Interrupt {
         }
     }
 
+    /// The exit status of a command that a signal has stopped; none if there was no signal.
+    pub(crate) fn status(&self) -> Option<u8> {
+        self.shared.lock().raised.map(exit::of_signal)
+    }
+
     /// An error once the user wants to stop.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.shared.lock().raised {
+        if self.shared.lock().raised.is_some() {
             Err(interrupted())
         } else {
             Ok(())
@@ -94,7 +99,7 @@ impl Interrupt {
         let waited = self
             .shared
             .changed
-            .wait_timeout_while(state, timeout, |state| !state.raised);
+            .wait_timeout_while(state, timeout, |state| state.raised.is_none());
         drop(waited.unwrap_or_else(PoisonError::into_inner));
         self.check()
     }
@@ -102,7 +107,7 @@ impl Interrupt {
     /// Cancels `canceller`'s load on a signal, from now on and until the next call.
     pub(crate) fn watch(&self, canceller: Canceller) {
         let mut state = self.shared.lock();
-        if state.raised {
+        if state.raised.is_some() {
             canceller.cancel();
         }
         state.canceller = Some(canceller);
@@ -134,24 +139,60 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs on the signal's own thread.
-    fn stop(&self) {
+    /// The first signal.
+    fn raise(&self, signal: i32) {
         let mut state = self.lock();
-        state.raised = true;
+        state.raised = Some(signal);
         if let Some(canceller) = &state.canceller {
             canceller.cancel();
         }
         self.changed.notify_all();
+    }
+
+    /// The second.
+    fn hurry(&self) {
+        self.lock().hurried = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits for the command to stop by itself. What is to be removed in its stead if it does not within `patience`, or if a second
+    /// signal comes before.
+    fn outlived(&self, patience: Duration) -> Option<Vec<PathBuf>> {
+        let waits = |state: &mut State| !state.finished && !state.hurried;
         let waited = self
             .changed
-            .wait_timeout_while(state, GRACE, |state| !state.finished);
-        let (state, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
-        if timeout.timed_out() {
-            for path in &state.temporary {
+            .wait_timeout_while(self.lock(), patience, waits);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!state.finished).then(|| state.temporary.clone())
+    }
+}
+
+/// Runs on a thread of its own, until the command is over.
+fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
+    let mut signals = signals.forever();
+    let Some(first) = signals.next() else {
+        return;
+    };
+    shared.raise(first);
+    let status = i32::from(exit::of_signal(first));
+    let waiting = Arc::clone(shared);
+    let wait = move || {
+        if let Some(left) = waiting.outlived(GRACE) {
+            for path in &left {
                 remove(path);
             }
-            std::process::exit(exit::INTERRUPTED.into());
+            std::process::exit(status);
         }
+    };
+    let waits = thread::Builder::new()
+        .name("tload-grace".to_owned())
+        .spawn(wait);
+    if waits.is_ok() && signals.next().is_some() {
+        shared.hurry();
+    }
+    // Even removing a file can take for ever.
+    if signals.next().is_some() {
+        std::process::exit(status);
     }
 }
 
@@ -252,8 +293,35 @@ mod tests {
     fn a_raised_interrupt_is_an_error_and_ends_waits() {
         let interrupt = Interrupt::unattached();
         interrupt.check().unwrap();
-        interrupt.shared.lock().raised = true;
+        assert_eq!(interrupt.status(), None);
+        interrupt.shared.raise(SIGTERM);
         let error = interrupt.wait(Duration::from_secs(60)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
+        assert_eq!(interrupt.status(), Some(143));
+    }
+
+    /// Nothing here waits as long as it may: the test would not end.
+    #[test]
+    fn a_second_signal_ends_the_patience_with_the_first() {
+        let for_ever = Duration::from_secs(3600);
+        let interrupt = Interrupt::unattached();
+        let left = interrupt.temporary("/nothing/here");
+        interrupt.shared.raise(SIGINT);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| interrupt.shared.outlived(for_ever));
+            interrupt.shared.hurry();
+            let wanted = [PathBuf::from("/nothing/here")];
+            assert_eq!(waiting.join().unwrap().unwrap(), wanted);
+        });
+        drop(left);
+
+        let stops = Interrupt::unattached();
+        stops.shared.raise(SIGINT);
+        let shared = Arc::clone(&stops.shared);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(move || shared.outlived(for_ever));
+            drop(stops);
+            assert_eq!(waiting.join().unwrap(), None, "nothing is left to do");
+        });
     }
 }

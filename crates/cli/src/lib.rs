@@ -67,7 +67,10 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Err(error) if output::error::is_closed_pipe(&error) => exit::SUCCESS,
         Err(error) => {
             output::error::print(&error);
-            exit::status(&error)
+            let signalled = interrupt
+                .status()
+                .filter(|_| error.kind() == tload::ErrorKind::Cancelled);
+            signalled.unwrap_or_else(|| exit::status(&error))
         }
     }
 }

@@ -68,6 +68,7 @@ mod side_by_side;
 mod sources;
 mod stall;
 mod stream;
+mod sync;
 mod tensor;
 mod within;
 

@@ -365,7 +365,7 @@ fn an_interrupt_keeps_what_has_arrived_and_says_so() {
         .args(["-TERM", &child.id().to_string()])
         .status();
     assert!(killed.unwrap().success());
-    let text = status(&child.wait_with_output().unwrap(), 130);
+    let text = status(&child.wait_with_output().unwrap(), 143);
     assert!(
         text.contains("are kept in") && text.contains("cancelled"),
         "{text}"
@@ -426,7 +426,7 @@ fn an_interrupt_ends_lists_and_opens_too() {
             .args(["-TERM", &child.id().to_string()])
             .status();
         assert!(killed.unwrap().success());
-        let text = status(&ends_soon(child), 130);
+        let text = status(&ends_soon(child), 143);
         assert!(text.contains("cancelled"), "{text}");
         lab.server.clear_faults();
         assert!(lab.server.wait_for_idle(PATIENCE));

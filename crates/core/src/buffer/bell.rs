@@ -3,7 +3,9 @@
 //! A lane notes the bell's count, finds that it can do nothing, and sleeps until the count has moved. Because the count is
 //! taken before the look, a ring between look and sleep is never missed.
 
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::{Condvar, Mutex, MutexGuard};
 
 /// A counter of events with sleepers.
 #[derive(Debug, Default)]

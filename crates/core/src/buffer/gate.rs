@@ -5,7 +5,9 @@
 //! who are inside: for a copy, never for storage.
 
 use std::fmt;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::PoisonError;
+
+use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// Open while the load may write into memory of the caller's.
 #[derive(Default)]

@@ -15,10 +15,10 @@
 
 use std::mem::MaybeUninit;
 use std::ptr::NonNull;
-use std::sync::Arc;
 
 use super::region::Region;
 use super::slab::SlotGuard;
+use crate::sync::Arc;
 
 /// The exclusive right to a window; dropping it gives the window back.
 #[derive(Debug)]

@@ -5,13 +5,18 @@
 #![expect(unsafe_code, reason = "mmap, madvise and munmap of anonymous memory")]
 
 use std::mem::ManuallyDrop;
-use std::ptr::{self, NonNull};
+#[cfg(not(miri))]
+use std::ptr;
+use std::ptr::NonNull;
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 use rustix::mm::{Advice, madvise};
+#[cfg(not(miri))]
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use rustix::param::page_size;
 
+#[cfg(miri)]
+use super::heap::{map, unmap};
 use crate::error::{Error, ErrorKind, Result};
 
 /// Mappings of this size and more start on such a boundary and ask for huge pages: reading 4 GiB into fresh memory took
@@ -63,15 +68,7 @@ impl Mapping {
         // Worked example: 3 MiB asked. 5 MiB are mapped at 0x7f00_0010_0000; the next 2 MiB boundary is 0x7f00_0020_0000,
         // so 1 MiB is cut off in front and 1 MiB behind.
         let mapped_len = if huge { len + HUGE_PAGE_BYTES } else { len };
-        // SAFETY: a null hint and an anonymous private mapping: no existing memory is touched.
-        let mapped = unsafe {
-            mmap_anonymous(
-                ptr::null_mut(),
-                mapped_len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
+        let mapped = map(mapped_len)
         .map_err(|errno| {
             Error::new(
                 ErrorKind::OutOfMemory,
@@ -82,8 +79,7 @@ impl Mapping {
                  (sysctl vm.max_map_count)",
             )
             .with_source(std::io::Error::from(errno))
-        })?
-        .cast::<u8>();
+        })?;
         let front = if huge {
             mapped.align_offset(HUGE_PAGE_BYTES)
         } else {
@@ -214,7 +210,17 @@ impl Drop for Mapping {
     }
 }
 
+#[cfg(not(miri))]
+fn map(len: usize) -> rustix::io::Result<*mut u8> {
+    let protection = ProtFlags::READ | ProtFlags::WRITE;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+    // SAFETY: a null hint and an anonymous private mapping: no existing memory is touched.
+    let mapped = unsafe { mmap_anonymous(ptr::null_mut(), len, protection, flags) };
+    mapped.map(<*mut _>::cast)
+}
+
 /// Unmaps `len` bytes of our own; nothing for 0.
+#[cfg(not(miri))]
 fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
         // SAFETY: callers pass ranges of a mapping that they made and own, and give up every pointer into it.
@@ -227,7 +233,7 @@ fn unmap(start: *mut u8, len: usize) {
 /// # Safety
 ///
 /// The range must be a mapping of the caller's.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn advise_huge_pages(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the advice changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) };
@@ -238,7 +244,7 @@ unsafe fn advise_huge_pages(start: *mut u8, len: usize) {
 /// # Safety
 ///
 /// The range must be a mapping of the caller's.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn populate(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; populating anonymous memory changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
@@ -249,7 +255,7 @@ unsafe fn populate(start: *mut u8, len: usize) {
 /// # Safety
 ///
 /// The range must be whole pages of a mapping of the caller's, whose contents nobody wants any more.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn release(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise: what is lost, nobody wants.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) };
@@ -260,7 +266,7 @@ unsafe fn release(start: *mut u8, len: usize) {
 /// # Safety
 ///
 /// The range must be a mapping of the caller's.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn advise_no_fork(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the advice changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontFork) };
@@ -271,7 +277,7 @@ unsafe fn advise_no_fork(start: *mut u8, len: usize) {
 /// # Safety
 ///
 /// The range must be a mapping of the caller's.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
     /// `MPOL_PREFERRED` of `set_mempolicy(2)`.
     const PREFERRED: libc::c_int = 1;
@@ -295,19 +301,19 @@ unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
     };
 }
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn release(_start: *mut u8, _len: usize) {}
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn advise_no_fork(_start: *mut u8, _len: usize) {}
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn prefer_node(_start: *mut u8, _len: usize, _node: u32) {}
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn populate(_start: *mut u8, _len: usize) {}
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(any(not(target_os = "linux"), miri))]
 unsafe fn advise_huge_pages(_start: *mut u8, _len: usize) {}
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ mod bell;
 mod device;
 mod file_view;
 mod gate;
+#[cfg(miri)]
+mod heap;
 mod lease;
 mod mapping;
 mod pool;

@@ -10,13 +10,13 @@
 )]
 
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::file_view::FileView;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::pool::PoolLink;
+use crate::sync::{Arc, AtomicU32};
 
 /// Memory that tensors will own together.
 #[derive(Debug)]
@@ -100,7 +100,8 @@ impl Drop for Region {
         if let Memory::Pooled { mapping, pool } = &mut self.memory
             && let Some(mapping) = mapping.take()
         {
-            let charged = *self.unreceived.get_mut() > 0;
+            // Nobody else has the region any more.
+            let charged = self.unreceived.load(Ordering::Relaxed) > 0;
             pool.give_back(mapping, charged);
         }
     }

@@ -9,13 +9,14 @@
 )]
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::bell::Bell;
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::staging::{Staging, StagingFacts};
 use crate::error::Result;
+use crate::sync::{Mutex, MutexGuard};
 
 /// The most entries that the kernel takes in one table of registered buffers (`IORING_MAX_REG_BUFFERS`, Linux 5.13+).
 const REGISTRATIONS_MAX: usize = 16_384;

@@ -7,6 +7,7 @@
 pub mod conformance;
 pub mod fixtures;
 pub mod fuzz;
+mod random_load;
 pub mod sim;
 pub mod simulation;
 pub mod storage;

@@ -4,6 +4,8 @@
 //! itself; some fail, for good or for a while. While a read is in flight its window holds garbage, so memory that somebody else has too shows up.
 
 use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
 
 use super::fixtures::Rng;
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
@@ -30,6 +32,31 @@ pub struct SimConfig {
     pub passing_once_in: u64,
     /// How often such a read is tried again.
     pub retries: Retries,
+    /// Told of every read that begins and of every one that ends.
+    pub moments: Moments,
+}
+
+/// Called, on the lane's thread, whenever a read begins or ends: for what is to happen right then. By default nothing does.
+#[derive(Clone, Default)]
+pub struct Moments(Option<Arc<dyn Fn() + Send + Sync>>);
+
+impl Moments {
+    /// Calls `tell`.
+    pub fn new(tell: impl Fn() + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(tell)))
+    }
+
+    fn tell(&self) {
+        if let Some(tell) = &self.0 {
+            tell();
+        }
+    }
+}
+
+impl fmt::Debug for Moments {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Moments").field(&self.0.is_some()).finish()
+    }
 }
 
 impl SimConfig {
@@ -44,6 +71,7 @@ impl SimConfig {
             faults: BTreeSet::new(),
             passing_once_in: 0,
             retries: Retries::NONE,
+            moments: Moments::default(),
         }
     }
 }
@@ -165,6 +193,7 @@ impl SimEngine {
             ..
         } = pending;
         transfer.direct_bytes = arrived as u64;
+        self.config.moments.tell();
         let fails = given_up || self.fails(job.extent);
         let source = &self.sources[job.source];
         let failure = if fails {
@@ -225,6 +254,7 @@ impl Engine for SimEngine {
         for byte in job.lease.as_uninit() {
             byte.write(0xA5);
         }
+        self.config.moments.tell();
         let delay = self.delay();
         self.pending.push(Pending {
             job,

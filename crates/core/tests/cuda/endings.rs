@@ -1,6 +1,8 @@
 //! Loads that end early, with copies in flight: the right error, and nothing left behind.
 
 use std::fs::OpenOptions;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use tload::testing::fixtures::Rng;
@@ -80,6 +82,66 @@ fn dropped_at_any_moment_on_any_thread() {
         }
         cuda.assert_in_order();
     }
+}
+
+/// Moments are counted in copies that the driver has been given: before the first, after the last, and between.
+#[test]
+fn ended_at_any_copy() {
+    let cuda = cuda();
+    let files = Files::even(5, 24, 100_000);
+    let mut came = 0;
+    for seed in 0..200 {
+        let mut rng = Rng::new(seed);
+        cuda.stub
+            .set("copy_delay_us", rng.pick(&["0", "20", "200", "2000"]));
+        let copies = || cuda.stub.count("cuMemcpyHtoDAsync_v2").unsigned_abs();
+        let at = copies() + rng.below(28);
+        let has_come = || copies() >= at;
+        let loader = loader(&files, tight(&mut rng));
+        let mut stream = loader.stream().expect("starts");
+        let mut kept = Vec::new();
+        if rng.once_in(3) {
+            let canceller = stream.canceller();
+            let is_over = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !has_come() && !is_over.load(Ordering::SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    canceller.cancel();
+                });
+                for item in stream.by_ref() {
+                    match item {
+                        Ok(tensor) => kept.push(tensor),
+                        Err(error) => assert_eq!(error.kind(), ErrorKind::Cancelled),
+                    }
+                }
+                is_over.store(true, Ordering::SeqCst);
+            });
+            drop((stream, loader));
+        } else {
+            while !has_come() {
+                match stream.wait(Duration::from_micros(50)) {
+                    Poll::Pending => {}
+                    Poll::Ready(None) => break,
+                    Poll::Ready(Some(tensor)) => kept.push(tensor.expect("loads")),
+                }
+            }
+            let dropping = move || drop((stream, loader));
+            if rng.once_in(2) {
+                dropping();
+            } else {
+                std::thread::spawn(dropping).join().expect("drops");
+            }
+        }
+        came += u32::from(kept.len() < 24);
+        for tensor in kept {
+            crate::fixtures::assert_same(&files.contents, &tensor);
+        }
+        cuda.assert_nothing_left();
+        cuda.assert_in_order();
+    }
+    assert!(came > 100, "only {came} loads were ended early");
 }
 
 /// Copies that take longer than a drop waits: lanes end by themselves, and slots stay theirs until then.

@@ -11,6 +11,7 @@ mod hostile;
 mod links;
 mod load;
 mod memory;
+mod moments;
 mod page_cache;
 mod promises;
 mod requirement;

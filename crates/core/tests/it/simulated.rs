@@ -7,23 +7,25 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
-use tload::plan::Layout;
 use tload::schedule::{Depth, InFlight};
 use tload::source::{MemorySource, Retries};
-use tload::testing::fixtures::{Rng, byte_len, tensor_info};
+use tload::testing::fixtures::Rng;
 use tload::testing::receive;
 use tload::testing::sim::{INJECTED, SimConfig};
 use tload::testing::simulation::{Simulation, Watched};
-use tload::{Dtype, ErrorKind, Order, Tensor, TensorInfo};
+use tload::{ErrorKind, Order, Tensor};
 
 /// Threads are allowed to take this long before a check gives up on them.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 use crate::requirement::{say, variable};
 
 const SEEDS: u64 = 3000;
 
-fn for_every_seed(check: impl Fn(u64)) {
+/// Elements of the longest tensor.
+const ELEMENTS_MAX: usize = 60_000;
+
+pub(crate) fn for_every_seed(check: impl Fn(u64)) {
     let one = variable("TLOAD_SEED").map(|text| text.parse().expect("TLOAD_SEED is a number"));
     let seeds = one.map_or(0..SEEDS, |seed| seed..seed + 1);
     for seed in seeds {
@@ -34,71 +36,8 @@ fn for_every_seed(check: impl Fn(u64)) {
     }
 }
 
-/// Tensors of a source, one behind the other: some empty, some at odd offsets, some with gaps between.
-fn tensors_of(rng: &mut Rng, source: usize, tensors: &mut Vec<TensorInfo>) -> u64 {
-    let mut offset = 8 + rng.below(3000);
-    for index in 0..rng.index(14) {
-        if rng.once_in(3) {
-            offset += rng.below(20_000);
-        }
-        let dtype = rng.pick(&Dtype::ALL);
-        let most = rng.pick(&[1, 9, 300, 5000, 60_000]);
-        let elements = rng.index(most + 1) / 4 * 4;
-        if rng.once_in(2) {
-            offset = offset.next_multiple_of(dtype.alignment() as u64);
-        }
-        let bytes = byte_len(dtype, elements).expect("multiples of four elements") as u64;
-        let name = format!("{source}.{index}");
-        tensors.push(tensor_info(
-            name,
-            dtype,
-            vec![elements],
-            source,
-            offset..offset + bytes,
-        ));
-        offset += bytes;
-    }
-    offset + rng.below(100)
-}
-
-fn simulation(rng: &mut Rng) -> Simulation {
-    let mut tensors = Vec::new();
-    let sources: Vec<_> = (0..=rng.index(5))
-        .map(|source| {
-            let len = tensors_of(rng, source, &mut tensors);
-            let len = usize::try_from(len).expect("small");
-            MemorySource::new(&format!("source {source}"), rng.bytes(len))
-        })
-        .collect();
-    let layouts = sources
-        .iter()
-        .map(|_| Layout {
-            extent_bytes: rng.pick(&[4096, 16_384, 65_536, 1 << 20]),
-            alignment: rng.pick(&[1, 512, 4096]),
-            gap_bytes: rng.pick(&[0, 4096, 65_536]),
-        })
-        .collect();
-    let jobs = 1 + rng.index(12);
-    let engines = (0..=rng.index(3))
-        .map(|_| SimConfig {
-            delay_max: rng.pick(&[0, 1, 7]),
-            short_once_in: rng.pick(&[0, 1, 4]),
-            ..SimConfig::new(rng.bits(), 1 + rng.index(jobs))
-        })
-        .collect();
-    let mut simulation = Simulation {
-        sources,
-        layouts,
-        tensors,
-        order: rng.pick(&[Order::Ready, Order::File]),
-        depth: Depth::fixed(jobs, rng.pick(&[1, 50_000, 1 << 20])),
-        memory_limit: 0,
-        engines,
-    };
-    // From the least that can work to plenty.
-    let least = simulation.limit_min();
-    simulation.memory_limit = least + rng.pick(&[0, 1, least / 2, 4 * least, 1 << 30]);
-    simulation
+pub(crate) fn simulation(rng: &mut Rng) -> Simulation {
+    Simulation::random(rng, ELEMENTS_MAX)
 }
 
 /// Lets some reads fail. Which extents will, if that is certain.
@@ -114,7 +53,7 @@ fn add_faults(rng: &mut Rng, simulation: &mut Simulation) -> BTreeSet<usize> {
     faults
 }
 
-fn assert_right(simulation: &Simulation, tensor: &Tensor) {
+pub(crate) fn assert_right(simulation: &Simulation, tensor: &Tensor) {
     let range = tensor.info().file_range();
     let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
     let source = &simulation.sources[tensor.info().shard()];
@@ -127,7 +66,7 @@ fn assert_right(simulation: &Simulation, tensor: &Tensor) {
     );
 }
 
-fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched) {
+pub(crate) fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched) {
     let usage = watched.usage();
     assert!(
         usage.peak <= simulation.memory_limit,

@@ -1,6 +1,7 @@
 //! However a load ends: at once, and nothing of it is left.
 
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tload::testing::fixtures::Rng;
@@ -247,6 +248,97 @@ fn nothing_leaks() {
         // The first round may open what stays open.
         let wanted = *wanted.get_or_insert_with(open_files);
         eventually("files are left", || open_files() <= wanted);
+    }
+}
+
+/// Moments are counted in requests that the server has taken up: before the first, after the last, and between. Some of them fail
+/// or stall, so some moments lie in the wait for another try.
+#[test]
+fn ended_at_any_moment() {
+    if !is_alone("lifecycle::ended_at_any_moment") {
+        return;
+    }
+    let bench = Bench::new();
+    let file = even("t", 2, 40, 60_000);
+    bench.site.put("small.safetensors", &file);
+    let mut rng = Rng::new(5);
+    let mut wanted = None;
+    for round in 0..200 {
+        let checkpoint = bench.site.checkpoint("small.safetensors").expect("opens");
+        let loader = Loader::new(checkpoint).options(options(|it| {
+            it.depth = Some(rng.pick(&[1, 4, 16]));
+            it.extent_bytes = Some(rng.pick(&[8192, 65_536]));
+            it.memory_limit = Some(rng.pick(&[2 << 20, 8 << 20]));
+        }));
+        let fault = match rng.below(5) {
+            0 => Some(Fault::StallHeaders),
+            1 => Some(Fault::StallBody(rng.index(8000))),
+            2 => Some(Fault::ResetBody(rng.index(8000))),
+            3 => Some(Fault::slow_down(30)),
+            _ => None,
+        };
+        if let Some(fault) = fault {
+            let few = 1 + rng.index(3);
+            let rule = Rule::times(few, fault).from_byte(1).after(rng.index(12));
+            bench.server.fault(rule);
+        }
+        end_at(&bench.server, &mut rng, loader, &file, round % 3);
+        bench.server.clear_faults();
+        bench.assert_no_connections();
+        eventually("threads are left", || threads("tload-") == 0);
+        let wanted = *wanted.get_or_insert_with(open_files);
+        eventually("files are left", || open_files() <= wanted);
+    }
+}
+
+/// Starts a load and ends it when the server has seen some requests of it.
+fn end_at(server: &FaultyServer, rng: &mut Rng, loader: Loader, file: &[u8], ending: usize) {
+    let at = server.counts().requests + rng.index(45);
+    let has_come = || server.counts().requests >= at;
+    // What stalls never comes: then the moment is soon.
+    let turns = 100 + rng.below(1000);
+    let mut stream = loader.stream().expect("starts");
+    let mut kept = Vec::new();
+    if ending == 0 {
+        let canceller = stream.canceller();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = (0..100 * turns).any(|_| {
+                    std::hint::spin_loop();
+                    has_come()
+                });
+                canceller.cancel();
+            });
+            let is_ours = |error: &tload::Error| error.kind() == ErrorKind::Cancelled;
+            for item in stream.by_ref() {
+                match item {
+                    Ok(tensor) => kept.push(tensor),
+                    Err(error) => assert!(is_ours(&error), "{}", error.chain()),
+                }
+            }
+        });
+    } else {
+        for _ in 0..turns {
+            if has_come() {
+                break;
+            }
+            match stream.wait(Duration::from_micros(50)) {
+                Poll::Pending => {}
+                Poll::Ready(None) => break,
+                Poll::Ready(Some(tensor)) => kept.push(tensor.expect("no failure that stays")),
+            }
+        }
+        if ending == 1 {
+            drop(stream);
+        } else {
+            let dropping = std::thread::spawn(move || drop((stream, loader)));
+            dropping.join().expect("drops anywhere");
+        }
+    }
+    let theirs = safetensors::SafeTensors::deserialize(file).expect("a valid file");
+    for tensor in kept {
+        let view = theirs.tensor(tensor.name()).expect("in the file");
+        assert!(tensor.bytes() == view.data(), "{tensor:?}: other bytes");
     }
 }
 

@@ -1,0 +1,262 @@
+//! Where loads come from and go to: files by every engine, views, a slow file system, objects, a simulator, and GPUs that are none.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::source::Cache;
+use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::{
+    Checkpoint, Device, Dtype, EngineChoice, Loader, Location, Options, Order, Result, StoreOptions,
+};
+use tload_cuda_stub::Stub;
+use tload_lab::slowfs::{self, Mount, serve_if_asked};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+const SHARDS: usize = 3;
+
+/// Tensors of each shard.
+const TENSORS: usize = 20;
+
+/// Every tensor's bytes.
+pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
+
+/// Not a test: the process that a slow file system runs in.
+#[test]
+fn serves() {
+    serve_if_asked();
+}
+
+/// What there is to load, and all that has to stay while it is loaded.
+pub(crate) struct Land {
+    pub(crate) contents: Contents,
+    folder: TempDir,
+    slow: Option<Mount>,
+    server: Arc<FaultyServer>,
+    pub(crate) places: Vec<Place>,
+}
+
+/// One way of loading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Files(EngineChoice, Cache),
+    Views,
+    /// A file system that is slow, answers short, and fails from time to time.
+    Slow(EngineChoice),
+    /// A server that does all that servers do.
+    Objects,
+    Gpu(usize),
+    /// No disk: [`crate::loads::simulated`].
+    Simulated,
+}
+
+impl Place {
+    pub(crate) fn name(self) -> String {
+        match self {
+            Self::Files(engine, cache) => format!("files, {engine}, cache={cache}"),
+            Self::Views => "files, cache=map".to_owned(),
+            Self::Slow(engine) => format!("a slow file system, {engine}"),
+            Self::Objects => "objects".to_owned(),
+            Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (a stand-in)"),
+            Self::Simulated => "a simulator".to_owned(),
+        }
+    }
+
+    /// Whether a load may fail here though nothing is wrong with it.
+    pub(crate) fn may_fail(self) -> bool {
+        matches!(self, Self::Slow(_) | Self::Objects | Self::Simulated)
+    }
+}
+
+/// Past the test harness, which shows what a test prints only when it fails.
+pub(crate) fn say(line: &str) {
+    // Nobody to tell is no reason to fail.
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// As `requirement` of the other tests: a loud skip, or a failure when `TLOAD_REQUIRE` says so.
+fn required<T>(name: &str, found: Result<T, String>) -> Option<T> {
+    let reason = match found {
+        Ok(found) => return Some(found),
+        Err(reason) => reason,
+    };
+    let wanted = variable("TLOAD_REQUIRE").unwrap_or_default();
+    let mut wanted = wanted.split(',').map(str::trim);
+    assert!(
+        !wanted.any(|wanted| wanted == name || wanted == "all"),
+        "TLOAD_REQUIRE names {name}, which is missing: {reason}"
+    );
+    say(&format!("SKIPPED: needs {name}: {reason}"));
+    None
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "tests are steered from outside; the library is not"
+)]
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn shard_name(shard: usize) -> String {
+    format!("m-{shard}.safetensors")
+}
+
+/// Tensors of a few bytes to some hundred thousand, at odd places too.
+fn shard(rng: &mut Rng, shard: usize, contents: &mut Contents) -> Vec<u8> {
+    let mut file = FileBuilder::new();
+    for tensor in 0..TENSORS {
+        let most = rng.pick(&[16, 5000, 70_000, 400_000]);
+        let len = rng.index(most);
+        let bytes = rng.bytes(len);
+        let name = format!("{shard}.{tensor}");
+        file = file.tensor(&name, Dtype::U8, &[bytes.len()], &bytes);
+        contents.insert(name, bytes);
+    }
+    if rng.once_in(2) {
+        file = file.unaligned(rng.index(100));
+    }
+    file.build()
+}
+
+impl Land {
+    pub(crate) fn new(seed: u64) -> Self {
+        let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
+        let folder = folder.expect("cargo made the folder");
+        let server = Arc::new(FaultyServer::start());
+        let mut rng = Rng::new(seed);
+        let mut contents = Contents::new();
+        for index in 0..SHARDS {
+            let bytes = shard(&mut rng, index, &mut contents);
+            std::fs::write(folder.path().join(shard_name(index)), &bytes)
+                .expect("the temporary folder takes files");
+            server.put(&format!("models/m/{}", shard_name(index)), bytes);
+        }
+        let found = tload::probe::ring().error.map_or(Ok(()), Err);
+        let mut engines = vec![EngineChoice::Pread];
+        if required("uring", found).is_some() {
+            engines.push(EngineChoice::Uring);
+            if cfg!(feature = "tokio-uring") {
+                engines.push(EngineChoice::TokioUring);
+            }
+        }
+        let slow = required("fuse", mount(folder.path()));
+        let mut places = vec![Place::Views, Place::Objects, Place::Simulated];
+        for &engine in &engines {
+            places.extend([Cache::Auto, Cache::Buffered].map(|cache| Place::Files(engine, cache)));
+            if slow.is_some() {
+                places.push(Place::Slow(engine));
+            }
+        }
+        let stub = Stub::load();
+        stub.set("copy_delay_us", "50");
+        places.extend([Place::Gpu(0), Place::Gpu(1)]);
+        Self {
+            contents,
+            folder,
+            slow,
+            server,
+            places,
+        }
+    }
+
+    /// A loader of everything that is at `place`, with random options; and something wrong there, if it is such a place.
+    pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
+        let mut options = Options::default();
+        options.lanes = Some(1 + rng.index(3));
+        options.order = rng.pick(&[Order::Ready, Order::File]);
+        options.extent_bytes = Some(rng.pick(&[16 << 10, 64 << 10, 1 << 20]));
+        options.memory_limit = Some(rng.pick(&[2 << 20, 4 << 20, 64 << 20]));
+        options.depth = rng.pick(&[None, Some(1), Some(16)]);
+        let loader = match place {
+            Place::Files(engine, cache) => {
+                (options.engine, options.cache) = (engine, cache);
+                local(self.folder.path())
+            }
+            Place::Views => {
+                options.cache = Cache::Map;
+                local(self.folder.path())
+            }
+            Place::Slow(engine) => {
+                options.engine = engine;
+                // What the page cache makes of short answers, no reader can notice: tests/it/slow.rs.
+                options.cache = Cache::Direct;
+                let mount = self.slow.as_ref().expect("only where there is one");
+                local(mount.path())
+            }
+            Place::Objects => {
+                self.misbehave(rng);
+                options.retries = Some(rng.pick(&[0, 8]));
+                let location = Location::parse("s3://models/m").expect("a URL");
+                Checkpoint::open_with(&location, &self.store()).map(Loader::new)
+            }
+            Place::Gpu(ordinal) => {
+                options.device_memory_limit = Some(rng.pick(&[4 << 20, 64 << 20]));
+                let loader = local(self.folder.path());
+                loader.map(|loader| loader.device(Device::Cuda(ordinal)))
+            }
+            Place::Simulated => unreachable!("simulated loads have no loader"),
+        };
+        loader.map(|loader| loader.options(options))
+    }
+
+    fn store(&self) -> StoreOptions {
+        StoreOptions::from_pairs([
+            ("environment", "false".to_owned()),
+            ("endpoint", self.server.url()),
+            ("region", "us-east-1".to_owned()),
+            ("access_key_id", "test".to_owned()),
+            ("secret_access_key", "testtest".to_owned()),
+            ("read_timeout", "1".to_owned()),
+        ])
+        .expect("good options")
+    }
+
+    /// One of the next answers will not be what was asked for. Nothing that lasts: stalls end with a retry.
+    fn misbehave(&self, rng: &mut Rng) {
+        let at = rng.index(60_000);
+        let fault = match rng.below(9) {
+            0 => Fault::CutBody(at),
+            1 => Fault::ResetBody(at),
+            2 => Fault::status(500, "InternalError"),
+            3 => Fault::slow_down(0),
+            4 => Fault::ShortBody(1 + rng.index(100)),
+            5 => Fault::WrongContentRange(1),
+            6 => Fault::ResetBeforeHeaders,
+            7 => Fault::Drip {
+                bytes: 4096,
+                pause: Duration::from_millis(1),
+            },
+            _ => Fault::StallBody(at),
+        };
+        let rule = Rule::times(1 + rng.index(2), fault);
+        self.server.fault(rule.from_byte(1).after(rng.index(6)));
+    }
+}
+
+fn local(folder: &Path) -> Result<Loader> {
+    Loader::open(&Location::from(folder))
+}
+
+/// That nobody has used or freed memory of a GPU without being ordered behind its other uses.
+pub(crate) fn assert_gpus_are_clean() {
+    let stub = Stub::load();
+    tload::release_staging();
+    assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
+}
+
+fn mount(folder: &Path) -> Result<Mount, String> {
+    let slowness = slowfs::Options {
+        latency: Duration::from_micros(500),
+        direct: true,
+        short_every: 7,
+        eio_every: 211,
+        // Headers are spared.
+        fault_from: 4096,
+        ..slowfs::Options::default()
+    };
+    Mount::start("places::serves", folder, &slowness)
+}

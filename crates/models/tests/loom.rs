@@ -1,0 +1,250 @@
+//! Memory is handed from thread to thread in every order of their steps: no window has two owners, no byte of the budget is lost or
+//! counted twice, and nobody who waits is forgotten.
+//!
+//! Steps are those of locks and counters ([loom](https://docs.rs/loom)). Every order is tried, or every order with so many
+//! preemptions where there would be too many (`LOOM_MAX_PREEMPTIONS` says how many).
+
+use std::sync::Arc as Plain;
+
+use loom::cell::UnsafeCell;
+use loom::model::Builder;
+use loom::sync::Arc;
+use loom::sync::atomic::{AtomicBool, Ordering};
+use loom::thread;
+use tload_models::buffer::{Bell, Gate, Pool, Slab};
+use tload_models::received;
+
+/// A page.
+const PAGE: usize = 4096;
+
+/// Tries every order of at most `preemptions`.
+fn model(preemptions: usize, steps: impl Fn() + Sync + Send + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound.get_or_insert(preemptions);
+    builder.check(steps);
+}
+
+/// Memory as loom sees it: whoever is let in while another is inside, or not ordered behind it, is reported.
+#[derive(Default)]
+struct Watched(UnsafeCell<u32>, AtomicBool);
+
+impl Watched {
+    /// Others may have their turn now: loom changes threads at what they share only.
+    fn turn(&self) {
+        self.1.load(Ordering::Relaxed);
+    }
+
+    fn write(&self) {
+        self.turn();
+        #[expect(unsafe_code, reason = "loom checks that nobody else is here")]
+        self.0.with_mut(|it| {
+            // SAFETY: if it is not ours alone, loom ends the test before.
+            unsafe { *it += 1 }
+        });
+    }
+
+    fn read(&self) {
+        self.turn();
+        #[expect(unsafe_code, reason = "loom checks that nobody writes here")]
+        self.0.with(|it| {
+            // SAFETY: if somebody writes, loom ends the test before.
+            std::hint::black_box(unsafe { *it })
+        });
+    }
+}
+
+// SAFETY: that is what is tested.
+#[expect(unsafe_code, reason = "loom checks what the compiler cannot")]
+unsafe impl Sync for Watched {}
+
+#[test]
+fn nobody_who_waits_for_the_bell_is_forgotten() {
+    model(3, || {
+        let (bell, free) = (Arc::new(Bell::default()), Arc::new(AtomicBool::new(false)));
+        let waiters: Vec<_> = (0..2)
+            .map(|_| {
+                let (bell, free) = (Arc::clone(&bell), Arc::clone(&free));
+                thread::spawn(move || {
+                    loop {
+                        let rung = bell.count();
+                        if free.load(Ordering::Acquire) {
+                            return;
+                        }
+                        bell.wait_past(rung);
+                    }
+                })
+            })
+            .collect();
+        free.store(true, Ordering::Release);
+        bell.ring();
+        // A sleeper that nobody wakes is a deadlock, which loom finds.
+        for waiter in waiters {
+            waiter.join().expect("ends");
+        }
+    });
+}
+
+/// Two tensors of a region, on two threads, each received and dropped or only dropped; meanwhile a lane waits for their memory.
+#[test]
+fn memory_goes_from_tensors_to_the_next_region_once() {
+    for [first, second] in [[true, true], [true, false], [false, false]] {
+        model(2, move || {
+            let bell = Plain::new(Bell::default());
+            let pool = Plain::new(Pool::new(PAGE as u64, Plain::clone(&bell)));
+            let memory = Arc::new(Watched::default());
+            let mut writer = pool.try_region(PAGE, 2).expect("maps").expect("fits");
+            let tensors = [writer.carve(PAGE / 2), writer.carve(PAGE / 2)];
+            drop(writer);
+            let owners: Vec<_> = tensors
+                .into_iter()
+                .zip([first, second])
+                .map(|(lease, is_received)| {
+                    let filled = lease.fill_from(&[7; PAGE / 2]);
+                    let region = filled.region().expect("a region's").0.clone();
+                    drop(filled);
+                    let memory = Arc::clone(&memory);
+                    thread::spawn(move || {
+                        if is_received {
+                            received(&region);
+                        }
+                        memory.read();
+                        drop(region);
+                    })
+                })
+                .collect();
+            // A lane: what it gets is nobody else's.
+            let next = loop {
+                let rung = bell.count();
+                match pool.try_region(PAGE, 1).expect("maps") {
+                    Some(region) => break region,
+                    None => bell.wait_past(rung),
+                }
+            };
+            // The caller's memory is its own after both have been received, and another mapping is free to be had.
+            if !(first && second) {
+                memory.write();
+            }
+            for owner in owners {
+                owner.join().expect("ends");
+            }
+            drop(next);
+            pool.close();
+            assert_eq!(pool.usage().charged, 0);
+            assert!(pool.usage().peak <= PAGE as u64);
+        });
+    }
+}
+
+/// The last tensor is received while its load is given up, and the memory of another comes back.
+#[test]
+fn a_pool_that_is_closed_meanwhile_keeps_nothing_and_loses_nothing() {
+    model(3, || {
+        let pool = Plain::new(Pool::new(2 * PAGE as u64, Plain::default()));
+        let mut writer = pool.try_region(PAGE, 1).expect("maps").expect("fits");
+        let region = {
+            let filled = writer.carve(PAGE).fill_from(&[7; PAGE]);
+            filled.region().expect("a region's").0.clone()
+        };
+        drop(writer);
+        let other = pool.try_region(PAGE, 1).expect("maps").expect("fits");
+        let caller = thread::spawn(move || {
+            received(&region);
+            drop(region);
+        });
+        let lane = thread::spawn(move || drop(other));
+        pool.close();
+        caller.join().expect("ends");
+        lane.join().expect("ends");
+        assert_eq!(pool.usage().charged, 0);
+    });
+}
+
+#[test]
+fn a_slot_has_one_owner_at_a_time() {
+    model(2, || {
+        let bell = Plain::new(Bell::default());
+        let slab = Slab::new(PAGE, 1, Plain::clone(&bell)).expect("maps");
+        let memory = Arc::new(Watched::default());
+        let owners: Vec<_> = (0..2)
+            .map(|_| {
+                let (slab, bell) = (Plain::clone(&slab), Plain::clone(&bell));
+                let memory = Arc::clone(&memory);
+                thread::spawn(move || {
+                    let lease = loop {
+                        let rung = bell.count();
+                        match slab.try_lease(PAGE) {
+                            Some(lease) => break lease,
+                            None => bell.wait_past(rung),
+                        }
+                    };
+                    memory.write();
+                    drop(lease);
+                })
+            })
+            .collect();
+        for owner in owners {
+            owner.join().expect("ends");
+        }
+        assert!(slab.has_free_slot());
+    });
+}
+
+/// The caller may do with its memory what it likes once the gate is closed.
+#[test]
+fn nobody_writes_behind_a_closed_gate() {
+    model(3, || {
+        let gate = Arc::new(Gate::default());
+        let memory = Arc::new(Watched::default());
+        let lanes: Vec<_> = (0..2)
+            .map(|lane| {
+                let (gate, memory) = (Arc::clone(&gate), Arc::clone(&memory));
+                thread::spawn(move || {
+                    if let Some(_inside) = gate.enter() {
+                        // Each lane writes to bytes of its own; one of them is watched.
+                        if lane == 0 {
+                            memory.write();
+                        }
+                    }
+                })
+            })
+            .collect();
+        gate.close();
+        memory.write();
+        assert!(gate.enter().is_none());
+        for lane in lanes {
+            lane.join().expect("ends");
+        }
+    });
+}
+
+/// Work that was only queued inside is waited for.
+#[test]
+fn a_closing_gate_waits_for_what_was_queued() {
+    model(3, || {
+        let gate = Arc::new(Gate::default());
+        let queued = Arc::new(AtomicBool::new(false));
+        let drained = Arc::new(AtomicBool::new(false));
+        {
+            let (queued, drained) = (Arc::clone(&queued), Arc::clone(&drained));
+            gate.on_close(move || {
+                drained.store(queued.load(Ordering::Acquire), Ordering::Release);
+            });
+        }
+        let lane = {
+            let (gate, queued) = (Arc::clone(&gate), Arc::clone(&queued));
+            thread::spawn(move || {
+                if let Some(_inside) = gate.enter() {
+                    queued.store(true, Ordering::Release);
+                }
+            })
+        };
+        gate.close();
+        let was_drained = drained.load(Ordering::Acquire);
+        lane.join().expect("ends");
+        assert_eq!(
+            was_drained,
+            queued.load(Ordering::Acquire),
+            "queued behind the gate, or not waited for"
+        );
+    });
+}
