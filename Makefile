@@ -138,7 +138,7 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 
 # libFuzzer, on a nightly compiler: fuzz/README.md. Every target for so many minutes. What it learns stays in target/fuzz.
 MINUTES ?= 1
-TARGETS ?= header index load location plan slice
+TARGETS ?= header index load location manifest plan slice
 FUZZ := cargo +nightly fuzz
 
 fuzz:

@@ -15,6 +15,7 @@ from conftest import require
 from files import Content, write_checkpoint
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
 MANIFEST = "tload-manifest.json"
@@ -35,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
     """A checkpoint of two shards with an index."""
     path = tmp_path / "model"
     path.mkdir()
-    shards = [
+    shards: list[Mapping[str, Content]] = [
         {"a": Content("F32", (4,), bytes(range(16))), "empty": Content("U8", (0,), b"")},
         {"b": Content("U8", (3, 5), bytes(range(15)))},
     ]

@@ -63,6 +63,9 @@ pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
 /// Takes finished tensors.
 type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
 
+/// The same, and those who hear of a failure.
+type Listeners<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a dyn Fn(&Error));
+
 /// What a lane tells to whom.
 pub(crate) struct LaneEvents<T> {
     /// Every finished tensor, to be taken out of the list.
@@ -215,7 +218,7 @@ where
 fn run<S: Sink>(
     setup: &LaneSetup,
     sink: &OpenSink<S>,
-    (deliver, failing): (&dyn Fn(&mut Vec<S::Tensor>), &dyn Fn(&Error)),
+    (deliver, failing): Listeners<'_, S::Tensor>,
     opened: Option<Sender<Result<Opened>>>,
 ) -> Result<()> {
     if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {

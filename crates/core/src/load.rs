@@ -28,7 +28,7 @@ use crate::sink::DiscardSink;
 use crate::source::{Cache, Location, ReadFile};
 use crate::sources::{Group, Sources};
 use crate::stream::{Shared, StreamSetup, TensorStream};
-use crate::tensor::TensorInfo;
+use crate::tensor::{Tensor, TensorInfo};
 use crate::verify::{self, Check, Expectation};
 
 /// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
@@ -322,16 +322,7 @@ impl Loader {
         if let Some(provider) = &mut provider {
             provider.top_up().inspect_err(|_| feed.close())?;
         }
-        let events = || {
-            let (receiver, owner) = (Arc::clone(&shared), Arc::clone(&shared));
-            let hears = Arc::clone(&shared);
-            LaneEvents {
-                deliver: Box::new(move |ready| receiver.push(ready)),
-                failing: Box::new(move |error| hears.lane_failing(error)),
-                ended: Box::new(move |result| owner.lane_ended(result)),
-            }
-        };
-        let (threads, opened) = lane::start(setups, &delivered.open_sink, events)?;
+        let (threads, opened) = lane::start(setups, &delivered.open_sink, || lane_events(&shared))?;
         say_once(opened.refusal.as_ref());
         say_unpinned_once(slab.as_ref());
         let mut stream = TensorStream::new(shared, threads);
@@ -483,6 +474,16 @@ fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
     let groups = sources.groups().iter().map(Group::name);
     report.set_depths(groups.zip(feed.depths()));
+}
+
+/// A lane tells its stream.
+fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
+    let [receiver, hearer, owner] = [(); 3].map(|()| Arc::clone(stream));
+    LaneEvents {
+        deliver: Box::new(move |ready| receiver.push(ready)),
+        failing: Box::new(move |error| hearer.lane_failing(error)),
+        ended: Box::new(move |result| owner.lane_ended(result)),
+    }
 }
 
 /// Lets go of the files at the end, and checks that none changed meanwhile, and that everything was compared.

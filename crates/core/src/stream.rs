@@ -99,6 +99,10 @@ pub(crate) struct Shared {
     lane_ended: Condvar,
 }
 
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each concerns somebody else who waits"
+)]
 struct State {
     queue: VecDeque<Tensor>,
     /// File order: tensors that came before their turn.
@@ -119,6 +123,8 @@ struct State {
     closing: bool,
     /// What a lane has failed with that still waits for what it has in flight.
     failing: Option<Error>,
+    /// Dropped when all lanes have ended: then nobody needs to watch a lane that has failed.
+    grace: Option<crossbeam_channel::Sender<()>>,
     /// A lane has failed, and not everything has come back in time: nobody waits for it any more.
     parked: bool,
     ended: Option<Instant>,
@@ -162,6 +168,7 @@ impl Shared {
                 abandoned: false,
                 closing: false,
                 failing: None,
+                grace: None,
                 parked: false,
                 ended: None,
                 tensors_received: 0,
@@ -251,6 +258,7 @@ impl Shared {
         state.lanes_running -= 1;
         self.lane_ended.notify_all();
         if state.lanes_running == 0 {
+            state.grace = None;
             self.wake(state);
         }
     }
@@ -348,7 +356,9 @@ impl TensorStream {
             .name("tload-deadline".to_owned())
             .spawn(move || shared.watch(timeout))
             .map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, "cannot start a thread").with_source(error)
+                Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                    .with_hint("raise the limit of processes (ulimit -u)")
+                    .with_source(error)
             })?;
         self.threads.push(thread);
         Ok(())

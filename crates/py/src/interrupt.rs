@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use tload::Error;
+use tload::{Error, ErrorKind};
 
 use crate::error;
 
@@ -30,7 +30,12 @@ pub(crate) fn run<T: Send + 'static>(
             // Nobody listens any more after Ctrl-C.
             drop(answer.send(work()));
         })
-        .map_err(|cause| error::exception(py, &Error::from_io("cannot start a thread", cause)))?;
+        .map_err(|cause| {
+            let failed = Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                .with_hint("raise the limit of processes (ulimit -u)")
+                .with_source(cause);
+            error::exception(py, &failed)
+        })?;
     loop {
         let answered;
         (answered, receiver) = py.detach(move || (receiver.recv_timeout(SIGNAL_STEP), receiver));

@@ -33,7 +33,7 @@ pub(crate) fn verify(
 ) -> PyResult<(String, Option<Py<PyAny>>)> {
     let failed = |error| crate::error::exception(py, &error);
     let mut options = VerifyOptions::default();
-    let manifest = manifest.map(|manifest| manifest.parse()).transpose();
+    let manifest = manifest.map(LocationArgument::parse).transpose();
     options.manifest = manifest.map_err(failed)?;
     options.write = match write {
         None | Some(WriteArgument::Beside(false)) => None,

@@ -29,6 +29,7 @@ pub(crate) struct VerifyArgs {
     pub(crate) manifest: Option<OsString>,
     /// Write a manifest: beside the checkpoint, or to PATH
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    #[expect(clippy::option_option, reason = "not there, alone, or with a path")]
     pub(crate) write: Option<Option<PathBuf>>,
     /// Replace a manifest that is there
     #[arg(long, requires = "write")]

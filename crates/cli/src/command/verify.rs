@@ -122,4 +122,3 @@ fn shown(mismatch: &Mismatch) -> String {
         mismatch.found
     )
 }
-

@@ -198,8 +198,8 @@ mod tests {
             "{}",
             change.command
         );
-        let (_folder, fine) = system(&[(file, "always [madvise] never\n")]);
-        assert_eq!(huge_pages(&fine).change, None);
+        let (_folder, healthy) = system(&[(file, "always [madvise] never\n")]);
+        assert_eq!(huge_pages(&healthy).change, None);
     }
 
     #[test]

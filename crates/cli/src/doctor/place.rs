@@ -40,7 +40,7 @@ pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding>
         findings.push(residency(paths()));
     }
     findings.extend(object_store(checkpoint));
-    findings.extend(verify::findings(checkpoint));
+    findings.push(verify::finding(checkpoint));
     findings
 }
 

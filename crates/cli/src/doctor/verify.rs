@@ -2,26 +2,56 @@
 //!
 //! What there is to compare with is the core's to find; here is only how it is shown.
 
-use tload::Checkpoint;
+use tload::verify::{self, Expectation};
+use tload::{Checkpoint, Error, Verify};
 
 use super::{Finding, Level};
+use crate::output::flags::with_flags;
 use crate::output::quantity::format_count;
+
+const ID: &str = "verify";
+const TITLE: &str = "checksums";
 
 /// Of one shard: who says what its bytes should be, or why nobody does.
 type Authority = Result<String, String>;
 
-/// Nothing, until the core looks for checksums.
-pub(super) fn findings(_checkpoint: &Checkpoint) -> Option<Finding> {
-    None
+/// Asks as a load with `verify=auto` does.
+pub(super) fn finding(checkpoint: &Checkpoint) -> Finding {
+    let expectations = match verify::find(checkpoint, &Verify::Auto) {
+        Ok(expectations) => expectations,
+        Err(error) => return unknown(&error),
+    };
+    let authorities: Vec<Authority> = expectations
+        .into_iter()
+        .map(|expectation| match expectation {
+            Expectation::Of(expected) => Ok(expected.by),
+            Expectation::Nothing { why } => Err(why),
+        })
+        .collect();
+    let location = checkpoint.location();
+    // A manifest is a local file, wherever the checkpoint is.
+    let path = match location.as_path() {
+        Some(_) => "",
+        None => " manifest.json",
+    };
+    let command = format!("tload verify {location} --write{path}");
+    shown(&command, &authorities)
 }
 
-/// All shards together.
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "until the core looks for checksums")
-)]
-fn finding(location: &str, authorities: &[Authority]) -> Finding {
-    let (id, title) = ("verify", "checksums");
+/// What there is to compare with cannot be read. Loads that compare fail of it; others do not.
+fn unknown(error: &Error) -> Finding {
+    let finding = Finding::ok(ID, TITLE, format!("unknown: {error}"));
+    match error.hint() {
+        Some(hint) => finding.advise(Level::Note, with_flags(hint)),
+        None => Finding {
+            level: Level::Note,
+            ..finding
+        },
+    }
+}
+
+/// All shards together; `command` makes a manifest of them.
+fn shown(command: &str, authorities: &[Authority]) -> Finding {
     let of_shards = |count: usize| format_count(count as u64, "shard");
     let mut by: Vec<&str> = authorities.iter().flatten().map(String::as_str).collect();
     let covered = by.len();
@@ -30,7 +60,7 @@ fn finding(location: &str, authorities: &[Authority]) -> Finding {
     let missing = authorities.iter().find_map(|it| it.as_ref().err());
     let Some(why) = missing else {
         let value = format!("{}, by {}", of_shards(covered), by.join("; "));
-        return Finding::ok(id, title, value);
+        return Finding::ok(ID, TITLE, value);
     };
     let value = if covered == 0 {
         format!("none: {why}")
@@ -42,11 +72,9 @@ fn finding(location: &str, authorities: &[Authority]) -> Finding {
             by.join("; ")
         )
     };
-    Finding::ok(id, title, value).advise(
+    Finding::ok(ID, TITLE, value).advise(
         Level::Note,
-        format!(
-            "damaged bytes are not noticed; where you trust them: tload verify --write {location}"
-        ),
+        format!("damaged bytes are not noticed; where you trust them: {command}"),
     )
 }
 
@@ -58,15 +86,16 @@ mod tests {
     fn what_cannot_be_compared_says_why_and_how_it_could_be() {
         let manifest = || Ok("manifest /m/tload-manifest.json".to_owned());
         let none = || Err("no manifest, and not from a hub".to_owned());
-        let all = finding("/m", &[manifest(), manifest()]);
+        let command = "tload verify /m --write";
+        let all = shown(command, &[manifest(), manifest()]);
         assert_eq!((all.level, all.advice), (Level::Ok, None));
         assert_eq!(all.value, "2 shards, by manifest /m/tload-manifest.json");
-        let nothing = finding("/m", &[none()]);
+        let nothing = shown(command, &[none()]);
         assert_eq!(nothing.value, "none: no manifest, and not from a hub");
         assert_eq!(nothing.level, Level::Note);
         let advice = nothing.advice.expect("says what to do");
-        assert!(advice.ends_with("tload verify --write /m"), "{advice}");
-        let some = finding("/m", &[manifest(), none(), none()]);
+        assert!(advice.ends_with(command), "{advice}");
+        let some = shown(command, &[manifest(), none(), none()]);
         assert_eq!(
             some.value,
             "1 of 3 shards, by manifest /m/tload-manifest.json; not the others: no manifest, and not from a hub"

@@ -56,7 +56,7 @@ fn line(fields: &[String]) -> String {
     format!("| {} |\n", fields.join(" | "))
 }
 
-/// Text between more backticks than it has in a row (CommonMark, 6.1).
+/// Text between more backticks than it has in a row (`CommonMark`, 6.1).
 fn code(text: &str) -> String {
     let text = printable(text);
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);

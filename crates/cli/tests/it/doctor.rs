@@ -56,6 +56,7 @@ fn a_checkpoint_adds_its_place() {
         "mount",
         "direct_io",
         "page_cache",
+        "verify",
     ] {
         assert!(findings.iter().any(|finding| finding["id"] == id), "{id}");
     }
@@ -74,6 +75,47 @@ fn a_checkpoint_adds_its_place() {
         }
         None => assert!(line.ends_with(" ok"), "{text}"),
     }
+}
+
+#[test]
+fn checksums_are_a_note_until_there_is_a_manifest() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "1MiB", "--shards", "2"]);
+    let look = || {
+        let report = json(["doctor", location, "--json"]);
+        let findings = report["findings"].as_array().unwrap();
+        let found = findings.iter().find(|finding| finding["id"] == "verify");
+        found.expect("looks at checksums").clone()
+    };
+
+    let nothing = look();
+    assert_eq!(nothing["level"], "note");
+    let value = nothing["value"].as_str().unwrap();
+    assert!(value.starts_with("none: "), "{nothing}");
+    let advice = nothing["advice"].as_str().unwrap();
+    assert!(
+        advice.ends_with(&format!(": tload verify {location} --write")),
+        "{advice}"
+    );
+    // What it advises helps.
+    let (_, command) = advice.rsplit_once("tload ").unwrap();
+    succeed(command.split(' '));
+    let all = look();
+    assert_eq!((&all["level"], &all["advice"]), (&"ok".into(), &().into()));
+    let value = all["value"].as_str().unwrap();
+    assert!(value.starts_with("2 shards, by manifest "), "{all}");
+
+    std::fs::write(model.join("tload-manifest.json"), "{}").unwrap();
+    let broken = look();
+    assert_eq!(broken["level"], "note");
+    let value = broken["value"].as_str().unwrap();
+    assert!(
+        value.starts_with("unknown: ") && value.contains("tload-manifest.json"),
+        "{broken}"
+    );
+    assert!(broken["advice"].is_string(), "{broken}");
 }
 
 #[test]

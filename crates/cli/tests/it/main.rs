@@ -18,9 +18,9 @@ mod remote;
 mod requirement;
 mod secrets;
 mod store;
+mod unseen;
 mod verified;
 mod verify;
-mod unseen;
 
 use std::ffi::OsStr;
 use std::process::{Command, Output, Stdio};

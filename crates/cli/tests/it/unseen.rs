@@ -97,7 +97,9 @@ fn broken(folder: &TempDir) -> Vec<PathBuf> {
 
 #[track_caller]
 fn assert_seen(what: &str, bytes: &[u8]) {
-    let text = std::str::from_utf8(bytes).unwrap_or_else(|_| panic!("{what}: not UTF-8"));
+    let text = std::str::from_utf8(bytes);
+    assert!(text.is_ok(), "{what}: not UTF-8");
+    let text = text.unwrap();
     let obeyed = text.chars().find(|&c| is_obeyed(c));
     assert_eq!(obeyed, None, "{what}: {text:?}");
 }

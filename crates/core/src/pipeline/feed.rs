@@ -75,6 +75,12 @@ pub(super) enum Take {
 }
 
 impl FeedState {
+    /// Whether a slot would be needed, and none is free.
+    fn lacks_slots(&self) -> bool {
+        let slab = self.slab.as_ref();
+        slab.is_some_and(|slab| !slab.has_free_slot())
+    }
+
     /// Bytes that one of the lanes may have in flight. A lane that copies does so before it looks again: what it had taken beyond its
     /// share, no other could.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
@@ -303,11 +309,7 @@ impl Feed {
             }
         }
         // Whatever comes next might need a slot. Only this lock's owner takes one, so it is still there below.
-        if state
-            .slab
-            .as_ref()
-            .is_some_and(|slab| !slab.has_free_slot())
-        {
+        if state.lacks_slots() {
             if state.schedule.is_stopped() {
                 return Ok(Take::Done);
             }
@@ -320,8 +322,8 @@ impl Feed {
             slab,
             ..
         } = &mut *state;
-        let turn = schedule.turn();
-        let next = schedule.next(group, self.started.elapsed(), plan, |region| {
+        let (turn, now) = (schedule.turn(), self.started.elapsed());
+        let next = schedule.next(group, now, plan, |region| {
             self.begin(region, &mut writers[region])
         })?;
         if schedule.turn() != turn {
@@ -356,13 +358,10 @@ impl Feed {
                 .unwrap_or_else(PoisonError::into_inner)
                 .carve(extent.window),
         };
-        state
-            .reads
-            .began(extent_index, group, self.started.elapsed());
-        let schedule = &state.schedule;
+        state.reads.began(extent_index, group, now);
         Ok(Take::Job(Job {
             extent: extent_index,
-            source: schedule.member(extent.source).index,
+            source: state.schedule.member(extent.source).index,
             offset: extent.offset,
             needed: extent.needed,
             lease,

@@ -85,7 +85,9 @@ impl Reads {
     ) -> Waiting {
         let mut oldest: Vec<_> = self.began.iter().collect();
         oldest.sort_by_key(|(_, (_, since))| *since);
-        let longest = oldest.first().map(|(_, (_, since))| now - *since);
+        let longest = oldest
+            .first()
+            .map(|(_, (_, since))| now.saturating_sub(*since));
         let extents = oldest.iter().map(|(extent, _)| &plan.extents[**extent]);
         let named = extents.clone().take(NAMED).map(|extent| {
             let name = name(extent.source).unwrap_or("a source");

@@ -108,9 +108,13 @@ impl FileSource {
     ///
     /// [`ErrorKind::Changed`] when somebody wrote to it since.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let found = Identity::now(&self.file).map_err(|error| {
+        let cannot = |error| {
             Error::from_io("cannot read the file's status", error).with_location(&self.location)
-        })?;
+        };
+        let found = again_if_it_may_pass(
+            || self.retries,
+            || Identity::now(&self.file).map_err(cannot),
+        )?;
         self.verify(found)
     }
 
@@ -209,7 +213,7 @@ impl Identity {
         use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
         let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
         let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME;
-        match statx(file, "", flags, wanted) {
+        match rustix::io::retry_on_intr(|| statx(file, "", flags, wanted)) {
             Ok(found) if StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) => {
                 Ok(Self {
                     device: makedev(found.stx_dev_major, found.stx_dev_minor),

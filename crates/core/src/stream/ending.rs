@@ -3,6 +3,8 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::{RecvTimeoutError, bounded};
+
 use super::Shared;
 use crate::error::{Error, ErrorKind};
 use crate::parked;
@@ -16,19 +18,26 @@ const GRACE: Duration = Duration::from_millis(500);
 impl Shared {
     /// A lane has failed, and waits for what it has in flight. Others do not wait for it longer than [`GRACE`].
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
+        let (grace, ended) = bounded::<()>(0);
         {
             let mut state = self.lock();
             if state.abandoned || state.failing.is_some() {
                 return;
             }
             state.failing = Some(error.again());
+            state.grace = Some(grace);
         }
-        let shared = Arc::clone(self);
+        // Keeps nothing of the load: when its lanes have ended, it is its owner's alone.
+        let shared = Arc::downgrade(self);
         let started = std::thread::Builder::new()
             .name("tload-grace".to_owned())
             .spawn(move || {
-                shared.wait_for_lanes(GRACE);
-                shared.park();
+                let waited = ended.recv_timeout(GRACE);
+                if waited == Err(RecvTimeoutError::Timeout)
+                    && let Some(shared) = shared.upgrade()
+                {
+                    shared.park();
+                }
             });
         if started.is_err() {
             self.park();

@@ -5,10 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::{
-    Algorithm, Checkpoint, Device, Digest, Dtype, Error, ErrorKind, Expectation, Expected, Loader,
-    Location, Target, Verify,
-};
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
+use tload::{Checkpoint, Device, Dtype, Error, ErrorKind, Loader, Location, Target, Verify};
 
 use crate::fixtures::options;
 use crate::stub::{bytes, cuda};

@@ -95,9 +95,10 @@ fn files_with_faults_by_chance() {
     for seed in seeds() {
         let mut rng = Rng::new(seed);
         let via = rng.pick(&vias);
-        let mounted = match via {
-            Via::Map => Mounted::Cached,
-            _ => rng.pick(&[Mounted::Uncached, Mounted::Cached]),
+        let mounted = if via == Via::Map {
+            Mounted::Cached
+        } else {
+            rng.pick(&[Mounted::Uncached, Mounted::Cached])
         };
         let mut options = options(&mut rng, via);
         let rules = rng.index(5);
@@ -202,7 +203,8 @@ impl Ends {
         before: Traces,
         is_well: bool,
     ) {
-        let ended = ended.unwrap_or_else(|| panic!("{told}: hangs"));
+        assert!(ended.is_some(), "{told}: hangs");
+        let ended = ended.expect("asserted above");
         assert_eq!(ended.wrong_bytes, 0, "{told}: {ended}");
         match &ended.error {
             None => {

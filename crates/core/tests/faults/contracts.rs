@@ -219,6 +219,7 @@ impl Store {
             request_bytes: 200_000,
             total_bytes: 0,
             retries: None,
+            hedge: true,
             depth: request.depth,
             over: Arc::<Over>::default(),
         };

@@ -42,6 +42,7 @@ const LOST: &str = "start a new process";
 const LOOK: &str = "nvidia-smi";
 const FREE: &str = "free memory of the GPU";
 
+#[expect(clippy::too_many_lines, reason = "a table")]
 pub(crate) fn rows() -> Vec<DeviceFault> {
     let failing = |fault, value, kind, says| {
         let outcome = fails(kind, says, Names::Nothing, Retried::No);

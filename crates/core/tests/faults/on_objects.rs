@@ -417,7 +417,7 @@ impl ObjectFault {
             made: format!("{}{words}", self.row.made),
             ..self.row
         };
-        Self { set, row, ..self }
+        Self { row, set, ..self }
     }
 
     /// Runs the row; none if it hangs.

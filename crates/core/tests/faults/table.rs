@@ -9,26 +9,6 @@ use crate::{in_contents, on_devices, on_files, on_objects};
 /// Fewer rows than this, and the table has shrunk.
 const ROWS_MIN: usize = 80;
 
-/// Faults whose rows say what is wanted and not yet so. One that is as its row says must not stand here.
-const PENDING: &[&str] = &[
-    "a read fails with EIO, once",
-    "reads fail with EIO, three times in a row",
-    "one read in five fails with EIO",
-    "every read fails with EIO",
-    "a read fails with ESTALE, once",
-    "every read fails with ESTALE",
-    "a read fails with ETIMEDOUT, once",
-    "every read fails with ETIMEDOUT",
-    "opening for direct reads hangs for ever",
-    "finding a file again for direct reads hangs for ever",
-];
-
-/// Of these, the ones that hang: they are not run.
-const HANGING: &[&str] = &[
-    "opening for direct reads hangs for ever",
-    "finding a file again for direct reads hangs for ever",
-];
-
 /// All rows, in the order of the page.
 pub(crate) fn all() -> Vec<Row> {
     let files = on_files::rows().into_iter().map(|fault| fault.row);
@@ -46,17 +26,11 @@ pub(crate) fn all() -> Vec<Row> {
 #[derive(Default)]
 struct Findings {
     complaints: Vec<String>,
-    /// Of rows that are pending.
-    excused: Vec<(&'static str, String)>,
-    run: Vec<&'static str>,
 }
 
 impl Findings {
     /// Runs a row with one engine.
     fn check(&mut self, row: &Row, via: Via, run: impl FnOnce() -> Option<Ended>) {
-        if HANGING.contains(&row.fault) {
-            return say(&format!("PENDING: {}: hangs, and is not run", row.fault));
-        }
         let before = Traces::now();
         let started = std::time::Instant::now();
         let ended = run();
@@ -71,28 +45,13 @@ impl Findings {
         if verbose() {
             say(&format!("{place}: {:?}: {shown}", started.elapsed()));
         }
-        self.run.push(row.fault);
         for complaint in found {
-            let text = format!("{place}: {complaint}\n    {shown}");
-            if PENDING.contains(&row.fault) {
-                self.excused.push((row.fault, text));
-            } else {
-                self.complaints.push(text);
-            }
+            self.complaints
+                .push(format!("{place}: {complaint}\n    {shown}"));
         }
     }
 
-    fn assert_none(mut self) {
-        for fault in PENDING.iter().filter(|fault| self.run.contains(fault)) {
-            let is_excused = self.excused.iter().any(|(excused, _)| excused == fault);
-            if !is_excused {
-                let text = format!("{fault}: is as its row says; take it off the list PENDING");
-                self.complaints.push(text);
-            }
-        }
-        for (_, text) in &self.excused {
-            say(&format!("PENDING: {text}"));
-        }
+    fn assert_none(self) {
         let count = self.complaints.len();
         assert!(
             count == 0,
@@ -180,9 +139,5 @@ fn the_table_is_whole() {
     for (index, row) in rows.iter().enumerate() {
         let twice = rows[..index].iter().any(|other| other.fault == row.fault);
         assert!(!twice, "two rows are called {:?}", row.fault);
-    }
-    for pending in PENDING.iter().chain(HANGING) {
-        let is_there = rows.iter().any(|row| row.fault == *pending);
-        assert!(is_there, "no row is called {pending:?}");
     }
 }

@@ -229,9 +229,10 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
         let loader = Loader::open(&location(&path))
             .expect("opens")
             .options(options);
-        let error = failure(loader.stream().expect("starts"));
+        // Opening the files for the load may take longer already.
+        let error = loader.stream().map_or_else(|error| error, failure);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
-        assert!(error.message().contains("1ns"), "{error}");
+        assert!(error.message().contains("timeout"), "{error}");
     }
     // One that is not reached does not delay the end either.
     let options = options(|it| it.timeout = Some(Duration::from_secs(3600)));

@@ -23,7 +23,16 @@ const NAMES_OF_OTHERS: [(&str, &str); 1] =
 /// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
 /// other. `testing` stands above all; nothing but tests may use it.
 const RANKS: [&[&str]; 16] = [
-    &["crc", "error", "over", "retry", "room", "side_by_side", "stall", "sync"],
+    &[
+        "crc",
+        "error",
+        "over",
+        "retry",
+        "room",
+        "side_by_side",
+        "stall",
+        "sync",
+    ],
     // One of the two: the driver, or what stands for it.
     &["cuda", "no_cuda"],
     &["buffer", "format", "plan", "within"],

@@ -11,9 +11,10 @@ use tload::source::{Cache, MemorySource, Source};
 use tload::testing::fixtures::{FileBuilder, Rng, tensor_info};
 use tload::testing::sim::{INJECTED, SimConfig};
 use tload::testing::simulation::{Simulation, Watched};
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
-    Algorithm, Checkpoint, Digest, Dtype, EngineChoice, Error, ErrorKind, Expectation, Expected,
-    Loader, Options, Order, Report, Selection, Slice, Steps, Tensor, TensorInfo, Verify,
+    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, Report, Selection,
+    Slice, Steps, Tensor, TensorInfo, Verify,
 };
 
 use crate::files::{folder, location, mixed, options, write};

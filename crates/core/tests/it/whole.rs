@@ -1,5 +1,7 @@
 //! Whole checkpoints compared with what is known of them: what is good is found good, and one bit that is not is found and named.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -1,6 +1,8 @@
 //! What stores say of their objects' own checksums, asked of real ones and of one that says what it is told; and whole checkpoints in
 //! them, compared with that or with a manifest beside them.
 
+#![expect(clippy::panic, reason = "a test that cannot go on fails there")]
+
 use std::sync::Arc;
 
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
@@ -275,7 +277,7 @@ fn a_hub_says_the_sha_256_of_large_files() {
         ("the hub".to_owned(), computed(&file)[1])
     );
     let report = Verification::new(&location)
-        .store(options.clone())
+        .opening(options.clone())
         .run()
         .expect("reads");
     let outcomes: Vec<_> = report.files.iter().map(|file| file.outcome).collect();
@@ -341,14 +343,18 @@ fn recorded_checkpoints(site: &Site) {
         (ErrorKind::Corrupt, Some("b19"))
     );
     assert_eq!(report.files[0].outcome, FileOutcome::Matches);
-    // A manifest from elsewhere is the same manifest; it can be written from here to there only.
     site.put("m/b.safetensors", &shards[1]);
+    manifests_elsewhere(site, &path);
+}
+
+/// A manifest from elsewhere is the same manifest; one can be written from here to there only.
+fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let mut options = VerifyOptions::default();
     options.manifest = Some(Location::from_path(path));
     let verification = Verification::new(&site.location("m")).options(options);
     assert!(
         verification
-            .store(site.options.clone())
+            .opening(site.options.clone())
             .run()
             .expect("reads")
             .ok()
@@ -357,7 +363,7 @@ fn recorded_checkpoints(site: &Site) {
     options.write = Some(ManifestTarget::Beside);
     let verification = Verification::new(&site.location("m")).options(options);
     let error = verification
-        .store(site.options.clone())
+        .opening(site.options.clone())
         .run()
         .expect_err("is no folder");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);

@@ -27,7 +27,7 @@ fn location(rest: &str) -> Location {
 }
 
 fn open(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
-    Checkpoint::open_with(&location(rest), &store(hub, pairs))
+    Checkpoint::open_with(&location(rest), store(hub, pairs))
 }
 
 /// Two shards, an index, and what lies beside them.
@@ -114,7 +114,7 @@ fn a_model_is_a_folder() {
     }
     let files = ["/a 1.safetensors", "@main/b 1.safetensors"].map(location);
     let before = asked_of_the_model(&hub).len();
-    let checkpoint = Checkpoint::open_all_with(&files, &store(&hub, &[])).expect("a list");
+    let checkpoint = Checkpoint::open_all_with(&files, store(&hub, &[])).expect("a list");
     assert_all(
         &load(&checkpoint, in_file_order()).expect("loads").0,
         &model.shards(),
@@ -244,7 +244,7 @@ fn refusals_say_what_to_do() {
         assert!(error.hint().expect("checked").contains(hint), "{shown}");
     }
     let nobody = Location::parse("hf://org/none").expect("a location");
-    let error = Checkpoint::open_with(&nobody, &store(&hub, &[])).expect_err("no such model");
+    let error = Checkpoint::open_with(&nobody, store(&hub, &[])).expect_err("no such model");
     assert_eq!(error.kind(), NotFound);
     hub.grant(MODEL, Access::Public);
     let error = ObjectSource::at(&location("/no.safetensors"), &store(&hub, &[]));

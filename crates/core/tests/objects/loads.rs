@@ -114,7 +114,7 @@ fn signed_urls_keep_their_query() {
     ] {
         server.forget_requests();
         let location = parse(&format!("{}/{path}?{query}", server.url()));
-        let checkpoint = Checkpoint::open_with(&location, &sites::options(&[])).expect("opens");
+        let checkpoint = Checkpoint::open_with(&location, sites::options(&[])).expect("opens");
         let extents = options(|it| it.extent_bytes = Some(1 << 16));
         let (tensors, report) = load(&checkpoint, extents).expect("loads");
         assert_all(&tensors, &[&file]);
@@ -155,7 +155,7 @@ fn every_form_of_an_azure_url() {
         format!("abfss://{BUCKET}@{account}.dfs.core.windows.net/a/model.safetensors"),
         format!("abfs://{BUCKET}@{account}.dfs.core.windows.net/a"),
     ] {
-        let checkpoint = Checkpoint::open_with(&parse(&url), &azure_options(&server)).expect(&url);
+        let checkpoint = Checkpoint::open_with(&parse(&url), azure_options(&server)).expect(&url);
         let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
         assert_all(&tensors, &[&file]);
         assert_eq!(checkpoint.location().to_string(), url);
@@ -275,7 +275,7 @@ fn options_for_several_stores() {
         ("account", "x"),
         ("header.x-team", "weights"),
     ]);
-    let checkpoint = Checkpoint::open_with(&site.location("m.safetensors"), &store.expect("good"));
+    let checkpoint = Checkpoint::open_with(&site.location("m.safetensors"), store.expect("good"));
     let loaded: Result<Vec<_>> = Loader::new(checkpoint.expect("opens"))
         .stream()
         .expect("starts")

@@ -191,7 +191,7 @@ impl Land {
                 self.misbehave(rng);
                 options.retries = Some(rng.pick(&[0, 8]));
                 let location = Location::parse("s3://models/m").expect("a URL");
-                Checkpoint::open_with(&location, &self.store()).map(Loader::new)
+                Checkpoint::open_with(&location, self.store()).map(Loader::new)
             }
             Place::Gpu(ordinal) => {
                 options.device_memory_limit = Some(rng.pick(&[4 << 20, 64 << 20]));

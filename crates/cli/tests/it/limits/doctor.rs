@@ -19,7 +19,8 @@ fn examine(under: &Under, model: &Model) -> Value {
 fn find<'a>(report: &'a Value, id: &str) -> &'a Value {
     let findings = report["findings"].as_array().unwrap();
     let found = findings.iter().find(|finding| finding["id"] == id);
-    found.unwrap_or_else(|| panic!("no {id} in {report}"))
+    assert!(found.is_some(), "no {id} in {report}");
+    found.unwrap()
 }
 
 fn text<'a>(value: &'a Value, key: &str) -> &'a str {

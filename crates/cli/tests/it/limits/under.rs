@@ -131,7 +131,7 @@ impl Under {
                 };
                 setrlimit(*resource, limit)?;
             }
-            filter.as_ref().map_or(Ok(()), |filter| refuse(filter))
+            filter.as_ref().map_or(Ok(()), refuse)
         };
         // SAFETY: after the fork this only makes system calls, and allocates nothing.
         unsafe { command.pre_exec(prepare) };

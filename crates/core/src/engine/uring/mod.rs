@@ -79,14 +79,12 @@ impl UringEngine {
     /// Takes one completion; queues what comes next of the same job, or moves the job into `done`.
     fn complete(&mut self, slot: usize, result: Result<usize, i32>, done: &mut Vec<Done>) {
         let pending = self.slots.get_mut(slot);
-        let paused = pending.paused.take();
-        let step = match paused {
+        let step = if let Some(read) = pending.paused.take() {
             // What ended was a timeout.
-            Some(read) => Step::Read(read),
-            None => {
-                let file = &self.files[pending.job.source];
-                pending.fill.after(file, result)
-            }
+            Step::Read(read)
+        } else {
+            let file = &self.files[pending.job.source];
+            pending.fill.after(file, result)
         };
         match step {
             Step::Filled(len) => {

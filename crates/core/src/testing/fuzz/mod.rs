@@ -9,6 +9,7 @@ mod index;
 mod input;
 mod load;
 mod location;
+mod manifest;
 mod plan;
 mod slice;
 
@@ -20,11 +21,12 @@ pub use input::Input;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 6] = [
+pub const TARGETS: [Target; 7] = [
     ("header", header::check),
     ("index", index::check),
     ("load", load::check),
     ("location", location::check),
+    ("manifest", manifest::check),
     ("plan", plan::check),
     ("slice", slice::check),
 ];

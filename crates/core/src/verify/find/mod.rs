@@ -193,6 +193,10 @@ pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -
 }
 
 /// What the place says that a source is in: an object store, a hub, a hub's cache. Or why it says nothing.
+#[cfg_attr(
+    not(feature = "object"),
+    expect(clippy::unnecessary_wraps, reason = "objects may have been replaced")
+)]
 fn of_place(source: &ShardSource) -> Result<Result<Statement, String>> {
     match source {
         ShardSource::File(file) => Ok(hub::of_file(file)),

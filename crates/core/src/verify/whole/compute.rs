@@ -2,7 +2,7 @@
 //!
 //! Several reads are on their way at a time, each of one window; they come in order. The bytes of the whole are taken in on a thread of
 //! their own, as SHA-256 takes longer than reading. Memory is bounded whatever a file or a tensor is long:
-//! [`READS_FAR`] · 2 + [`WINDOWS_WAITING`] windows at most.
+//! `READS_FAR` · 2 + `WINDOWS_WAITING` windows and a few more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -28,6 +28,7 @@ const WINDOW_BYTES: u64 = 4 << 20;
 const READS_NEAR: usize = 4;
 
 /// The same of an object, where each takes a round trip.
+#[cfg(feature = "object")]
 const READS_FAR: usize = 8;
 
 /// Windows that wait to be taken in.
@@ -151,8 +152,11 @@ pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) ->
         over.store(true, Ordering::Relaxed);
         computed
     })?;
-    if let ShardSource::File(file) = source {
-        file.verify_unchanged()?;
+    match source {
+        ShardSource::File(file) => file.verify_unchanged()?,
+        // Every request requires it.
+        #[cfg(feature = "object")]
+        ShardSource::Object(_) => {}
     }
     Ok(computed)
 }

@@ -79,7 +79,13 @@ impl Found {
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
         }
-        let subjects = subjects(&outline, named, manifest.as_ref(), target.is_some(), &opening.store)?;
+        let subjects = subjects(
+            &outline,
+            named,
+            manifest.as_ref(),
+            target.is_some(),
+            &opening.store,
+        )?;
         Ok(Self { subjects, target })
     }
 }

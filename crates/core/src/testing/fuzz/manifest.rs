@@ -1,0 +1,33 @@
+//! Manifests: whatever they say, files stay below the folder, tensors lie in their files, and what is written is read again as it was.
+
+use std::path::{Component, Path};
+
+use super::assert_fit_to_print;
+use crate::verify::Manifest;
+
+/// `input` is a manifest.
+pub(super) fn check(input: &[u8]) {
+    let manifest = match Manifest::parse(input) {
+        Ok(manifest) => manifest,
+        Err(error) => return assert_fit_to_print(&error.with_location("manifest")),
+    };
+    for (name, file) in &manifest.files {
+        let plain = |name: &str| {
+            let mut components = Path::new(name).components();
+            !name.is_empty() && components.all(|one| matches!(one, Component::Normal(_)))
+        };
+        assert!(plain(name) && !name.contains('\0'), "{name:?}");
+        assert!(plain(&name.replace('\\', "/")), "{name:?} elsewhere");
+        for (tensor, said) in &file.tensors {
+            assert!(said.range.start <= said.range.end, "{tensor:?}");
+            assert!(
+                said.range.end <= file.bytes,
+                "{tensor:?} is outside of {name:?}"
+            );
+        }
+    }
+    let written = manifest.render();
+    let read = Manifest::parse(&written).expect("what was written can be read");
+    assert_eq!(read, manifest);
+    assert_eq!(read.render(), written, "the text is canonical");
+}
