@@ -57,10 +57,15 @@ def test_keywords_win_over_options_which_win_over_the_environment(
     floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, variable in _options.VARIABLES.items():
-        special = {"engine": "pread", "cache": "buffered", "order": "file", "hedge": "false", "timeout": "1m", "verify": "off"}
-        text = special.get(
-            name, "3"
-        )
+        special = {
+            "engine": "pread",
+            "cache": "buffered",
+            "order": "file",
+            "hedge": "false",
+            "timeout": "1m",
+            "verify": "off",
+        }
+        text = special.get(name, "3")
         monkeypatch.setenv(variable, "1MiB" if name.endswith(("bytes", "limit")) else text)
     got = report(floats[0])
     assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 3, 1 << 20)

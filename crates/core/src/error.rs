@@ -157,6 +157,9 @@ impl fmt::Display for FailedRequest {
     }
 }
 
+const SERVER_HINT: &str =
+    "look at the server of the file system, and at the network between here and there";
+
 /// What to do when storage fails with this number.
 fn storage_hint(errno: i32) -> Option<&'static str> {
     match errno {
@@ -165,9 +168,9 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
         ),
         libc::ESTALE => Some("the file was replaced or removed on the server: load again"),
         libc::ENOTCONN => Some("the server of the file system is gone: mount it again"),
-        libc::ETIMEDOUT | libc::EREMOTEIO => {
-            Some("look at the server of the file system, and at the network between here and there")
-        }
+        libc::ETIMEDOUT => Some(SERVER_HINT),
+        #[cfg(target_os = "linux")]
+        libc::EREMOTEIO => Some(SERVER_HINT),
         libc::EACCES | libc::EPERM => Some("let this user read it"),
         _ => None,
     }
