@@ -47,7 +47,7 @@ check:
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
 		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --no-deps --lib
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
 
 # The extension module is tested through Python. What tests print is shown even when they pass, for the secrets in it to be found; those
 # of the Python tests are searched by tests/secrecy.py.
@@ -225,7 +225,7 @@ mutants:
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 
 doc:
-	cargo doc --workspace --exclude tload-py --no-deps --lib
+	cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
 
 clean:
 	cargo clean

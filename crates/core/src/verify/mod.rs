@@ -3,7 +3,7 @@
 //!
 //! `digest` and `expected` are the words, `manifest` is tload's own file of digests, `find` asks who else says something.
 //! [`find()`] says what each source is expected to be, `decide.rs` what of that can be compared with what is read, `begin.rs` begins
-//! with what needs no reading, and [`Check`] does the rest: CRCs in any order and on all lanes at once, SHA-256 in the order of the file (`in_order.rs`). A tensor that has a digest of its
+//! with what needs no reading, and `Check` does the rest: CRCs in any order and on all lanes at once, SHA-256 in the order of the file (`in_order.rs`). A tensor that has a digest of its
 //! own and another's bytes is never handed over; with a digest of the whole file the load fails before its stream ends.
 
 mod begin;
