@@ -1,10 +1,12 @@
 //! A load under watch: what it hands out is compared at once, and one that hangs is found out.
 
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tload::{Loader, Result, Tensor};
+use tload::verify::{ManifestTarget, Verification, VerifyOptions};
+use tload::{Loader, Location, Result, Tensor};
 
 use crate::row::Ended;
 
@@ -78,6 +80,15 @@ pub(crate) fn load(
         error: failure,
         report: Some(stream.report()),
     }
+}
+
+/// Writes down beside a checkpoint what its bytes are, and returns what is written.
+pub(crate) fn write_manifest(checkpoint: &Location) -> Vec<u8> {
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let report = Verification::new(checkpoint).options(options).run();
+    let written = report.expect("can be written").written;
+    crate::files::read(Path::new(&written.expect("was asked for")))
 }
 
 /// Runs `load` on a thread of its own and `meanwhile` on this one. None if it hangs; then `unstick` lets it go, so that it ends.

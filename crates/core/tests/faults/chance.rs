@@ -63,7 +63,7 @@ fn file_rule(rng: &mut Rng, mounted: Mounted) -> FileRule {
     };
     let late = FileFault::Late(Duration::from_millis(1 + rng.below(40)));
     let fault = rng.pick(&[errno, errno, short, short, late, FileFault::Hold]);
-    let of_others = matches!(fault, FileFault::Errno(_)) && rng.once_in(5);
+    let of_others = matches!(fault, FileFault::Errno(_) | FileFault::Hold) && rng.once_in(5);
     let mut rule = FileRule::always(fault)
         .after(rng.below(12))
         .every(1 + rng.below(6))

@@ -8,11 +8,11 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
-use tload::ErrorKind::{Changed, Io, NotFound, PermissionDenied, TimedOut};
-use tload::{Cache, EngineChoice, Loader, Location, Options};
+use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOut};
+use tload::{Cache, EngineChoice, Loader, Location, Options, Verify};
 use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
-use crate::bench::{Oracle, load, watched};
+use crate::bench::{Oracle, load, watched, write_manifest};
 use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
@@ -314,7 +314,23 @@ fn failing() -> Vec<FileFault> {
 
 /// Reads that take their time, or all of it.
 fn slow() -> Vec<FileFault> {
-    let timed_out = fails(TimedOut, &["timeout"], Names::Nothing, Retried::No);
+    let timed_out = fails(
+        TimedOut,
+        &[
+            "timeout of 400ms",
+            "wait",
+            "cannot be taken back",
+            "-0.safetensors [",
+        ],
+        Names::Nothing,
+        Retried::No,
+    );
+    let not_opened = fails(
+        TimedOut,
+        &["opening it for the load", "the load's timeout"],
+        Names::Location,
+        Retried::No,
+    );
     vec![
         on_read(
             "every read is late",
@@ -342,14 +358,14 @@ fn slow() -> Vec<FileFault> {
             "opening for direct reads hangs for ever",
             Rule::always(Fault::Hold).on(Request::Open),
             When::Reading,
-            timed_out,
+            not_opened,
         )
         .with(hurried, HURRIED),
         on_any(
             "finding a file again for direct reads hangs for ever",
             Rule::always(Fault::Hold).on(Request::Stat),
             When::Reading,
-            timed_out,
+            not_opened,
         )
         .with(hurried, HURRIED),
         meanwhile(
@@ -402,6 +418,17 @@ fn short() -> Vec<FileFault> {
             Rule::always(Fault::Flip(FLIPPED)).file("m-1"),
             Outcome::Wrong,
         ),
+        on_read(
+            "a read brings a byte that is wrong, and a manifest knows",
+            Rule::always(Fault::Flip(FLIPPED)).file("m-1"),
+            fails(
+                Corrupt,
+                &["1.1", "tload-manifest.json"],
+                Names::TensorAndRange,
+                Retried::No,
+            ),
+        )
+        .with(|it| it.verify = Verify::Require, "; `verify=require`"),
     ]
 }
 
@@ -545,7 +572,7 @@ fn mapped() -> Vec<FileFault> {
                 Io,
                 &["could not bring in its pages"],
                 Names::Range,
-                Retried::No,
+                Retried::Yes,
             ),
         )
         .cached(MAP),
@@ -600,6 +627,8 @@ impl Bench {
             backing,
         };
         bench.restore();
+        let checkpoint = Location::from(bench.backing.path());
+        write_manifest(&checkpoint);
         Some(bench)
     }
 

@@ -3,12 +3,13 @@
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
 
-use tload::ErrorKind::{Changed, PermissionDenied, Remote, TimedOut, Unsupported};
-use tload::{ErrorKind, Loader, Location, Options, StoreOptions};
+use tload::ErrorKind::{Changed, Corrupt, PermissionDenied, Remote, TimedOut, Unsupported};
+use tload::verify::MANIFEST_NAME;
+use tload::{ErrorKind, Loader, Location, Options, StoreOptions, Verify};
 use tload_lab::{BlackHole, Fault, FaultyServer, Operation, Rule};
 
-use crate::bench::{Oracle, load, watched};
-use crate::files::{even, options};
+use crate::bench::{Oracle, load, watched, write_manifest};
+use crate::files::{even, folder, options, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
 /// Enough for a fault that passes.
@@ -335,6 +336,17 @@ fn strange() -> Vec<ObjectFault> {
             Rule::always(Fault::Corrupt(FLIPPED)),
             Outcome::Wrong,
         ),
+        on_read(
+            "a byte on the way is wrong, and a manifest knows",
+            Rule::always(Fault::Corrupt(FLIPPED)),
+            fails(
+                Corrupt,
+                &["0.2", "tload-manifest.json"],
+                Names::TensorAndRange,
+                Retried::No,
+            ),
+        )
+        .with(|it| it.verify = Verify::Require, "; `verify=require`"),
     ]
 }
 
@@ -517,6 +529,10 @@ impl Bench {
         let server = FaultyServer::start();
         let file = even("0.", 1, 4, 1 << 20);
         server.put("models/m-0.safetensors", file.clone());
+        let local = folder();
+        let path = write(&local.path().join("m-0.safetensors"), &file);
+        let manifest = write_manifest(&Location::from(path));
+        server.put(&format!("models/{MANIFEST_NAME}"), manifest);
         Self {
             oracle: Oracle(vec![file]),
             server,
