@@ -168,7 +168,7 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
         ),
         libc::ESTALE => Some("the file was replaced or removed on the server: load again"),
         libc::ENOTCONN => Some("the server of the file system is gone: mount it again"),
-        libc::ETIMEDOUT => Some(SERVER_HINT),
+        libc::ETIMEDOUT | libc::EAGAIN => Some(SERVER_HINT),
         #[cfg(target_os = "linux")]
         libc::EREMOTEIO => Some(SERVER_HINT),
         libc::EACCES | libc::EPERM => Some("let this user read it"),

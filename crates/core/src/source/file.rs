@@ -108,14 +108,8 @@ impl FileSource {
     ///
     /// [`ErrorKind::Changed`] when somebody wrote to it since.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let cannot = |error| {
-            Error::from_io("cannot read the file's status", error).with_location(&self.location)
-        };
-        let found = again_if_it_may_pass(
-            || self.retries,
-            || Identity::now(&self.file).map_err(cannot),
-        )?;
-        self.verify(found)
+        let once = || status(&self.file, &self.location);
+        self.verify(again_if_it_may_pass(|| self.retries, once)?)
     }
 
     pub(super) fn verify(&self, found: Identity) -> Result<()> {
@@ -182,8 +176,15 @@ fn usual_retries(is_network: bool) -> Retries {
     }
 }
 
+/// The state of a file that was opened at `location`.
+pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
+    Identity::now(file).map_err(|error| {
+        Error::from_io("cannot read the file's status", error).with_location(location)
+    })
+}
+
 /// Does `once`, and again after a pause while it fails in a way that may pass. On the calling thread: few and small reads.
-fn again_if_it_may_pass<T>(
+pub(super) fn again_if_it_may_pass<T>(
     retries: impl Fn() -> Retries,
     once: impl Fn() -> Result<T>,
 ) -> Result<T> {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::param::page_size;
 
 use super::cached::Cached;
-use super::file::{cannot_open, open_direct, open_regular, path_of};
+use super::file::{again_if_it_may_pass, cannot_open, open_direct, open_regular, path_of, status};
 use super::{Cache, FileSource, Identity, ReadHints, Source, residency};
 use crate::buffer::FileView;
 use crate::error::{Error, ErrorKind, Result};
@@ -152,19 +152,18 @@ impl ReadFile {
         if !wanted {
             return Ok(opened);
         }
-        let path = path_of(opened.source.location())?;
-        match open_direct(opened.source.file(), path) {
+        let location = opened.source.location();
+        let path = path_of(location)?;
+        let once = || match open_direct(opened.source.file(), path) {
+            Err(error) if !refuses_direct(&error) => Err(cannot_open(error, location)),
+            opened_or_refused => Ok(opened_or_refused),
+        };
+        match again_if_it_may_pass(|| opened.retries, once)? {
             Ok(file) => {
-                let found = Identity::now(&file).map_err(|error| {
-                    Error::from_io("cannot read the file's status", error)
-                        .with_location(opened.source.location())
-                })?;
+                let found = again_if_it_may_pass(|| opened.retries, || status(&file, location))?;
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
-            }
-            Err(error) if !refuses_direct(&error) => {
-                return Err(cannot_open(error, opened.source.location()));
             }
             Err(error) if cache == Cache::Direct => {
                 return Err(refused_error(&opened.source).with_source(error));
@@ -271,17 +270,19 @@ impl ReadFile {
     ///
     /// [`ErrorKind::Changed`] when somebody wrote to it since, or when it is there no more and something else is.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let last = self.again.iter().last();
-        let file = last.map_or(self.source.file(), |last| &last.file);
-        match Identity::now(file) {
-            Ok(found) => self.source.verify(found),
-            // Opening it again compares, too.
-            Err(error) if error.raw_os_error().is_some_and(Transient::wants_reopening) => {
-                self.reopen(self.openings())
+        let once = || {
+            let last = self.again.iter().last();
+            let file = last.map_or(self.source.file(), |last| &last.file);
+            match status(file, self.source.location()) {
+                Ok(found) => self.source.verify(found),
+                // Opening it again compares, too.
+                Err(error) if error.errno().is_some_and(Transient::wants_reopening) => {
+                    self.reopen(self.openings())
+                }
+                Err(error) => Err(error),
             }
-            Err(error) => Err(Error::from_io("cannot read the file's status", error)
-                .with_location(self.source.location())),
-        }
+        };
+        again_if_it_may_pass(|| self.retries, once)
     }
 
     /// Maps the file for views of its bytes.

@@ -22,10 +22,15 @@ impl Oracle {
         &self.0[shard.parse::<usize>().expect("named so")]
     }
 
+    /// What a tensor has in it.
+    pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
+        let file = safetensors::SafeTensors::deserialize(self.file(name)).expect("a valid file");
+        file.tensor(name).expect("in the file").data().to_owned()
+    }
+
     /// Bytes that are not those of the file.
     fn wrong_bytes(&self, name: &str, bytes: &[u8]) -> usize {
-        let file = safetensors::SafeTensors::deserialize(self.file(name)).expect("a valid file");
-        let wanted = file.tensor(name).expect("in the file").data().to_owned();
+        let wanted = self.bytes(name);
         let differ = wanted.iter().zip(bytes).filter(|(a, b)| a != b).count();
         differ + wanted.len().abs_diff(bytes.len())
     }

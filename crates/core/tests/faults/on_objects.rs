@@ -92,6 +92,7 @@ pub(crate) fn rows() -> Vec<ObjectFault> {
         staying(),
         refusing(),
         strange(),
+        garbled(),
         changing(),
         unreachable(),
     ];
@@ -331,6 +332,12 @@ fn strange() -> Vec<ObjectFault> {
             &["refuses connections"],
             Retried::Yes,
         ),
+    ]
+}
+
+/// Wrong bytes under a right head.
+fn garbled() -> Vec<ObjectFault> {
+    vec![
         on_read(
             "a byte on the way is wrong",
             Rule::always(Fault::Corrupt(FLIPPED)),
