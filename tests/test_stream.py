@@ -253,6 +253,7 @@ def test_a_load_without_troubles_counts_none(floats: Floats) -> None:
         assert len(list(tensors)) == len(floats[1])
     report = tensors.report
     assert (report.read_retries, report.request_retries, report.last_retry) == (0, 0, None)
+    assert report.opening_retries == 0
     assert (report.stalls, report.hedges, report.hedges_won) == (0, 0, 0)
     assert (report.parked_bytes, report.parked_reads) == (0, 0)
     assert isinstance(tload.parked_bytes(), int)

@@ -69,6 +69,7 @@ mod sources;
 mod stall;
 mod stream;
 mod sync;
+mod tally;
 mod tensor;
 mod within;
 

@@ -63,6 +63,9 @@ pub struct Report {
     pub read_retries: u64,
     /// Requests to object stores that were tried again.
     pub request_retries: u64,
+    /// What else was tried again since the checkpoint was opened: opening, headers, lists and the state of files, by this load and by
+    /// others of it. Not among `retries`.
+    pub opening_retries: u64,
     /// What of these was tried again last, and why.
     pub last_retry: Option<String>,
     /// Reads of files, and requests, that took much longer than others of this load.
@@ -309,6 +312,10 @@ impl Report {
                 self.hedges,
                 self.hedges_won
             )?;
+        }
+        if self.opening_retries > 0 {
+            let times = counted(self.opening_retries, "time");
+            writeln!(f, "opening  tried again {times}")?;
         }
         if let Some(last) = &self.last_retry {
             writeln!(f, "         last tried again: {last}")?;

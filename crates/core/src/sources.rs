@@ -9,6 +9,7 @@ use crate::request::Options;
 use crate::schedule::Member;
 use crate::side_by_side::side_by_side;
 use crate::source::{Cache, ReadFile, ReadHints, RefusedDirect, Retries, Source, of_many};
+use crate::tally::Tally;
 use crate::within::{Underway, within};
 #[cfg(feature = "object")]
 use crate::{
@@ -114,6 +115,26 @@ impl Sources {
         self.groups.iter().flat_map(|group| group.files().iter())
     }
 
+    /// What was tried again beside reads, and why the last time.
+    pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
+        let mut tallies: Vec<&Tally> = self.files().map(|file| file.source().tally()).collect();
+        #[cfg(feature = "object")]
+        for group in &self.groups {
+            let Group::Objects(objects) = group else {
+                continue;
+            };
+            for object in objects.iter() {
+                let tally = object.remote().tally();
+                // Those of one checkpoint share theirs.
+                if !tallies.iter().any(|known| known.is(tally)) {
+                    tallies.push(tally);
+                }
+            }
+        }
+        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.into_iter().map(Tally::so_far).unzip();
+        (counts.iter().sum(), reasons.into_iter().flatten().last())
+    }
+
     /// By source: the file as memory; none unless views were asked for.
     pub(crate) fn views(&self) -> Option<Vec<Arc<FileView>>> {
         let view = |member: &Member| self.groups[member.group].files().get(member.index)?.view();
@@ -206,10 +227,10 @@ impl Group {
 fn open(shard: &ShardSource, options: &Options, refused: &RefusedDirect) -> Result<Opened> {
     match shard {
         ShardSource::File(file) => {
-            let mut file = ReadFile::open(Arc::clone(file), options.cache, refused)?;
-            if let Some(retries) = options.retries {
-                file.set_retries(Retries::up_to(retries));
-            }
+            let retries = options
+                .retries
+                .map_or_else(|| file.retries(), Retries::up_to);
+            let mut file = ReadFile::open_with(Arc::clone(file), options.cache, refused, retries)?;
             if options.cache == Cache::Map {
                 file.map(options.writable)?;
             }

@@ -39,7 +39,7 @@ pub(super) struct Sources {
 /// A source that is open.
 #[derive(Debug)]
 pub(super) enum Opened {
-    File(FileSource),
+    File(Box<FileSource>),
     /// With its first bytes.
     #[cfg(feature = "object")]
     Object(ObjectSource, Vec<u8>),
@@ -62,7 +62,7 @@ impl Sources {
 
     pub(super) fn open(&self, location: &Location, shared: &Arc<Shared>) -> Result<Opened> {
         if location.as_path().is_some() {
-            return FileSource::open(location).map(Opened::File);
+            return FileSource::open(location).map(Box::new).map(Opened::File);
         }
         self.open_object(location, shared)
     }

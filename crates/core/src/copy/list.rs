@@ -349,11 +349,15 @@ fn level(
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;
-    let retries = remote.options().retries();
+    let (retries, tally) = (remote.options().retries(), remote.tally().clone());
     let (asked, shared) = (prefix.clone(), Arc::clone(shared));
     let listing = async move {
         let prefix = Some(&asked).filter(|prefix| !prefix.as_ref().is_empty());
-        unless_stopped(&shared, with_retries(retries, || store.list(prefix))).await
+        unless_stopped(
+            &shared,
+            with_retries(retries, &tally, || store.list(prefix)),
+        )
+        .await
     };
     let level = remote.run(listing).map_err(failed)?;
     Ok((prefix, level.objects, level.prefixes))

@@ -13,6 +13,7 @@ use super::file_system::is_network;
 use super::{FileSystem, Location, Root, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{Retries, Transient};
+use crate::tally::Tally;
 
 /// What tells one state of a file from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +36,7 @@ pub struct FileSource {
     identity: Identity,
     file_system: FileSystem,
     retries: Retries,
+    tally: Tally,
 }
 
 impl FileSource {
@@ -67,8 +69,9 @@ impl FileSource {
         location: &Location,
         retries: Option<u32>,
     ) -> Result<Self> {
-        let path = path_of(location)?;
+        let (path, tally) = (path_of(location)?, Tally::default());
         let (file, metadata) = again_if_it_may_pass(
+            &tally,
             || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
             || open_regular(root, location),
         )?;
@@ -79,7 +82,13 @@ impl FileSource {
             file,
             retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
             file_system,
+            tally,
         })
+    }
+
+    /// What was tried again beside reads of tensors.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// How often what fails is tried again.
@@ -109,7 +118,7 @@ impl FileSource {
     /// [`ErrorKind::Changed`] when somebody wrote to it since.
     pub fn verify_unchanged(&self) -> Result<()> {
         let once = || status(&self.file, &self.location);
-        self.verify(again_if_it_may_pass(|| self.retries, once)?)
+        self.verify(again_if_it_may_pass(&self.tally, || self.retries, once)?)
     }
 
     pub(super) fn verify(&self, found: Identity) -> Result<()> {
@@ -146,6 +155,7 @@ impl Source for FileSource {
         let len = usize::try_from(available).map_or(len, |available| len.min(available));
         let range = offset..offset + len as u64;
         let bytes = again_if_it_may_pass(
+            &self.tally,
             || self.retries,
             || {
                 let mut bytes = vec![0; len];
@@ -185,6 +195,7 @@ pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
 
 /// Does `once`, and again after a pause while it fails in a way that may pass. On the calling thread: few and small reads.
 pub(super) fn again_if_it_may_pass<T>(
+    tally: &Tally,
     retries: impl Fn() -> Retries,
     once: impl Fn() -> Result<T>,
 ) -> Result<T> {
@@ -199,12 +210,23 @@ pub(super) fn again_if_it_may_pass<T>(
         };
         failed += 1;
         let Some(pause) = retries().wait(what, failed, None, fastrand::u32(..)) else {
-            return Err(error);
+            return Err(given_up(error, failed));
         };
         tracing::debug!(%error, ?pause, "tried again");
+        tally.tried_again(&error);
         // Nobody ever sends anything.
         let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
+}
+
+/// The error of the last of so many tries.
+fn given_up(error: Error, tries: u32) -> Error {
+    if tries < 2 {
+        return error;
+    }
+    let what = error.hint().unwrap_or("look at the mount and its server");
+    let hint = format!("it was tried {tries} times (retries=): {what}");
+    error.with_hint(hint)
 }
 
 impl Identity {

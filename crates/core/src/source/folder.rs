@@ -37,11 +37,11 @@ impl Folder {
         let (store, prefix) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
-        let retries = remote.options().retries();
+        let (retries, tally) = (remote.options().retries(), remote.tally().clone());
         let shown = location.clone();
         let level = remote.run(async move {
             let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
-            with_retries(retries, || store.list(prefix))
+            with_retries(retries, &tally, || store.list(prefix))
                 .await
                 .map_err(|error| error.with_location(&shown))
         });

@@ -21,6 +21,7 @@ use super::store::{Exchange, Fault, Store};
 use super::{Location, ReadHints, Source, StoreOptions};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::retry::{Retries, Transient};
+use crate::tally::Tally;
 pub(crate) use reading::Hedging;
 
 /// What tells one state of an object from another.
@@ -122,12 +123,12 @@ impl ObjectSource {
         location: Location,
         first: u64,
     ) -> Result<(Self, Vec<u8>)> {
-        let retries = remote.options().retries();
+        let (retries, tally) = (remote.options().retries(), remote.tally().clone());
         let task = {
             let (store, path, location) = (Arc::clone(&store), path.clone(), location.clone());
             async move {
                 let opening = || open_once(&store, &path, first);
-                with_retries(retries, opening)
+                with_retries(retries, &tally, opening)
                     .await
                     .map_err(|error| error.with_location(&location))
             }
@@ -174,11 +175,11 @@ impl ObjectSource {
             return Ok(Vec::new());
         }
         let source = self.clone();
-        let retries = self.retries();
+        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
         let asked = self
             .0
             .remote
-            .run(async move { with_retries(retries, || source.ask_checksums()).await });
+            .run(async move { with_retries(retries, &tally, || source.ask_checksums()).await });
         asked.map_err(|error| error.or_location(self.location()))
     }
 
@@ -318,22 +319,34 @@ impl Source for ObjectSource {
         let source = self.clone();
         let room = usize::try_from(end - offset).unwrap_or(len);
         self.0.remote.run(async move {
-            let mut bytes = Collected(Vec::with_capacity(room));
+            let mut collected = Collected {
+                bytes: Vec::with_capacity(room),
+                tally: source.remote().tally().clone(),
+            };
             let retries = source.retries();
-            source.read(offset..end, retries, None, &mut bytes).await?;
-            Ok(bytes.0)
+            source
+                .read(offset..end, retries, None, &mut collected)
+                .await?;
+            Ok(collected.bytes)
         })
     }
 }
 
 /// Bytes that are wanted in one piece.
-struct Collected(Vec<u8>);
+struct Collected {
+    bytes: Vec<u8>,
+    tally: Tally,
+}
 
 impl Receive for Collected {
     fn requested(&mut self, _again: bool) {}
 
+    fn failed(&mut self, error: &Error) {
+        self.tally.tried_again(error);
+    }
+
     fn bytes(&mut self, bytes: &[u8]) {
-        self.0.extend_from_slice(bytes);
+        self.bytes.extend_from_slice(bytes);
     }
 }
 
@@ -395,6 +408,7 @@ fn may_be_empty(fault: &Fault) -> bool {
 /// Tries `once` again while that may help.
 pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
     retries: Retries,
+    tally: &Tally,
     mut once: impl FnMut() -> F,
 ) -> Result<T> {
     let mut attempts = 0;
@@ -403,7 +417,10 @@ pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
         match once().await {
             Ok(found) => return Ok(found),
             Err(fault) => match wait(retries, &fault, attempts) {
-                Some(wait) => tokio::time::sleep(wait).await,
+                Some(wait) => {
+                    tally.tried_again(&fault.error);
+                    tokio::time::sleep(wait).await;
+                }
                 None => return Err(fault.into_error(attempts)),
             },
         }

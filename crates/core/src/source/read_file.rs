@@ -118,10 +118,25 @@ impl ReadFile {
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when direct I/O is demanded
     /// and refused, or the file cannot be mapped.
     pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
+        let retries = source.retries();
+        Self::open_with(source, cache, refused, retries)
+    }
+
+    /// The same. What fails is tried again as `retries` says, reads as well.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_with(
+        source: Arc<FileSource>,
+        cache: Cache,
+        refused: &RefusedDirect,
+        retries: Retries,
+    ) -> Result<Self> {
         let refused = refused.of(&source);
         let mut opened = Self {
             punted: source.file_system().name == "fuse",
-            retries: source.retries(),
+            retries,
             again: Again::default(),
             source,
             direct: None,
@@ -152,15 +167,16 @@ impl ReadFile {
         if !wanted {
             return Ok(opened);
         }
-        let location = opened.source.location();
+        let (location, tally) = (opened.source.location(), opened.source.tally());
         let path = path_of(location)?;
         let once = || match open_direct(opened.source.file(), path) {
             Err(error) if !refuses_direct(&error) => Err(cannot_open(error, location)),
             opened_or_refused => Ok(opened_or_refused),
         };
-        match again_if_it_may_pass(|| opened.retries, once)? {
+        match again_if_it_may_pass(tally, || opened.retries, once)? {
             Ok(file) => {
-                let found = again_if_it_may_pass(|| opened.retries, || status(&file, location))?;
+                let found =
+                    again_if_it_may_pass(tally, || opened.retries, || status(&file, location))?;
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
@@ -210,11 +226,6 @@ impl ReadFile {
         self.punted
     }
 
-    /// Whether and how often failed reads are tried again; as the file's own fetches if nobody says.
-    pub fn set_retries(&mut self, retries: Retries) {
-        self.retries = retries;
-    }
-
     /// How often failed reads are tried again.
     pub fn retries(&self) -> Retries {
         self.retries
@@ -247,6 +258,8 @@ impl ReadFile {
         let mut direct = None;
         if self.direct.is_some() {
             let opened = open_direct(&file, path).map_err(|error| cannot_open(error, location))?;
+            // Without /proc the path was followed once more.
+            self.source.verify(status(&opened, location)?)?;
             direct = Some(opened);
         }
         let reopened = Box::new(Reopened {
@@ -282,7 +295,7 @@ impl ReadFile {
                 Err(error) => Err(error),
             }
         };
-        again_if_it_may_pass(|| self.retries, once)
+        again_if_it_may_pass(self.source.tally(), || self.retries, once)
     }
 
     /// Maps the file for views of its bytes.

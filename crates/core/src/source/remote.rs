@@ -19,6 +19,7 @@ use super::location::{Protocol, RemoteUrl};
 use super::store::{Store, object_path};
 use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, Result};
+use crate::tally::Tally;
 
 /// Most threads for requests. A thread receives and copies about 2 GiB a second over plain HTTP, 1.3 over TLS (2-core virtual
 /// machine, 2026-11): eight are more than a 100 Gbit/s link asks for.
@@ -37,6 +38,7 @@ pub(crate) struct Remote {
     process: u32,
     options: StoreOptions,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
+    tally: Tally,
 }
 
 impl Remote {
@@ -61,7 +63,13 @@ impl Remote {
             process: std::process::id(),
             options: options.clone(),
             stores: Mutex::default(),
+            tally: Tally::default(),
         }))
+    }
+
+    /// What was tried again beside reads of tensors.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
     }
 
     /// The same, with one store that the caller opened; `url` is of something in it.

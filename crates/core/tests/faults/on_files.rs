@@ -515,7 +515,7 @@ fn opening() -> Vec<FileFault> {
                 Io,
                 &["cannot open", "Input/output error"],
                 Names::Location,
-                Retried::No,
+                Retried::Yes,
             ),
         ),
         on_any(
@@ -524,10 +524,34 @@ fn opening() -> Vec<FileFault> {
             When::Opening,
             fails(
                 Io,
-                &["cannot read", "Input/output error"],
+                &["cannot read", "Input/output error", "tried 4 times"],
                 Names::Range,
-                Retried::No,
+                Retried::Yes,
             ),
+        ),
+        on_any(
+            "the header cannot be read, twice",
+            Rule::always(errno(libc::EIO)).times(2),
+            When::Opening,
+            Outcome::Loads(Retried::Yes),
+        ),
+        on_any(
+            "a file cannot be opened, once",
+            Rule::once(errno(libc::EIO)).on(Request::Open),
+            When::Opening,
+            Outcome::Loads(Retried::Yes),
+        ),
+        on_any(
+            "opening for direct reads fails with EIO, once",
+            Rule::once(errno(libc::EIO)).on(Request::Open),
+            When::Reading,
+            Outcome::Loads(Retried::Yes),
+        ),
+        on_any(
+            "asking how long a file is fails, once",
+            Rule::once(errno(libc::ETIMEDOUT)).on(Request::Stat),
+            When::Reading,
+            Outcome::Loads(Retried::Yes),
         ),
         on_any(
             "the header comes in small pieces",
@@ -553,7 +577,7 @@ fn opening() -> Vec<FileFault> {
                 Io,
                 &["file's status", "Input/output error"],
                 Names::Location,
-                Retried::No,
+                Retried::Yes,
             ),
         ),
     ]

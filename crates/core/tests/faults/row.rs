@@ -194,13 +194,18 @@ fn loads(ended: &Ended) -> Vec<Claim> {
 }
 
 fn retries(ended: &Ended, retried: Retried) -> Claim {
-    let counted = ended.report.as_ref().map_or(0, |report| report.retries);
+    let counted = ended
+        .report
+        .as_ref()
+        .map_or(0, |report| report.retries + report.opening_retries);
     let attempts = ended
         .error
         .as_ref()
         .and_then(|error| Some(error.request()?.attempts))
         .unwrap_or(1);
-    let is_counted = counted > 0 || attempts > 1;
+    let hint = ended.error.as_ref().and_then(|error| error.hint());
+    let is_told = hint.is_some_and(|hint| hint.contains("it was tried 4 times"));
+    let is_counted = counted > 0 || attempts > 1 || is_told;
     match retried {
         Retried::Yes => (is_counted, "counts no retries".to_owned()),
         Retried::No | Retried::ByKernel => (!is_counted, "counts retries".to_owned()),

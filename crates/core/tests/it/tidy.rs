@@ -35,7 +35,7 @@ const RANKS: [&[&str]; 16] = [
     ],
     // One of the two: the driver, or what stands for it.
     &["cuda", "no_cuda"],
-    &["buffer", "format", "plan", "within"],
+    &["buffer", "format", "plan", "tally", "within"],
     &["source"],
     // What a caller asks for names how a source is read (`Cache`).
     &["request", "tensor"],
