@@ -137,7 +137,6 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 	touch $@
 
 # libFuzzer, on a nightly compiler: fuzz/README.md. Every target for so many minutes. What it learns stays in target/fuzz.
-MINUTES ?= 1
 TARGETS ?= header index load location manifest plan slice
 FUZZ := cargo +nightly fuzz
 
@@ -146,7 +145,7 @@ fuzz:
 
 define fuzz_each
 for target in $(TARGETS); do mkdir -p target/fuzz/$$target && $(FUZZ) run --target-dir target/fuzz/build $$target target/fuzz/$$target fuzz/corpus/$$target \
-	-- -max_total_time=$$(( $(MINUTES) * 60 )) -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 || exit 1; done
+	-- -max_total_time=$$(( $(or $(MINUTES),5) * 60 )) -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 || exit 1; done
 endef
 
 # What fuzzing found that reaches code which no other input does goes into the repository.
@@ -189,15 +188,14 @@ advisories:
 # What looks for undefined behaviour and for tests that are missing, at full length. What each covers: docs/design/0012-soundness.md.
 # Tools that are not installed are skipped loudly, and not at all when TLOAD_REQUIRE names them.
 NIGHTLY ?= nightly
-MINUTES ?= 10
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
 # Many loads of every kind at a time, under faults, for so many minutes; and thousands that must leave nothing.
 soak:
-	TLOAD_SOAK_MINUTES=$(MINUTES) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
+	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
 	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
 
-# Every order, where `make test` bounds the number of preemptions.
+# Up to four preemptions, where `make test` goes to three.
 loom:
 	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-models --test loom
 

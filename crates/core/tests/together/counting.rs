@@ -61,15 +61,21 @@ impl Table {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(&place.name()).map_or(0, |row| row.complete)
     }
+
+    /// How many of them failed.
+    pub(crate) fn failed(&self, place: Place) -> u64 {
+        let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        rows.get(&place.name()).map_or(0, |row| row.failed)
+    }
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "| from | loads | complete | cancelled | dropped | failed, with an error | tensors compared | GiB compared | wrong |"
+            "| from | loads | complete | cancelled | dropped | failed, with an error | tensors compared | GiB compared |"
         )?;
-        writeln!(f, "|:--|--:|--:|--:|--:|--:|--:|--:|--:|")?;
+        writeln!(f, "|:--|--:|--:|--:|--:|--:|--:|--:|")?;
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = Row::default();
         for (name, row) in &*rows {
@@ -91,7 +97,7 @@ fn write_row(f: &mut fmt::Formatter<'_>, name: &str, row: &Row) -> fmt::Result {
     let hundredths = row.bytes / ((1 << 30) / 100);
     writeln!(
         f,
-        "| {name} | {} | {} | {} | {} | {} | {} | {}.{:02} | 0 |",
+        "| {name} | {} | {} | {} | {} | {} | {} | {}.{:02} |",
         row.loads,
         row.complete,
         row.cancelled,

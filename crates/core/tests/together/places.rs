@@ -9,8 +9,10 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tload::source::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::verify::{MANIFEST_NAME, ManifestTarget, Verification, VerifyOptions};
 use tload::{
-    Checkpoint, Device, Dtype, EngineChoice, Loader, Location, Options, Order, Result, StoreOptions,
+    Checkpoint, Device, Dtype, EngineChoice, Loader, Location, Options, Order, Result,
+    StoreOptions, Verify,
 };
 use tload_cuda_stub::Stub;
 use tload_lab::slowfs::{self, Mount, serve_if_asked};
@@ -35,7 +37,10 @@ pub(crate) struct Land {
     pub(crate) contents: Contents,
     folder: TempDir,
     slow: Option<Mount>,
+    /// Some reads bring a byte that is wrong.
+    garbled: Option<Mount>,
     server: Arc<FaultyServer>,
+    garbling: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
 }
 
@@ -48,6 +53,9 @@ pub(crate) enum Place {
     Slow(EngineChoice),
     /// A server that does all that servers do.
     Objects,
+    /// Files and objects that come with wrong bytes, and are verified.
+    GarbledFiles(EngineChoice),
+    GarbledObjects,
     Gpu(usize),
     /// No disk: [`crate::loads::simulated`].
     Simulated,
@@ -60,6 +68,10 @@ impl Place {
             Self::Views => "files, cache=map".to_owned(),
             Self::Slow(engine) => format!("a slow file system, {engine}"),
             Self::Objects => "objects".to_owned(),
+            Self::GarbledFiles(engine) => {
+                format!("files with wrong bytes, {engine}, verify=require")
+            }
+            Self::GarbledObjects => "objects with wrong bytes, verify=require".to_owned(),
             Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (a stand-in)"),
             Self::Simulated => "a simulator".to_owned(),
         }
@@ -67,7 +79,12 @@ impl Place {
 
     /// Whether a load may fail here though nothing is wrong with it.
     pub(crate) fn may_fail(self) -> bool {
-        matches!(self, Self::Slow(_) | Self::Objects | Self::Simulated)
+        matches!(self, Self::Slow(_) | Self::Objects | Self::Simulated) || self.is_garbled()
+    }
+
+    /// Whether wrong bytes come here, and are to be found.
+    pub(crate) fn is_garbled(self) -> bool {
+        matches!(self, Self::GarbledFiles(_) | Self::GarbledObjects)
     }
 }
 
@@ -126,15 +143,23 @@ impl Land {
     pub(crate) fn new(seed: u64) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let folder = folder.expect("cargo made the folder");
-        let server = Arc::new(FaultyServer::start());
+        let [server, garbling] = [(); 2].map(|()| Arc::new(FaultyServer::start()));
+        let put = |name: &str, bytes: &[u8]| {
+            std::fs::write(folder.path().join(name), bytes)
+                .expect("the temporary folder takes files");
+            for server in [&server, &garbling] {
+                server.put(&format!("models/m/{name}"), bytes.to_vec());
+            }
+        };
         let mut rng = Rng::new(seed);
         let mut contents = Contents::new();
-        for index in 0..SHARDS {
-            let bytes = shard(&mut rng, index, &mut contents);
-            std::fs::write(folder.path().join(shard_name(index)), &bytes)
-                .expect("the temporary folder takes files");
-            server.put(&format!("models/m/{}", shard_name(index)), bytes);
+        let shards: Vec<_> = (0..SHARDS)
+            .map(|index| shard(&mut rng, index, &mut contents))
+            .collect();
+        for (index, bytes) in shards.iter().enumerate() {
+            put(&shard_name(index), bytes);
         }
+        put(MANIFEST_NAME, &manifest(folder.path()));
         let found = tload::probe::ring().error.map_or(Ok(()), Err);
         let mut engines = vec![EngineChoice::Pread];
         if required("uring", found).is_some() {
@@ -143,14 +168,21 @@ impl Land {
                 engines.push(EngineChoice::TokioUring);
             }
         }
-        let slow = required("fuse", mount(folder.path()));
-        let mut places = vec![Place::Views, Place::Objects, Place::Simulated];
+        let slow = required("fuse", mount(folder.path(), failing()));
+        let garbled = required("fuse", mount(folder.path(), slowfs::Options::default()));
+        let mut places = vec![
+            Place::Views,
+            Place::Objects,
+            Place::GarbledObjects,
+            Place::Simulated,
+        ];
         for &engine in &engines {
             places.extend([Cache::Auto, Cache::Buffered].map(|cache| Place::Files(engine, cache)));
-            if slow.is_some() {
-                places.push(Place::Slow(engine));
+            if slow.is_some() && garbled.is_some() {
+                places.extend([Place::Slow(engine), Place::GarbledFiles(engine)]);
             }
         }
+        garble(&mut rng, &shards, garbled.as_ref(), &garbling);
         let stub = Stub::load();
         stub.set("copy_delay_us", "50");
         places.extend([Place::Gpu(0), Place::Gpu(1)]);
@@ -158,7 +190,9 @@ impl Land {
             contents,
             folder,
             slow,
+            garbled,
             server,
+            garbling,
             places,
         }
     }
@@ -171,6 +205,11 @@ impl Land {
         options.extent_bytes = Some(rng.pick(&[16 << 10, 64 << 10, 1 << 20]));
         options.memory_limit = Some(rng.pick(&[2 << 20, 4 << 20, 64 << 20]));
         options.depth = rng.pick(&[None, Some(1), Some(16)]);
+        options.verify = if place.is_garbled() || rng.once_in(3) {
+            Verify::Require
+        } else {
+            Verify::Off
+        };
         let loader = match place {
             Place::Files(engine, cache) => {
                 (options.engine, options.cache) = (engine, cache);
@@ -191,7 +230,16 @@ impl Land {
                 self.misbehave(rng);
                 options.retries = Some(rng.pick(&[0, 8]));
                 let location = Location::parse("s3://models/m").expect("a URL");
-                Checkpoint::open_with(&location, self.store()).map(Loader::new)
+                Checkpoint::open_with(&location, store(&self.server)).map(Loader::new)
+            }
+            Place::GarbledFiles(engine) => {
+                (options.engine, options.cache) = (engine, Cache::Direct);
+                let mount = self.garbled.as_ref().expect("only where there is one");
+                local(mount.path())
+            }
+            Place::GarbledObjects => {
+                let location = Location::parse("s3://models/m").expect("a URL");
+                Checkpoint::open_with(&location, store(&self.garbling)).map(Loader::new)
             }
             Place::Gpu(ordinal) => {
                 options.device_memory_limit = Some(rng.pick(&[4 << 20, 64 << 20]));
@@ -201,18 +249,6 @@ impl Land {
             Place::Simulated => unreachable!("simulated loads have no loader"),
         };
         loader.map(|loader| loader.options(options))
-    }
-
-    fn store(&self) -> StoreOptions {
-        StoreOptions::from_pairs([
-            ("environment", "false".to_owned()),
-            ("endpoint", self.server.url()),
-            ("region", "us-east-1".to_owned()),
-            ("access_key_id", "test".to_owned()),
-            ("secret_access_key", "testtest".to_owned()),
-            ("read_timeout", "1".to_owned()),
-        ])
-        .expect("good options")
     }
 
     /// One of the next answers will not be what was asked for. Nothing that lasts: stalls end with a retry.
@@ -237,6 +273,44 @@ impl Land {
     }
 }
 
+fn store(server: &FaultyServer) -> StoreOptions {
+    StoreOptions::from_pairs([
+        ("environment", "false".to_owned()),
+        ("endpoint", server.url()),
+        ("region", "us-east-1".to_owned()),
+        ("access_key_id", "test".to_owned()),
+        ("secret_access_key", "testtest".to_owned()),
+        ("read_timeout", "1".to_owned()),
+    ])
+    .expect("good options")
+}
+
+/// What is in `folder`, written down.
+#[expect(clippy::disallowed_methods, reason = "a test reads what was written")]
+fn manifest(folder: &Path) -> Vec<u8> {
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let report = Verification::new(&Location::from(folder))
+        .options(options)
+        .run();
+    let written = report.expect("what was just written can be read").written;
+    std::fs::read(written.expect("was asked for")).expect("was just written")
+}
+
+/// From now on one read in six of one byte of each shard, somewhere behind its header, brings another byte.
+fn garble(rng: &mut Rng, shards: &[Vec<u8>], mount: Option<&Mount>, server: &FaultyServer) {
+    for (index, bytes) in shards.iter().enumerate() {
+        let half = bytes.len() / 2;
+        let mut at = || (half + rng.index(bytes.len() - half)) as u64;
+        if let Some(mount) = mount {
+            let rule = slowfs::Rule::always(slowfs::Fault::Flip(at()));
+            mount.fault(&rule.file(&shard_name(index)).every(6));
+        }
+        let rule = Rule::always(Fault::Corrupt(at())).from_byte(1);
+        server.fault(rule.path(&shard_name(index)).every(6));
+    }
+}
+
 fn local(folder: &Path) -> Result<Loader> {
     Loader::open(&Location::from(folder))
 }
@@ -248,15 +322,22 @@ pub(crate) fn assert_gpus_are_clean() {
     assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
 }
 
-fn mount(folder: &Path) -> Result<Mount, String> {
-    let slowness = slowfs::Options {
+/// Late, short, and failing from time to time.
+fn failing() -> slowfs::Options {
+    slowfs::Options {
         latency: Duration::from_micros(500),
-        direct: true,
         short_every: 7,
         eio_every: 211,
         // Headers are spared.
         fault_from: 4096,
         ..slowfs::Options::default()
+    }
+}
+
+fn mount(folder: &Path, slowness: slowfs::Options) -> Result<Mount, String> {
+    let slowness = slowfs::Options {
+        direct: true,
+        ..slowness
     };
     Mount::start("places::serves", folder, &slowness)
 }

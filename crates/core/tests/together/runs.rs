@@ -48,25 +48,49 @@ fn streams_of_all_kinds_do_not_disturb_one_another() {
             table.complete(place) > 0,
             "{place:?}: none was complete\n{table}"
         );
+        assert!(
+            !place.is_garbled() || table.failed(place) > 0,
+            "{place:?}: nothing was found\n{table}"
+        );
     }
 }
 
-/// Descriptors and threads of this process, and its resident memory, MiB.
-fn holdings() -> String {
-    let entries = |folder| std::fs::read_dir(folder).map_or(0, Iterator::count);
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    format!(
-        "{} descriptors, {} threads,{}",
-        entries("/proc/self/fd"),
-        entries("/proc/self/task"),
-        resident.unwrap_or_default()
-    )
+/// What this process has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Holdings {
+    descriptors: usize,
+    threads: usize,
+    resident_mib: u64,
+}
+
+impl Holdings {
+    fn now() -> Self {
+        let entries = |folder| std::fs::read_dir(folder).map_or(0, Iterator::count);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        Self {
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            resident_mib: kib.unwrap_or_default() >> 10,
+        }
+    }
+
+    /// Round after round the same, but for what allocators keep.
+    fn assert_not_beyond(self, first: Self) {
+        assert!(
+            self.descriptors <= first.descriptors
+                && self.threads <= first.threads
+                && self.resident_mib <= 2 * first.resident_mib + 64,
+            "{self:?} after the last round, {first:?} after the first"
+        );
+    }
 }
 
 fn soak(minutes: u32) {
     let started = Instant::now();
     let (table, mut seed) = (Table::default(), 0);
+    let mut first = None;
     // Files of its own for each round, so that what was there before does not stay the same.
     let rounds = 4 * minutes.max(1);
     for round in 1..=rounds {
@@ -75,11 +99,9 @@ fn soak(minutes: u32) {
         run(&land, &table, seed, |_| started.elapsed() >= until);
         drop(land);
         seed += 1 << 32;
-        let seconds = started.elapsed().as_secs();
-        say(&format!(
-            "{seconds} s, round {round} of {rounds}: {}",
-            holdings()
-        ));
+        let (seconds, held) = (started.elapsed().as_secs(), Holdings::now());
+        say(&format!("{seconds} s, round {round} of {rounds}: {held:?}"));
+        held.assert_not_beyond(*first.get_or_insert(held));
     }
     say(&format!(
         "\n{STREAMS} streams at a time, {minutes} minutes:\n\n{table}"
