@@ -215,7 +215,7 @@ tsan:
 
 # Knows no io_uring: threads read.
 valgrind:
-	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --errors-for-leak-kinds=definite" \
+	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite" \
 		cargo test --package tload-models --test engines --test simulated -- --test-threads=1)
 
 # Which lines could be wrong without a test that notices: hours. With ARGS, for example: make mutants ARGS='--file crates/core/src/plan/slice.rs'

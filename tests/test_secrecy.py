@@ -69,11 +69,12 @@ def test_secrets_of_the_environment_are_not_shown(url: str, monkeypatch: pytest.
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
-    for store in (
+    stores: list[dict[str, Any]] = [
         {"endpoint": nobody},
         {"endpoint": nobody, "proxy": f"http://user:hunter2@127.0.0.1:{unused_port()}"},
         {"endpoint": nobody, "headers": {"Authorization": "Bearer hunter2"}},
-    ):
+    ]
+    for store in stores:
         with pytest.raises(tload.Error) as caught:
             tload.open(url, store=store | {"retries": 0, "open_timeout": 20})
         assert SECRET not in everything(caught.value)

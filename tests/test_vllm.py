@@ -117,6 +117,7 @@ def test_everything_that_may_be_said_is_understood() -> None:
         "device_memory_limit": 1 << 30,
         "retries": 3,
         "hedge": False,
+        "verify": "require",
         "timeout": 60,
         "enable_weights_track": False,
     }

@@ -179,8 +179,8 @@ class Report:
     request_retries: int
     """Requests to object stores that were tried again."""
     opening_retries: int
-    """What else was tried again since the checkpoint was opened: opening, headers, lists and the state of files, by this
-    load and by others of it. Not among `retries`."""
+    """What else was tried again since the checkpoint was opened: opening, headers, lists and the state of files, by
+    this load and by others of it. Not among `retries`."""
     last_retry: str | None
     """What of these was tried again last, and why."""
     stalls: int
