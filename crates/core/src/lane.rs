@@ -76,16 +76,37 @@ pub(crate) struct LaneEvents<T> {
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
+/// Why lanes could not begin, and what is left of those that did.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// They have been told to end, and may be reading from storage that does not answer.
+    pub(crate) threads: Vec<JoinHandle<()>>,
+    /// Lanes that have not been started: `ended` is not called for them.
+    pub(crate) missing: usize,
+}
+
+impl Refused {
+    /// The error, when those that had begun have ended.
+    pub(crate) fn joined(self) -> Error {
+        for thread in self.threads {
+            // Panics have been caught inside.
+            let _ = thread.join();
+        }
+        self.error
+    }
+}
+
 /// Starts all lanes and waits until each that begins now has opened its engine and its sink.
 ///
 /// # Errors
 ///
-/// The first lane's refusal, after all lanes have ended. `ended` is then still called for each that had started.
+/// The first lane's refusal. Waits for none of the others: `ended` is still called for each that had started, when storage lets it.
 pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
     sink: &Arc<OpenSink<S>>,
     events: impl Fn() -> LaneEvents<S::Tensor>,
-) -> Result<(Vec<JoinHandle<()>>, Opened)>
+) -> std::result::Result<(Vec<JoinHandle<()>>, Opened), Refused>
 where
     S: Sink + 'static,
     S::Tensor: 'static,
@@ -96,7 +117,7 @@ where
     // that do need.
     let numbered = lanes.into_iter().enumerate();
     let (now, later): (Vec<_>, Vec<_>) = numbered.partition(|(_, lane)| lane.begins_now);
-    let mut threads = Vec::new();
+    let (mut threads, mut missing) = (Vec::new(), now.len());
     let mut failure = None;
     for (index, lane) in now {
         let opened = Some(opened.clone());
@@ -104,15 +125,19 @@ where
             Ok(thread) => threads.push(thread),
             Err(error) => {
                 failure = Some(error);
-                for feed in &feeds {
-                    feed.stop();
-                }
                 break;
             }
         }
     }
     drop(opened);
     let begun = threads.len();
+    missing -= begun;
+    let later = if failure.is_none() {
+        later
+    } else {
+        missing += later.len();
+        Vec::new()
+    };
     for (index, lane) in later {
         match spawn(index, lane, Arc::clone(sink), events(), None) {
             Ok(thread) => threads.push(thread),
@@ -127,11 +152,12 @@ where
             for feed in &feeds {
                 feed.stop();
             }
-            for thread in threads {
-                // Panics have been caught inside.
-                let _ = thread.join();
-            }
-            Err(failure.unwrap_or_else(|| Error::new(ErrorKind::Io, "no lane could be started")))
+            let none = || Error::new(ErrorKind::Io, "no lane could be started");
+            Err(Refused {
+                error: failure.unwrap_or_else(none),
+                threads,
+                missing,
+            })
         }
     }
 }
@@ -201,8 +227,10 @@ where
             let run = || run(&setup, &*sink, (&*deliver, &*failing), opened);
             let result =
                 catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(bug(&*panic)));
-            if result.is_err() {
+            if let Err(error) = &result {
                 setup.feed.stop();
+                // If it had nothing in flight, or panicked, nobody has heard of it; others may wait for what never comes.
+                failing(error);
             }
             // Memory first, then the news.
             drop((sink, deliver, failing, setup));

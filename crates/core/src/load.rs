@@ -14,7 +14,7 @@ use crate::delivery::{Complete, Delivery};
 use crate::destinations::{Destinations, DeviceRules};
 use crate::engine;
 use crate::error::{Error, Result};
-use crate::lane::{self, LaneEvents, OpenSink};
+use crate::lane::{self, LaneEvents, OpenSink, Refused};
 use crate::pipeline::{Feed, Memory};
 use crate::plan::{Plan, Selection, Slice};
 use crate::prepare::Prepared;
@@ -322,7 +322,11 @@ impl Loader {
         if let Some(provider) = &mut provider {
             provider.top_up().inspect_err(|_| feed.close())?;
         }
-        let (threads, opened) = lane::start(setups, &delivered.open_sink, || lane_events(&shared))?;
+        let (threads, opened) =
+            match lane::start(setups, &delivered.open_sink, || lane_events(&shared)) {
+                Ok(started) => started,
+                Err(refused) => return Err(TensorStream::refused(shared, refused)),
+            };
         say_once(opened.refusal.as_ref());
         say_unpinned_once(slab.as_ref());
         let mut stream = TensorStream::new(shared, threads);
@@ -382,7 +386,7 @@ impl Loader {
                 ended: Box::new(move |result| drop(ended.send(result))),
             }
         };
-        let (threads, opened) = lane::start(setups, &open_sink, events)?;
+        let (threads, opened) = lane::start(setups, &open_sink, events).map_err(Refused::joined)?;
         let endings: Vec<_> = endings.iter().take(lanes).collect();
         let since = counters.reading_since.get().copied();
         report.seconds = since.map_or(0.0, |since| since.elapsed().as_secs_f64());

@@ -135,6 +135,16 @@ struct State {
 }
 
 impl State {
+    /// A lane has ended with `error`. What a lane has failed with before is why, even where that one has not ended yet.
+    fn fail(&mut self, error: Error) {
+        let first = self.failing.take();
+        // A lane's own last word says more of the cause than what was kept of it meanwhile.
+        if let Some(first) = first.filter(|first| first.to_string() != error.to_string()) {
+            self.error.get_or_insert(first);
+        }
+        self.error.get_or_insert(error);
+    }
+
     /// File order: moves what is next, and all that follows without a gap, into the queue.
     fn queue_whose_turn_it_is(&mut self) {
         while let Some(tensor) = self.early.remove(&self.turn) {
@@ -240,7 +250,7 @@ impl Shared {
             let mut state = self.lock();
             // Before the last lane looks at the files: that a read failed says more than that its file has changed.
             if let Err(error) = result {
-                state.error.get_or_insert(error);
+                state.fail(error);
             }
             state.lanes_reading -= 1;
             state.lanes_reading == 0
@@ -481,6 +491,8 @@ impl futures_core::Stream for TensorStream {
 impl Drop for TensorStream {
     fn drop(&mut self) {
         self.cancel();
+        // Somebody else may have ended the load, and still be waiting for what was queued into memory of the caller's.
+        self.shared.gate.close();
         if self.shared.wait_for_lanes(DROP_WAIT) {
             // An executor may drop the stream inside a wake-up, on a thread of ours.
             let own = std::thread::current().id();

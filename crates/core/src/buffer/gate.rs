@@ -40,12 +40,12 @@ impl Gate {
             .push(Box::new(drain));
     }
 
-    /// Lets nobody in any more, and returns when nobody writes.
+    /// Lets nobody in any more, and returns when nobody writes: also where somebody else is closing it already.
     pub fn close(&self) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
-        let drains =
-            std::mem::take(&mut *self.drains.lock().unwrap_or_else(PoisonError::into_inner));
-        for drain in &drains {
+        // Under the lock to the last one: who comes second must not return before the first has drained.
+        let mut drains = self.drains.lock().unwrap_or_else(PoisonError::into_inner);
+        for drain in drains.drain(..) {
             drain();
         }
     }

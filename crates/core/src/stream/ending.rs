@@ -5,8 +5,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
-use super::Shared;
+use super::{Shared, TensorStream};
 use crate::error::{Error, ErrorKind};
+use crate::lane::Refused;
 use crate::parked;
 use crate::pipeline::Waiting;
 
@@ -15,13 +16,32 @@ use crate::pipeline::Waiting;
 /// one that is overloaded (2026-11), and short beside deadlines, which are seconds.
 const GRACE: Duration = Duration::from_millis(500);
 
+impl TensorStream {
+    /// The load cannot begin, and its stream is dropped as ever: lanes that have begun may read by now, and what cannot be taken back
+    /// is left behind.
+    pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
+        let nobody_reads = {
+            let mut state = shared.lock();
+            state.lanes_reading -= refused.missing;
+            state.lanes_running -= refused.missing;
+            state.lanes_reading == 0
+        };
+        if nobody_reads {
+            // The last lane would have, or has.
+            shared.feed.close();
+        }
+        drop(Self::new(shared, refused.threads));
+        refused.error
+    }
+}
+
 impl Shared {
     /// A lane has failed, and waits for what it has in flight. Others do not wait for it longer than [`GRACE`].
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
         let (grace, ended) = bounded::<()>(0);
         {
             let mut state = self.lock();
-            if state.abandoned || state.failing.is_some() {
+            if state.abandoned || state.grace.is_some() || state.lanes_running == 0 {
                 return;
             }
             state.failing = Some(error.again());
@@ -154,4 +174,114 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
         "look at the storage, which does not answer; or raise timeout"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::buffer::{Bell, Gate};
+    use crate::pipeline::Feed;
+    use crate::plan::{Arrangement, build};
+    use crate::report::Report;
+    use crate::request::Order;
+    use crate::schedule::{Depth, Groups, Schedule};
+    use crate::stream::StreamSetup;
+
+    /// What lanes and the caller share of a load of nothing, with so many lanes.
+    fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
+        let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
+        let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
+        let bell = Arc::<Bell>::default();
+        let setup = StreamSetup {
+            feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, bell)),
+            gate: Arc::clone(gate),
+            counters: Arc::default(),
+            tensors: Arc::new([]),
+            order: Order::Ready,
+            lanes,
+            report: Report::default(),
+            complete: Box::new(|_| ()),
+            verify: Box::new(|| Ok(())),
+        };
+        Shared::new(setup, Instant::now())
+    }
+
+    fn error(message: &str) -> Error {
+        Error::new(ErrorKind::Io, message).with_source(format!("why {message}"))
+    }
+
+    #[test]
+    fn the_first_lane_that_fails_says_why_whichever_ends_first() {
+        for first_ends_first in [true, false] {
+            let shared = shared(3, &Arc::default());
+            shared.lane_failing(&error("first"));
+            shared.lane_failing(&error("second"));
+            let endings = if first_ends_first {
+                ["first", "second"]
+            } else {
+                ["second", "first"]
+            };
+            for ending in endings {
+                shared.lane_ended(Err(error(ending)));
+            }
+            shared.lane_ended(Ok(()));
+            let mut stream = TensorStream::new(shared, Vec::new());
+            let told = stream.next().expect("an item").expect_err("has failed");
+            assert_eq!(told.chain(), "first\n  caused by: why first");
+            assert!(stream.next().is_none());
+        }
+    }
+
+    /// The caller has its memory back when the stream is dropped, whoever ended it, and however long what was queued takes.
+    #[test]
+    fn dropping_waits_for_who_closes_the_gate() {
+        let gate = Arc::<Gate>::default();
+        let (begins, draining) = channel();
+        let (dropped, was_dropped) = channel();
+        let was_dropped = std::sync::Mutex::new(was_dropped);
+        gate.on_close(move || {
+            begins.send(()).expect("the test waits");
+            let was_dropped = was_dropped.lock().expect("nobody panics with it");
+            // Nothing comes: how long is waited decides only whether a mistake is seen.
+            let early = was_dropped.recv_timeout(Duration::from_millis(300));
+            assert!(early.is_err(), "dropped before all was written");
+        });
+        let stream = TensorStream::new(shared(1, &gate), Vec::new());
+        let canceller = stream.canceller();
+        std::thread::scope(|scope| {
+            let cancelling = scope.spawn(move || canceller.cancel());
+            draining.recv().expect("the gate is being closed");
+            drop(stream);
+            // Nobody may be waiting for it any more.
+            let _ = dropped.send(());
+            cancelling.join().expect("drained first");
+        });
+    }
+
+    /// A lane that began reads what nobody answers; another one could not be started.
+    #[test]
+    fn a_load_that_cannot_begin_waits_for_no_lane_that_has() {
+        let shared = shared(2, &Arc::default());
+        let (never, hung) = channel::<()>();
+        let lane = std::thread::spawn(move || {
+            let _ = hung.recv();
+        });
+        let refused = Refused {
+            error: error("no more threads"),
+            threads: vec![lane],
+            missing: 1,
+        };
+        let told = TensorStream::refused(Arc::clone(&shared), refused);
+        assert_eq!(told.message(), "no more threads");
+        {
+            let state = shared.lock();
+            assert_eq!((state.lanes_running, state.lanes_reading), (1, 1));
+            assert!(state.abandoned);
+        }
+        drop(never);
+        shared.lane_ended(Ok(()));
+        assert_eq!(shared.lock().lanes_running, 0);
+    }
 }
