@@ -3,15 +3,20 @@
 //! ```text
 //! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 128 + signal
 //!               └─ a second signal, or not done within GRACE (a kernel that does not answer)
-//!                     └─▶ a thread of ours removes them ──▶ exit 128 + signal
+//!                     └─▶ a thread of ours removes them, within REMOVAL ──▶ exit 128 + signal
 //!                            └─ a third signal: not even that ──▶ exit 128 + signal
 //! ```
+//!
+//! The kernel hands a signal to the thread that the process began with, and one that waits for a mount which does not answer never
+//! runs a handler. So the command runs on a thread of its own ([`Interrupt::attend`]), and that one only waits for it.
 //!
 //! The one process-wide thing of the command is the listener for signals, which the operating system makes so. Handlers that
 //! were there before (Python's) run as well.
 
 use std::fs;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -22,6 +27,10 @@ use tload::{Canceller, Error, ErrorKind, Result};
 
 use crate::exit;
 use crate::host::System;
+use crate::output::error::warn;
+
+/// How long removing what is temporary may take, when the command does not: GiB of a benchmark are gone in less (2026-11).
+const REMOVAL: Duration = Duration::from_secs(1);
 
 /// How long the command may take to stop by itself. A raw ceiling of a few GiB cannot be cancelled and ends within
 /// this on most disks; a hung disk does not.
@@ -77,6 +86,29 @@ impl Interrupt {
             shared: Arc::default(),
             listener: None,
         }
+    }
+
+    /// Runs `command` on a thread of its own, while the calling one does nothing but wait, and take signals.
+    pub(crate) fn attend<T: Send>(&self, command: impl FnOnce(&Self) -> T + Send) -> T {
+        let command = Mutex::new(Some(command));
+        let run = || {
+            let command = command
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            command.map(|command| command(self))
+        };
+        let done = thread::scope(|scope| {
+            let thread = thread::Builder::new()
+                .name("tload-command".to_owned())
+                .spawn_scoped(scope, run);
+            match thread {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                // Where there are so few threads, better so than not at all.
+                Err(_) => run(),
+            }
+        });
+        done.expect("it runs once")
     }
 
     /// The exit status of a command that a signal has stopped; none if there was no signal.
@@ -178,10 +210,8 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     let waiting = Arc::clone(shared);
     let wait = move || {
         if let Some(left) = waiting.outlived(GRACE) {
-            for path in &left {
-                remove(path);
-            }
-            std::process::exit(status);
+            give_up(left);
+            exit_at_once(status);
         }
     };
     let waits = thread::Builder::new()
@@ -190,10 +220,30 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     if waits.is_ok() && signals.next().is_some() {
         shared.hurry();
     }
-    // Even removing a file can take for ever.
     if signals.next().is_some() {
-        std::process::exit(status);
+        exit_at_once(status);
     }
+}
+
+/// Removes `left` in the command's stead, and says why nothing else comes. Even that can take for ever, and is not waited for so long.
+fn give_up(left: Vec<PathBuf>) {
+    let (done, is_done) = channel::<()>();
+    let task = move || {
+        for path in &left {
+            remove(path);
+        }
+        warn("error: interrupted, and did not wait for what does not answer");
+        drop(done);
+    };
+    if thread::Builder::new().spawn(task).is_ok() {
+        // Ends when it is dropped, or too late.
+        let _ = is_done.recv_timeout(REMOVAL);
+    }
+}
+
+/// Runs nothing that others have left to be run at the end of the process: it might wait for what does not answer.
+fn exit_at_once(status: i32) -> ! {
+    signal_hook::low_level::exit(status)
 }
 
 /// A file or directory that is removed when this is dropped, unless it is [kept](Self::keep).
@@ -259,6 +309,8 @@ fn interrupted() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
     use super::*;
 
     #[test]
@@ -298,6 +350,18 @@ mod tests {
         let error = interrupt.wait(Duration::from_secs(60)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
         assert_eq!(interrupt.status(), Some(143));
+    }
+
+    #[test]
+    fn a_command_is_attended_and_its_panic_stays_one() {
+        let interrupt = Interrupt::unattached();
+        let here = thread::current().id();
+        let there = interrupt.attend(|_| thread::current().id());
+        assert_ne!(there, here, "signals would be left to it");
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            interrupt.attend::<()>(|_| panic!("ours"));
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"ours"));
     }
 
     /// Nothing here waits as long as it may: the test would not end.

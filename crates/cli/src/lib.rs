@@ -20,11 +20,12 @@ mod options;
 mod output;
 mod redact;
 mod synth;
+mod watched;
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};
 
-use crate::args::Refusal;
+use crate::args::{Args, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
@@ -57,9 +58,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
 
     let limits = Limits::look();
     limits.raise_files();
-    let interrupt = Interrupt::install(&System::real());
+    Interrupt::install(&System::real())
+        .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
+}
+
+/// On a thread that signals are not left to.
+fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
     let mut out = BufWriter::new(io::stdout().lock());
-    let outcome = command::run(args, &arguments, &interrupt, &limits, &mut out)
+    let outcome = command::run(args, arguments, interrupt, limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
     match outcome {
         Ok(()) => exit::SUCCESS,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::sizes;
 use super::store::StoreArgs;
+use super::time::TimeArgs;
 
 /// Copy a checkpoint, with everything beside it, into a local directory.
 ///
@@ -47,6 +48,8 @@ pub(crate) struct CopyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) time: TimeArgs,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
 }

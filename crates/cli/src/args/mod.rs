@@ -8,10 +8,12 @@ mod parse;
 mod sizes;
 mod store;
 mod synth;
+mod time;
 mod tuning;
 mod verify;
 
 use std::ffi::OsString;
+use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 
@@ -20,8 +22,10 @@ pub(crate) use copy::CopyArgs;
 pub(crate) use device::DeviceArg;
 pub(crate) use links::LinkArgs;
 pub(crate) use parse::{Refusal, parse};
+pub(crate) use sizes::duration;
 pub(crate) use store::StoreArgs;
 pub(crate) use synth::{PresetArg, SynthArgs};
+pub(crate) use time::TimeArgs;
 pub(crate) use tuning::{SelectArgs, TuningArgs};
 pub(crate) use verify::VerifyArgs;
 
@@ -66,6 +70,8 @@ pub(crate) struct LsArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) time: TimeArgs,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]
@@ -125,7 +131,7 @@ pub(crate) struct LoadArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
-(LOCATION cannot be opened; what the machine shows is printed all the same).
+(LOCATION cannot be opened, or does not answer; what the machine shows is printed all the same).
 
 The last line names the one thing to change first, unless nothing is to be changed.
 
@@ -136,6 +142,9 @@ pub(crate) struct DoctorArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint: looks at where it is, too
     #[arg(value_name = "LOCATION")]
     pub(crate) location: Option<OsString>,
+    /// Look at LOCATION no longer than this: 10 (seconds), 500ms, 30s, 2m
+    #[arg(long, value_name = "TIME", value_parser = sizes::duration, default_value = "10s", env = "TLOAD_TIMEOUT", hide_env_values = true)]
+    pub(crate) timeout: Duration,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]

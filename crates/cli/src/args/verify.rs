@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::links::LinkArgs;
 use super::store::StoreArgs;
+use super::time::TimeArgs;
 
 /// Read a checkpoint once and compare it with every checksum that is known of it.
 ///
@@ -37,6 +38,8 @@ pub(crate) struct VerifyArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) time: TimeArgs,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]

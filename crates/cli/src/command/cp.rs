@@ -1,11 +1,10 @@
 //! `tload cp`: copies a checkpoint into a directory, shows how far it is, and says what it did.
 
 use std::io::{self, Write};
-use std::thread;
 use std::time::Duration;
 
 use tload::copy::{Copy, CopyControl, CopyReport};
-use tload::{Result, format_bytes, printable};
+use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
 
 use crate::args::CopyArgs;
 use crate::interrupt::Interrupt;
@@ -14,16 +13,15 @@ use crate::output::error::{standard_output, warn};
 use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
-
-/// How often the bar moves.
-const REDRAW: Duration = Duration::from_millis(50);
+use crate::watched::Watch;
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    let copy = Copy::new(&options::location(&args.source)?, &args.target)
+    let source = options::location(&args.source)?;
+    let copy = Copy::new(&source, &args.target)
         .options(options::copy(args))
         .store(options::store(&args.store)?);
     let control = copy.control();
-    let outcome = watch(copy, &control, interrupt);
+    let outcome = watch(copy, &source, &control, (args.time.timeout, interrupt));
     let kept = control.progress().bytes_kept;
     if outcome.is_err() && kept > 0 {
         warn(&format!(
@@ -41,24 +39,42 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     .map_err(standard_output)
 }
 
-/// Runs the copy on a thread of its own, as a signal must end it whatever it waits for.
-fn watch(copy: Copy, control: &CopyControl, interrupt: &Interrupt) -> Result<CopyReport> {
+/// A signal ends it, and the end of its time, whatever it waits for.
+fn watch(
+    copy: Copy,
+    source: &Location,
+    control: &CopyControl,
+    (timeout, interrupt): (Option<Duration>, &Interrupt),
+) -> Result<CopyReport> {
     let progress = Progress::of_bytes(0, "copying");
-    thread::scope(|scope| {
-        let copying = scope.spawn(|| copy.run());
-        while !copying.is_finished() {
-            if interrupt.wait(REDRAW).is_err() {
-                control.cancel();
-                break;
-            }
+    let watch = Watch {
+        interrupt,
+        timeout,
+        cancel: Some(&|| control.cancel()),
+        redraw: &|| {
             let now = control.progress();
             progress.set_total(now.bytes_total);
             progress.set(now.bytes_done);
-        }
-        copying
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+        },
+        late: &|timeout| late(source, timeout, control),
+    };
+    watch.run(move || copy.run())
+}
+
+fn late(source: &Location, timeout: Duration, control: &CopyControl) -> Error {
+    let now = control.progress();
+    let far = match now.bytes_total {
+        0 => "what there is was still being listed".to_owned(),
+        total => format!(
+            "{} of {} were there",
+            format_bytes(now.bytes_done),
+            format_bytes(total)
+        ),
+    };
+    let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
+    Error::new(ErrorKind::TimedOut, message)
+        .with_location(source)
+        .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {

@@ -1,26 +1,44 @@
 //! `tload doctor`: prints the findings, with the advice under each, counts them, and says what to change first.
 
+use std::ffi::OsStr;
 use std::io::{self, Write};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Checkpoint, Result, printable};
+use tload::{Checkpoint, Error, ErrorKind, Result, printable};
 
 use crate::args::DoctorArgs;
-use crate::doctor::{Finding, Level, Urgency, examine, first};
+use crate::doctor::{Finding, Level, Settings, Urgency, examine, first, look, no_answer};
 use crate::host::System;
 use crate::host::limits::Limits;
+use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::json;
+use crate::watched::{LAST_WORDS, Watch};
 
 /// `limits`: as the command was started with.
-pub(crate) fn run(args: &DoctorArgs, limits: &Limits, out: &mut dyn Write) -> Result<()> {
-    let opening = options::opening(options::store(&args.store)?, &args.links);
-    let checkpoint = args.location.as_ref().map(|location| {
-        options::location(location).and_then(|location| Checkpoint::open_with(&location, &opening))
-    });
-    let opened = checkpoint.as_ref().map(Result::as_ref);
-    let findings = examine(&System::real(), limits, opened);
+pub(crate) fn run(
+    args: &DoctorArgs,
+    interrupt: &Interrupt,
+    limits: &Limits,
+    out: &mut dyn Write,
+) -> Result<()> {
+    let settings =
+        Settings::of(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
+    let looked = args
+        .location
+        .as_deref()
+        .map(|location| look_at(location, args, &settings, interrupt))
+        .transpose()?;
+    let checkpoint = looked.as_ref().and_then(|looked| looked.checkpoint.get());
+    let mut findings = examine(&System::real(), limits, &settings, checkpoint);
+    let mut outcome = Ok(());
+    if let Some(looked) = looked {
+        findings.extend(looked.findings);
+        outcome = looked.outcome;
+    }
     let written = if args.json {
         write_json(out, &findings)
     } else {
@@ -29,7 +47,68 @@ pub(crate) fn run(args: &DoctorArgs, limits: &Limits, out: &mut dyn Write) -> Re
     written
         .and_then(|()| out.flush())
         .map_err(standard_output)?;
-    checkpoint.map_or(Ok(()), |checkpoint| checkpoint.map(drop))
+    outcome
+}
+
+/// What was seen of a location.
+struct Looked {
+    /// Once its headers have been read.
+    checkpoint: Arc<OnceLock<Checkpoint>>,
+    findings: Vec<Finding>,
+    outcome: Result<()>,
+}
+
+/// Opens the checkpoint and looks at where it is, on a thread that is left behind when storage does not answer.
+fn look_at(
+    location: &OsStr,
+    args: &DoctorArgs,
+    settings: &Settings,
+    interrupt: &Interrupt,
+) -> Result<Looked> {
+    let timeout = args.timeout;
+    let store = options::store_within(&args.store, Some(timeout))?;
+    let opening = options::opening(store, &args.links);
+    let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
+    let outcome = options::location(location).and_then(|location| {
+        let late = |_| late(timeout).with_location(&location);
+        let watch = Watch {
+            interrupt,
+            // The core knows which file it waits for.
+            timeout: Some(timeout + LAST_WORDS),
+            cancel: None,
+            redraw: &|| (),
+            late: &late,
+        };
+        let (from, opened, settings) =
+            (location.clone(), Arc::clone(&checkpoint), settings.clone());
+        watch.run(move || {
+            let checkpoint = Checkpoint::open_with(&from, opening)?;
+            let checkpoint = opened.get_or_init(|| checkpoint);
+            Ok(look(&System::real(), &settings, checkpoint))
+        })
+    });
+    let (findings, outcome) = match outcome {
+        Ok(findings) => (findings, Ok(())),
+        // The user has seen enough.
+        Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+        Err(error) => {
+            let shown = location.to_string_lossy();
+            let shown =
+                options::location(location).map_or_else(|_| shown.into(), |it| it.to_string());
+            (vec![no_answer(&shown, timeout, &error)], Err(error))
+        }
+    };
+    Ok(Looked {
+        checkpoint,
+        findings,
+        outcome,
+    })
+}
+
+fn late(timeout: Duration) -> Error {
+    let message = format!("looking at it took longer than its timeout of {timeout:?}");
+    Error::new(ErrorKind::TimedOut, message)
+        .with_hint("raise timeout, or look at the storage, which does not answer")
 }
 
 /// What `--json` prints.

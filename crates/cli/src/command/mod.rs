@@ -27,12 +27,12 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<()> {
     match args.command {
-        Command::Ls(args) => ls::run(&args, out),
+        Command::Ls(args) => ls::run(&args, interrupt, out),
         Command::Load(args) => load::run(&args, interrupt, out),
         Command::Synth(args) => synth::run(&args, interrupt, out),
         Command::Bench(args) => bench::run(&args, arguments, interrupt, out),
         Command::Cp(args) => cp::run(&args, interrupt, out),
         Command::Verify(args) => verify::run(&args, interrupt, out),
-        Command::Doctor(args) => doctor::run(&args, limits, out),
+        Command::Doctor(args) => doctor::run(&args, interrupt, limits, out),
     }
 }

@@ -1,11 +1,10 @@
 //! `tload verify`: compares a checkpoint with what is known of it, shows how far it is, and says file by file what came of it.
 
 use std::io::{self, Write};
-use std::thread;
 use std::time::Duration;
 
 use tload::verify::{FileReport, Mismatch, Verification, VerifyControl, VerifyReport};
-use tload::{Result, format_bytes, printable};
+use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
 
 use crate::args::VerifyArgs;
 use crate::interrupt::Interrupt;
@@ -15,16 +14,15 @@ use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::output::table::{Align, render};
-
-/// How often the bar moves.
-const REDRAW: Duration = Duration::from_millis(50);
+use crate::watched::Watch;
 
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    let verification = Verification::new(&options::location(&args.location)?)
+    let location = options::location(&args.location)?;
+    let store = options::store_within(&args.store, args.time.timeout)?;
+    let verification = Verification::new(&location)
         .options(options::verify(args)?)
-        .opening(options::opening(options::store(&args.store)?, &args.links));
-    let control = verification.control();
-    let report = watch(verification, &control, interrupt)?;
+        .opening(options::opening(store, &args.links));
+    let report = watch(verification, &location, args.time.timeout, interrupt)?;
     if args.json {
         json::write(out, &report)
     } else {
@@ -36,28 +34,43 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
     report.error().map_or(Ok(()), Err)
 }
 
-/// Runs it on a thread of its own, as a signal must end it whatever it waits for.
+/// A signal ends it, and the end of its time, whatever it waits for.
 fn watch(
     verification: Verification,
-    control: &VerifyControl,
+    location: &Location,
+    timeout: Option<Duration>,
     interrupt: &Interrupt,
 ) -> Result<VerifyReport> {
+    let control = verification.control();
     let progress = Progress::of_bytes(0, "verifying");
-    thread::scope(|scope| {
-        let verifying = scope.spawn(|| verification.run());
-        while !verifying.is_finished() {
-            if interrupt.wait(REDRAW).is_err() {
-                control.cancel();
-                break;
-            }
+    let watch = Watch {
+        interrupt,
+        timeout,
+        cancel: Some(&|| control.cancel()),
+        redraw: &|| {
             let now = control.progress();
             progress.set_total(now.bytes_total);
             progress.set(now.bytes_done);
-        }
-        verifying
-            .join()
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
+        },
+        late: &|timeout| late(location, timeout, &control),
+    };
+    watch.run(move || verification.run())
+}
+
+fn late(location: &Location, timeout: Duration, control: &VerifyControl) -> Error {
+    let now = control.progress();
+    let far = match now.bytes_total {
+        0 => "its files were still being opened".to_owned(),
+        total => format!(
+            "{} of {} had been read",
+            format_bytes(now.bytes_done),
+            format_bytes(total)
+        ),
+    };
+    let message = format!("verifying took longer than its timeout of {timeout:?}; {far}");
+    Error::new(ErrorKind::TimedOut, message)
+        .with_location(location)
+        .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {

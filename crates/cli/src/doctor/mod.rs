@@ -10,6 +10,7 @@ mod kernel;
 mod memory;
 mod place;
 mod ring;
+mod settings;
 mod threads;
 mod verify;
 mod visible;
@@ -17,9 +18,11 @@ mod visible;
 use std::fmt;
 
 use serde::Serialize;
-use tload::{Checkpoint, Error};
+use tload::Checkpoint;
 
 pub(crate) use change::{Change, Urgency, first};
+pub(crate) use place::{findings as look, no_answer};
+pub(crate) use settings::Settings;
 
 use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};
@@ -104,13 +107,13 @@ impl Finding {
     }
 }
 
-/// Looks at the machine, and at the files of `checkpoint` if there is one; one that cannot be opened is a finding too.
+/// Looks at the machine, for loads of `checkpoint` if there is one. Asks nothing of its storage.
 pub(crate) fn examine(
     system: &System,
     limits: &Limits,
-    checkpoint: Option<Result<&Checkpoint, &Error>>,
+    settings: &Settings,
+    opened: Option<&Checkpoint>,
 ) -> Vec<Finding> {
-    let opened = checkpoint.and_then(Result::ok);
     let mut findings = kernel::findings(system);
     findings.extend(visible::findings(system));
     findings.extend(ring::findings(system));
@@ -119,11 +122,7 @@ pub(crate) fn examine(
     findings.push(files::finding(limits.files, shards));
     findings.push(threads::finding(system, limits.threads));
     findings.extend(gpu::findings(system, &gpu::Cuda::look()));
-    match checkpoint {
-        Some(Ok(checkpoint)) => findings.extend(place::findings(system, checkpoint)),
-        Some(Err(error)) => findings.push(place::unreadable(error)),
-        None => {}
-    }
+    findings.push(settings.finding());
     findings
 }
 

@@ -2,10 +2,11 @@
 
 use std::error::Error as _;
 use std::path::Path;
+use std::time::Duration;
 
-use tload::{Checkpoint, Error, format_bytes, probe};
+use tload::{Checkpoint, Error, ErrorKind, format_bytes, probe};
 
-use super::{Finding, Level, Urgency, disk, verify};
+use super::{Finding, Level, Settings, Urgency, disk, verify};
 use crate::host::System;
 use crate::host::mount::Mount;
 use crate::output::flags::with_flags;
@@ -17,7 +18,11 @@ const NFS_READ_BYTES: u64 = 1 << 20;
 const NFS_OPTIONS: &str = "ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8";
 
 /// One set of findings, for the folder of the first shard: shards of one checkpoint lie together.
-pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding> {
+pub(crate) fn findings(
+    system: &System,
+    settings: &Settings,
+    checkpoint: &Checkpoint,
+) -> Vec<Finding> {
     let paths = || {
         checkpoint
             .shards()
@@ -32,8 +37,10 @@ pub(super) fn findings(system: &System, checkpoint: &Checkpoint) -> Vec<Finding>
     );
     let mut findings = vec![Finding::ok("checkpoint", "checkpoint", value)];
     if let Some(first) = paths().next() {
-        findings.extend(file_system(system, first));
-        findings.push(mount(system, first));
+        let (is_network, of_file_system) = file_system(system, first);
+        findings.extend(of_file_system);
+        let waits = is_network && settings.timeout.is_none();
+        findings.push(mount(system, first, waits));
         findings.push(direct_io(first));
     }
     if paths().next().is_some() {
@@ -60,8 +67,30 @@ fn object_store(checkpoint: &Checkpoint) -> Option<Finding> {
     ))
 }
 
-/// The location that the user gave holds nothing that can be loaded.
-pub(super) fn unreadable(error: &Error) -> Finding {
+/// The location that the user gave holds nothing that can be loaded, or what holds it did not answer in time.
+pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Finding {
+    if error.kind() == ErrorKind::TimedOut {
+        return hangs(location, timeout, error);
+    }
+    unreadable(error)
+}
+
+fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
+    let change = "see whether the server of the mount or store is there, and mount it again (umount -f frees what waits); \
+                  if it is only slow, raise --timeout";
+    Finding::ok(
+        "checkpoint",
+        "checkpoint",
+        format!("{location} did not answer within {timeout:?}: {error}"),
+    )
+    .advise(
+        Level::Fail,
+        format!("a load would wait as long as it does; {change}"),
+    )
+    .change(Urgency::Hang, change)
+}
+
+fn unreadable(error: &Error) -> Finding {
     let mut value = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -78,31 +107,38 @@ pub(super) fn unreadable(error: &Error) -> Finding {
         .change(Urgency::Failure, advice)
 }
 
-fn file_system(system: &System, path: &Path) -> Vec<Finding> {
+/// Whether the file system is reached over a network, and what there is to say of it.
+fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
     let found = match probe::file_system(path) {
         Ok(found) => found,
         Err(error) => {
             let value = format!("unknown: {error}");
-            return vec![Finding::ok("file_system", "file system", value)];
+            return (
+                false,
+                vec![Finding::ok("file_system", "file system", value)],
+            );
         }
     };
     let finding = Finding::ok("file_system", "file system", found.name.clone());
     if found.in_memory {
-        return vec![finding.advise(
+        let finding = finding.advise(
             Level::Note,
             "the files are in memory already: loads use threads, and cold and warm are the same",
-        )];
+        );
+        return (false, vec![finding]);
     }
     if found.network {
-        return vec![finding.advise(
+        let finding = finding.advise(
             Level::Note,
             "a network file system wants depth, which a load finds by itself; tload bench LOCATION --sweep shows how near it comes",
-        )];
+        );
+        return (true, vec![finding]);
     }
-    vec![finding, disk::finding(system, found.device)]
+    (false, vec![finding, disk::finding(system, found.device)])
 }
 
-fn mount(system: &System, path: &Path) -> Finding {
+/// `waits`: a network is on the way, and loads have no timeout.
+fn mount(system: &System, path: &Path, waits: bool) -> Finding {
     let (id, title) = ("mount", "mount");
     let mount = match Mount::of(system, path) {
         Ok(mount) => mount,
@@ -112,6 +148,18 @@ fn mount(system: &System, path: &Path) -> Finding {
     let finding = Finding::ok(id, title, format!("{source} ({})", mount.options.join(",")));
     if mount.file_system.starts_with("nfs") {
         return nfs(finding, &mount);
+    }
+    if waits {
+        let command = "set TLOAD_TIMEOUT=10m, or give loads a --timeout";
+        return finding
+            .advise(
+                Level::Warn,
+                format!(
+                    "when its server is gone, reads of a mount of this kind ({}) may wait for ever: {command}",
+                    mount.file_system
+                ),
+            )
+            .change(Urgency::Hang, command);
     }
     if !["noatime", "relatime", "ro"]
         .iter()
@@ -237,9 +285,29 @@ mod tests {
 
     /// What is found of a mount on `/models`, with this type and these options.
     fn of_mount(kind: &str, options: &str) -> Finding {
+        waiting(kind, options, false)
+    }
+
+    fn waiting(kind: &str, options: &str, waits: bool) -> Finding {
         let line = format!("30 22 0:40 / / {options} - {kind} host:/x {options}\n");
         let (_folder, system) = system(&[("proc/self/mountinfo", &line)]);
-        mount(&system, Path::new("/models"))
+        mount(&system, Path::new("/models"), waits)
+    }
+
+    #[test]
+    fn every_network_file_system_without_a_timeout_can_hang() {
+        for kind in ["fuse.sshfs", "lustre", "ceph", "cifs", "beegfs"] {
+            let found = waiting(kind, "rw,relatime", true);
+            assert_eq!(found.level, Level::Warn, "{kind}");
+            let change = found.change.expect("says what to do");
+            assert_eq!(change.urgency, Urgency::Hang);
+            assert!(change.command.contains("TLOAD_TIMEOUT"));
+            assert!(found.advice.is_some_and(|advice| advice.contains(kind)));
+            assert_eq!(waiting(kind, "rw,relatime", false).change, None);
+        }
+        // NFS has options of its own for that.
+        let soft = waiting("nfs4", "soft,rsize=1048576,nconnect=8", true);
+        assert_eq!(soft.change, None);
     }
 
     #[test]

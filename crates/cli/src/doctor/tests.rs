@@ -1,5 +1,9 @@
 //! Findings on machines made of files.
 
+use std::time::Duration;
+
+use tload::{Error, ErrorKind};
+
 use super::*;
 use crate::host::limits::Limit;
 use crate::host::testing::system;
@@ -25,7 +29,7 @@ fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 #[test]
 fn a_machine_that_shows_nothing_still_gets_findings() {
     let (_folder, system) = system(&[]);
-    let findings = examine(&system, &NONE, None);
+    let findings = examine(&system, &NONE, &Settings::default(), None);
     for id in ["kernel", "memory", "huge_pages"] {
         let finding = find(&findings, id);
         assert_eq!(finding.level, Level::Note, "{id}");
@@ -40,12 +44,12 @@ fn a_machine_that_shows_nothing_still_gets_findings() {
 #[test]
 fn a_location_that_cannot_be_opened_is_one_finding_more() {
     let (_folder, system) = system(&[]);
-    let error = Error::new(tload::ErrorKind::Io, "cannot open")
+    let error = Error::new(ErrorKind::Io, "cannot open")
         .with_location("a")
         .with_source("broken disk")
         .with_hint("use cache=buffered");
-    let findings = examine(&system, &NONE, Some(Err(&error)));
-    assert_eq!(findings.len(), examine(&system, &NONE, None).len() + 1);
+    let mut findings = examine(&system, &NONE, &Settings::default(), None);
+    findings.push(no_answer("a", Duration::from_secs(10), &error));
     let finding = find(&findings, "checkpoint");
     assert_eq!(finding.level, Level::Fail);
     assert_eq!(finding.value, "a: cannot open: broken disk");
@@ -57,8 +61,23 @@ fn a_location_that_cannot_be_opened_is_one_finding_more() {
 }
 
 #[test]
+fn a_location_that_does_not_answer_hangs() {
+    let error = Error::new(ErrorKind::TimedOut, "opening took longer than it may")
+        .with_location("/mnt/a/model.safetensors");
+    let finding = no_answer("/mnt/a", Duration::from_secs(10), &error);
+    assert_eq!(finding.level, Level::Fail);
+    assert_eq!(
+        finding.value,
+        "/mnt/a did not answer within 10s: /mnt/a/model.safetensors: opening took longer than it may"
+    );
+    let change = finding.change.expect("says what to do");
+    assert_eq!(change.urgency, Urgency::Hang);
+    assert!(change.command.contains("--timeout"), "{}", change.command);
+}
+
+#[test]
 fn ids_are_unique() {
-    let findings = examine(&System::real(), &NONE, None);
+    let findings = examine(&System::real(), &NONE, &Settings::default(), None);
     let mut ids: Vec<_> = findings.iter().map(|finding| finding.id).collect();
     ids.sort_unstable();
     let count = ids.len();

@@ -2,10 +2,13 @@
 //!
 //! What there is to compare with is the core's to find; here is only how it is shown.
 
+use std::path::Path;
+
+use rustix::fs::Access;
 use tload::verify::{self, Expectation};
 use tload::{Checkpoint, Error, Verify};
 
-use super::{Finding, Level};
+use super::{Finding, Level, Urgency};
 use crate::output::flags::with_flags;
 use crate::output::quantity::format_count;
 
@@ -30,12 +33,28 @@ pub(super) fn finding(checkpoint: &Checkpoint) -> Finding {
         .collect();
     let location = checkpoint.location();
     // A manifest is a local file, wherever the checkpoint is.
-    let path = match location.as_path() {
-        Some(_) => "",
-        None => " manifest.json",
+    let refusal = match location.as_path() {
+        Some(path) => refusal_to_write_beside(path),
+        None => Some("not in a store".to_owned()),
     };
-    let command = format!("tload verify {location} --write{path}");
-    shown(&command, &authorities)
+    let command = match refusal {
+        None => format!("tload verify {location} --write"),
+        Some(_) => format!("tload verify {location} --write manifest.json"),
+    };
+    shown(&command, refusal.as_deref(), &authorities)
+}
+
+/// Why no manifest can be written beside `path`. Nothing is written for that.
+fn refusal_to_write_beside(path: &Path) -> Option<String> {
+    let folder = if path.is_dir() {
+        path
+    } else {
+        path.parent()
+            .filter(|parent| !parent.as_os_str().is_empty())
+            .unwrap_or(Path::new("."))
+    };
+    let refused = rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).err()?;
+    Some(format!("not in {}: {refused}", folder.display()))
 }
 
 /// What there is to compare with cannot be read. Loads that compare fail of it; others do not.
@@ -50,8 +69,8 @@ fn unknown(error: &Error) -> Finding {
     }
 }
 
-/// All shards together; `command` makes a manifest of them.
-fn shown(command: &str, authorities: &[Authority]) -> Finding {
+/// All shards together; `command` makes a manifest of them, which stands beside them unless there is a refusal.
+fn shown(command: &str, refusal: Option<&str>, authorities: &[Authority]) -> Finding {
     let of_shards = |count: usize| format_count(count as u64, "shard");
     let mut by: Vec<&str> = authorities.iter().flatten().map(String::as_str).collect();
     let covered = by.len();
@@ -72,10 +91,16 @@ fn shown(command: &str, authorities: &[Authority]) -> Finding {
             by.join("; ")
         )
     };
-    Finding::ok(ID, TITLE, value).advise(
-        Level::Note,
-        format!("damaged bytes are not noticed; where you trust them: {command}"),
-    )
+    let advice = match refusal {
+        None => format!("damaged bytes are not noticed; where you trust them: {command}"),
+        Some(refusal) => format!(
+            "damaged bytes are not noticed; a manifest can be written, but {refusal}; where you trust them: {command}, and give loads \
+             --verify=manifest.json"
+        ),
+    };
+    Finding::ok(ID, TITLE, value)
+        .advise(Level::Note, advice)
+        .change(Urgency::Little, command)
 }
 
 #[cfg(test)]
@@ -87,15 +112,23 @@ mod tests {
         let manifest = || Ok("manifest /m/tload-manifest.json".to_owned());
         let none = || Err("no manifest, and not from a hub".to_owned());
         let command = "tload verify /m --write";
-        let all = shown(command, &[manifest(), manifest()]);
+        let all = shown(command, None, &[manifest(), manifest()]);
         assert_eq!((all.level, all.advice), (Level::Ok, None));
         assert_eq!(all.value, "2 shards, by manifest /m/tload-manifest.json");
-        let nothing = shown(command, &[none()]);
+        let nothing = shown(command, None, &[none()]);
         assert_eq!(nothing.value, "none: no manifest, and not from a hub");
         assert_eq!(nothing.level, Level::Note);
         let advice = nothing.advice.expect("says what to do");
         assert!(advice.ends_with(command), "{advice}");
-        let some = shown(command, &[manifest(), none(), none()]);
+        let change = nothing.change.expect("says what to do");
+        assert_eq!(
+            (change.urgency, change.command.as_str()),
+            (Urgency::Little, command)
+        );
+        let elsewhere = shown(command, Some("not in /m: read-only"), &[none()]);
+        let advice = elsewhere.advice.expect("says what to do");
+        assert!(advice.contains("not in /m: read-only"), "{advice}");
+        let some = shown(command, None, &[manifest(), none(), none()]);
         assert_eq!(
             some.value,
             "1 of 3 shards, by manifest /m/tload-manifest.json; not the others: no manifest, and not from a hub"

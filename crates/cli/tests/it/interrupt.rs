@@ -16,7 +16,7 @@ fn interrupt(child: &Child) {
 }
 
 /// Whether there was still somebody to tell.
-fn signal(child: &Child, name: &str) -> bool {
+pub(crate) fn signal(child: &Child, name: &str) -> bool {
     let told = Command::new("kill")
         .args([&format!("-{name}"), &child.id().to_string()])
         .stderr(Stdio::null())

@@ -10,6 +10,8 @@ mod cuda;
 mod doctor;
 mod errors;
 mod help;
+#[cfg(target_os = "linux")]
+mod hung;
 mod interrupt;
 #[cfg(target_os = "linux")]
 mod limits;

@@ -1,0 +1,165 @@
+//! A mount that does not answer: commands end by a signal and at their deadline all the same, and say what they waited for.
+//!
+//! A thread that waits for such a mount cannot be killed. So the process that ends is gone but for that thread until the mount answers:
+//! its first thread is a zombie (`Z`), and nobody is told its status yet.
+
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
+
+use crate::interrupt::signal;
+use crate::requirement::requirement;
+use crate::{command, succeed};
+
+/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+#[test]
+fn serves() {
+    serve_if_asked();
+}
+
+/// How long anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A checkpoint on a mount, which does not answer some request.
+struct Hung {
+    mount: Mount,
+    _backing: TempDir,
+    scratch: TempDir,
+}
+
+impl Hung {
+    fn start() -> Option<Self> {
+        let backing = tempfile::tempdir().unwrap();
+        succeed(["synth", text(backing.path()), "--size", "4MiB", "--force"]);
+        // Names and files are asked for each time.
+        let options = Options {
+            ttl: Duration::ZERO,
+            ..Options::default()
+        };
+        let mount = Mount::start("hung::serves", backing.path(), &options);
+        Some(Self {
+            mount: requirement("fuse", mount)?,
+            _backing: backing,
+            scratch: tempfile::tempdir().unwrap(),
+        })
+    }
+
+    /// Runs a command until `request` hangs.
+    fn child(&self, name: &str, request: Request, flags: &[&str]) -> Child {
+        self.mount.fault(&Rule::always(Fault::Hold).on(request));
+        let model = text(self.mount.path());
+        let target = self.scratch.path().join(name);
+        let mut arguments = vec![name, model];
+        if name == "cp" {
+            arguments.push(text(&target));
+        }
+        let child = command(arguments.into_iter().chain(flags.iter().copied()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        assert!(
+            self.mount.wait_for_held(1, PATIENCE),
+            "{name} never asked for {request:?}"
+        );
+        child
+    }
+
+    /// What a command said that ends while the mount does not answer.
+    fn output(&self, name: &str, child: Child) -> Output {
+        let ended = is_over(&child);
+        // Also if it is not: nobody could end it.
+        self.mount.clear_faults();
+        let output = child.wait_with_output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(ended, "{name} waited for the mount: {errors}");
+        output
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// Waits until the process has ended, but for threads that cannot.
+fn is_over(child: &Child) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        let (_, after_name) = stat.rsplit_once(')').unwrap();
+        if after_name.trim_start().starts_with('Z') {
+            return true;
+        }
+        thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn a_signal_ends_what_waits_for_a_mount() {
+    let Some(hung) = Hung::start() else {
+        return;
+    };
+    for (round, name) in ["load", "ls", "doctor", "verify", "cp"]
+        .into_iter()
+        .enumerate()
+    {
+        for request in [Request::Open, Request::Read] {
+            let flags: &[&str] = if name == "doctor" {
+                &["--timeout", "1h"]
+            } else {
+                &[]
+            };
+            let child = hung.child(name, request, flags);
+            assert!(signal(&child, "TERM"), "{name}");
+            if round % 2 == 0 {
+                signal(&child, "TERM");
+            }
+            let output = hung.output(name, child);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(143), "{name}: {errors}");
+            assert!(errors.contains("interrupted"), "{name}: {errors}");
+            assert!(output.stdout.is_empty(), "{name}: half a result");
+        }
+    }
+}
+
+#[test]
+fn a_deadline_ends_what_waits_for_a_mount() {
+    let Some(hung) = Hung::start() else {
+        return;
+    };
+    for name in ["load", "ls", "verify", "cp"] {
+        for request in [Request::Open, Request::Read] {
+            let child = hung.child(name, request, &["--timeout", "200ms"]);
+            let output = hung.output(name, child);
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(8), "{name}: {errors}");
+            assert!(errors.contains(text(hung.mount.path())), "{name}: {errors}");
+            assert!(errors.contains("took longer than"), "{name}: {errors}");
+        }
+    }
+}
+
+#[test]
+fn the_doctor_says_that_a_mount_does_not_answer_and_all_else() {
+    let Some(hung) = Hung::start() else {
+        return;
+    };
+    let child = hung.child("doctor", Request::Open, &["--timeout", "200ms", "--json"]);
+    let output = hung.output("doctor", child);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(8), "{errors}");
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let findings = report["findings"].as_array().unwrap();
+    assert_eq!(findings[0]["id"], "kernel", "the machine first");
+    let last = findings.last().unwrap();
+    let value = last["value"].as_str().unwrap();
+    assert!(value.contains("did not answer within 200ms"), "{value}");
+    assert_eq!(last["change"]["urgency"], "hang");
+    assert!(last["advice"].is_string());
+}
