@@ -10,7 +10,9 @@ import contextlib
 import gc
 import os
 import random
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -527,3 +529,29 @@ def test_the_command_ends_with_the_signals_status(
         for file in (target / "copy").glob("*") if command == "cp" else ():
             if ".tload-partial" not in file.name:
                 assert file.read_bytes() == (checkpoint / file.name).read_bytes(), file.name
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("command", ["ls", "load", "cp", "verify"])
+def test_the_command_ends_with_the_signals_status_while_it_waits(
+    command: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    # Nobody ever answers, so it cannot be over before; that it asks shows that it listens.
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        location = f"http://127.0.0.1:{server.getsockname()[1]}/model.safetensors"
+        target = [str(tmp_path / "copy")] if command == "cp" else []
+        arguments = [command, location, *target, "--store", "environment=false"]
+        with subprocess.Popen(
+            [*SCRIPT, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
+            try:
+                asks, _, _ = select.select([server], [], [], PATIENCE)
+                assert asks, "it never asked"
+                child.send_signal(number)
+                stdout, stderr = child.communicate(timeout=PATIENCE)
+            finally:
+                child.kill()
+    assert child.returncode == 128 + number, stderr
+    assert stdout == ""
+    assert "interrupted" in stderr or "cancelled" in stderr
+    assert "Traceback" not in stderr

@@ -65,6 +65,24 @@ pub(crate) fn status(error: &Error) -> u8 {
 mod tests {
     use super::*;
 
+    /// The guide has the same statuses.
+    #[test]
+    fn the_guide_has_every_status_of_the_help() {
+        let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/with/command.md");
+        let guide = std::fs::read_to_string(guide).unwrap();
+        let status = |text: &str| text.trim().parse::<u8>().ok();
+        let of_guide: Vec<_> = guide
+            .lines()
+            .filter_map(|line| status(line.strip_prefix('|')?.split('|').next()?))
+            .collect();
+        let of_help: Vec<_> = HELP
+            .lines()
+            .filter_map(|line| status(line.split_whitespace().next()?))
+            .collect();
+        assert_eq!(of_guide, of_help);
+        assert!(of_help.contains(&CORRUPT));
+    }
+
     #[test]
     fn every_kind_has_a_documented_status() {
         let plain = [ErrorKind::Io, ErrorKind::Changed];

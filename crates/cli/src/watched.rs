@@ -60,8 +60,11 @@ impl Watch<'_> {
                 return Err(why);
             }
             return match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
-                // It ended because it was told to.
-                Err(error) if error.kind() == ErrorKind::Cancelled => Err(why),
+                // It ended because it was told to. Of a signal it says as much.
+                Err(error) if error.kind() == ErrorKind::Cancelled => {
+                    let is_late = why.kind() == ErrorKind::TimedOut;
+                    Err(if is_late { why } else { error })
+                }
                 outcome => outcome,
             };
         }

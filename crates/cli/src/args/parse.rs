@@ -22,7 +22,7 @@ pub(crate) enum Refusal {
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
     let bare = every_arg(Args::command(), |arg| arg.env(Resettable::Reset));
     match bare.try_get_matches_from(arguments) {
-        Err(error) if error.use_stderr() => return Err(Refusal::Usage(error)),
+        Err(error) if error.use_stderr() => return Err(Refusal::Usage(with_tip(error, arguments))),
         // Help shows the variables, so it is left to the second reading.
         Ok(_) | Err(_) => {}
     }
@@ -33,6 +33,23 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
         Err(error) => return Err(Refusal::Usage(error)),
     };
     Args::from_arg_matches(&matches).map_err(Refusal::Usage)
+}
+
+/// `--verify` may stand alone, so what stands behind it is another argument, and one too many.
+fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let is_text = |text: &str| !text.starts_with('-');
+    let is_unwanted_text = error.kind() == clap::error::ErrorKind::UnknownArgument
+        && matches!(error.get(ContextKind::InvalidArg), Some(ContextValue::String(it)) if is_text(it));
+    let value = arguments.windows(2).find_map(|pair| {
+        let value = pair[1].to_str().filter(|value| is_text(value))?;
+        (pair[0] == "--verify").then_some(value)
+    });
+    if let Some(value) = value.filter(|_| is_unwanted_text) {
+        let tip = format!("to give --verify a value, write '--verify={value}'");
+        let tips = ContextValue::StyledStrs(vec![tip.into()]);
+        error.insert(ContextKind::Suggested, tips);
+    }
+    error
 }
 
 fn every_arg(command: clap::Command, change: fn(Arg) -> Arg) -> clap::Command {

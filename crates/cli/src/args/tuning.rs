@@ -1,5 +1,6 @@
 //! Arguments that say which tensors, and how to read them. Each of the second kind has a `TLOAD_*` variable.
 
+use std::path::Path;
 use std::time::Duration;
 
 use tload::{Cache, EngineChoice, Order, Verify};
@@ -115,6 +116,18 @@ pub(crate) struct SweepArgs {
     pub(crate) limits: LimitArgs,
 }
 
+/// A choice, or where a manifest is. What looks like neither is a slip.
+fn verify(text: &str) -> Result<Verify, String> {
+    let verify: Verify = text
+        .parse()
+        .map_err(|error: tload::Error| error.to_string())?;
+    let is_word = !text.contains(['/', '.']);
+    if matches!(verify, Verify::Manifest(_)) && is_word && !Path::new(text).exists() {
+        return Err("neither off, auto, require, sha256 nor a manifest that is there".to_owned());
+    }
+    Ok(verify)
+}
+
 #[derive(Debug, clap::Args)]
 pub(crate) struct LimitArgs {
     /// Bytes in flight at most [default: found while loading]
@@ -143,6 +156,7 @@ pub(crate) struct LimitArgs {
     #[arg(
         long,
         value_name = "auto|require|off|MANIFEST",
+        value_parser = verify,
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "auto",

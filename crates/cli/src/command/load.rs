@@ -5,8 +5,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Checkpoint, Device, Error, ErrorKind, Loader, Report, Result, TensorStream};
+use tload::{Device, Error, ErrorKind, Loader, Report, Result, TensorStream};
 
+use super::open::open;
 use crate::args::LoadArgs;
 use crate::digest::Digest;
 use crate::interrupt::Interrupt;
@@ -21,9 +22,8 @@ const REDRAW: Duration = Duration::from_millis(100);
 pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let device = options::device(&args.device)?;
     let rules = options::device_map(&args.device_map)?;
-    let store = options::store_within(&args.store, args.tuning.timeout)?;
-    let opening = options::opening(store, &args.links);
-    let checkpoint = Checkpoint::open_with(&options::location(&args.location)?, opening)?;
+    let from = (&args.store, &args.links);
+    let checkpoint = open(&args.location, from, args.tuning.timeout, interrupt)?;
     let loader = Loader::new(checkpoint)
         .tensors(options::selection(&args.select)?)
         .device(device)

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use tload::{Checkpoint, Error, ErrorKind, Loader, Result, Shard, TensorInfo, format_bytes};
+use tload::{Checkpoint, Loader, Result, Shard, TensorInfo, format_bytes};
 
+use super::open::open;
 use crate::args::LsArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
@@ -13,29 +14,10 @@ use crate::output::error::standard_output;
 use crate::output::json;
 use crate::output::quantity::format_count;
 use crate::output::table::{Align, render};
-use crate::watched::{LAST_WORDS, Watch};
 
 pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
-    let timeout = args.time.timeout;
-    let location = options::location(&args.location)?;
-    let store = options::store_within(&args.store, timeout)?;
-    let opening = options::opening(store, &args.links);
-    let watch = Watch {
-        interrupt,
-        // The core knows which file it waits for.
-        timeout: timeout.map(|timeout| timeout + LAST_WORDS),
-        cancel: None,
-        redraw: &|| (),
-        late: &|_| {
-            let timeout = timeout.unwrap_or_default();
-            let message = format!("opening took longer than its timeout of {timeout:?}");
-            Error::new(ErrorKind::TimedOut, message)
-                .with_location(&location)
-                .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
-        },
-    };
-    let from = location.clone();
-    let checkpoint = watch.run(move || Checkpoint::open_with(&from, opening))?;
+    let from = (&args.store, &args.links);
+    let checkpoint = open(&args.location, from, args.time.timeout, interrupt)?;
     let listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
     let written = if args.json {
         json::write(out, &listing)

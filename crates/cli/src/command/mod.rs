@@ -5,6 +5,7 @@ mod cp;
 mod doctor;
 mod load;
 mod ls;
+mod open;
 mod synth;
 mod verify;
 

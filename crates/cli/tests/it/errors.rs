@@ -54,6 +54,16 @@ fn usage_errors_are_status_2() {
         fails(&["bench", "x", flag, "1,0"], 2, &[flag, wanted]);
     }
     fails(&["load", "x", "--device", "toaster"], 2, &["toaster"]);
+    // Neither is a manifest.
+    let choices = "off, auto, require, sha256";
+    fails(&["load", "x", "--verify=atuo"], 2, &["atuo", choices]);
+    for arguments in [
+        ["load", "x", "--verify", "auto"],
+        ["load", "--verify", "auto", "x"],
+        ["bench", "x", "--verify", "auto"],
+    ] {
+        fails(&arguments, 2, &["tip: ", "write '--verify=auto'"]);
+    }
     fails(
         &["load", "x", "--device", "mps"],
         7,

@@ -154,16 +154,43 @@ fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
         assert!(tree(&target) == wanted, "round {round}");
         fs::remove_dir_all(&target).unwrap();
     }
-    assert!(interrupted > 0, "every copy was over before its signal");
+    assert!(
+        interrupted >= 4,
+        "only {interrupted} of 24 copies were ended"
+    );
+}
+
+/// Waits until the command listens for signals, where that can be seen.
+fn until_it_listens(child: &mut Child) {
+    let catches = |status: &str| {
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:"))?;
+        let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
+        // SIGTERM, which it sets last.
+        Some(mask >> 14 & 1 == 1)
+    };
+    while let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
+        let is_over = child.try_wait().unwrap().is_some();
+        if is_over || catches(&status) == Some(true) {
+            return;
+        }
+        thread::yield_now();
+    }
 }
 
 #[test]
 fn a_load_ended_at_any_moment_has_the_signals_status() {
     let folder = tempfile::tempdir().unwrap();
-    let model = checkpoint(folder.path(), "24MiB");
-    for round in 0..24 {
+    let model = checkpoint(folder.path(), "96MiB");
+    let mut interrupted = 0;
+    for round in 0..32 {
         // With the digest of every tensor it takes its time, after it has begun to listen.
-        let child = start(&["load", &model, "--digest", "--memory-limit", "8MiB"]);
+        let mut child = start(&["load", &model, "--digest", "--memory-limit", "16MiB"]);
+        // And sometimes before.
+        if round % 4 > 0 {
+            until_it_listens(&mut child);
+        }
         spin(round);
         let name = ["TERM", "HUP"][round % 2];
         signal(&child, name);
@@ -178,6 +205,7 @@ fn a_load_ended_at_any_moment_has_the_signals_status() {
             output.status
         );
         if code == Some(wanted) {
+            interrupted += 1;
             assert!(output.stdout.is_empty(), "half a result");
             assert!(
                 errors.contains("interrupted") || errors.contains("cancelled"),
@@ -185,4 +213,8 @@ fn a_load_ended_at_any_moment_has_the_signals_status() {
             );
         }
     }
+    assert!(
+        interrupted >= 6,
+        "only {interrupted} of 32 loads were ended"
+    );
 }

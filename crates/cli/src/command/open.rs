@@ -1,0 +1,37 @@
+//! Opens a checkpoint for a command: within its time, and until a signal.
+
+use std::ffi::OsStr;
+use std::time::Duration;
+
+use tload::{Checkpoint, Error, ErrorKind, Result};
+
+use crate::args::{LinkArgs, StoreArgs};
+use crate::interrupt::Interrupt;
+use crate::options;
+use crate::watched::{LAST_WORDS, Watch};
+
+pub(super) fn open(
+    location: &OsStr,
+    (store, links): (&StoreArgs, &LinkArgs),
+    timeout: Option<Duration>,
+    interrupt: &Interrupt,
+) -> Result<Checkpoint> {
+    let location = options::location(location)?;
+    let opening = options::opening(options::store_within(store, timeout)?, links);
+    let watch = Watch {
+        interrupt,
+        // The core knows which file it waits for.
+        timeout: timeout.map(|timeout| timeout + LAST_WORDS),
+        cancel: None,
+        redraw: &|| (),
+        late: &|_| {
+            let timeout = timeout.unwrap_or_default();
+            let message = format!("opening took longer than its timeout of {timeout:?}");
+            Error::new(ErrorKind::TimedOut, message)
+                .with_location(&location)
+                .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
+        },
+    };
+    let from = location.clone();
+    watch.run(move || Checkpoint::open_with(&from, opening))
+}
