@@ -48,14 +48,9 @@ impl Hung {
         })
     }
 
-    /// Runs a command until `request` hangs.
-    fn child(&self, name: &str, request: Request, flags: &[&str]) -> Child {
-        self.child_with(name, request, flags, "")
-    }
-
-    /// The same, with this in `TLOAD_TIMEOUT`.
-    fn child_with(&self, name: &str, request: Request, flags: &[&str], timeout: &str) -> Child {
-        self.mount.fault(&Rule::always(Fault::Hold).on(request));
+    /// Runs a command until such a request hangs; with this in `TLOAD_TIMEOUT`.
+    fn child(&self, name: &str, rule: &Rule, flags: &[&str], timeout: &str) -> Child {
+        self.mount.fault(rule);
         let model = text(self.mount.path());
         let target = self.scratch.path().join(name);
         let mut arguments = vec![name, model];
@@ -70,7 +65,7 @@ impl Hung {
             .unwrap();
         assert!(
             self.mount.wait_for_held(1, PATIENCE),
-            "{name} never asked for {request:?}"
+            "{name} never asked for {rule}"
         );
         child
     }
@@ -85,6 +80,10 @@ impl Hung {
         assert!(ended, "{name} waited for the mount: {errors}");
         output
     }
+}
+
+fn hold(request: Request) -> Rule {
+    Rule::always(Fault::Hold).on(request)
 }
 
 fn text(path: &Path) -> &str {
@@ -114,13 +113,18 @@ fn a_signal_ends_what_waits_for_a_mount() {
         .into_iter()
         .enumerate()
     {
-        for request in [Request::Open, Request::Read] {
+        let mut rules = vec![hold(Request::Open), hold(Request::Read)];
+        if name == "load" {
+            // When the headers are read, and files are opened once more, for reads.
+            rules.push(hold(Request::Open).after(1));
+        }
+        for rule in &rules {
             let flags: &[&str] = if name == "doctor" {
                 &["--timeout", "1h"]
             } else {
                 &[]
             };
-            let child = hung.child(name, request, flags);
+            let child = hung.child(name, rule, flags, "");
             assert!(signal(&child, "TERM"), "{name}");
             if round % 2 == 0 {
                 signal(&child, "TERM");
@@ -142,10 +146,11 @@ fn a_deadline_ends_what_waits_for_a_mount() {
     };
     for name in ["load", "ls", "verify", "cp"] {
         for request in [Request::Open, Request::Read] {
-            let child = match request {
-                Request::Read => hung.child(name, request, &["--timeout", "200ms"]),
-                Request::Open | Request::Stat => hung.child_with(name, request, &[], "200ms"),
+            let (flags, variable): (&[&str], _) = match request {
+                Request::Read => (&["--timeout", "200ms"], ""),
+                Request::Open | Request::Stat => (&[], "200ms"),
             };
+            let child = hung.child(name, &hold(request), flags, variable);
             let output = hung.output(name, child);
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(8), "{name}: {errors}");
@@ -160,7 +165,8 @@ fn the_doctor_says_that_a_mount_does_not_answer_and_all_else() {
     let Some(hung) = Hung::start() else {
         return;
     };
-    let child = hung.child("doctor", Request::Open, &["--timeout", "200ms", "--json"]);
+    let flags = ["--timeout", "200ms", "--json"];
+    let child = hung.child("doctor", &hold(Request::Open), &flags, "");
     let output = hung.output("doctor", child);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(8), "{errors}");
