@@ -39,17 +39,27 @@ impl Watch<'_> {
         let deadline = self.timeout.and_then(|it| Instant::now().checked_add(it));
         // Closed when it ends, however it does.
         let (open, closes) = channel::<()>();
-        let thread = thread::Builder::new()
+        let (give, given) = channel();
+        let started = thread::Builder::new()
             .name("tload-task".to_owned())
             .spawn(move || {
                 let _open = open;
+                let task: Box<dyn FnOnce() -> Result<T> + Send> =
+                    given.recv().expect("given below, when it has started");
                 task()
-            })
-            .map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+            });
+        let thread = match (started, self.timeout) {
+            (Ok(thread), _) => thread,
+            // Where there are so few threads, better so than not at all; a signal still ends the process.
+            (Err(_), None) => return task(),
+            (Err(error), Some(_)) => {
+                return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
                     .with_hint("raise the limit of processes (ulimit -u)")
-                    .with_source(error)
-            })?;
+                    .with_source(error));
+            }
+        };
+        // It waits for that.
+        let _ = give.send(Box::new(task) as Box<dyn FnOnce() -> Result<T> + Send>);
         let why = self.wait(deadline, &|| thread.is_finished());
         if let Some(why) = why {
             let patience = self.cancel.map_or(Duration::ZERO, |cancel| {
