@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ from files import Content, write_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+
+    import servers
 
 MANIFEST = "tload-manifest.json"
 
@@ -199,19 +202,51 @@ def sign(folder: Path, private: Path) -> None:
     config.sign(folder, folder / "model.sig")
 
 
-def test_a_signed_model_is_what_was_signed(folder: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    require("model_signing")
-    private, public = request.getfixturevalue("keys")
-    sign(folder, private)
-    trusted: dict[str, Any] = {"public_key": public}
+@pytest.fixture
+def signed(folder: Path, keys: tuple[Path, Path]) -> tuple[Path, dict[str, Any]]:
+    """A signed model with more than weights, and whom to trust."""
+    require("model_signing.verifying")
+    (folder / "config.json").write_text("{}")
+    (folder / "code").mkdir()
+    (folder / "code" / "model.py").write_text("pass")
+    sign(folder, keys[0])
+    return folder, {"public_key": keys[1]}
+
+
+def official(folder: Path, public: Path) -> None:
+    """What model-signing itself says of a folder."""
+    verifying = require("model_signing.verifying")
+    verifying.Config().use_elliptic_key_verifier(public_key=public).verify(folder, folder / "model.sig")
+
+
+def test_a_signed_model_is_what_was_signed(signed: tuple[Path, dict[str, Any]]) -> None:
+    folder, trusted = signed
+    official(folder, trusted["public_key"])
     report = tload.verify(folder, signature=trusted)
     report.check()
-    assert {file.verified_by for file in report.files} == {(f"digests in {folder / 'model.sig'}",)}
-    tload.verify(next(folder.glob("*.safetensors")), signature=trusted).check()
+    assert {file.name for file in report.files} > {"config.json", "code/model.py"}
+    assert {file.verified_by for file in report.files} == {(f"signature {folder / 'model.sig'}",)}
+    shard = next(folder.glob("*.safetensors"))
+    report = tload.verify(shard, signature=trusted)
+    report.check()
+    assert [file.name for file in report.files] == [shard.name]
+    assert report.notes
 
-    other = tmp_path / "other"
-    other.mkdir()
-    stranger = other / "public.pem"
+    good = shard.read_bytes()
+    flip(shard, -1)
+    with pytest.raises(tload.CorruptError, match="expected sha256:") as caught:
+        tload.verify(folder, signature=trusted).check()
+    assert caught.value.by == f"signature {folder / 'model.sig'}"
+    assert caught.value.found == f"sha256:{hashlib.sha256(shard.read_bytes()).hexdigest()}"
+    with pytest.raises(tload.CorruptError, match="expected sha256:"):
+        tload.verify(folder).check()
+    shard.write_bytes(good)
+    tload.verify(folder, signature=trusted).check()
+
+
+def test_other_signatures_are_refused(signed: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, trusted = signed
+    stranger = tmp_path / "stranger.pem"
     ec = require("cryptography.hazmat.primitives.asymmetric.ec")
     from cryptography.hazmat.primitives import serialization as form
 
@@ -219,18 +254,6 @@ def test_a_signed_model_is_what_was_signed(folder: Path, tmp_path: Path, request
     stranger.write_bytes(key.public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo))
     with pytest.raises(tload.CorruptError, match="is not good"):
         tload.verify(folder, signature={"public_key": stranger})
-
-    shard = next(folder.glob("*.safetensors"))
-    good = shard.read_bytes()
-    flip(shard, -1)
-    with pytest.raises(tload.CorruptError, match="expected sha256:"):
-        tload.verify(folder, signature=trusted).check()
-    with pytest.raises(tload.CorruptError, match="expected sha256:"):
-        tload.verify(folder).check()
-    shard.write_bytes(good)
-
-    # A manifest beside it does not excuse a shard that is not signed.
-    tload.verify(folder, write=True).check()
     bundle = json.loads((folder / "model.sig").read_text())
     (folder / "model.sig").unlink()
     with pytest.raises(tload.NotFoundError, match="there is no signature"):
@@ -241,14 +264,136 @@ def test_a_signed_model_is_what_was_signed(folder: Path, tmp_path: Path, request
         tload.verify(folder, signature=trusted)
 
 
+def test_what_is_not_signed_is_refused_as_model_signing_does(signed: tuple[Path, dict[str, Any]]) -> None:
+    folder, trusted = signed
+
+    def refused(name: str, outcome: str) -> None:
+        with pytest.raises(ValueError, match="Signature mismatch"):
+            official(folder, trusted["public_key"])
+        report = tload.verify(folder, signature=trusted)
+        assert [(file.name, file.outcome) for file in report.files if file.outcome != "matches"] == [(name, outcome)]
+        with pytest.raises(tload.CorruptError):
+            report.check()
+
+    for name in ("config.json", "code/model.py"):
+        good = (folder / name).read_bytes()
+        (folder / name).write_bytes(b"evil")
+        refused(name, "differs")
+        (folder / name).unlink()
+        refused(name, "missing")
+        (folder / name).write_bytes(good)
+    for name in ("evil.py", "code/evil.py", ".hidden", "more.safetensors"):
+        (folder / name).write_bytes(b"evil")
+        refused(name, "extra")
+        ignored = {**trusted, "ignore_paths": [name]}
+        if not name.endswith("safetensors"):
+            tload.verify(folder, signature=ignored).check()
+        (folder / name).unlink()
+    # A manifest is such a file, and a note says so when it is written there.
+    report = tload.verify(folder, write=True)
+    assert "sign the model again" in report.notes[0]
+    refused(MANIFEST, "extra")
+    (folder / MANIFEST).unlink()
+    # Git's own are nobody's business.
+    (folder / ".git").mkdir()
+    (folder / ".git" / "config").write_text("x")
+    (folder / ".gitattributes").write_text("x")
+    official(folder, trusted["public_key"])
+    tload.verify(folder, signature=trusted).check()
+
+
+def test_what_is_checked_is_what_is_compared_with(
+    signed: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Somebody who may write to the folder shows the real signature first, and a forged one after it was read."""
+    folder, trusted = signed
+    genuine = (folder / "model.sig").read_bytes()
+    shard = next(folder.glob("*.safetensors"))
+    flip(shard, -1)
+    forger = tmp_path / "forger.pem"
+    forge_key(forger)
+    (folder / "model.sig").unlink()
+    sign(folder, forger)
+    forged = (folder / "model.sig").read_bytes()
+    (folder / "model.sig").write_bytes(genuine)
+
+    from tload import _verify
+
+    read = _verify._tload.read_signature
+
+    def swapped(*args: Any, **options: Any) -> tuple[str, bytes]:
+        found: tuple[str, bytes] = read(*args, **options)
+        (folder / "model.sig").write_bytes(forged)
+        return found
+
+    monkeypatch.setattr(_verify._tload, "read_signature", swapped)
+    report = tload.verify(folder, signature=trusted)
+    assert (folder / "model.sig").read_bytes() == forged
+    with pytest.raises(tload.CorruptError, match="expected sha256:"):
+        report.check()
+    # Nor does it help to have two envelopes in one file, of which each reader may take another.
+    monkeypatch.undo()
+    real, false = (json.loads(text)["dsseEnvelope"] for text in (genuine, forged))
+    for order in ({"dsseEnvelope": false, "dsse_envelope": real}, {"dsse_envelope": real, "dsseEnvelope": false}):
+        bundle = {**json.loads(genuine), **order}
+        bundle = {name: bundle[name] for name in [*(set(bundle) - set(order)), *order]}
+        (folder / "model.sig").write_text(json.dumps(bundle))
+        with pytest.raises(tload.CorruptError):
+            tload.verify(folder, signature=trusted).check()
+
+
+def forge_key(path: Path) -> None:
+    ec = require("cryptography.hazmat.primitives.asymmetric.ec")
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    path.write_bytes(key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption()))
+
+
+def test_a_signature_is_read_wherever_the_model_is(
+    signed: tuple[Path, dict[str, Any]], web: servers.Web, request: pytest.FixtureRequest
+) -> None:
+    folder, trusted = signed
+    files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    web.files.update(files)
+    report = tload.verify(web.url, signature=trusted)
+    report.check()
+    assert {file.name for file in report.files} == files.keys() - {"model.sig"}
+    assert any("web servers list no folders" in note for note in report.notes)
+    web.files["config.json"] = b"evil"
+    with pytest.raises(tload.CorruptError, match="expected sha256:"):
+        tload.verify(web.url, signature=trusted).check()
+
+    s3 = request.getfixturevalue("s3")
+    for name, content in files.items():
+        s3.put("signed", f"model/{name}", content)
+    url = "s3://signed/model"
+    report = tload.verify(url, signature=trusted, store=s3.store)
+    report.check()
+    assert any("hidden files" in note for note in report.notes)
+    s3.put("signed", "model/code/evil.py", b"evil")
+    report = tload.verify(url, signature=trusted, store=s3.store)
+    assert [file.name for file in report.files if file.outcome == "extra"] == ["code/evil.py"]
+    with pytest.raises(tload.CorruptError, match="is not signed"):
+        report.check()
+
+
 def test_signatures_want_somebody_to_trust_and_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "model_signing", None)
-    with pytest.raises(tload.UnsupportedError, match="pip install model-signing"):
+    (folder / "model.sig").write_text("{}")
+    monkeypatch.setitem(sys.modules, "model_signing", None)
+    with pytest.raises(tload.UnsupportedError, match=r"\(.*model_signing.*\): pip install model-signing"):
         tload.verify(folder, signature={"public_key": "key.pub"})
 
 
 def test_options_of_signatures_are_checked(folder: Path) -> None:
-    require("model_signing")
-    for options in ({}, {"trust": "me"}, {"public_key": "none.pem", "more": 1}):
+    require("model_signing.verifying")
+    (folder / "model.sig").write_text("{}")
+    for options in (
+        {},
+        {"trust": "me"},
+        {"public_key": "none.pem", "more": 1},
+        {"public_key": "none.pem", "ignore_paths": "one"},
+        {"public_key": "none.pem", "ignore_paths": ["/absolute"]},
+    ):
         with pytest.raises(tload.InvalidRequestError, match="signature="):
             tload.verify(folder, signature=options)

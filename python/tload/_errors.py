@@ -26,6 +26,10 @@ class Error(Exception):
         request_id: What the store calls the request, or `None`: its operators find it by that.
         attempts: How often the request was tried.
         credentials: Where the credentials came from, in words, never what they are; or `None`.
+        expected: Of bytes that are not as expected, what was: a checksum or a length; or `None`, as are the two below
+            when nothing was compared.
+        found: What was found instead.
+        by: Who expects it, for example `"manifest model_dir/tload-manifest.json"`.
     """
 
     kind: ClassVar[str] = "error"
@@ -41,6 +45,9 @@ class Error(Exception):
     request_id: str | None
     attempts: int | None
     credentials: str | None
+    expected: str | None
+    found: str | None
+    by: str | None
 
     def __init__(
         self,
@@ -57,6 +64,9 @@ class Error(Exception):
         request_id: str | None = None,
         attempts: int | None = None,
         credentials: str | None = None,
+        expected: str | None = None,
+        found: str | None = None,
+        by: str | None = None,
     ) -> None:
         """Keep the message and everything that it is about."""
         super().__init__(message)
@@ -71,6 +81,9 @@ class Error(Exception):
         self.request_id = request_id
         self.attempts = attempts
         self.credentials = credentials
+        self.expected = expected
+        self.found = found
+        self.by = by
 
     def __str__(self) -> str:
         # KeyError would show the message's repr, and OSError would put "[Errno 2]" in front of it.
@@ -89,6 +102,9 @@ class Error(Exception):
             "request_id": self.request_id,
             "attempts": self.attempts,
             "credentials": self.credentials,
+            "expected": self.expected,
+            "found": self.found,
+            "by": self.by,
         }
         return (_rebuild, (type(self), self.args[0], about))
 
@@ -109,7 +125,10 @@ class FormatError(Error, ValueError):
 
 
 class CorruptError(Error, ValueError):
-    """The bytes are not those that a digest was made of (`verify`): fetch the file again."""
+    """The bytes are not those that a digest was made of (`verify`): fetch the file again.
+
+    `expected`, `found` and `by` say what was compared, where it was the bytes of one file or tensor.
+    """
 
     kind = "corrupt"
 
@@ -221,9 +240,11 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
     hint: str | None,
     errno: int | None,
     request: Request | None = None,
+    comparison: tuple[str, str, str] | None = None,
 ) -> Error:
     """Make the exception for an error of the core, which calls this."""
     operation, status, code, request_id, attempts, credentials = request or (None,) * 6
+    expected, found, by = comparison or (None,) * 3
     return BY_KIND.get(kind, Error)(
         message,
         location=location,
@@ -237,6 +258,9 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
         request_id=request_id,
         attempts=attempts,
         credentials=credentials,
+        expected=expected,
+        found=found,
+        by=by,
     )
 
 

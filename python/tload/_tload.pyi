@@ -104,9 +104,15 @@ def verify(
     manifest: str | PathLike[str] | None,
     write: bool | str | PathLike[str] | None,
     force: bool,
+    signed: tuple[Sequence[tuple[str, str]], Sequence[str]] | None,
     store: Sequence[tuple[str, str]],
     follow_symlinks: bool,
 ) -> tuple[str, Error | None]: ...
+def read_signature(
+    location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
+) -> tuple[str, bytes]:
+    """Return where the signature beside a checkpoint is, and all of it, which nobody has checked."""
+
 def check_store(store: Sequence[tuple[str, str]]) -> None:
     """Fail if a key is unknown or a value has not the form that its key wants."""
 

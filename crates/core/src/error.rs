@@ -116,7 +116,19 @@ struct Inner {
     range: Option<Range<u64>>,
     hint: Option<String>,
     request: Option<FailedRequest>,
+    comparison: Option<Comparison>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// What was compared, of bytes that are not as expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Comparison {
+    /// What was expected: a checksum, or a length.
+    pub expected: String,
+    /// What was found.
+    pub found: String,
+    /// Who expects it.
+    pub by: String,
 }
 
 /// What is known of a request to an object store that failed.
@@ -188,6 +200,7 @@ impl Error {
             range: None,
             hint: None,
             request: None,
+            comparison: None,
             source: None,
         }))
     }
@@ -257,6 +270,13 @@ impl Error {
         self
     }
 
+    /// Says what was compared.
+    #[must_use]
+    pub fn with_comparison(mut self, comparison: Comparison) -> Self {
+        self.0.comparison = Some(comparison);
+        self
+    }
+
     /// Keeps the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
@@ -275,6 +295,7 @@ impl Error {
             range: inner.range.clone(),
             hint: inner.hint.clone(),
             request: inner.request.clone(),
+            comparison: inner.comparison.clone(),
             source: match (&inner.source, self.errno()) {
                 (_, Some(errno)) => Some(io::Error::from_raw_os_error(errno).into()),
                 (source, None) => source.as_ref().map(|source| source.to_string().into()),
@@ -315,6 +336,11 @@ impl Error {
     /// The request that failed, if the error is an object store's.
     pub fn request(&self) -> Option<&FailedRequest> {
         self.0.request.as_ref()
+    }
+
+    /// What was compared, if the error is that bytes are not as expected: of one file or tensor.
+    pub fn comparison(&self) -> Option<&Comparison> {
+        self.0.comparison.as_ref()
     }
 
     /// The operating system's error number, if one is in the chain.

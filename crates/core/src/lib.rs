@@ -75,7 +75,7 @@ mod within;
 
 pub use buffer::{KeepAlive, Target, release_staging};
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
-pub use error::{Error, ErrorKind, FailedRequest, Result, printable};
+pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, printable};
 pub use format::{Dtype, HeaderError};
 pub use load::{Ceiling, Loader};
 pub use over::Over;

@@ -24,6 +24,9 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
                 error.hint(),
                 error.errno(),
                 error.request().map(described),
+                error
+                    .comparison()
+                    .map(|compared| (&compared.expected, &compared.found, &compared.by)),
             ))
         });
     match made {

@@ -47,7 +47,7 @@ mod _tload {
     #[pymodule_export]
     use crate::tensor::{FlatBytes, Tensor};
     #[pymodule_export]
-    use crate::verify::verify;
+    use crate::verify::{read_signature, verify};
 
     /// Runs the command `tload` and returns its exit status. `argv[0]` is the program's name.
     #[pyfunction]

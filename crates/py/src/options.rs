@@ -125,6 +125,9 @@ fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) ->
     text.parse().map_err(|error| exception(value.py(), &error))
 }
 
+/// What `verify` can be; a bool would leave open which.
+const VERIFY: &str = "\"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
+
 /// A word or the path or URL of a manifest, which may be a path object.
 fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
     let text: String = match value.extract::<String>() {
@@ -133,7 +136,7 @@ fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
             .extract::<PathBuf>()
             .ok()
             .and_then(|path| path.into_os_string().into_string().ok())
-            .ok_or_else(|| wrong_type("verify", "a str or a path", value))?,
+            .ok_or_else(|| wrong_type("verify", VERIFY, value))?,
     };
     text.parse().map_err(|error| exception(value.py(), &error))
 }

@@ -2,11 +2,12 @@
 //!
 //! `python/tload/_verify.py` gives it its face, and checks signatures.
 
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use tload::OpenOptions;
-use tload::verify::{ManifestTarget, Verification, VerifyOptions};
+use tload::verify::{Algorithm, Digest, ManifestTarget, SignedFiles, Verification, VerifyOptions};
+use tload::{Error, ErrorKind, OpenOptions};
 
 use crate::checkpoint::LocationArgument;
 use crate::interrupt;
@@ -19,15 +20,59 @@ pub(crate) enum WriteArgument {
     Path(PathBuf),
 }
 
+/// What a checked signature is about: names with their SHA-256 in hexadecimal digits, and paths that may be there unsigned.
+type SignedArgument = (Vec<(String, String)>, Vec<String>);
+
+fn signed((files, ignored): SignedArgument) -> tload::Result<SignedFiles> {
+    let digest = |(name, hex): (String, String)| {
+        let digest = Digest::from_hex(Algorithm::Sha256, &hex);
+        let digest = digest.ok_or_else(|| {
+            let message = format!("the signed file {name:?} has no SHA-256");
+            Error::new(ErrorKind::InvalidFormat, message)
+        })?;
+        Ok((name, digest))
+    };
+    Ok(SignedFiles {
+        files: files
+            .into_iter()
+            .map(digest)
+            .collect::<tload::Result<_>>()?,
+        ignored,
+    })
+}
+
+/// The signature beside a location: where it is, and all of it. Nobody has checked it.
+#[pyfunction]
+#[pyo3(signature = (location, *, store, follow_symlinks))]
+pub(crate) fn read_signature(
+    py: Python<'_>,
+    location: LocationArgument,
+    store: StoreArgument,
+    follow_symlinks: bool,
+) -> PyResult<(String, Cow<'static, [u8]>)> {
+    let read = move || {
+        let mut opening = OpenOptions::from(store.read()?);
+        opening.follow_symlinks = follow_symlinks;
+        tload::verify::read_signature(&location.parse()?, opening)
+    };
+    let found = interrupt::run(py, read)?;
+    Ok((found.location.to_string(), Cow::Owned(found.text)))
+}
+
 /// Compares a location with what is known of it. Returns the report as JSON, and the error if something of it is bad.
 #[pyfunction]
-#[pyo3(signature = (location, *, manifest, write, force, store, follow_symlinks))]
+#[pyo3(signature = (location, *, manifest, write, force, signed, store, follow_symlinks))]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "keywords; Python gives each by its name"
+)]
 pub(crate) fn verify(
     py: Python<'_>,
     location: LocationArgument,
     manifest: Option<LocationArgument>,
     write: Option<WriteArgument>,
     force: bool,
+    signed: Option<SignedArgument>,
     store: StoreArgument,
     follow_symlinks: bool,
 ) -> PyResult<(String, Option<Py<PyAny>>)> {
@@ -41,6 +86,7 @@ pub(crate) fn verify(
         Some(WriteArgument::Path(path)) => Some(ManifestTarget::Path(path)),
     };
     options.force = force;
+    options.signed = signed.map(self::signed).transpose().map_err(failed)?;
     let mut opening = OpenOptions::from(store.read().map_err(failed)?);
     opening.follow_symlinks = follow_symlinks;
     let verification = Verification::new(&location.parse().map_err(failed)?)

@@ -9,7 +9,8 @@ use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
 use crate::args::VerifyArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
+use crate::output::error::{chain, standard_output, warn};
+use crate::output::flags::with_flags;
 use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
@@ -88,11 +89,14 @@ fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {
             writeln!(out, "{name}: {}", shown(mismatch))?;
         }
         if let Some(error) = &file.error {
-            writeln!(out, "{name}: {}", error.message)?;
+            writeln!(out, "{name}: {}", chain(&error.error()))?;
         }
         if file.verified_by.is_empty() && file.bytes.is_some() {
             warn(&format!("note: {name}: {}", file.silent.join("; ")));
         }
+    }
+    for note in &report.notes {
+        warn(&format!("note: {}", with_flags(note)));
     }
     writeln!(
         out,

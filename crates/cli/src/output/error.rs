@@ -16,7 +16,7 @@ pub(crate) fn print(error: &Error) {
 }
 
 /// [`Error::chain`] with flags for fields, but not in locations, names and causes: those are not the core's words.
-fn chain(error: &Error) -> String {
+pub(crate) fn chain(error: &Error) -> String {
     let chain = error.chain();
     let message_end = error.to_string().len();
     let message_start = message_end - error.message().len();

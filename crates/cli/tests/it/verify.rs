@@ -195,3 +195,42 @@ fn names_cannot_move_the_cursor() {
     let all = [output.stdout.clone(), output.stderr.clone()].concat();
     assert!(!all.contains(&0x1b), "{}", String::from_utf8_lossy(&all));
 }
+
+/// Moves a shard elsewhere and puts a link to it in its place.
+fn put_link(model: &Model) -> String {
+    let shard = model.shards().remove(1);
+    let outside = model.path.parent().unwrap().join("outside");
+    fs::rename(&shard, &outside).unwrap();
+    std::os::unix::fs::symlink(&outside, &shard).unwrap();
+    shard.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_link_that_is_refused_is_told_as_the_command_would_have_it() {
+    let model = Model::new();
+    succeed(["verify", model.text(), "--write"]);
+    let link = put_link(&model);
+    let output = run(["verify", model.text()]);
+    assert_eq!(output.status.code(), Some(5), "{}", stderr(&output));
+    let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+    let errors = stderr(&output);
+    for text in [&shown, &errors] {
+        assert!(!text.contains("\\n"), "{text}");
+        assert!(!text.contains("follow_symlinks"), "{text}");
+        assert!(text.contains("--follow-symlinks"), "{text}");
+        assert!(text.contains(&format!("{link}: a symbolic link")), "{text}");
+    }
+    assert!(errors.contains("\n  hint: "), "{errors}");
+    succeed(["verify", model.text(), "--follow-symlinks"]);
+}
+
+#[test]
+fn what_cannot_be_written_is_known_first_and_leaves_nothing() {
+    let model = Model::new();
+    let output = run(["verify", model.text(), "--write", &model.at("none/m.json")]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    let before = fs::read_dir(&model.path).unwrap().count();
+    succeed(["verify", model.text(), "--write"]);
+    assert_eq!(fs::read_dir(&model.path).unwrap().count(), before + 1);
+}

@@ -2,7 +2,7 @@
 //! and goes on when one is bad.
 
 use super::OpenOptions;
-use super::place::{Places, ShardSource};
+use super::place::{Found, Places, ShardSource};
 use super::shards::ShardSet;
 use crate::error::Result;
 use crate::source::{Location, Root};
@@ -64,6 +64,22 @@ impl Outline {
             index: None,
             places,
             root,
+        })
+    }
+
+    /// The names directly below a folder of an object store, and those of the folders in it; none if it cannot be listed. Hidden ones
+    /// are left out.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the store answers.
+    pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
+        Ok(match self.places.find(folder)? {
+            Found::Folder { names, below } => Some((names, below)),
+            // A prefix that is called as a file is.
+            Found::File => Some((vec![String::new()], Vec::new())),
+            #[cfg(feature = "object")]
+            Found::Unlisted => None,
         })
     }
 

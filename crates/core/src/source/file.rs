@@ -121,6 +121,27 @@ impl FileSource {
         self.verify(again_if_it_may_pass(&self.tally, || self.retries, once)?)
     }
 
+    /// The same, and whether it is still what its path leads to: for who says something of what is at the path.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] also when it was replaced or removed since.
+    pub(crate) fn verify_in_place(&self) -> Result<()> {
+        self.verify_unchanged()?;
+        let path = path_of(&self.location)?;
+        let once = || std::fs::metadata(path).map_err(|error| cannot_open(error, &self.location));
+        match again_if_it_may_pass(|| self.retries, once) {
+            Ok(metadata) => self.verify(Identity::of(&metadata)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
+                ErrorKind::Changed,
+                "changed while it was read: it is no longer there",
+            )
+            .with_location(&self.location)
+            .with_hint("load again when nobody writes to the checkpoint")),
+            Err(error) => Err(error),
+        }
+    }
+
     pub(super) fn verify(&self, found: Identity) -> Result<()> {
         if found == self.identity {
             return Ok(());

@@ -11,7 +11,7 @@ use super::decide::{Decision, Facts, Way, decide, implied};
 use super::in_order::InOrder;
 use super::{Digest, Expectation, Expected, Verify};
 use crate::crc::{Crcs, Sum};
-use crate::error::{Error, ErrorKind, Result, counted};
+use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::plan::Plan;
 use crate::side_by_side::side_by_side;
 use crate::tensor::TensorInfo;
@@ -305,6 +305,11 @@ fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {
             ),
         )
         .with_location(facts.source.location())
+        .with_comparison(Comparison {
+            expected: counted(wanted, "byte"),
+            found: counted(len, "byte"),
+            by: expected.by.clone(),
+        })
         .with_hint(HINT)),
         _ => Ok(()),
     }

@@ -16,7 +16,7 @@ use super::begin::Account;
 use super::in_order::InOrder;
 use crate::buffer::Filled;
 use crate::crc::Sum;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Comparison, Error, ErrorKind, Result};
 use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
 use crate::tensor::TensorInfo;
@@ -239,7 +239,13 @@ impl fmt::Debug for Check {
 pub(super) fn corrupt(by: &str, expected: Digest, found: Digest) -> Error {
     let message =
         format!("expected {expected}, found {found}: these are not the bytes that {by} is of");
-    Error::new(ErrorKind::Corrupt, message).with_hint(HINT)
+    Error::new(ErrorKind::Corrupt, message)
+        .with_hint(HINT)
+        .with_comparison(Comparison {
+            expected: expected.to_string(),
+            found: found.to_string(),
+            by: by.to_owned(),
+        })
 }
 
 /// Pieces without gaps between them, as ranges of the extent's window: thousands of small tensors are one.

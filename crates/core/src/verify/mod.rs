@@ -25,8 +25,8 @@ pub use expected::{Expectation, Expected};
 pub use find::find;
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
 pub use whole::{
-    FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, Verification, VerifyControl,
-    VerifyOptions, VerifyProgress, VerifyReport,
+    FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
+    Verification, VerifyControl, VerifyOptions, VerifyProgress, VerifyReport, read_signature,
 };
 
 use std::sync::Arc;

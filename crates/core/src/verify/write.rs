@@ -22,41 +22,74 @@ impl Drop for Partial {
     }
 }
 
-/// Puts `text` at `path`, on disk when this returns.
+/// A manifest that is going to be written: the file in progress is there, so the folder can be written to.
+pub(super) struct Begun {
+    path: PathBuf,
+    folder: PathBuf,
+    partial: Partial,
+}
+
+impl Begun {
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for what is no path of a file, and what creating one runs into.
+    pub(super) fn at(path: &Path) -> Result<Self> {
+        let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else {
+            return Err(
+                Error::new(ErrorKind::InvalidRequest, "is no path of a file")
+                    .with_location(path.display()),
+            );
+        };
+        let folder = if folder.as_os_str().is_empty() {
+            Path::new(".")
+        } else {
+            folder
+        };
+        let mut hidden = std::ffi::OsString::from(".");
+        hidden.push(name);
+        hidden.push(PARTIAL);
+        let begun = Self {
+            path: path.to_owned(),
+            folder: folder.to_owned(),
+            partial: Partial(folder.join(hidden)),
+        };
+        begun.create()?;
+        Ok(begun)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A file of our own: not one left by a crash or begun by somebody else, nor where a link leads.
+    fn create(&self) -> Result<File> {
+        match std::fs::remove_file(&self.partial.0) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.failed(error)),
+            _ => {}
+        }
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create_new(true).open(&self.partial.0);
+        file.map_err(|error| self.failed(error))
+    }
+
+    fn failed(&self, error: io::Error) -> Error {
+        Error::from_io("cannot write", error).with_location(self.path.display())
+    }
+}
+
+/// Puts `text` where it was begun, on disk when this returns.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::InvalidRequest`] for one that is there unless `replace`, and what writing runs into.
-pub(super) fn write(path: &Path, text: &[u8], replace: bool) -> Result<()> {
-    let failed = |error| Error::from_io("cannot write", error).with_location(path.display());
-    let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else {
-        return Err(
-            Error::new(ErrorKind::InvalidRequest, "is no path of a file")
-                .with_location(path.display()),
-        );
-    };
-    let folder = if folder.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        folder
-    };
-    let mut hidden = std::ffi::OsString::from(".");
-    hidden.push(name);
-    hidden.push(PARTIAL);
-    let partial = Partial(folder.join(hidden));
-    // Left by a crash, or a link that leads elsewhere: a file of our own is made.
-    match std::fs::remove_file(&partial.0) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-        _ => {}
-    }
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create_new(true).open(&partial.0);
-    let mut file = file.map_err(failed)?;
+pub(super) fn write(begun: &Begun, text: &[u8], replace: bool) -> Result<()> {
+    let failed = |error| begun.failed(error);
+    let mut file = begun.create()?;
     file.write_all(text)
         .and_then(|()| file.sync_all())
         .map_err(failed)?;
-    give_name(&partial.0, path, replace)?;
-    sync_folder(folder).map_err(failed)
+    give_name(&begun.partial.0, &begun.path, replace)?;
+    sync_folder(&begun.folder).map_err(failed)
 }
 
 /// The error for a manifest that is there already.
@@ -101,6 +134,20 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn put(path: &Path, text: &[u8], replace: bool) -> Result<()> {
+        write(&Begun::at(path)?, text, replace)
+    }
+
+    #[test]
+    fn what_was_begun_and_not_written_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let begun = Begun::at(&folder.path().join("m.json")).expect("can be written");
+        let count = || std::fs::read_dir(folder.path()).expect("a folder").count();
+        assert_eq!(count(), 1);
+        drop(begun);
+        assert_eq!(count(), 0);
+    }
+
     #[test]
     fn a_manifest_is_written_whole_and_replaced_only_when_asked() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -117,14 +164,14 @@ mod tests {
             "left by a crash",
         )
         .expect("a file");
-        write(&path, b"one", false).expect("is not there yet");
+        put(&path, b"one", false).expect("is not there yet");
         assert_eq!((text().as_str(), names()), ("one", vec!["m.json".into()]));
-        let error = write(&path, b"two", false).expect_err("is there");
+        let error = put(&path, b"two", false).expect_err("is there");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!((text().as_str(), names()), ("one", vec!["m.json".into()]));
-        write(&path, b"three", true).expect("replaces");
+        put(&path, b"three", true).expect("replaces");
         assert_eq!((text().as_str(), names()), ("three", vec!["m.json".into()]));
-        let error = write(&folder.path().join("none/m.json"), b"x", false).expect_err("no folder");
+        let error = put(&folder.path().join("none/m.json"), b"x", false).expect_err("no folder");
         assert_eq!(error.kind(), ErrorKind::NotFound);
     }
 
@@ -135,7 +182,7 @@ mod tests {
         std::fs::write(&other, "other").expect("a file");
         std::os::unix::fs::symlink(&other, folder.path().join(".m.json.tload-partial"))
             .expect("a link");
-        write(&path, b"text", false).expect("writes");
+        put(&path, b"text", false).expect("writes");
         assert_eq!(std::fs::read_to_string(&other).expect("there"), "other");
         assert!(!path.symlink_metadata().expect("there").is_symlink());
     }

@@ -15,6 +15,7 @@ mod moments;
 mod page_cache;
 mod promises;
 mod requirement;
+mod signed;
 mod simulated;
 mod sinks;
 #[cfg(target_os = "linux")]

@@ -93,3 +93,34 @@ fn without_a_network_a_store_is_an_error_that_says_so() {
         assert_refused(url, &output, 9, &[named, "hint: "]);
     }
 }
+
+/// A shard that is another user's: the others are compared, and what the system said of it is told once, as it is.
+#[test]
+fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
+    use std::os::unix::fs::PermissionsExt;
+    let model = Model::with_shards(3);
+    crate::succeed(["verify", &model.text(), "--write"]);
+    let Some(user) = Under::new().user() else {
+        return;
+    };
+    let files = std::fs::read_dir(model.path()).unwrap();
+    let paths = files.map(|file| file.unwrap().path());
+    let mut shards: Vec<_> = paths
+        .filter(|path| path.extension().is_some_and(|it| it == "safetensors"))
+        .collect();
+    shards.sort();
+    std::fs::set_permissions(&shards[1], PermissionsExt::from_mode(0o600)).unwrap();
+    let output = user.command(["verify", &model.text()]).output().unwrap();
+    let name = shards[1].display().to_string();
+    let wanted = [
+        &*name,
+        "cannot open",
+        "Permission denied",
+        "hint: let this user",
+    ];
+    assert_refused("verify", &output, 5, &wanted);
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(table.matches(" matches\n").count(), 3, "{table}");
+    assert_eq!(table.matches(" failed\n").count(), 1, "{table}");
+    assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
+}

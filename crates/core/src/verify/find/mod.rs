@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(super) use nearby::Nearby;
+pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_NAME};
 
 use super::Verify;
 use super::digest::Digest;
@@ -44,6 +45,8 @@ pub(super) enum Reach {
     First,
     /// All of them, for every source.
     All,
+    /// The same without signatures, for who has one that was checked.
+    AllButSignatures,
 }
 
 /// A manifest and where it was read.
@@ -154,13 +157,16 @@ pub(super) fn gather(
         .map(|(asked, manifest)| of_manifest(asked, manifest.as_deref()))
         .collect();
     let open = |known: &[Known]| -> Vec<usize> {
-        let is_open = |at: &usize| reach == Reach::All || known[*at].statements.is_empty();
+        let is_open = |at: &usize| reach != Reach::First || known[*at].statements.is_empty();
         (0..known.len()).filter(is_open).collect()
     };
     let left = open(&known);
     let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| of_place(asked[at].source));
     for (at, said) in left.into_iter().zip(said) {
         known[at].take(said?);
+    }
+    if reach == Reach::AllButSignatures {
+        return Ok(known);
     }
     let left = open(&known);
     let signers: Vec<_> = left

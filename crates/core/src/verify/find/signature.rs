@@ -20,10 +20,10 @@ use crate::error::{Error, ErrorKind, Result, printable};
 use crate::source::{Location, Source};
 
 /// What it is called, beside the checkpoint.
-const NAME: &str = "model.sig";
+pub(in super::super) const NAME: &str = "model.sig";
 
 /// Longest signature that is read, bytes: of a model of 100,000 files about a third.
-const BYTES_MAX: u64 = 64 << 20;
+pub(in super::super) const BYTES_MAX: u64 = 64 << 20;
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";

@@ -153,7 +153,7 @@ pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) ->
         computed
     })?;
     match source {
-        ShardSource::File(file) => file.verify_unchanged()?,
+        ShardSource::File(file) => file.verify_in_place()?,
         // Every request requires it.
         #[cfg(feature = "object")]
         ShardSource::Object(_) => {}
@@ -318,6 +318,31 @@ mod tests {
                 assert_eq!(digests, wanted, "{start}..{end} by {step}");
             }
         }
+    }
+
+    /// What is said of a file is said of what its name leads to.
+    #[test]
+    fn a_file_that_was_replaced_or_removed_meanwhile_is_an_error() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("a");
+        std::fs::write(&path, "good").expect("a file");
+        let location = crate::source::Location::from_path(&path);
+        let file = crate::source::FileSource::open(&location).expect("opens");
+        let source = ShardSource::File(Arc::new(file));
+        let mut wanted = Wanted::default();
+        wanted.add_whole([Algorithm::Sha256]);
+        let shared = Shared::default();
+        compute(&source, &wanted, &shared).expect("nobody wrote");
+        let other = folder.path().join("b");
+        std::fs::write(&other, "evil").expect("a file");
+        std::fs::rename(&other, &path).expect("replaces");
+        let error = compute(&source, &wanted, &shared).expect_err("replaced");
+        assert_eq!(error.kind(), ErrorKind::Changed);
+        assert!(error.message().contains("took its place"), "{error}");
+        std::fs::remove_file(&path).expect("removes");
+        let error = compute(&source, &wanted, &shared).expect_err("removed");
+        assert_eq!(error.kind(), ErrorKind::Changed);
+        assert!(error.message().contains("no longer there"), "{error}");
     }
 
     #[test]

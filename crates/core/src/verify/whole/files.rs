@@ -1,17 +1,20 @@
 //! The files of a checkpoint that is to be verified: which there are, what is said of each, and what becomes of one.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::super::digest::Algorithm;
-use super::super::find::{Asked, FoundManifest, Nearby, Reach, beside, chosen, gather};
+use super::super::find::{
+    Asked, FoundManifest, Nearby, Reach, SIGNATURE_NAME, beside, chosen, gather,
+};
 use super::super::manifest::{MANIFEST_NAME, ManifestFile, ManifestTensor};
 use super::super::statement::Known;
 use super::compare::{self, Computed, Wanted};
 use super::compute::compute;
 use super::report::{FileError, FileOutcome, FileReport};
-use super::{Shared, VerifyOptions, cancelled, target};
+use super::signed::unsigned;
+use super::{Shared, SignedFiles, VerifyOptions, cancelled, target};
 use crate::checkpoint::{OpenOptions, Outline, ShardSource, read_header};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Header;
@@ -33,6 +36,9 @@ pub(super) struct Found {
     pub(super) subjects: Vec<Subject>,
     /// Where a manifest is to be written.
     pub(super) target: Option<PathBuf>,
+    /// Files that are there and should not be, and are not read.
+    pub(super) unsigned: Vec<String>,
+    pub(super) notes: Vec<String>,
 }
 
 /// One file.
@@ -40,8 +46,8 @@ pub(super) struct Found {
 pub(super) struct Subject {
     name: String,
     is_shard: bool,
-    /// There is a manifest, and it does not have it.
-    is_extra: bool,
+    /// Why it should not be there: a manifest does not have it, or it is not signed.
+    extra: Option<FileError>,
     /// Whether it is to come into a manifest.
     is_recorded: bool,
     opened: Result<Open, FileError>,
@@ -56,8 +62,18 @@ struct Open {
     header: Option<Result<Header, FileError>>,
 }
 
-/// A file by its name: where it is, and whether tensors are in it.
-type Named = BTreeMap<String, (Location, bool)>;
+/// Files by their names.
+type Named = BTreeMap<String, Belonging>;
+
+/// A file that belongs to the checkpoint.
+#[derive(Debug)]
+struct Belonging {
+    location: Location,
+    /// Whether tensors are in it.
+    is_shard: bool,
+    /// Whether manifests are about it: not what is only signed.
+    is_recorded: bool,
+}
 
 impl Found {
     pub(super) fn find(
@@ -65,28 +81,85 @@ impl Found {
         options: &VerifyOptions,
         opening: &OpenOptions,
     ) -> Result<Self> {
-        let outline = Outline::find(location, opening);
         let nearby = Nearby::of([], &opening.store);
-        // Of a checkpoint whose shards cannot be found out, a manifest may know them.
-        let (outline, failed) = match outline {
-            Ok(outline) => (outline, None),
-            Err(error) if is_bad(&error) => (Outline::of_folder(location, opening)?, Some(error)),
-            Err(error) => return Err(error),
-        };
+        let (outline, failed) = outline_of(location, opening)?;
         let target = target(options, location, &outline.folder)?;
         let manifest = manifest(&outline, options, target.as_ref(), &nearby)?;
-        let named = named(&outline, manifest.as_deref());
+        let named = named(&outline, manifest.as_deref(), options.signed.as_ref());
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
         }
-        let subjects = subjects(
-            &outline,
-            named,
-            manifest.as_ref(),
-            target.is_some(),
-            &opening.store,
-        )?;
-        Ok(Self { subjects, target })
+        let (mut unsigned, mut notes) = (Vec::new(), Vec::new());
+        if let Some(signed) = &options.signed {
+            signed.check()?;
+            let (others, note) = signed.others(&outline)?;
+            unsigned.extend(others);
+            unsigned.retain(|name| !named.contains_key(name));
+            notes.extend(note);
+        }
+        notes.extend(in_the_way(&outline, target.as_deref()));
+        let about = About {
+            manifest: manifest.as_ref(),
+            signed: options.signed.as_ref(),
+            is_written: target.is_some(),
+        };
+        let subjects = subjects(&outline, named, &about, &opening.store)?;
+        Ok(Self {
+            subjects,
+            target,
+            unsigned,
+            notes,
+        })
+    }
+}
+
+/// The files of a checkpoint. Of one whose shards cannot be found out, a manifest or a signature may know them: then why they cannot.
+pub(super) fn outline_of(
+    location: &Location,
+    opening: &OpenOptions,
+) -> Result<(Outline, Option<Error>)> {
+    match Outline::find(location, opening) {
+        Ok(outline) => Ok((outline, None)),
+        Err(error) if is_bad(&error) => Ok((Outline::of_folder(location, opening)?, Some(error))),
+        Err(error) => Err(error),
+    }
+}
+
+/// What to know before a manifest is written beside a signature.
+fn in_the_way(outline: &Outline, target: Option<&Path>) -> Option<String> {
+    let folder = |path: &Path| match path {
+        path if path.as_os_str().is_empty() => Path::new(".").canonicalize().ok(),
+        path => path.canonicalize().ok(),
+    };
+    let own = folder(outline.folder.as_path()?)?;
+    let is_beside = folder(target?.parent()?)? == own;
+    let is_signed = own.join(SIGNATURE_NAME).symlink_metadata().is_ok();
+    (is_beside && is_signed).then(|| {
+        format!(
+            "the model has a {SIGNATURE_NAME}, and model-signing refuses files that it is not about: sign the model again, or write the manifest elsewhere (--write PATH, write=PATH)"
+        )
+    })
+}
+
+/// Who says something of the files beside those who are asked for each.
+struct About<'a> {
+    manifest: Option<&'a Arc<FoundManifest>>,
+    signed: Option<&'a SignedFiles>,
+    /// Whether a manifest is to be written.
+    is_written: bool,
+}
+
+impl About<'_> {
+    /// Why a file should not be there, if it should not.
+    fn extra(&self, name: &str) -> Option<FileError> {
+        if self.signed.is_some_and(|it| !it.files.contains_key(name)) {
+            return Some(FileError::of(unsigned()));
+        }
+        let manifest = self.manifest.map(|found| &found.manifest);
+        manifest
+            // What is only signed no manifest has.
+            .filter(|it| !it.files.contains_key(name) && self.signed.is_none())
+            .map(|_| FileError::of(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
     }
 }
 
@@ -116,8 +189,12 @@ fn manifest(
     beside(&outline.folder, nearby).map(|found| found.map(Arc::new))
 }
 
-/// The files that belong to the checkpoint: its own, and those of the manifest if it is of the same folder.
-fn named(outline: &Outline, manifest: Option<&FoundManifest>) -> Named {
+/// The files that belong to the checkpoint: its own, and those of the manifest and the signature if they are of the same folder.
+fn named(
+    outline: &Outline,
+    manifest: Option<&FoundManifest>,
+    signed: Option<&SignedFiles>,
+) -> Named {
     let name = |file: &Location| {
         let below = file.below(&outline.folder);
         below.unwrap_or_else(|| file.file_name().to_owned())
@@ -126,30 +203,46 @@ fn named(outline: &Outline, manifest: Option<&FoundManifest>) -> Named {
     let index = outline.index.iter().map(|file| (file, false));
     let mut named: Named = shards
         .chain(index)
-        .map(|(file, is_shard)| (name(file), (file.clone(), is_shard)))
+        .map(|(file, is_shard)| (name(file), Belonging::new(file.clone(), is_shard)))
         .collect();
     if outline.is_folder {
         for (name, file) in manifest.iter().flat_map(|found| &found.manifest.files) {
             let is_shard = !file.tensors.is_empty();
             named
                 .entry(name.clone())
-                .or_insert_with(|| (outline.folder.join(name), is_shard));
+                .or_insert_with(|| Belonging::new(outline.folder.join(name), is_shard));
+        }
+        for name in signed.iter().flat_map(|signed| signed.files.keys()) {
+            named.entry(name.clone()).or_insert_with(|| Belonging {
+                location: outline.folder.join(name),
+                is_shard: false,
+                is_recorded: false,
+            });
         }
     }
     named
+}
+
+impl Belonging {
+    fn new(location: Location, is_shard: bool) -> Self {
+        Self {
+            location,
+            is_shard,
+            is_recorded: true,
+        }
+    }
 }
 
 /// Opens all files and asks what is known of them, many at a time.
 fn subjects(
     outline: &Outline,
     named: Named,
-    manifest: Option<&Arc<FoundManifest>>,
-    is_recorded: bool,
+    about: &About<'_>,
     store: &StoreOptions,
 ) -> Result<Vec<Subject>> {
     let files: Vec<_> = named.into_iter().collect();
-    let opened = side_by_side(&files, OPENED_AT_A_TIME, |(_, (location, is_shard))| {
-        open(outline, location, *is_shard)
+    let opened = side_by_side(&files, OPENED_AT_A_TIME, |(_, file)| {
+        open(outline, &file.location, file.is_shard)
     });
     let sources = opened.iter().flatten().map(|open| &open.source);
     let asked: Vec<_> = sources
@@ -159,44 +252,39 @@ fn subjects(
         })
         .collect();
     let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store);
-    let manifests = vec![manifest.cloned(); asked.len()];
-    let mut known = gather(&asked, &manifests, Reach::All, &nearby)?.into_iter();
-    let has = |name: &String| manifest.is_none_or(|found| found.manifest.files.contains_key(name));
+    let manifests = vec![about.manifest.cloned(); asked.len()];
+    let reach = match about.signed {
+        Some(_) => Reach::AllButSignatures,
+        None => Reach::All,
+    };
+    let mut known = gather(&asked, &manifests, reach, &nearby)?.into_iter();
     let each = files.into_iter().zip(opened);
-    let subjects = each.map(|((name, (_, is_shard)), opened)| Subject {
-        is_shard,
-        is_extra: !has(&name),
-        is_recorded,
-        known: if opened.is_ok() {
-            known.next().unwrap_or_default()
-        } else {
-            Known::default()
-        },
-        name,
-        opened,
+    let subjects = each.map(|((name, file), opened)| {
+        let mut known = match &opened {
+            Ok(_) => known.next().unwrap_or_default(),
+            Err(_) => Known::default(),
+        };
+        let signed = about.signed.and_then(|it| it.of_file(&name, outline));
+        known.statements.extend(signed);
+        Subject {
+            is_shard: file.is_shard,
+            extra: about.extra(&name),
+            is_recorded: about.is_written && file.is_recorded,
+            known,
+            name,
+            opened,
+        }
     });
     Ok(subjects.collect())
 }
 
 fn open(outline: &Outline, location: &Location, is_shard: bool) -> Result<Open, FileError> {
-    let (source, first) = outline
-        .open(location, FIRST_BYTES)
-        .map_err(|error| FileError::of(&error))?;
+    let (source, first) = outline.open(location, FIRST_BYTES).map_err(FileError::of)?;
     let header = is_shard.then(|| {
         let read = read_header(&source, first);
-        read.map(|(header, _)| header)
-            .map_err(|error| FileError::of(&error))
+        read.map(|(header, _)| header).map_err(FileError::of)
     });
     Ok(Open { source, header })
-}
-
-impl FileError {
-    fn of(error: &Error) -> Self {
-        Self {
-            kind: error.kind().name(),
-            message: error.chain(),
-        }
-    }
 }
 
 impl Subject {
@@ -269,7 +357,7 @@ impl Subject {
                 }
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
                 Err(error) => {
-                    report.fail(FileError::of(&error));
+                    report.fail(FileError::of(error));
                     return Ok((report, None));
                 }
             }
@@ -281,7 +369,8 @@ impl Subject {
     fn judge(&self, open: &Open, report: &mut FileReport) {
         report.outcome = if !report.mismatches.is_empty() {
             FileOutcome::Differs
-        } else if self.is_extra {
+        } else if let Some(why) = &self.extra {
+            report.error = Some(why.clone());
             FileOutcome::Extra
         } else if let Some(Err(error)) = &open.header {
             return report.fail(error.clone());
@@ -294,6 +383,20 @@ impl Subject {
 }
 
 impl FileReport {
+    /// Of a file that is there, not signed, and not read.
+    pub(super) fn unsigned(name: String) -> Self {
+        Self {
+            name,
+            bytes: None,
+            outcome: FileOutcome::Extra,
+            verified_by: Vec::new(),
+            silent: Vec::new(),
+            mismatches: Vec::new(),
+            error: Some(FileError::of(unsigned())),
+            is_shard: false,
+        }
+    }
+
     fn fail(&mut self, error: FileError) {
         self.outcome = FileOutcome::Failed;
         self.error = Some(error);

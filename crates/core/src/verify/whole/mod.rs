@@ -4,20 +4,24 @@
 //! reads, `compare` judges, `report` tells. Not a load: no tensor is made, memory does not depend on how long tensors are, and a file
 //! whose header is broken is compared like any other.
 
+mod below;
 mod compare;
 mod compute;
 mod files;
 mod report;
+mod signed;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 pub use report::{FileError, FileOutcome, FileReport, Mismatch, VerifyReport};
+pub use signed::{SignatureText, SignedFiles, read_signature};
 
 use super::manifest::{MANIFEST_NAME, Manifest, ManifestFile};
-use super::write::{is_there, write};
+use super::write::{Begun, is_there, write};
 use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::side_by_side::side_by_side;
@@ -47,6 +51,10 @@ pub struct VerifyOptions {
     pub write: Option<ManifestTarget>,
     /// Whether to replace a manifest that is there. Default: no.
     pub force: bool,
+    /// What a signature that the caller has checked is about. Of a folder, every file that is signed is compared, and what is there and
+    /// is not is refused; the `model.sig` beside it is not looked at. Default: the digests of a `model.sig` beside the checkpoint are
+    /// compared like others, whoever signed them.
+    pub signed: Option<SignedFiles>,
 }
 
 /// One verification of a whole checkpoint.
@@ -157,7 +165,8 @@ impl Verification {
     pub fn run(self) -> Result<VerifyReport> {
         let started = Instant::now();
         let found = Found::find(&self.location, &self.options, &self.opening)?;
-        let target = found.target.clone();
+        // Before all is read: what cannot be written is known now.
+        let begun = found.target.as_deref().map(Begun::at).transpose()?;
         let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -165,16 +174,26 @@ impl Verification {
             subject.look(&self.shared)
         });
         let looked = looked.into_iter().collect::<Result<Vec<_>>>()?;
-        let (files, entries): (Vec<_>, Vec<_>) = looked.into_iter().unzip();
+        let mut entries = BTreeMap::new();
+        let mut files = Vec::with_capacity(looked.len());
+        for (file, entry) in looked {
+            entries.extend(entry.map(|entry| (file.name.clone(), entry)));
+            files.push(file);
+        }
+        files.extend(found.unsigned.into_iter().map(FileReport::unsigned));
+        files.sort_by(|one, other| one.name.cmp(&other.name));
         let mut report = VerifyReport {
             location: self.location.to_string(),
             files,
             bytes: self.shared.bytes_done.load(Ordering::Relaxed),
-            seconds: 0.0,
-            written: None,
+            notes: found.notes,
+            ..VerifyReport::default()
         };
-        if let Some(target) = target {
-            report.written = self.write(&target, &report, entries)?;
+        if let Some(begun) = begun {
+            match self.write(&begun, &report, entries) {
+                Ok(written) => report.written = written,
+                Err(error) => report.not_written = Some(FileError::of(error)),
+            }
         }
         report.seconds = started.elapsed().as_secs_f64();
         Ok(report)
@@ -183,9 +202,9 @@ impl Verification {
     /// Writes the manifest, if all files are good or not known of, and says where.
     fn write(
         &self,
-        target: &std::path::Path,
+        begun: &Begun,
         report: &VerifyReport,
-        entries: Vec<Option<ManifestFile>>,
+        files: BTreeMap<String, ManifestFile>,
     ) -> Result<Option<String>> {
         let is_good = |file: &FileReport| {
             matches!(file.outcome, FileOutcome::Matches | FileOutcome::Unverified)
@@ -193,15 +212,11 @@ impl Verification {
         if !report.files.iter().all(is_good) {
             return Ok(None);
         }
-        let names = report.files.iter().map(|file| file.name.clone());
-        let files = names
-            .zip(entries)
-            .filter_map(|(name, entry)| Some((name, entry?)))
-            .collect();
+        let target = begun.path();
         let text = Manifest { files }.render();
         // What cannot be read again is not written: a name that no manifest may have.
         Manifest::parse(&text).map_err(|error| error.with_location(target.display()))?;
-        write(target, &text, self.options.force)?;
+        write(begun, &text, self.options.force)?;
         Ok(Some(target.display().to_string()))
     }
 }

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 
 use serde::{Serialize, Serializer};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Comparison, Error, ErrorKind};
 
 /// What a verification of a whole checkpoint found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -21,6 +22,10 @@ pub struct VerifyReport {
     pub seconds: f64,
     /// The manifest that was written.
     pub written: Option<String>,
+    /// Why it could not be written, though nothing is otherwise than expected.
+    pub not_written: Option<FileError>,
+    /// What else is to be known: what was not looked for, what the manifest gets in the way of.
+    pub notes: Vec<String>,
 }
 
 /// One file of it.
@@ -39,7 +44,7 @@ pub struct FileReport {
     pub silent: Vec<String>,
     /// Where it is not as expected.
     pub mismatches: Vec<Mismatch>,
-    /// Why it could not be compared.
+    /// Why it could not be compared, or should not be there.
     pub error: Option<FileError>,
     /// Whether tensors are in it; an index has none.
     pub is_shard: bool,
@@ -56,7 +61,7 @@ pub enum FileOutcome {
     Differs,
     /// The manifest or the index has it, and it is not there.
     Missing,
-    /// The manifest does not have it.
+    /// The manifest does not have it, or it is not signed.
     Extra,
     /// There was nothing to compare it with.
     Unverified,
@@ -82,14 +87,39 @@ pub struct Mismatch {
 }
 
 /// Why a file could not be compared.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct FileError {
     /// The name of its [`ErrorKind`].
     pub kind: &'static str,
     /// The error with its causes.
     pub message: String,
+    #[serde(skip)]
+    error: Arc<Error>,
 }
+
+impl FileError {
+    pub(super) fn of(error: Error) -> Self {
+        Self {
+            kind: error.kind().name(),
+            message: error.chain(),
+            error: Arc::new(error),
+        }
+    }
+
+    /// The error itself. Of its causes only the number of the system is kept, or the text.
+    pub fn error(&self) -> Error {
+        self.error.again()
+    }
+}
+
+impl PartialEq for FileError {
+    fn eq(&self, other: &Self) -> bool {
+        (self.kind, &self.message) == (other.kind, &other.message)
+    }
+}
+
+impl Eq for FileError {}
 
 impl FileOutcome {
     /// As reports and JSON show it.
@@ -125,10 +155,11 @@ impl VerifyReport {
     }
 
     /// Why it is not [`Self::ok`]: [`ErrorKind::Corrupt`] for bytes and files that are not as expected, else the error of a file that
-    /// could not be read, else [`ErrorKind::Unsupported`] for shards with nothing to compare with.
+    /// could not be read, else why a manifest could not be written, else [`ErrorKind::Unsupported`] for shards with nothing to compare with.
     pub fn error(&self) -> Option<Error> {
         self.mismatch()
             .or_else(|| self.failure())
+            .or_else(|| self.not_written.as_ref().map(FileError::error))
             .or_else(|| self.gap())
     }
 
@@ -158,28 +189,38 @@ impl VerifyReport {
                     "expected {} ({}), found {}",
                     mismatch.expected, mismatch.by, mismatch.found
                 ))
-                .with_range(mismatch.range.clone());
+                .with_range(mismatch.range.clone())
+                .with_comparison(Comparison {
+                    expected: mismatch.expected.clone(),
+                    found: mismatch.found.clone(),
+                    by: mismatch.by.clone(),
+                });
                 match &mismatch.tensor {
                     Some(tensor) => error.with_tensor(tensor),
                     None => error,
                 }
             }
             None if first.outcome == FileOutcome::Extra => {
-                error("is not in the manifest".to_owned())
+                let why = first.error.as_ref().map(FileError::error);
+                let why =
+                    why.unwrap_or_else(|| Error::new(ErrorKind::Corrupt, "does not belong there"));
+                let error = error(why.message().to_owned());
+                match why.hint() {
+                    Some(hint) => error.with_hint(hint),
+                    None => error,
+                }
             }
             None => error("belongs to the checkpoint and is not there".to_owned()),
         })
     }
 
     fn failure(&self) -> Option<Error> {
-        let error = self.files.iter().find_map(|file| file.error.as_ref())?;
-        let kind = ErrorKind::ALL
-            .into_iter()
-            .find(|kind| kind.name() == error.kind);
-        Some(Error::new(
-            kind.unwrap_or(ErrorKind::Io),
-            error.message.clone(),
-        ))
+        let mut failed = self
+            .files
+            .iter()
+            .filter(|file| file.outcome == FileOutcome::Failed);
+        let error = failed.find_map(|file| file.error.as_ref());
+        error.map(FileError::error)
     }
 
     fn gap(&self) -> Option<Error> {
@@ -206,4 +247,26 @@ impl VerifyReport {
 
 fn as_pair<S: Serializer>(range: &Range<u64>, json: S) -> Result<S::Ok, S::Error> {
     [range.start, range.end].serialize(json)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_stays_what_it_was_and_what_was_not_written_is_no_success() {
+        let denied = || {
+            let error = std::io::Error::from_raw_os_error(libc::EACCES);
+            Error::from_io("cannot open", error).with_location("/m/a")
+        };
+        let mut report = VerifyReport {
+            not_written: Some(FileError::of(denied())),
+            ..VerifyReport::default()
+        };
+        let error = report.error().expect("not written");
+        assert_eq!(error.chain(), denied().chain());
+        assert_eq!(error.errno(), Some(libc::EACCES));
+        report.not_written = None;
+        assert!(report.ok());
+    }
 }
