@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 
 import tload
+from conftest import require
+from tload.safetensors import safe_open
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -86,11 +90,70 @@ def test_a_flipped_bit_is_an_error_that_says_where(model: Path) -> None:
     assert (error.location, error.tensor, error.range) == (str(path), "t2", (begin, end))
     assert "tload-manifest.json" in str(error)
     assert error.hint
+    raw = path.read_bytes()[begin:end]
+    assert error.found == f"crc64nvme:{crc64(raw)}"
+    assert error.expected is not None
+    assert error.expected.startswith("crc64nvme:")
+    assert error.expected != error.found
+    assert error.by == f"manifest {model / 'tload-manifest.json'}"
+    copied = pickle.loads(pickle.dumps(error))
+    assert (copied.expected, copied.found, copied.by) == (error.expected, error.found, error.by)
     target = {name: np.zeros(info.shape, np.float32) for name, info in tload.open(path).items()}
     with pytest.raises(tload.CorruptError):
         tload.load_into(target, model, verify="require")
     assert not target["t2"].any(), "the wrong tensor was written"
     assert len(tload.load(model, framework="numpy", verify="require", names=["t0", "t3"])) == 2
+
+
+@pytest.mark.parametrize("framework", ["np", "pt"])
+@pytest.mark.parametrize("backend", ["mmap", "pread"])
+@pytest.mark.parametrize("verify", ["auto", "require"])
+def test_safe_open_hands_out_nothing_that_was_not_compared(
+    model: Path, framework: str, backend: str, verify: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if framework == "pt":
+        require("torch")
+    path = model / "model.safetensors"
+    with tload.open(path) as checkpoint:
+        begin, end = checkpoint["t2"].file_range
+    good = np.frombuffer(path.read_bytes()[begin:end], np.float32).reshape(3, 72)
+    monkeypatch.setenv("TLOAD_VERIFY", verify)
+
+    def parts() -> Iterator[tuple[Callable[[safe_open], Any], Any]]:
+        yield lambda handle: handle.get_tensor("t2"), good
+        yield lambda handle: handle.get_tensors()["t2"], good
+        yield lambda handle: handle.get_slice("t2")[1:, 3:70:2], good[1:, 3:70:2]
+        yield lambda handle: handle.get_slice("t2")[1, 2], good[1, 2]
+        yield lambda handle: handle.prefetch({"t2": (slice(0, 2), 5)}).take("t2"), good[:2, 5]
+
+    with safe_open(path, framework, backend=backend) as handle:
+        for take, wanted in parts():
+            found = take(handle)
+            assert found.shape == wanted.shape
+            assert np.array_equal(np.asarray(found), wanted)
+    # A bit of its first row, which no part takes.
+    flip(path, begin)
+    with safe_open(path, framework, backend=backend) as handle:
+        for take, _ in parts():
+            with pytest.raises(tload.CorruptError):
+                take(handle)
+        assert handle.get_tensor("t1") is not None
+    monkeypatch.delenv("TLOAD_VERIFY")
+    with safe_open(path, framework, backend=backend) as handle:
+        assert not np.array_equal(np.asarray(handle.get_tensor("t2")), good)
+
+
+def test_what_cannot_be_compared_is_not_handed_out_by_safe_open(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = model / "model.safetensors"
+    (model / "tload-manifest.json").unlink()
+    monkeypatch.setenv("TLOAD_VERIFY", "require")
+    with safe_open(path, "np") as handle:
+        for take in (lambda: handle.get_tensor("t0"), lambda: handle.get_slice("t0")[0]):
+            with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
+                take()
+    monkeypatch.setenv("TLOAD_VERIFY", "off")
+    with safe_open(path, "np") as handle:
+        assert handle.get_tensor("t0").shape == (3, 70)
 
 
 def test_a_wrong_header_is_found_before_anything_is_read(model: Path) -> None:
@@ -123,6 +186,7 @@ def test_what_nobody_knows_is_said_or_refused(model: Path, monkeypatch: pytest.M
 def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:
     with pytest.raises(tload.InvalidRequestError, match="verify is empty"):
         tload.Options(verify="")
-    with pytest.raises(TypeError, match="verify: wanted a str or a path, found bool"):
-        tload.Options(verify=True)  # type: ignore[arg-type]
+    for value in (True, False, 1):
+        with pytest.raises(TypeError, match=r'verify: wanted "off", "auto", "require", .* a manifest, found'):
+            tload.Options(verify=value)  # type: ignore[arg-type]
     assert "hunter2" not in repr(tload.Options(verify="https://host/m.json?sig=hunter2"))

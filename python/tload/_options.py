@@ -172,6 +172,11 @@ def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
     return _with_environment(resolved, os.environ)
 
 
+def verifies() -> bool:
+    """Return whether what is read is to be compared where no option says so: `TLOAD_VERIFY`."""
+    return os.environ.get(VARIABLES["verify"], "").strip() not in {"", "off"}
+
+
 def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
     for name, variable in VARIABLES.items():
         text = environment.get(variable, "").strip()

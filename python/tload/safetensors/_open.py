@@ -61,11 +61,13 @@ class safe_open:  # noqa: N801  # the package's name
             the CPU only with torch. Default: `"cpu"`.
         backend: `"mmap"`: tensors on the CPU are views of the file, without a copy, if it is a single local one. While
             one of them lives, nobody may truncate the file or overwrite it in place. `"pread"`, and all else: they are
-            read into memory of their own. Default: `"mmap"`.
+            read into memory of their own. So they are whatever this says if `TLOAD_VERIFY` asks for verification: then
+            each tensor is compared before it is handed out, also for a part of it. Default: `"mmap"`.
         store: How to reach object stores: see `tload.open`.
 
     Raises:
         FileNotFoundError: There is no such file.
+        CorruptError, InvalidRequestError: With `TLOAD_VERIFY`, when a tensor is taken: see `tload.Options.verify`.
         SafetensorError: The file is damaged, or a framework, device or backend is unknown. If the package is installed,
             this is its own class.
         tload.Error: The file, store or GPU failed: see `tload.open` and `tload.stream`.

@@ -37,7 +37,8 @@ class PySafeSlice:
         they are the package's: ints, slices with positive steps and one ellipsis, and what reaches over the end of a
         dimension is a `SafetensorError`.
 
-        Of a mapped file the part is a view. Otherwise it is memory of its own, and only its bytes are read.
+        Of a mapped file the part is a view. Otherwise it is memory of its own, and only its bytes are read; with
+        `TLOAD_VERIFY`, all of the tensor, to be compared.
         """
         return self._opened.part(self._info, index)
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tload._checkpoint import SCHEMES, Checkpoint, open_raw
 from tload._checkpoint import open as open_checkpoint
 from tload._errors import NotFoundError
+from tload._options import verifies
 from tload.safetensors._errors import SafetensorError, as_safetensors, no_such_tensor
 from tload.safetensors._frameworks import (
     device_of,
@@ -40,15 +41,17 @@ BACKENDS = ("mmap", "pread")
 class Opened:
     """An open source with what its tensors are wanted for. Slices keep it open when its handle is closed."""
 
-    __slots__ = ("backend", "checkpoint", "device", "framework", "memory")
+    __slots__ = ("backend", "checkpoint", "device", "framework", "is_verified", "memory")
 
     checkpoint: Checkpoint
     framework: Framework
     device: str
     """Where tensors go, as torch writes it."""
     backend: str
+    is_verified: bool
+    """Whether bytes are compared before they are handed out: then all is read, and whole."""
     memory: mmap.mmap | None
-    """The file, if tensors are made of it: not for GPUs."""
+    """The file, if tensors are made of it: not for GPUs, nor if they are compared."""
 
     def __init__(
         self, filename: Source, framework: object, device: object, backend: object, store: Store | None
@@ -61,8 +64,10 @@ class Opened:
         if backend not in BACKENDS:
             raise SafetensorError(f'backend "{backend}" is invalid (expected one of: "mmap", "pread")')
         self.backend = backend
+        self.is_verified = verifies()
         path = _path(filename)
-        seen = look(path) if backend == "mmap" and not self.is_on_gpu else None
+        is_mapped = backend == "mmap" and not self.is_on_gpu and not self.is_verified
+        seen = look(path) if is_mapped else None
         with as_safetensors():
             self.checkpoint = _open(filename, path, store)
         # An index is a file too, and not the one to map.
@@ -123,6 +128,19 @@ class Opened:
         """Whether tload itself brings tensors to the device; to others but the CPU, torch does."""
         return self.device.startswith("cuda:")
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether tensors that are loaded together are views of the files."""
+        return self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
+
+    def cut(self, tensor: Any, info: TensorInfo, index: Basic) -> Any:
+        """Return what an index takes of a whole tensor, in memory of its own."""
+        if not self.framework.is_torch:
+            # The ellipsis: without it, numpy makes a scalar of a single element.
+            return tensor[(*index, ...)].copy()
+        # Torch counts pairs, and the file what is in them.
+        return tensor[packed(index, info.shape) if info.dtype == "F4" else index].clone()
+
     def check_dtypes(self, infos: Iterable[TensorInfo]) -> None:
         """Raise `SafetensorError` for the first of these whose dtype the framework lacks."""
         for info in infos:
@@ -166,8 +184,11 @@ class Opened:
         self.check_dtypes([info])
         framework: Literal["torch", "numpy"] = "torch" if self.framework.is_torch else "numpy"
         device = self.device if self.is_on_gpu else "cpu"
+        # There is no digest of a part.
+        part = None if self.is_verified else index
         with as_safetensors():
-            return self.checkpoint.read(info.name, ... if index is None else index, framework=framework, device=device)
+            read = self.checkpoint.read(info.name, ... if part is None else part, framework=framework, device=device)
+        return read if index is None or part is not None else self.cut(read, info, index)
 
 
 def _path(filename: Source) -> str | None:

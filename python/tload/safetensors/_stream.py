@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class PartStream:
     """Yields `(name, tensor)` as they become complete. What is only on its way to elsewhere is freed one by one."""
 
-    __slots__ = ("_opened", "_stream")
+    __slots__ = ("_cuts", "_opened", "_stream")
 
     def __init__(self, opened: Opened, indices: Mapping[str, Basic | None]) -> None:
         """Start to read."""
@@ -34,9 +34,11 @@ class PartStream:
         if len(indices) < len(opened.checkpoint):
             keywords["names"] = [*indices]
         slices = {name: index for name, index in indices.items() if index is not None}
-        if slices:
+        # There is no digest of a part: it is taken of the whole tensor, after that was compared.
+        self._cuts = slices if opened.is_verified else {}
+        if slices and not opened.is_verified:
             keywords["slices"] = slices
-        elif opened.backend == "mmap" and opened.is_local and not opened.is_on_gpu:
+        elif opened.is_mapped and not slices:
             # Parts may have gaps, which no view of a file leaves out.
             keywords["cache"] = "map"
             keywords["writable"] = True
@@ -52,6 +54,9 @@ class PartStream:
     def __next__(self) -> tuple[str, Any]:
         with as_safetensors():
             name, tensor = next(self._stream)
+        index = self._cuts.get(name)
+        if index is not None:
+            tensor = self._opened.cut(tensor, self._opened.checkpoint[name], index)
         return name, self._opened.finish(tensor)
 
     def cancel(self) -> None:
