@@ -317,16 +317,16 @@ def test_what_is_checked_is_what_is_compared_with(
     forged = (folder / "model.sig").read_bytes()
     (folder / "model.sig").write_bytes(genuine)
 
-    from tload import _verify
+    from tload import _tload
 
-    read = _verify._tload.read_signature
+    read = _tload.read_signature
 
     def swapped(*args: Any, **options: Any) -> tuple[str, bytes]:
         found: tuple[str, bytes] = read(*args, **options)
         (folder / "model.sig").write_bytes(forged)
         return found
 
-    monkeypatch.setattr(_verify._tload, "read_signature", swapped)
+    monkeypatch.setattr(_tload, "read_signature", swapped)
     report = tload.verify(folder, signature=trusted)
     assert (folder / "model.sig").read_bytes() == forged
     with pytest.raises(tload.CorruptError, match="expected sha256:"):

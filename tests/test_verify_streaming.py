@@ -148,9 +148,10 @@ def test_what_cannot_be_compared_is_not_handed_out_by_safe_open(model: Path, mon
     (model / "tload-manifest.json").unlink()
     monkeypatch.setenv("TLOAD_VERIFY", "require")
     with safe_open(path, "np") as handle:
-        for take in (lambda: handle.get_tensor("t0"), lambda: handle.get_slice("t0")[0]):
-            with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
-                take()
+        with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
+            handle.get_tensor("t0")
+        with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
+            handle.get_slice("t0")[0]
     monkeypatch.setenv("TLOAD_VERIFY", "off")
     with safe_open(path, "np") as handle:
         assert handle.get_tensor("t0").shape == (3, 70)

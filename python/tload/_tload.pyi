@@ -26,6 +26,7 @@ __all__ = [
     "list_files",
     "parked_bytes",
     "parse_store_option",
+    "read_signature",
     "release_staging",
     "show_location",
     "verify",

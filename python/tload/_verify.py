@@ -259,7 +259,7 @@ def _verifier(options: Mapping[str, Any]) -> Any:
         # model-signing 1.1 imports pyOpenSSL, which it does not ask for.
         message = f"signature= needs the package model-signing ({error}): pip install model-signing pyOpenSSL"
         raise UnsupportedError(message) from error
-    config = verifying.Config()
+    config: Any = verifying.Config()  # type: ignore[no-untyped-call, unused-ignore]
     if "public_key" in options:
         use = config.use_elliptic_key_verifier
     elif "certificate_chain" in options:
