@@ -198,8 +198,8 @@ def test_all_python_compiles_and_names_what_there_is() -> None:
             elif isinstance(node, ast.Import):
                 for alias in node.names:
                     check_name(block, alias.name.split("."))
-            elif isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Call):
-                check_name(block, ast.unparse(node).split("."))
+            elif isinstance(node, ast.Attribute) and re.fullmatch(r"[\w.]+", path := ast.unparse(node)):
+                check_name(block, path.split("."))
             elif isinstance(node, ast.Call):
                 check_keywords(block, node)
 
