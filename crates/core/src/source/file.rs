@@ -130,7 +130,7 @@ impl FileSource {
         self.verify_unchanged()?;
         let path = path_of(&self.location)?;
         let once = || std::fs::metadata(path).map_err(|error| cannot_open(error, &self.location));
-        match again_if_it_may_pass(|| self.retries, once) {
+        match again_if_it_may_pass(&self.tally, || self.retries, once) {
             Ok(metadata) => self.verify(Identity::of(&metadata)),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::Changed,
