@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 #[cfg(feature = "object")]
-use std::sync::OnceLock;
+use std::{sync::OnceLock, time::Instant};
 
 use super::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
@@ -43,7 +43,10 @@ pub(super) struct Places {
     store: StoreOptions,
     /// What is being asked for.
     pub(super) underway: Underway,
-    follow_symlinks: bool,
+    pub(super) follow_symlinks: bool,
+    /// When opening takes too long.
+    #[cfg(feature = "object")]
+    deadline: Option<Instant>,
     /// Started when the first location in an object store is met.
     #[cfg(feature = "object")]
     remote: OnceLock<Result<Arc<Remote>, String>>,
@@ -87,6 +90,8 @@ impl Source for ShardSource {
 impl Places {
     pub(super) fn new(options: OpenOptions) -> Self {
         Self {
+            #[cfg(feature = "object")]
+            deadline: source::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
             underway: Underway::default(),
@@ -180,6 +185,7 @@ impl Places {
             store: store.clone(),
             underway: Underway::default(),
             follow_symlinks: false,
+            deadline: source::open_deadline(store),
             remote: OnceLock::from(remote),
         }
     }
@@ -216,7 +222,8 @@ impl Places {
     }
 
     fn open_object(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
-        let (object, bytes) = ObjectSource::open(self.remote()?, location, first as u64)?;
+        let (object, bytes) =
+            ObjectSource::open(self.remote()?, location, first as u64, self.deadline)?;
         Ok((ShardSource::Object(object), bytes))
     }
 
@@ -227,7 +234,7 @@ impl Places {
         if location.protocol() == Some(Protocol::Http) {
             return Ok(Found::Unlisted);
         }
-        let folder = source::Folder::list(self.remote()?, location)?;
+        let folder = source::Folder::list(self.remote()?, location, self.deadline)?;
         if folder.names.is_empty() && folder.below.is_empty() && !location.file_name().is_empty() {
             // A file may have any name; opening it says whether it is there.
             return Ok(Found::File);

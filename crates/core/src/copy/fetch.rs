@@ -82,7 +82,7 @@ impl Sources {
         let remote = self.remote()?;
         let (on, at) = (Arc::clone(remote), location.clone());
         let (object, first) = ask_unless_stopped(remote, shared, move || {
-            ObjectSource::open(&on, &at, FIRST_BYTES)
+            ObjectSource::open(&on, &at, FIRST_BYTES, on.open_deadline())
         })?;
         Ok(Opened::Object(object, first))
     }
@@ -262,7 +262,7 @@ fn bring_object(
         shared: Arc::clone(shared),
     };
     let (source, shared) = (object.clone(), Arc::clone(shared));
-    let done = object.remote().run(async move {
+    let done = object.remote().run(None, async move {
         let retries = source.retries();
         let outcome = unless_stopped(&shared, source.read(range, retries, None, &mut writer)).await;
         Ok((writer.at, writer.failed, outcome))

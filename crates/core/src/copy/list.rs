@@ -359,7 +359,9 @@ fn level(
         )
         .await
     };
-    let level = remote.run(listing).map_err(failed)?;
+    let level = remote
+        .run(remote.open_deadline(), listing)
+        .map_err(failed)?;
     Ok((prefix, level.objects, level.prefixes))
 }
 

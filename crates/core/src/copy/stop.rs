@@ -112,7 +112,8 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
         })
         .map_err(cannot_start)?;
     let shared = Arc::clone(shared);
-    remote.run(async move {
+    // What is asked has limits of its own.
+    remote.run(None, async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {
                 Err(Error::new(ErrorKind::Remote, "a request panicked")

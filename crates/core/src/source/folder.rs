@@ -1,6 +1,7 @@
 //! What is directly below a prefix of an object store, as if the prefix were a folder.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::object::with_retries;
 use super::remote::Remote;
@@ -17,12 +18,16 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Lists one level below `location`.
+    /// Lists one level below `location`, until `deadline`.
     ///
     /// # Errors
     ///
     /// Whatever the store answers, translated; [`ErrorKind::Unsupported`] over HTTP, which has no lists.
-    pub(crate) fn list(remote: &Arc<Remote>, location: &Location) -> Result<Self> {
+    pub(crate) fn list(
+        remote: &Arc<Remote>,
+        location: &Location,
+        deadline: Option<Instant>,
+    ) -> Result<Self> {
         let url = location.remote().ok_or_else(|| {
             Error::new(ErrorKind::InvalidRequest, "is not in an object store")
                 .with_location(location)
@@ -39,7 +44,7 @@ impl Folder {
             .map_err(|error| error.or_location(location))?;
         let (retries, tally) = (remote.options().retries(), remote.tally().clone());
         let shown = location.clone();
-        let level = remote.run(async move {
+        let level = remote.run(deadline, async move {
             let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
             with_retries(retries, &tally, || store.list(prefix))
                 .await

@@ -44,7 +44,7 @@ pub(crate) use object::{Hedging, Receive, with_retries};
 pub use object::{ObjectIdentity, ObjectSource};
 pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 #[cfg(feature = "object")]
-pub(crate) use remote::Remote;
+pub(crate) use remote::{Remote, open_deadline};
 pub use residency::{Residency, evict, residency};
 pub(crate) use root::Root;
 #[cfg(feature = "object")]

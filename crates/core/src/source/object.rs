@@ -8,7 +8,7 @@ mod reading;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
 use futures_util::StreamExt;
@@ -80,7 +80,7 @@ impl ObjectSource {
     /// answers; [`ErrorKind::Unsupported`] from servers that cannot serve ranges.
     pub fn at(location: &Location, store: &StoreOptions) -> Result<Self> {
         let remote = Remote::start(store)?;
-        Self::open(&remote, location, 1).map(|(source, _)| source)
+        Self::open(&remote, location, 1, remote.open_deadline()).map(|(source, _)| source)
     }
 
     /// Opens the object at `path` in a store of the caller's own. `store` says how failed requests are tried again.
@@ -92,10 +92,11 @@ impl ObjectSource {
         let location = Location::custom(&objects.to_string(), path);
         let url = location.remote().expect("made as one");
         let remote = Remote::with_store(store, objects, url)?;
-        Self::open(&remote, &location, 1).map(|(source, _)| source)
+        Self::open(&remote, &location, 1, remote.open_deadline()).map(|(source, _)| source)
     }
 
-    /// Opens the object at `location` and returns its first bytes, up to `first` of them, with it: one request.
+    /// Opens the object at `location` and returns its first bytes, up to `first` of them, with it: one request,
+    /// until `deadline`.
     ///
     /// # Errors
     ///
@@ -104,6 +105,7 @@ impl ObjectSource {
         remote: &Arc<Remote>,
         location: &Location,
         first: u64,
+        deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
         let url = location.remote().ok_or_else(|| {
             Error::new(ErrorKind::InvalidRequest, "is not in an object store")
@@ -112,16 +114,16 @@ impl ObjectSource {
         let (store, path) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
-        Self::open_in(remote, store, path, location.clone(), first)
+        Self::open_in(remote, (store, path), location.clone(), first, deadline)
     }
 
     /// The same for an object of an opened store.
     pub(crate) fn open_in(
         remote: &Arc<Remote>,
-        store: Arc<Store>,
-        path: Path,
+        (store, path): (Arc<Store>, Path),
         location: Location,
         first: u64,
+        deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
         let (retries, tally) = (remote.options().retries(), remote.tally().clone());
         let task = {
@@ -134,7 +136,7 @@ impl ObjectSource {
             }
         };
         let (meta, bytes) = remote
-            .run(task)
+            .run(deadline, task)
             .map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::of(&meta);
         let opened = Opened {
@@ -176,10 +178,9 @@ impl ObjectSource {
         }
         let source = self.clone();
         let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
-        let asked = self
-            .0
-            .remote
-            .run(async move { with_retries(retries, &tally, || source.ask_checksums()).await });
+        let asked = self.0.remote.run(None, async move {
+            with_retries(retries, &tally, || source.ask_checksums()).await
+        });
         asked.map_err(|error| error.or_location(self.location()))
     }
 
@@ -318,7 +319,7 @@ impl Source for ObjectSource {
         }
         let source = self.clone();
         let room = usize::try_from(end - offset).unwrap_or(len);
-        self.0.remote.run(async move {
+        self.0.remote.run(None, async move {
             let mut collected = Collected {
                 bytes: Vec::with_capacity(room),
                 tally: source.remote().tally().clone(),

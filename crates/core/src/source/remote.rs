@@ -32,8 +32,6 @@ type StoreId = (String, String, Option<String>);
 pub(crate) struct Remote {
     /// None only while being dropped.
     runtime: Option<Runtime>,
-    /// When results that callers wait for come too late.
-    deadline: Option<Instant>,
     /// The process that the threads are in.
     process: u32,
     options: StoreOptions,
@@ -57,9 +55,6 @@ impl Remote {
             .map_err(cannot_start)?;
         Ok(Arc::new(Self {
             runtime: Some(runtime),
-            deadline: options
-                .seconds("open_timeout")
-                .and_then(|timeout| Instant::now().checked_add(timeout)),
             process: std::process::id(),
             options: options.clone(),
             stores: Mutex::default(),
@@ -117,9 +112,16 @@ impl Remote {
             .spawn(task);
     }
 
-    /// Runs `task` and waits for its result. For ordinary threads, also those that a runtime of the caller's own blocks on.
+    /// When an opening that begins now takes too long.
+    pub(crate) fn open_deadline(&self) -> Option<Instant> {
+        open_deadline(&self.options)
+    }
+
+    /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For ordinary threads, also those that a
+    /// runtime of the caller's own blocks on.
     pub(crate) fn run<T: Send + 'static>(
         &self,
+        deadline: Option<Instant>,
         task: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         if self.process != std::process::id() {
@@ -138,7 +140,7 @@ impl Remote {
             Err(Error::new(ErrorKind::Remote, "a request panicked")
                 .with_hint("this is a bug in tload; please report it"))
         };
-        let Some(deadline) = self.deadline else {
+        let Some(deadline) = deadline else {
             return receiver.recv().unwrap_or_else(|_| panicked());
         };
         match receiver.recv_deadline(deadline) {
@@ -151,6 +153,12 @@ impl Remote {
             .with_hint("raise the timeout, or look at endpoint and network")),
         }
     }
+}
+
+/// When an opening that begins now takes too long, as `options` have it. Not for ever: what is opened is read as long as that takes.
+pub(crate) fn open_deadline(options: &StoreOptions) -> Option<Instant> {
+    let timeout = options.seconds("open_timeout")?;
+    Instant::now().checked_add(timeout)
 }
 
 /// How many of so many threads the system starts beside one for names that are looked up. The runtime panics where one is refused.
@@ -227,5 +235,34 @@ impl Drop for Remote {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Threads for requests whose openings take no time at all.
+    fn hurried() -> Arc<Remote> {
+        let options = StoreOptions::from_pairs([("open_timeout", "0.000001")]);
+        Remote::start(&options.expect("good options")).expect("starts")
+    }
+
+    #[test]
+    fn only_openings_have_the_timeout_of_openings() {
+        let remote = hurried();
+        let deadline = remote.open_deadline().expect("has one");
+        while Instant::now() <= deadline {
+            std::hint::spin_loop();
+        }
+        // Reads of what has been opened: they take longer than the caller needs to look.
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let begun = std::thread::spawn(move || sender.send(7));
+        let read = remote.run(None, async { Ok(receiver.await.expect("is sent")) });
+        assert_eq!(read.expect("nobody limits it"), 7);
+        begun.join().expect("ends").expect("somebody waits");
+        let never = remote.run(Some(deadline), std::future::pending::<Result<()>>());
+        let error = never.expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 }

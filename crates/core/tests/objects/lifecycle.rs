@@ -5,7 +5,10 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tload::testing::fixtures::Rng;
-use tload::{Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, TensorStream};
+use tload::verify::{Algorithm, Digest, Expectation, Expected};
+use tload::{
+    Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, TensorStream, Verify,
+};
 use tload_lab::{Fault, FaultyServer, Rule};
 
 use crate::alone::is_alone;
@@ -359,5 +362,46 @@ fn opening_ends_at_its_own_timeout() {
         let error = Checkpoint::open_with(&location, &options).expect_err("nobody answers");
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
         assert_eq!(error.location(), Some(&*location.to_string()));
+    }
+}
+
+/// What has been opened is read as long as that takes, and so is what is asked for it.
+#[test]
+fn the_timeout_of_opening_is_over_when_it_is_open() {
+    const LIMIT: Duration = Duration::from_millis(300);
+    let server = FaultyServer::start();
+    let file = even("t", 3, 4, 1000);
+    server.put("models/m.safetensors", file.clone());
+    let store = StoreOptions::from_pairs([
+        ("endpoint", server.url()),
+        ("anonymous", "true".to_owned()),
+        ("open_timeout", LIMIT.as_secs_f64().to_string()),
+    ])
+    .expect("good options");
+    let location = Location::parse("s3://models/m.safetensors").expect("a URL");
+    // A busy machine may take longer, and then again.
+    let checkpoint = loop {
+        match Checkpoint::open_with(&location, &store) {
+            Ok(checkpoint) => break checkpoint,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain()),
+        }
+    };
+    let (_open, opened) = std::sync::mpsc::channel::<()>();
+    opened.recv_timeout(LIMIT * 2).expect_err("nothing is sent");
+    // SHA-256 of a whole file has the header read again.
+    let expected = Expectation::Of(Expected {
+        by: "the test".to_owned(),
+        whole: Some(Digest::of(Algorithm::Sha256, &file)),
+        ..Expected::default()
+    });
+    for expectations in [None, Some(expected)] {
+        let mut loader =
+            Loader::new(checkpoint.clone()).options(options(|it| it.verify = Verify::Auto));
+        if let Some(expected) = expectations {
+            loader = loader.expectations([expected]);
+        }
+        let mut stream = loader.stream().expect("nothing limits it");
+        let tensors: Vec<_> = stream.by_ref().collect::<Result<_, _>>().expect("loads");
+        assert_eq!(tensors.len(), 4);
     }
 }

@@ -87,7 +87,7 @@ impl<'a> Nearby<'a> {
             Some(remote) => Arc::clone(remote),
             None => Remote::start(self.store)?,
         };
-        let (object, first) = ObjectSource::open(&remote, location, FIRST_BYTES)?;
+        let (object, first) = ObjectSource::open(&remote, location, FIRST_BYTES, None)?;
         whole(&object, first, bytes_max)
     }
 
