@@ -69,7 +69,7 @@ def test_what_is_right_is_compared_and_counted(model: Path) -> None:
         assert len(tensors) == 4
         assert report.verification is not None
         assert report.verification.bytes == report.tensor_bytes
-        assert [by.files for by in report.verification.by] == [1]
+        assert [(by.files, by.algorithm) for by in report.verification.by] == [(1, "crc64nvme")]
         assert "tload-manifest.json" in report.verification.by[0].by
         assert report.verification.unverified == ()
         assert report.stages.verify > 0
@@ -182,6 +182,20 @@ def test_what_nobody_knows_is_said_or_refused(model: Path, monkeypatch: pytest.M
     with pytest.raises(tload.InvalidRequestError):
         tload.load(model, framework="numpy")
     assert tload.load(model, framework="numpy", verify="off")
+
+
+def test_only_sha_256_counts_if_that_is_asked_for(model: Path) -> None:
+    manifest = f"sha256:{model / 'tload-manifest.json'}"
+    for verify in ("sha256", manifest):
+        with tload.stream(model, framework="numpy", verify=verify) as stream:
+            dict(stream)
+            verification = stream.report.verification
+        assert verification is not None
+        assert [by.algorithm for by in verification.by] == ["sha256"]
+        assert verification.bytes == (model / "model.safetensors").stat().st_size
+        with pytest.raises(tload.InvalidRequestError, match="cannot be verified") as caught:
+            tload.load(model, framework="numpy", verify=verify, names=["t0"])
+        assert "load all tensors of the file" in str(caught.value.hint)
 
 
 def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:

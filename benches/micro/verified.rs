@@ -39,6 +39,7 @@ pub(crate) fn loads(criterion: &mut Criterion) {
             len: None,
             whole: Option::map(whole, |algorithm| Digest::of(algorithm, &file)),
             tensors: each.map(|_| digests.collect()).unwrap_or_default(),
+            ..Expected::default()
         })
     };
     let (crc, sha) = (Some(Algorithm::Crc64Nvme), Some(Algorithm::Sha256));

@@ -90,6 +90,9 @@ class Options:
       object, what a hub says of the file, or a signed manifest. `report.verification` says what was not compared.
     - `"require"`: As `"auto"`; what cannot be compared is an `InvalidRequestError` before the first read. That is a
       file of which nothing is known, and one that is read in part while only its whole could be compared.
+    - `"sha256"`: As `"require"`, and only SHA-256 counts. The others compare CRCs where there are any, which find
+      damage but do not stop whoever changes bytes on purpose. All tensors of a file have to be read, whole. `"sha256:"`
+      and the path or the URL of a manifest compares with that one: keep it where nobody else can write.
     - Anything else is the path or the URL of a manifest of tload's, which has to have it all.
     """
     retries: int | None = None

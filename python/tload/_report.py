@@ -82,6 +82,9 @@ class VerifiedBy:
 
     by: str
     """For example `"manifest /m/tload-manifest.json"`."""
+    algorithm: str
+    """By which algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several with `" and "` between them. CRCs find
+    damage, and do not stop whoever changes bytes on purpose."""
     files: int
     """Files of the load."""
 
@@ -101,7 +104,7 @@ class VerificationReport:
     """What was compared with digests that somebody had made of it."""
 
     choice: str
-    """What was asked for: `"auto"`, `"require"`, or the manifest."""
+    """What was asked for: `"auto"`, `"require"`, `"sha256"`, or the manifest."""
     bytes: int
     """Bytes that were compared, and are right: of tensors with a digest of their own when all of one has come, of files
     when all of the file has."""

@@ -60,6 +60,8 @@ struct Opened {
     location: Location,
     /// Of the index, if one decides.
     folder: Option<Location>,
+    /// As it was opened: also for what is found beside it later.
+    follow_symlinks: bool,
     shards: Vec<Shard>,
     /// By shard, then by offset.
     tensors: Vec<TensorInfo>,
@@ -265,6 +267,7 @@ impl Checkpoint {
         Ok(Self(Arc::new(Opened {
             location,
             folder,
+            follow_symlinks: places.follow_symlinks,
             shards,
             tensors,
             by_name,
@@ -310,6 +313,11 @@ impl Checkpoint {
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
         let of_index = self.0.folder.clone();
         of_index.unwrap_or_else(|| shard.location().parent())
+    }
+
+    /// Whether links may lead out of its folders.
+    pub(crate) fn follows_symlinks(&self) -> bool {
+        self.0.follow_symlinks
     }
 
     pub(crate) fn open_time(&self) -> Duration {

@@ -81,6 +81,29 @@ impl Ring {
         value
     }
 
+    /// What [`Self::shift`] has made this of: `value` times `x^-8n`.
+    const fn unshift(&self, mut value: u64, mut bytes: u64) -> u64 {
+        let mut power = self.one;
+        let mut bits = 0;
+        while bits < 8 {
+            // Times x^-1: `multiply`'s step backwards. Its highest bit says whether the polynomial was added, which has `x^0`.
+            power = if power & self.one == 0 {
+                power << 1
+            } else {
+                ((power ^ self.polynomial) << 1) | 1
+            };
+            bits += 1;
+        }
+        while bytes > 0 {
+            if bytes & 1 == 1 {
+                value = self.multiply(power, value);
+            }
+            power = self.multiply(power, power);
+            bytes >>= 1;
+        }
+        value
+    }
+
     /// All ones, in the width of the polynomial.
     const fn ones(&self) -> u64 {
         self.one | (self.one - 1)
@@ -107,6 +130,11 @@ impl Polynomial {
     /// The CRC of `first` and `second` together, of which the second has `len` bytes.
     pub(crate) fn combine(self, first: u64, second: u64, len: u64) -> u64 {
         self.ring().shift(first, len) ^ second
+    }
+
+    /// The CRC of `first`, of which and of `second` together it is `whole`: what [`Self::combine`] was given.
+    pub(crate) fn without(self, whole: u64, second: u64, len: u64) -> u64 {
+        self.ring().unshift(whole ^ second, len)
     }
 }
 

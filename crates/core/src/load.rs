@@ -277,9 +277,11 @@ impl Loader {
         let selected = self.selected()?;
         let destinations = self.destinations(&selected)?;
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
-        let (plan, given) = (&prepared.plan, self.expectations.as_deref());
-        let choice = &self.options.verify;
-        let check = verify::check(&self.checkpoint, plan, &prepared.tensors, given, choice)?;
+        let (plan, given) = (&prepared.plan, self.expectations.as_ref());
+        let (choice, what) = (&self.options.verify, (plan, &prepared.tensors));
+        let timeout = self.options.timeout;
+        let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
+        let check = verify::check(&self.checkpoint, what, given, choice, left)?;
         let borrowed = allocator
             .as_mut()
             .map(|allocator| &mut **allocator as &mut dyn DeviceAllocator);

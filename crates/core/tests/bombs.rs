@@ -5,7 +5,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tload::{Checkpoint, ErrorKind, HeaderError, Location};
+use base64::Engine as _;
+use tload::{Checkpoint, ErrorKind, HeaderError, Location, Verify, verify};
 
 /// Counts what is allocated, and the most that was at a time.
 struct Counting;
@@ -232,6 +233,184 @@ fn indexes() -> Vec<Bomb> {
     ]
 }
 
+/// What is found beside a checkpoint, likewise: manifests, and what signatures are of.
+fn manifests() -> Vec<Bomb> {
+    let whole = |files: String| format!("{{\"tload_manifest\":1,\"files\":{{{files}}}}}");
+    let digests = format!(
+        r#""crc64nvme":"{}","sha256":"{}""#,
+        "0".repeat(16),
+        "0".repeat(64)
+    );
+    let empty = format!(r#"{{"bytes":0,{digests}}}"#);
+    let tensor = format!(r#"{{"begin":0,"end":0,{digests}}}"#);
+    let tensors = many(|n| format!("\"{n}\":{tensor}"));
+    vec![
+        (
+            "files without bytes",
+            whole(many(|n| format!("\"{n}\":{empty}"))),
+            6,
+            60,
+            None,
+        ),
+        (
+            "tensors without bytes",
+            whole(format!(
+                "\"a\":{{\"bytes\":0,{digests},\"tensors\":{{{tensors}}}}}"
+            )),
+            6,
+            60,
+            None,
+        ),
+        (
+            "one file again and again",
+            whole(many(|_| format!("\"a\":{empty}"))),
+            3,
+            30,
+            Some("there twice"),
+        ),
+        (
+            "a name of millions of bytes",
+            whole(format!("\"{}\":1", "n".repeat(LENGTH))),
+            6,
+            1,
+            Some("wanted struct"),
+        ),
+        (
+            "a digest of millions of bytes",
+            whole(format!(
+                "\"a\":{{\"bytes\":1,\"sha256\":\"{}\"}}",
+                "0".repeat(LENGTH)
+            )),
+            4,
+            1,
+            Some("hexadecimal digits"),
+        ),
+        (
+            "nested",
+            format!("{{\"x\":{}", "[".repeat(LENGTH)),
+            4,
+            1,
+            Some("EOF while parsing"),
+        ),
+    ]
+}
+
+fn signed() -> Vec<Bomb> {
+    let statement = |subject: &str, predicate: &str| {
+        let kind = "https://in-toto.io/Statement/v1";
+        let signature = "https://model_signing/signature/v1.0";
+        format!(
+            r#"{{"_type":"{kind}","predicateType":"{signature}","subject":{subject},"predicate":{predicate}}}"#
+        )
+    };
+    let resources = |resources: String| {
+        let files =
+            format!(r#"{{"serialization":{{"method":"files"}},"resources":[{resources}]}}"#);
+        statement(r#"[{"digest":{}}]"#, &files)
+    };
+    let resource = r#"{"name":"","algorithm":"","digest":""}"#;
+    vec![
+        (
+            "files without names",
+            resources(many(|_| resource.to_owned())),
+            8,
+            10,
+            Some("the digest of its subject"),
+        ),
+        (
+            "what is not looked at",
+            statement(
+                "[]",
+                &format!("{{\"x\":[{}]}}", many(|n| format!("{{\"{n}\":{n}}}"))),
+            ),
+            5,
+            10,
+            Some("missing field"),
+        ),
+        (
+            "subjects",
+            statement(
+                &format!("[{}]", many(|_| r#"{"digest":{}}"#.into())),
+                r#"{"serialization":{"method":"files"},"resources":[]}"#,
+            ),
+            9,
+            10,
+            Some("subjects, wanted one"),
+        ),
+        (
+            "digests of a subject",
+            statement(
+                &format!(
+                    r#"[{{"digest":{{{}}}}}]"#,
+                    many(|n| format!("\"{n}\":\"\""))
+                ),
+                r#"{"serialization":{"method":"files"},"resources":[]}"#,
+            ),
+            5,
+            10,
+            Some("the digest of its subject"),
+        ),
+        (
+            "nested",
+            statement("[]", &"[".repeat(LENGTH)),
+            5,
+            10,
+            Some("at line 1 column"),
+        ),
+    ]
+}
+
+/// The same for a file beside a checkpoint, which is looked at by loads that compare.
+fn found(folder: &Path, name: &str, text: &str) -> (usize, usize, tload::Result<()>) {
+    let checkpoint = folder.join("m.safetensors");
+    std::fs::write(&checkpoint, file("{}")).expect("the temporary folder takes files");
+    let checkpoint = Checkpoint::open(&Location::from_path(checkpoint)).expect("a good one");
+    let path = folder.join(name);
+    std::fs::write(&path, text).expect("the temporary folder takes files");
+    let (before, calls) = (NOW.load(Ordering::Relaxed), CALLS.load(Ordering::Relaxed));
+    PEAK.store(before, Ordering::Relaxed);
+    let found = verify::find(&checkpoint, &Verify::Auto).map(|_| ());
+    let calls = CALLS.load(Ordering::Relaxed) - calls;
+    let peak = PEAK.load(Ordering::Relaxed) - before;
+    std::fs::remove_file(path).expect("written above");
+    (peak, calls, found)
+}
+
+/// Takes what it is, its length, what reading it took, and what that may be.
+type Judge<'a> = &'a mut dyn FnMut(&str, usize, (usize, usize), (usize, usize));
+
+/// What is found beside a checkpoint, and looked at by loads that compare.
+fn look_beside(folder: &Path, check: Judge<'_>) {
+    let manifests = manifests()
+        .into_iter()
+        .map(|bomb| (verify::MANIFEST_NAME, bomb));
+    let signed = signed()
+        .into_iter()
+        .map(|(name, statement, times, per_1000, wanted)| {
+            let kind = "application/vnd.in-toto+json";
+            let payload = base64::prelude::BASE64_STANDARD.encode(statement);
+            let bundle =
+                format!(r#"{{"dsseEnvelope":{{"payload":"{payload}","payloadType":"{kind}"}}}}"#);
+            ("model.sig", (name, bundle, times, per_1000, wanted))
+        });
+    for (file, (name, text, times, per_1000, wanted)) in manifests.chain(signed) {
+        let (peak, calls, found) = found(folder, file, &text);
+        check(name, text.len(), (peak, calls), (times, per_1000));
+        match (found, wanted) {
+            (Ok(()), None) => {}
+            (Err(error), Some(wanted)) => {
+                assert!(error.chain().contains(wanted), "{name}: {}", error.chain());
+                assert!(error.chain().len() < 2000, "{name}: a flood");
+            }
+            (found, wanted) => assert_eq!(
+                found.map_err(|error| error.chain()).err(),
+                wanted.map(str::to_owned),
+                "{name}"
+            ),
+        }
+    }
+}
+
 /// One test: another thread's allocations would be counted too.
 #[test]
 fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
@@ -276,6 +455,7 @@ fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
         assert!(is_wanted, "{name}: {}", error.chain());
         assert!(error.chain().len() < 16_000, "{name}: a flood");
     }
+    look_beside(folder.path(), &mut check);
     // What a header claims, in a file that does not have it.
     for claimed in [3, 100_000_000, 100_000_001, u64::MAX] {
         let mut bytes = claimed.to_le_bytes().to_vec();

@@ -152,10 +152,11 @@ pub(crate) struct LimitArgs {
     )]
     pub(crate) cache: Cache,
     /// Compare what is read with digests of it, while it passes: auto (with what there is), require (fail when there is nothing),
-    /// off, or a manifest of tload's; --verify alone is auto [default: off]
+    /// sha256 (the same, without CRCs, which can be forged), sha256:MANIFEST, off, or a manifest of tload's; --verify alone is auto
+    /// [default: off]
     #[arg(
         long,
-        value_name = "auto|require|off|MANIFEST",
+        value_name = "auto|require|sha256|off|MANIFEST",
         value_parser = verify,
         num_args = 0..=1,
         require_equals = true,

@@ -83,6 +83,11 @@ impl Outline {
         })
     }
 
+    /// Whether links may lead out of the folder.
+    pub(crate) fn follows_symlinks(&self) -> bool {
+        self.places.follow_symlinks
+    }
+
     /// Opens one of them, or another file beside them, and returns its first bytes with it: up to `first` of them.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::request::format_bytes;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerificationReport {
-    /// What was asked for: `"auto"`, `"require"`, or the manifest.
+    /// What was asked for: `"auto"`, `"require"`, `"sha256"`, or the manifest.
     pub choice: String,
     /// Bytes that were compared, and are right: of tensors with a digest of their own when all of one has come, of files when all of
     /// the file has.
@@ -31,6 +31,9 @@ pub struct VerificationReport {
 pub struct VerifiedBy {
     /// For example `"manifest /m/tload-manifest.json"`.
     pub by: String,
+    /// By which algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several with `" and "` between them. CRCs find damage, and do not stop
+    /// somebody who changes bytes on purpose.
+    pub algorithm: String,
     /// Files.
     pub files: u64,
 }
@@ -51,9 +54,14 @@ const UNVERIFIED_MAX: usize = 8;
 impl fmt::Display for VerificationReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "verify   {}", format_bytes(self.bytes))?;
-        for VerifiedBy { by, files } in &self.by {
+        for VerifiedBy {
+            by,
+            algorithm,
+            files,
+        } in &self.by
+        {
             let files = counted(*files, "file");
-            write!(f, ", {files} by {}", printable(by))?;
+            write!(f, ", {files} by {algorithm} of {}", printable(by))?;
         }
         if let Some(Unverified { location, why }) = self.unverified.first() {
             write!(
@@ -76,7 +84,7 @@ impl Report {
         &mut self,
         choice: &str,
         bytes: u64,
-        by: &[(String, u64)],
+        by: &[(String, String, u64)],
         unverified: &[(String, String)],
     ) {
         let by = by.iter().cloned();
@@ -84,7 +92,13 @@ impl Report {
         self.verification = Some(VerificationReport {
             choice: choice.to_owned(),
             bytes,
-            by: by.map(|(by, files)| VerifiedBy { by, files }).collect(),
+            by: by
+                .map(|(by, algorithm, files)| VerifiedBy {
+                    by,
+                    algorithm,
+                    files,
+                })
+                .collect(),
             unverified: named
                 .map(|(location, why)| Unverified { location, why })
                 .collect(),

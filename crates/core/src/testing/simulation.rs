@@ -18,6 +18,7 @@ use crate::source::{MemorySource, Source};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::TensorInfo;
 use crate::verify::{Check, Expectation, Facts, Verify};
+use crate::within::Underway;
 
 /// What to load and how.
 #[derive(Debug)]
@@ -115,7 +116,14 @@ impl Simulation {
         });
         let facts: Vec<_> = facts.collect();
         let (plan, tensors) = (Arc::new(self.plan()), self.tensors.clone().into());
-        let check = Check::new(plan, tensors, &facts, expectations, choice)?;
+        let check = Check::new(
+            plan,
+            tensors,
+            &facts,
+            expectations,
+            choice,
+            &Underway::default(),
+        )?;
         Ok(Comparison(Arc::new(check)))
     }
 

@@ -7,14 +7,15 @@ use std::sync::atomic::AtomicU64;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{Check, HINT, SourceCheck, TensorCheck, corrupt};
-use super::decide::{Decision, Facts, Way, decide, implied};
+use super::decide::{Decision, Facts, Way, decide};
 use super::in_order::InOrder;
-use super::{Digest, Expectation, Expected, Verify};
+use super::{Algorithm, Digest, Expectation, Expected, Verify};
 use crate::crc::{Crcs, Sum};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::plan::Plan;
 use crate::side_by_side::side_by_side;
 use crate::tensor::TensorInfo;
+use crate::within::Underway;
 
 /// Headers read again at a time, for digests that do not combine.
 const HEADERS_AT_A_TIME: usize = 8;
@@ -24,8 +25,8 @@ const HEADERS_AT_A_TIME: usize = 8;
 pub(super) struct Account {
     /// What was asked for.
     pub(super) choice: String,
-    /// Who says what is expected, and of how many sources.
-    pub(super) by: Vec<(String, u64)>,
+    /// Who says what is expected, by which algorithm, and of how many sources.
+    pub(super) by: Vec<(String, String, u64)>,
     /// Sources of which not everything is compared, and why.
     pub(super) unverified: Vec<(String, String)>,
 }
@@ -44,7 +45,15 @@ impl Check {
         sources: &[Facts<'_>],
         expectations: &[Expectation],
         choice: &Verify,
+        underway: &Underway,
     ) -> Result<Self> {
+        let mut strong = Vec::new();
+        let expectations = if matches!(choice, Verify::Sha256(_)) {
+            strong.extend(expectations.iter().map(Expectation::by_sha256));
+            &strong[..]
+        } else {
+            expectations
+        };
         assert_eq!(sources.len(), expectations.len(), "one for each source");
         let mut check = Self {
             digests: tensors.iter().map(|_| None).collect(),
@@ -78,12 +87,12 @@ impl Check {
                 })
             });
         }
-        check.begin(&decided)?;
+        check.begin(&decided, underway)?;
         Ok(check)
     }
 
     /// Makes sums of what was decided, and compares what needs no reading.
-    fn begin(&mut self, decided: &[Option<Decided<'_>>]) -> Result<()> {
+    fn begin(&mut self, decided: &[Option<Decided<'_>>], underway: &Underway) -> Result<()> {
         let wanted = decided.iter().flatten();
         for decided in wanted {
             let Some((_, Way::Tensors(digests))) = decided.way() else {
@@ -99,10 +108,14 @@ impl Check {
         }
         let hashed: Vec<_> = decided
             .iter()
-            .map(|decided| decided.as_ref().filter(|decided| decided.hashes_whole()))
+            .map(|decided| decided.as_ref().filter(|decided| decided.hashes_header()))
             .collect();
         let hashers = side_by_side(&hashed, HEADERS_AT_A_TIME, |decided| {
-            decided.map(|decided| hasher(decided.facts)).transpose()
+            let begun = |decided: &Decided<'_>| {
+                let location = decided.facts.source.location();
+                underway.during(location, || decided.hasher())
+            };
+            decided.map(begun).transpose()
         });
         let hashers: Vec<_> = hashers.into_iter().collect::<Result<_>>()?;
         let sources = self.plan.extents.last().map_or(0, |last| last.source + 1);
@@ -202,9 +215,13 @@ impl Check {
 impl Account {
     fn add(&mut self, facts: &Facts<'_>, decision: &Outcome<'_>, choice: &Verify) -> Result<()> {
         if let Some(by) = decision.by.filter(|_| decision.way != Way::Nothing) {
-            match self.by.iter_mut().find(|(known, _)| known == by) {
-                Some((_, sources)) => *sources += 1,
-                None => self.by.push((by.to_owned(), 1)),
+            let own = decision.way.algorithms();
+            let is_known = |(known, algorithm, _): &&mut (String, String, u64)| {
+                known == by && *algorithm == own
+            };
+            match self.by.iter_mut().find(is_known) {
+                Some((_, _, sources)) => *sources += 1,
+                None => self.by.push((by.to_owned(), own, 1)),
             }
         }
         let Some(why) = &decision.why else {
@@ -215,12 +232,23 @@ impl Account {
             let message = format!("cannot be verified, as was asked for: {why}");
             return Err(Error::new(ErrorKind::InvalidRequest, message)
                 .with_location(location)
-                .with_hint(
-                    "write a manifest that has it, or use verify=auto, which verifies what it can",
-                ));
+                .with_hint(hint(choice, decision)));
         }
         self.unverified.push((location.to_string(), why.clone()));
         Ok(())
+    }
+}
+
+/// What to do about what cannot be compared.
+fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
+    match (choice, decision.by) {
+        (Verify::Sha256(_), Some(_)) => {
+            "load all tensors of the file, whole: SHA-256 is of all of it; or use verify=require, for which CRCs count as well"
+        }
+        (Verify::Sha256(_), None) => {
+            "write a manifest, which has them; or use verify=require, for which CRCs count as well"
+        }
+        _ => "write a manifest that has it, or use verify=auto, which verifies what it can",
     }
 }
 
@@ -235,7 +263,51 @@ struct Decided<'a> {
 struct Outcome<'a> {
     by: Option<&'a str>,
     way: Way,
+    header: Option<Digest>,
     why: Option<String>,
+}
+
+impl Outcome<'_> {
+    /// Compares the header, if its CRC is known: both were made when the source was opened.
+    fn compare_header(&self, facts: &Facts<'_>) -> Result<()> {
+        let Some(expected) = self.header else {
+            return Ok(());
+        };
+        match expected.algorithm().polynomial() {
+            Some(polynomial) => {
+                let crc = facts.header.get(polynomial);
+                let found = Digest::of_crc(expected.algorithm(), crc);
+                self.require_header(facts, expected, found)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn require_header(&self, facts: &Facts<'_>, expected: Digest, found: Digest) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(corrupt(self.by.unwrap_or_default(), expected, found)
+            .with_location(facts.source.location())
+            .with_range(0..facts.header_bytes))
+    }
+}
+
+impl Way {
+    /// What is compared, by what.
+    fn algorithms(&self) -> String {
+        let is_used = |algorithm: &Algorithm| match self {
+            Self::Nothing => false,
+            Self::Whole(digest) => digest.algorithm() == *algorithm,
+            Self::Tensors(digests) => {
+                let mut digests = digests.iter().flatten();
+                digests.any(|digest| digest.algorithm() == *algorithm)
+            }
+        };
+        let used = Algorithm::ALL.into_iter().filter(is_used);
+        let names: Vec<_> = used.map(Algorithm::name).collect();
+        names.join(" and ")
+    }
 }
 
 impl Decided<'_> {
@@ -243,8 +315,25 @@ impl Decided<'_> {
         self.decision.by.map(|by| (by, &self.decision.way))
     }
 
-    fn hashes_whole(&self) -> bool {
-        matches!(&self.decision.way, Way::Whole(digest) if !digest.algorithm().combines())
+    /// Whether the header is part of something that does not combine.
+    fn hashes_header(&self) -> bool {
+        let whole = match &self.decision.way {
+            Way::Whole(digest) => Some(*digest),
+            Way::Nothing | Way::Tensors(_) => None,
+        };
+        let mut digests = whole.into_iter().chain(self.decision.header);
+        digests.any(|digest| !digest.algorithm().combines())
+    }
+
+    /// A hasher that has seen the header, which is compared if a hash of it is known.
+    fn hasher(&self) -> Result<Sha256> {
+        let hasher = hasher(self.facts)?;
+        let hash = |expected: &Digest| !expected.algorithm().combines();
+        if let Some(expected) = self.decision.header.filter(hash) {
+            let found = Digest::of_hasher(hasher.clone());
+            self.decision.require_header(self.facts, expected, found)?;
+        }
+        Ok(hasher)
     }
 
     /// The sum of the whole source, with its header in it, if it combines and anything is to come.
@@ -268,29 +357,22 @@ fn decided_of<'a>(
             return Ok(Outcome {
                 by: None,
                 way: Way::Nothing,
+                header: None,
                 why: Some(why.clone()),
             });
         }
     };
     let (len, header_bytes) = (facts.source.len(), facts.header_bytes);
     refuse_other_length(facts, expected)?;
-    let Decision { way, why } = decide(len, header_bytes, facts.tensors, wanted, expected);
-    if matches!(way, Way::Tensors(_))
-        && let Some(whole) = expected.whole
-        && let Some(implied) = implied(len, header_bytes, &facts.header, facts.tensors, expected)
-        && implied != whole
-    {
-        let mut error = corrupt(&expected.by, whole, implied);
-        error = error
-            .with_location(facts.source.location())
-            .with_range(0..header_bytes);
-        return Err(error);
-    }
-    Ok(Outcome {
+    let Decision { way, header, why } = decide(len, header_bytes, facts.tensors, wanted, expected);
+    let outcome = Outcome {
         by: Some(&expected.by),
         way,
+        header,
         why,
-    })
+    };
+    outcome.compare_header(facts)?;
+    Ok(outcome)
 }
 
 fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {

@@ -2,10 +2,13 @@
 //!
 //! | known | read | compared |
 //! |---|---|---|
-//! | a digest of each tensor that is read | each of these whole | each tensor, before it is handed over; the header before that, if all digests are CRCs of one kind |
+//! | digests of the header and of each tensor that is read | each of these whole | the header before the first read, each tensor before it is handed over |
 //! | a digest of the whole | all of the file | the whole, before the stream ends |
 //! | a digest of some tensors | | these |
+//!
+//! What a header says decides what bytes mean: where it cannot be compared, not everything has been.
 
+use super::expected::implied_header;
 use super::{Digest, Expected};
 use crate::crc::Crcs;
 use crate::source::Source;
@@ -27,6 +30,8 @@ pub(crate) struct Facts<'a> {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) way: Way,
+    /// What the header should be, unless it is compared as part of the whole, or nobody says.
+    pub(super) header: Option<Digest>,
     /// What is not, as the end of "was not verified: …".
     pub(super) why: Option<String>,
 }
@@ -64,16 +69,19 @@ pub(super) fn decide(
         })
         .collect();
     let missing = digests.iter().filter(|digest| digest.is_none()).count();
-    if missing == 0 {
+    let header = header(len, header_bytes, all, expected);
+    let read: u64 = wanted.iter().map(TensorInfo::byte_len).sum::<u64>() + header_bytes;
+    if missing == 0 && header.is_some() {
         return Decision {
             way: Way::Tensors(digests),
+            header,
             why: None,
         };
     }
-    let read: u64 = wanted.iter().map(TensorInfo::byte_len).sum::<u64>() + header_bytes;
     if let Some(whole) = expected.whole.filter(|_| read == len) {
         return Decision {
             way: Way::Whole(whole),
+            header: None,
             why: None,
         };
     }
@@ -92,7 +100,13 @@ pub(super) fn decide(
             format!("only a slice of tensor {name:?} is read{others}, and {by} is of whole tensors")
         }
     };
-    let why = if !expected.tensors.is_empty() {
+    let why = if missing == 0 && expected.whole.is_some() {
+        format!(
+            "{read} of its {len} bytes are read, and {by} is of the header only as part of the whole file"
+        )
+    } else if missing == 0 {
+        format!("{by} has no digest of its header")
+    } else if !expected.tensors.is_empty() {
         of_tensors()
     } else if expected.whole.is_some() {
         format!("{read} of its {len} bytes are read, and {by} is of the whole file")
@@ -100,41 +114,27 @@ pub(super) fn decide(
         format!("{by} has no digest of it")
     };
     Decision {
-        way: if missing == wanted.len() {
+        way: if missing == wanted.len() && missing > 0 {
             Way::Nothing
         } else {
             Way::Tensors(digests)
         },
+        header,
         why: Some(why),
     }
 }
 
-/// The digest of the whole source as its header, as it was read, and the digests of its tensors, as they are expected, make it: if that
-/// is not the one expected, it is the header that differs. Known without reading anything, also when few tensors are wanted. None
-/// if the digests do not say.
-///
-/// Worked example: of a header with the CRC `h` and tensors of 4 and 8 bytes with the CRCs `a` and `b`, the CRC of the file is that of
-/// `h`, moved by 12 bytes, plus `a`, moved by 8, plus `b`.
-pub(super) fn implied(
-    len: u64,
-    header_bytes: u64,
-    header: &Crcs,
-    all: &[TensorInfo],
-    expected: &Expected,
-) -> Option<Digest> {
-    let algorithm = expected.whole?.algorithm();
-    let polynomial = algorithm.polynomial()?;
-    let (mut crc, mut end) = (header.get(polynomial), header_bytes);
-    for tensor in all.iter().filter(|tensor| tensor.byte_len() > 0) {
-        let digest = expected.tensors.get(tensor.name())?;
-        let range = tensor.file_range();
-        if digest.algorithm() != algorithm || range.start != end {
-            return None;
-        }
-        crc = polynomial.combine(crc, digest.crc()?, tensor.byte_len());
-        end = range.end;
-    }
-    (end == len).then(|| Digest::of_crc(algorithm, crc))
+/// What the header should be: as somebody says, or as the whole and the tensors that the checkpoint has of the source have it.
+fn header(len: u64, header_bytes: u64, all: &[TensorInfo], expected: &Expected) -> Option<Digest> {
+    let implied = || {
+        let digest = |tensor: &TensorInfo| expected.tensors.get(tensor.name()).copied();
+        let tensors = all
+            .iter()
+            .map(|tensor| (tensor.file_range(), digest(tensor)));
+        let (bytes, digest) = implied_header(expected.whole?, len, tensors)?;
+        (bytes == header_bytes).then_some(digest)
+    };
+    expected.header.or_else(implied)
 }
 
 #[cfg(test)]
@@ -163,6 +163,7 @@ mod tests {
         Expected {
             by: "somebody".to_owned(),
             len: Some(18),
+            header: None,
             whole: whole.then(|| digest("crc32c:00000001")),
             tensors: names
                 .iter()
@@ -195,6 +196,12 @@ mod tests {
         );
         assert_eq!(decided(&all, &expected(true, &["a"])), ("whole", None));
         assert_eq!(decided(&all, &expected(true, &[])), ("whole", None));
+        // What does not combine says nothing of the header but as part of the whole.
+        let mut other = expected(true, &["a", "b"]);
+        other.whole = Some(Digest::of(Algorithm::Sha256, b"x"));
+        assert_eq!(decided(&all, &other), ("whole", None));
+        other.header = other.whole;
+        assert_eq!(decided(&all, &other), ("tensors", None));
     }
 
     #[test]
@@ -210,6 +217,20 @@ mod tests {
                 "nothing",
                 "14 of its 18 bytes are read, and somebody is of the whole file".to_owned()
             )
+        );
+        let mut other = expected(true, &["a", "b"]);
+        other.whole = Some(Digest::of(Algorithm::Sha256, b"x"));
+        assert_eq!(
+            why(&all[1..], &other),
+            (
+                "tensors",
+                "14 of its 18 bytes are read, and somebody is of the header only as part of the whole file"
+                    .to_owned()
+            )
+        );
+        assert_eq!(
+            why(&all, &expected(false, &["a", "b"])),
+            ("tensors", "somebody has no digest of its header".to_owned())
         );
         assert_eq!(
             why(&all, &expected(false, &["b"])),
@@ -252,8 +273,9 @@ mod tests {
         assert_eq!(decided(&[whole], &expected), ("tensors", None));
     }
 
+    /// A tensor that an index leaves out is a hole in what the checkpoint knows of the file, not in what somebody says of it.
     #[test]
-    fn the_header_follows_from_the_whole_and_the_tensors() {
+    fn the_header_is_as_somebody_says_or_as_the_rest_has_it() {
         let (first, second) = (&[1, 2, 3, 4][..], &[5; 8][..]);
         for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
             let polynomial = algorithm.polynomial().expect("a CRC");
@@ -263,13 +285,16 @@ mod tests {
             expected.tensors = [("a", first), ("b", second)]
                 .map(|(name, bytes)| (name.to_owned(), of(&[bytes])))
                 .into();
-            let implied = |expected: &Expected, header: &[u8]| {
-                implied(18, 6, &Crcs::of(&[header]), &tensors(), expected)
-            };
-            assert_eq!(implied(&expected, HEADER), expected.whole);
-            assert_ne!(implied(&expected, b"heAder"), expected.whole);
+            let all = tensors();
+            let wanted = Some(of(&[HEADER]));
+            assert_eq!(header(18, 6, &all, &expected), wanted);
+            assert_eq!(header(18, 6, &all[1..], &expected), None);
+            expected.header = wanted;
+            assert_eq!(header(18, 6, &all[1..], &expected), wanted);
             expected.tensors.remove("a");
-            assert_eq!(implied(&expected, HEADER), None);
+            assert_eq!(header(18, 6, &all, &expected), wanted);
+            expected.header = None;
+            assert_eq!(header(18, 6, &all, &expected), None);
         }
     }
 }

@@ -1,8 +1,9 @@
 //! What is expected of the sources of a checkpoint, and who says so.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
-use super::Digest;
+use super::{Algorithm, Digest};
 
 /// What is expected of one source, and who says so.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +12,9 @@ pub struct Expected {
     pub by: String,
     /// Its length, bytes.
     pub len: Option<u64>,
+    /// The digest of its header, with the length field before it: of all that comes before its tensors. It need not be given where it
+    /// follows from the others: where the digests of the whole and of all tensors are CRCs of one kind.
+    pub header: Option<Digest>,
     /// The digest of all its bytes, header and all.
     pub whole: Option<Digest>,
     /// By name: the digests of its tensors. Where one authority has several of one tensor, one that combines: it costs less.
@@ -27,4 +31,150 @@ pub enum Expectation {
         /// As the end of "was not verified: …".
         why: String,
     },
+}
+
+impl Expectation {
+    /// What of it is SHA-256.
+    pub(super) fn by_sha256(&self) -> Self {
+        let Self::Of(expected) = self else {
+            return self.clone();
+        };
+        let counts = |digest: &Digest| digest.algorithm() == Algorithm::Sha256;
+        let own = |digest: Option<Digest>| digest.filter(counts);
+        let tensors = expected.tensors.iter();
+        let strong = Expected {
+            by: expected.by.clone(),
+            len: expected.len,
+            header: own(expected.header),
+            whole: own(expected.whole),
+            tensors: tensors
+                .filter(|(_, digest)| counts(digest))
+                .map(|(name, digest)| (name.clone(), *digest))
+                .collect(),
+        };
+        if strong.whole.is_none() && strong.tensors.is_empty() {
+            let why = no_sha256(&expected.by);
+            return Self::Nothing { why };
+        }
+        Self::Of(strong)
+    }
+}
+
+/// Why somebody's digests do not count where only SHA-256 does.
+pub(super) fn no_sha256(by: &str) -> String {
+    format!("{by} has no SHA-256 of it")
+}
+
+/// The digest of what comes before all tensors, and how long that is, of that of the whole, which has `len` bytes, and those of all
+/// tensors, in the order of the file. None if these do not say: if they are not CRCs of one kind, or there are gaps between tensors.
+///
+/// Worked example: of a header with the CRC `h` and tensors of 4 and 8 bytes with the CRCs `a` and `b`, the CRC of the file is that of
+/// `h`, moved by 12 bytes, plus `a`, moved by 8, plus `b`. So `h` is the file's without the others, moved back by 12.
+pub(super) fn implied_header(
+    whole: Digest,
+    len: u64,
+    tensors: impl Iterator<Item = (Range<u64>, Option<Digest>)>,
+) -> Option<(u64, Digest)> {
+    let algorithm = whole.algorithm();
+    let polynomial = algorithm.polynomial()?;
+    let mut behind: Option<(u64, Range<u64>)> = None;
+    for (range, digest) in tensors.filter(|(range, _)| !range.is_empty()) {
+        let own = digest.filter(|digest| digest.algorithm() == algorithm)?;
+        let (crc, before) = behind.unwrap_or((polynomial.of(&[]), range.start..range.start));
+        if before.end != range.start {
+            return None;
+        }
+        let crc = polynomial.combine(crc, own.crc()?, range.end - range.start);
+        behind = Some((crc, before.start..range.end));
+    }
+    let (crc, range) = behind.unwrap_or((polynomial.of(&[]), len..len));
+    let header = polynomial.without(whole.crc()?, crc, range.end - range.start);
+    (range.end == len).then(|| (range.start, Digest::of_crc(algorithm, header)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of these pieces one behind the other, in order; and what the header should be.
+    fn implied(algorithm: Algorithm, pieces: &[&[u8]]) -> (Option<(u64, Digest)>, (u64, Digest)) {
+        let polynomial = algorithm.polynomial().expect("a CRC");
+        let of = |all: &[&[u8]]| Digest::of_crc(algorithm, polynomial.of(all));
+        let mut at = pieces[0].len() as u64;
+        let tensors: Vec<_> = pieces[1..]
+            .iter()
+            .map(|piece| {
+                let start = at;
+                at += piece.len() as u64;
+                (start..at, Some(of(&[piece])))
+            })
+            .collect();
+        let wanted = (pieces[0].len() as u64, of(&pieces[..1]));
+        (implied_header(of(pieces), at, tensors.into_iter()), wanted)
+    }
+
+    #[test]
+    fn the_header_follows_from_the_whole_and_all_tensors() {
+        let long = vec![7; 70_000];
+        let files: [&[&[u8]]; 5] = [
+            &[b"header", &[1, 2, 3, 4], &[5; 8]],
+            &[b"header", &long, &[], &[9]],
+            &[b"header", &[]],
+            &[b"header"],
+            &[&long, &long, &long],
+        ];
+        for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
+            for pieces in files {
+                let (found, wanted) = implied(algorithm, pieces);
+                assert_eq!(found, Some(wanted), "{algorithm}, {} pieces", pieces.len());
+            }
+        }
+    }
+
+    #[test]
+    fn it_does_not_follow_where_anything_is_unknown() {
+        let crc = Digest::of(Algorithm::Crc64Nvme, b"x");
+        let other = Digest::of(Algorithm::Crc32c, b"x");
+        let sha = Digest::of(Algorithm::Sha256, b"x");
+        let good = [(6..10, Some(crc)), (10..18, Some(crc))];
+        assert!(implied_header(crc, 18, good.iter().cloned()).is_some());
+        for (whole, len, tensors) in [
+            (sha, 18, [(6..10, Some(sha)), (10..18, Some(sha))]),
+            (crc, 18, [(6..10, Some(crc)), (10..18, None)]),
+            (crc, 18, [(6..10, Some(crc)), (10..18, Some(other))]),
+            (crc, 18, [(6..10, Some(crc)), (11..18, Some(crc))]),
+            (crc, 19, [(6..10, Some(crc)), (10..18, Some(crc))]),
+            (crc, 18, [(6..10, Some(crc)), (8..18, Some(crc))]),
+        ] {
+            assert_eq!(implied_header(whole, len, tensors.into_iter()), None);
+        }
+    }
+
+    #[test]
+    fn of_several_kinds_only_sha_256_counts_if_that_is_asked_for() {
+        let (crc, sha) = [Algorithm::Crc64Nvme, Algorithm::Sha256]
+            .map(|algorithm| Digest::of(algorithm, b"x"))
+            .into();
+        let expected = Expected {
+            by: "somebody".to_owned(),
+            header: Some(crc),
+            whole: Some(sha),
+            tensors: [("a".to_owned(), crc), ("b".to_owned(), sha)].into(),
+            ..Expected::default()
+        };
+        let Expectation::Of(strong) = Expectation::Of(expected.clone()).by_sha256() else {
+            panic!("some are SHA-256");
+        };
+        assert_eq!((strong.header, strong.whole), (None, Some(sha)));
+        assert_eq!(strong.tensors, [("b".to_owned(), sha)].into());
+        let weak = Expected {
+            whole: Some(crc),
+            tensors: BTreeMap::new(),
+            ..expected
+        };
+        let why = "somebody has no SHA-256 of it".to_owned();
+        let nothing = Expectation::Nothing { why };
+        assert_eq!(Expectation::Of(weak).by_sha256(), nothing);
+        assert_eq!(nothing.by_sha256(), nothing);
+    }
 }

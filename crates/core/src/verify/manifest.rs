@@ -29,6 +29,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::digest::{Algorithm, Digest};
+use super::wrong_json::wrong_json;
 use crate::error::{Error, ErrorKind, Result, printable};
 
 /// What a manifest is called, beside the checkpoint.
@@ -93,7 +94,7 @@ impl Manifest {
         if first != Some(&b'{') {
             return Err(invalid("it does not begin with '{'"));
         }
-        let failed = |error: serde_json::Error| invalid(cut(&error.to_string(), TEXT_MAX));
+        let failed = |error: serde_json::Error| invalid(cut(&wrong_json(&error), TEXT_MAX));
         let marked: Marked = serde_json::from_slice(text).map_err(failed)?;
         if marked.tload_manifest != VERSION {
             return Err(Error::new(
@@ -178,7 +179,7 @@ pub(super) fn wrong_name(name: &str) -> Option<&'static str> {
 }
 
 /// As much of a name from elsewhere as an error repeats.
-fn clipped(name: &str) -> String {
+pub(super) fn clipped(name: &str) -> String {
     cut(name, NAME_MAX)
 }
 
@@ -335,7 +336,7 @@ impl<'de, A: Field> Deserialize<'de> for Hex<A> {
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Digest, E> {
                 Digest::from_hex(A::ALGORITHM, text)
-                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(&clipped(text)), &self))
+                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(""), &self))
             }
         }
 

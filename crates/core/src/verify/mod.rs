@@ -17,12 +17,15 @@ mod manifest;
 mod statement;
 mod whole;
 mod write;
+mod wrong_json;
 
 pub(crate) use check::Check;
 pub(crate) use decide::Facts;
 pub use digest::{Algorithm, Digest};
 pub use expected::{Expectation, Expected};
 pub use find::find;
+#[cfg(feature = "testing")]
+pub(crate) use find::parse_signature;
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
 pub use whole::{
     FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
@@ -30,31 +33,57 @@ pub use whole::{
 };
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::Plan;
 pub use crate::request::Verify;
 use crate::tensor::TensorInfo;
+use crate::within::{Underway, within};
 
-/// What is to be compared in a load of `tensors` by `plan`, unless nothing is: with what is `given`, or else what there is.
+/// What is said when asking takes too long, and what to do.
+const TOO_LONG: (&str, &str) = (
+    "finding out what to compare with took longer than the load's timeout",
+    "look at the file system, or at endpoint and network; or raise timeout",
+);
+
+/// What is to be compared in a load of `tensors` by `plan`, unless nothing is: with what is `given`, or else what there is. Takes no
+/// longer than `limit`: storage may have died since the checkpoint was opened.
 ///
 /// # Errors
 ///
-/// As [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] if not each shard has an expectation.
+/// As [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] if not each shard has an expectation; [`ErrorKind::TimedOut`].
 pub(crate) fn check(
     checkpoint: &Checkpoint,
-    plan: &Arc<Plan>,
-    tensors: &Arc<[TensorInfo]>,
-    given: Option<&[Expectation]>,
+    (plan, tensors): (&Arc<Plan>, &Arc<[TensorInfo]>),
+    given: Option<&Arc<[Expectation]>>,
     choice: &Verify,
+    limit: Option<Duration>,
 ) -> Result<Option<Arc<Check>>> {
     if *choice == Verify::Off {
         return Ok(None);
     }
+    let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
+    let loaded = (Arc::clone(plan), Arc::clone(tensors));
+    let underway = Underway::default();
+    let waits = underway.clone();
+    let check = within(limit, &underway, TOO_LONG, move || {
+        new_check(&checkpoint, loaded, given.as_deref(), &choice, &waits)
+    });
+    check.map(|check| Some(Arc::new(check)))
+}
+
+fn new_check(
+    checkpoint: &Checkpoint,
+    (plan, tensors): (Arc<Plan>, Arc<[TensorInfo]>),
+    given: Option<&[Expectation]>,
+    choice: &Verify,
+    underway: &Underway,
+) -> Result<Check> {
     let found = match given {
         Some(_) => Vec::new(),
-        None => find(checkpoint, choice)?,
+        None => find::find_now(checkpoint, choice, underway)?,
     };
     let expectations = given.unwrap_or(&found);
     let shards = checkpoint.shards();
@@ -77,6 +106,5 @@ pub(crate) fn check(
             tensors: &checkpoint.tensors()[shard.tensors()],
         })
         .collect();
-    let (plan, tensors) = (Arc::clone(plan), Arc::clone(tensors));
-    Check::new(plan, tensors, &facts, expectations, choice).map(|check| Some(Arc::new(check)))
+    Check::new(plan, tensors, &facts, expectations, choice, underway)
 }

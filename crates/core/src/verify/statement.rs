@@ -3,9 +3,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::Verify;
 use super::digest::{Algorithm, Digest};
-use super::expected::{Expectation, Expected};
+use super::expected::{Expectation, Expected, implied_header, no_sha256};
 use super::manifest::ManifestFile;
+
+/// Which digests count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counting {
+    All,
+    Sha256,
+}
 
 /// What one authority says of one source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,33 +71,86 @@ impl Statement {
 }
 
 impl Known {
-    /// What a load compares with: the strongest authority, and of its checksums the one that costs least.
-    pub(super) fn into_expectation(self) -> Expectation {
-        let Some(statement) = self.statements.into_iter().next() else {
+    /// Whether somebody says what counts.
+    pub(super) fn suffices(&self, counting: Counting) -> bool {
+        let mut statements = self.statements.iter();
+        statements.any(|statement| statement.counts(counting))
+    }
+
+    /// What a load compares with: the strongest authority of those that have what counts, and of its checksums the one that costs
+    /// least.
+    pub(super) fn into_expectation(self, counting: Counting) -> Expectation {
+        let is_it = |statement: &Statement| statement.counts(counting);
+        let Some(at) = self.statements.iter().position(is_it) else {
+            let without = self.statements.iter();
+            let without = without.map(|statement| no_sha256(&statement.by));
+            let why: Vec<_> = without.chain(self.silent).collect();
             return Expectation::Nothing {
-                why: self.silent.join("; "),
+                why: why.join("; "),
             };
         };
-        let tensors = statement.tensors.into_iter();
+        let statement = &self.statements[at];
+        let of_tensor = |said: &TensorStatement| counting.cheapest(&said.digests);
+        let tensors = statement.tensors.iter();
         Expectation::Of(Expected {
-            by: statement.by,
+            by: statement.by.clone(),
             len: statement.len,
-            whole: cheapest(&statement.whole),
+            header: statement.header(counting),
+            whole: counting.cheapest(&statement.whole),
             tensors: tensors
-                .filter_map(|(name, said)| Some((name, cheapest(&said.digests)?)))
+                .filter_map(|(name, said)| Some((name.clone(), of_tensor(said)?)))
                 .collect(),
         })
     }
 }
 
-/// One that combines, if there is one; of these the one that finds most.
-fn cheapest(digests: &[Digest]) -> Option<Digest> {
-    let cost = |digest: &&Digest| match digest.algorithm() {
-        Algorithm::Crc64Nvme => 0,
-        Algorithm::Crc32c => 1,
-        Algorithm::Sha256 => 2,
-    };
-    digests.iter().min_by_key(cost).copied()
+impl Statement {
+    fn counts(&self, counting: Counting) -> bool {
+        let tensors = self.tensors.values().flat_map(|said| &said.digests);
+        let mut digests = self.whole.iter().chain(tensors);
+        digests.any(|digest| counting.counts(digest))
+    }
+
+    /// What the others of its digests say of the header. Of its own tensors, not those that a checkpoint has of the file: an index may
+    /// leave some out.
+    fn header(&self, counting: Counting) -> Option<Digest> {
+        let mut tensors: Vec<_> = self.tensors.values().collect();
+        tensors.sort_by_key(|said| (said.range.start, said.range.end));
+        // Who says nothing of any tensor does not say that there is none.
+        if tensors.is_empty() {
+            return None;
+        }
+        let each = tensors
+            .into_iter()
+            .map(|said| (said.range.clone(), counting.cheapest(&said.digests)));
+        let whole = counting.cheapest(&self.whole)?;
+        implied_header(whole, self.len?, each).map(|(_, digest)| digest)
+    }
+}
+
+impl Counting {
+    /// As a load was asked for.
+    pub(super) fn of(choice: &Verify) -> Self {
+        match choice {
+            Verify::Off | Verify::Auto | Verify::Require | Verify::Manifest(_) => Self::All,
+            Verify::Sha256(_) => Self::Sha256,
+        }
+    }
+
+    fn counts(self, digest: &Digest) -> bool {
+        self == Self::All || digest.algorithm() == Algorithm::Sha256
+    }
+
+    /// One that combines, if there is one and it counts; of these the one that finds most.
+    fn cheapest(self, digests: &[Digest]) -> Option<Digest> {
+        let cost = |digest: &&Digest| match digest.algorithm() {
+            Algorithm::Crc64Nvme => 0,
+            Algorithm::Crc32c => 1,
+            Algorithm::Sha256 => 2,
+        };
+        let counting = digests.iter().filter(|digest| self.counts(digest));
+        counting.min_by_key(cost).copied()
+    }
 }
 
 #[cfg(test)]
@@ -113,20 +174,35 @@ mod tests {
             statements: vec![first, second],
             silent: vec!["no third".to_owned()],
         };
-        let Expectation::Of(expected) = known.into_expectation() else {
+        let Expectation::Of(expected) = known.clone().into_expectation(Counting::All) else {
             panic!("two know");
         };
         assert_eq!(
             (expected.by.as_str(), expected.whole),
             ("the first", Some(crc))
         );
-        assert_eq!(cheapest(&[sha]), Some(sha));
-        assert_eq!(cheapest(&[sha, short]), Some(short));
+        assert_eq!(Counting::All.cheapest(&[sha]), Some(sha));
+        assert_eq!(Counting::All.cheapest(&[sha, short]), Some(short));
+        let Expectation::Of(expected) = known.into_expectation(Counting::Sha256) else {
+            panic!("the first knows");
+        };
+        assert_eq!(expected.whole, Some(sha));
+        let known = Known {
+            statements: vec![Statement::of_whole("the store", vec![crc])],
+            silent: vec!["no other".to_owned()],
+        };
+        assert!(known.suffices(Counting::All) && !known.suffices(Counting::Sha256));
+        let why = "the store has no SHA-256 of it; no other".to_owned();
+        let nothing = Expectation::Nothing { why };
+        assert_eq!(known.into_expectation(Counting::Sha256), nothing);
         let known = Known {
             statements: Vec::new(),
             silent: vec!["one".to_owned(), "two".to_owned()],
         };
         let why = "one; two".to_owned();
-        assert_eq!(known.into_expectation(), Expectation::Nothing { why });
+        assert_eq!(
+            known.into_expectation(Counting::All),
+            Expectation::Nothing { why }
+        );
     }
 }

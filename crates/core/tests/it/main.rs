@@ -3,6 +3,7 @@
 mod checkpoints;
 mod depth;
 mod engines;
+mod expectations;
 mod fallbacks;
 mod faults;
 mod files;

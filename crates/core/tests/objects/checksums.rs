@@ -4,6 +4,7 @@
 #![expect(clippy::panic, reason = "a test that cannot go on fails there")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use object_store::aws::{AmazonS3, AmazonS3Builder, Checksum};
 use object_store::{ObjectStoreExt, PutPayload};
@@ -11,10 +12,12 @@ use tload::verify::{
     Digest, Expectation, FileOutcome, MANIFEST_NAME, ManifestTarget, Verification, Verify,
     VerifyOptions, VerifyReport, find,
 };
-use tload::{Checkpoint, ErrorKind, Location, Result};
-use tload_lab::{FaultyServer, Hub, Moto, Operation, S3Server, S3sFs, Versitygw, require};
+use tload::{Checkpoint, ErrorKind, Loader, Location, Result};
+use tload_lab::{
+    Fault, FaultyServer, Hub, Moto, Operation, Rule, S3Server, S3sFs, Versitygw, require,
+};
 
-use crate::fixtures::{even, folder, index};
+use crate::fixtures::{even, folder, index, options};
 use crate::sites::{self, BUCKET, Site, faulty_at, on_sites, s3_options};
 
 const KEY: &str = "m/model.safetensors";
@@ -175,10 +178,94 @@ fn who_must_not_ask_gets_no_checksum_and_no_error() {
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
     let checkpoint = site.checkpoint(KEY).expect("opens");
-    let refused = tload_lab::Fault::status(403, "AccessDenied");
-    server.fault(tload_lab::Rule::always(refused).on(Operation::Head));
+    let refused = Fault::status(403, "AccessDenied");
+    server.fault(Rule::always(refused).on(Operation::Head));
     let why = unknown(expected(&checkpoint));
     assert!(why.contains("its checksum cannot be asked for"), "{why}");
+}
+
+/// A store that has no checksum is one thing, and one that does not say is another: who needs it hears what failed.
+#[test]
+fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
+    let server = Arc::new(FaultyServer::start());
+    let mut site = faulty_at(&server);
+    site.options.set("retries", "0").expect("an option");
+    let file = even("t", 1, 2, 1000);
+    site.put(KEY, &file);
+    let checkpoint = site.checkpoint(KEY).expect("opens");
+    for (status, code, kind) in [
+        (503, "SlowDown", ErrorKind::Remote),
+        (403, "AccessDenied", ErrorKind::PermissionDenied),
+    ] {
+        let refused = Fault::status(status, code);
+        server.fault(Rule::always(refused).on(Operation::Head));
+        for choice in [Verify::Require, Verify::Sha256(None)] {
+            let error = find(&checkpoint, &choice).expect_err("the store does not say");
+            assert_eq!(error.kind(), kind, "{}", error.chain());
+            let request = error.request().expect("of a request");
+            assert_eq!(request.status, Some(status));
+            assert!(error.location().expect("names it").ends_with(KEY));
+        }
+        let why = unknown(expected(&checkpoint));
+        assert!(why.contains("its checksum cannot be asked for"), "{why}");
+        server.clear_faults();
+    }
+    // Somebody else may know: then it need not be asked.
+    let local = folder();
+    std::fs::write(local.path().join("model.safetensors"), &file).expect("a file");
+    let path = local.path().join(MANIFEST_NAME);
+    recorded(&Location::from_path(local.path()), &path);
+    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    let manifest = std::fs::read(&path).expect("written");
+    site.put(&format!("m/{MANIFEST_NAME}"), &manifest);
+    server.fault(Rule::always(Fault::status(503, "SlowDown")).on(Operation::Head));
+    for choice in [Verify::Require, Verify::Sha256(None)] {
+        let found = find(&checkpoint, &choice).expect("the manifest knows");
+        assert!(matches!(&found[..], [Expectation::Of(_)]), "{found:?}");
+    }
+}
+
+/// What a store says counts as it says it: where only SHA-256 does, its CRC is nothing.
+#[test]
+fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
+    let server = Arc::new(FaultyServer::start());
+    let site = faulty_at(&server);
+    let file = even("t", 1, 2, 1000);
+    site.put(KEY, &file);
+    let [crc, sha] = computed(&file).map(|digest| base64(&digest));
+    let path = format!("{BUCKET}/{KEY}");
+    let kind = ("x-amz-checksum-type", "FULL_OBJECT");
+    let of_crc = ("x-amz-checksum-crc64nvme", crc.as_str());
+    server.state_checksums(&path, &[of_crc, kind]);
+    let checkpoint = site.checkpoint(KEY).expect("opens");
+    let strong = || {
+        let mut found = find(&checkpoint, &Verify::Sha256(None)).expect("asks");
+        found.remove(0)
+    };
+    let why = unknown(strong());
+    let wanted = "the object's own CRC-64/NVME has no SHA-256 of it; ";
+    assert!(why.starts_with(wanted), "{why}");
+    let of_sha = ("x-amz-checksum-sha256", sha.as_str());
+    server.state_checksums(&path, &[of_crc, of_sha, kind]);
+    assert_eq!(known(strong()).1, computed(&file)[1]);
+}
+
+/// A store that does not answer keeps a load no longer than it may take.
+#[test]
+fn asking_for_checksums_ends_with_the_time_of_the_load() {
+    let server = Arc::new(FaultyServer::start());
+    let site = faulty_at(&server);
+    site.put(KEY, &even("t", 1, 2, 1000));
+    let checkpoint = site.checkpoint(KEY).expect("opens");
+    server.fault(Rule::always(Fault::StallHeaders).on(Operation::Head));
+    let loader = Loader::new(checkpoint).options(options(|it| {
+        it.verify = Verify::Auto;
+        it.timeout = Some(Duration::from_millis(300));
+    }));
+    let error = loader.stream().expect_err("nobody answers");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    assert!(error.location().expect("names it").ends_with(KEY));
+    server.clear_faults();
 }
 
 /// A bucket whose uploads come with this checksum.

@@ -1,12 +1,24 @@
 //! Manifests: whatever they say, files stay below the folder, tensors lie in their files, and what is written is read again as it was.
+//! And signatures of models, which say the same in another way: they are read or refused.
 
 use std::path::{Component, Path};
 
-use super::assert_fit_to_print;
-use crate::verify::Manifest;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 
-/// `input` is a manifest.
+use super::assert_fit_to_print;
+use crate::verify::{Manifest, parse_signature};
+
+/// `input` is a manifest, a signature, or what a signature is of.
 pub(super) fn check(input: &[u8]) {
+    let payload = BASE64_STANDARD.encode(input);
+    let kind = "application/vnd.in-toto+json";
+    let bundle = format!(r#"{{"dsseEnvelope":{{"payload":"{payload}","payloadType":"{kind}"}}}}"#);
+    for signature in [input, bundle.as_bytes()] {
+        if let Err(error) = parse_signature(signature) {
+            assert_fit_to_print(&error.with_location("model.sig"));
+        }
+    }
     let manifest = match Manifest::parse(input) {
         Ok(manifest) => manifest,
         Err(error) => return assert_fit_to_print(&error.with_location("manifest")),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::digest::{Algorithm, Digest};
 use super::super::statement::Statement;
-use super::nearby::read_file;
+use super::nearby::Nearby;
 use crate::source::{FileSource, Location, Source};
 
 /// Longest file of metadata, bytes: three short lines.
@@ -21,12 +21,12 @@ const GIT_DIGITS: usize = 40;
 const ROUNDED_SECONDS: f64 = 1.0;
 
 /// What a hub's tools left here to say of a file, or why that is nothing.
-pub(super) fn of_file(file: &FileSource) -> Result<Statement, String> {
+pub(super) fn of_file(file: &FileSource, nearby: &Nearby<'_>) -> Result<Statement, String> {
     let path = file.location().as_path().unwrap_or(Path::new(""));
     if let Some(blob) = blob(path) {
         return of_contents(&blob, "the name of its blob in the hub's cache");
     }
-    let Some((location, text)) = metadata(path) else {
+    let Some((location, text)) = metadata(path, nearby)? else {
         return Err("it is not in a hub's cache, nor downloaded by a hub's tools".to_owned());
     };
     let (modified, nanoseconds) = file.identity().modified;
@@ -62,10 +62,12 @@ fn blob(path: &Path) -> Option<String> {
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-/// The metadata of a download: in the folder of the file, or in one above it.
-fn metadata(path: &Path) -> Option<(Location, String)> {
-    let path = std::path::absolute(path).ok()?;
-    path.ancestors().skip(1).find_map(|folder| {
+/// The metadata of a download: in the folder of the file, or in one above it. Or why what is there is not read.
+fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String)>, String> {
+    let Ok(path) = std::path::absolute(path) else {
+        return Ok(None);
+    };
+    let in_folder = |folder: &Path| {
         let mut name = path.strip_prefix(folder).ok()?.as_os_str().to_owned();
         name.push(".metadata");
         let place: PathBuf = [
@@ -75,10 +77,19 @@ fn metadata(path: &Path) -> Option<(Location, String)> {
         ]
         .iter()
         .collect();
-        let location = Location::from_path(place);
-        let text = read_file(&location, METADATA_BYTES_MAX).ok()?;
-        Some((location, String::from_utf8(text).ok()?))
-    })
+        // Most folders have none.
+        place.symlink_metadata().ok()?;
+        let (folder, location) = (Location::from_path(folder), Location::from_path(place));
+        match nearby.read_in(&folder, &location, METADATA_BYTES_MAX) {
+            Ok(Some(text)) => Some(Ok((location, String::from_utf8(text).ok()?))),
+            Ok(None) => None,
+            Err(error) => Some(Err(format!(
+                "{location} cannot be read: {}",
+                error.message()
+            ))),
+        }
+    };
+    path.ancestors().skip(1).find_map(in_folder).transpose()
 }
 
 /// `ETag` and time of the download, seconds since 1970.
@@ -108,7 +119,8 @@ mod tests {
 
     fn said(path: &Path) -> Result<(String, Vec<String>), String> {
         let file = FileSource::open(&Location::from_path(path)).expect("opens");
-        let statement = of_file(&file)?;
+        let store = crate::source::StoreOptions::default();
+        let statement = of_file(&file, &Nearby::of([], &store))?;
         let digests = statement.whole.iter().map(ToString::to_string).collect();
         Ok((statement.by, digests))
     }
@@ -186,5 +198,20 @@ mod tests {
         }
         write(&metadata, "commit\n");
         assert!(said(&file).expect_err("short").contains("cannot be read"));
+        // Links that stay in the folder are followed, others are not.
+        let good = format!("commit\n{SHA}\n{}\n", now + 2.0);
+        let elsewhere = tempfile::tempdir().expect("a folder");
+        for (at, is_read) in [
+            (folder.path().join("here"), true),
+            (elsewhere.path().join("there"), false),
+        ] {
+            write(&at, &good);
+            std::fs::remove_file(&metadata).expect("there");
+            symlink(&at, &metadata).expect("a link");
+            match said(&file) {
+                Ok(_) => assert!(is_read, "read {}", at.display()),
+                Err(why) => assert!(!is_read && why.contains("leads out of"), "{why}"),
+            }
+        }
     }
 }

@@ -13,19 +13,22 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 pub(super) use nearby::Nearby;
+#[cfg(feature = "testing")]
+pub(crate) use signature::read as parse_signature;
 pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_NAME};
 
 use super::Verify;
 use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest};
-use super::statement::{Known, Statement};
+use super::statement::{Counting, Known, Statement};
 use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::side_by_side::side_by_side;
 #[cfg(feature = "object")]
 use crate::source::Protocol;
 use crate::source::{Location, Source, StoreOptions};
+use crate::within::Underway;
 
 /// Requests at a time; each is small and takes a round trip.
 const ASKED_AT_A_TIME: usize = 64;
@@ -43,10 +46,23 @@ pub(super) struct Asked<'a> {
 pub(super) enum Reach {
     /// For each source until one authority knows it.
     First,
+    /// The same, for what counts; who cannot be asked is an error if nobody else knows.
+    Needed(Counting),
     /// All of them, for every source.
     All,
     /// The same without signatures, for who has one that was checked.
     AllButSignatures,
+}
+
+impl Reach {
+    /// Whether others are to be asked.
+    fn goes_on(self, known: &Known) -> bool {
+        match self {
+            Self::First => !known.suffices(Counting::All),
+            Self::Needed(counting) => !known.suffices(counting),
+            Self::All | Self::AllButSignatures => true,
+        }
+    }
 }
 
 /// A manifest and where it was read.
@@ -62,8 +78,19 @@ pub(super) struct FoundManifest {
 /// # Errors
 ///
 /// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that cannot be read,
-/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::Changed`] for objects that were replaced.
+/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::PermissionDenied`] for one that nobody named
+/// and that is a link out of its folder, [`ErrorKind::Changed`] for objects that were replaced; if `choice` is strict and nobody else
+/// knows, whatever kept a store from saying what it knows.
 pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
+    find_now(checkpoint, choice, &Underway::default())
+}
+
+/// The same; `underway` is told what is being waited for.
+pub(super) fn find_now(
+    checkpoint: &Checkpoint,
+    choice: &Verify,
+    underway: &Underway,
+) -> Result<Vec<Expectation>> {
     let shards = checkpoint.shards();
     let asked: Vec<_> = shards
         .iter()
@@ -73,23 +100,28 @@ pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>
         })
         .collect();
     let store = StoreOptions::default();
-    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), &store);
-    let known = match choice {
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), &store)
+        .following(checkpoint.follows_symlinks())
+        .telling(underway);
+    let counting = Counting::of(choice);
+    let what_there_is = |reach| gather(&asked, &manifests(&asked, &nearby)?, reach, &nearby);
+    let known: Vec<_> = match choice {
         Verify::Off => {
             let why = "nothing was asked to be compared".to_owned();
             return Ok(vec![Expectation::Nothing { why }; shards.len()]);
         }
-        Verify::Auto | Verify::Require => {
-            let manifests = manifests(&asked, &nearby)?;
-            gather(&asked, &manifests, Reach::First, &nearby)?
-        }
-        Verify::Manifest(location) => {
+        Verify::Auto => what_there_is(Reach::First)?,
+        Verify::Require | Verify::Sha256(None) => what_there_is(Reach::Needed(counting))?,
+        Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
             let found = chosen(&Location::parse(location)?, &nearby)?;
             let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
             said.collect()
         }
     };
-    Ok(known.into_iter().map(Known::into_expectation).collect())
+    let known = known.into_iter();
+    Ok(known
+        .map(|known| known.into_expectation(counting))
+        .collect())
 }
 
 /// The manifest that somebody asked for.
@@ -106,7 +138,7 @@ pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundMa
 /// The manifest in a folder, if there is one.
 pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<FoundManifest>> {
     let location = folder.join(MANIFEST_NAME);
-    let text = nearby.read_if_there(&location, MANIFEST_BYTES_MAX)?;
+    let text = nearby.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
     text.map(|text| parsed(location, &text)).transpose()
 }
 
@@ -157,13 +189,26 @@ pub(super) fn gather(
         .map(|(asked, manifest)| of_manifest(asked, manifest.as_deref()))
         .collect();
     let open = |known: &[Known]| -> Vec<usize> {
-        let is_open = |at: &usize| reach != Reach::First || known[*at].statements.is_empty();
+        let is_open = |at: &usize| reach.goes_on(&known[*at]);
         (0..known.len()).filter(is_open).collect()
     };
     let left = open(&known);
-    let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| of_place(asked[at].source));
+    let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| {
+        let source = asked[at].source;
+        let ask = || of_place(source, nearby);
+        nearby.underway().during(source.location(), ask)
+    });
+    let mut failures = Vec::new();
     for (at, said) in left.into_iter().zip(said) {
-        known[at].take(said?);
+        match said {
+            Ok(said) => known[at].take(said),
+            Err(error) if error.kind() == ErrorKind::Changed => return Err(error),
+            Err(error) => {
+                let why = format!("its checksum cannot be asked for: {error}");
+                known[at].take(Err(why));
+                failures.push((at, error));
+            }
+        }
     }
     if reach == Reach::AllButSignatures {
         return Ok(known);
@@ -180,7 +225,12 @@ pub(super) fn gather(
     for (at, signed) in left.into_iter().zip(signed) {
         known[at].take(signature::of_source(&asked[at], signed.as_deref()));
     }
-    Ok(known)
+    // Nobody said that there is nothing: it could not be asked.
+    let needed = |at: usize| matches!(reach, Reach::Needed(_)) && reach.goes_on(&known[at]);
+    match failures.into_iter().find(|(at, _)| needed(*at)) {
+        Some((_, error)) => Err(error),
+        None => Ok(known),
+    }
 }
 
 /// What a manifest says of a source.
@@ -198,14 +248,15 @@ pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -
     known
 }
 
-/// What the place says that a source is in: an object store, a hub, a hub's cache. Or why it says nothing.
+/// What the place says that a source is in: an object store, a hub, a hub's cache. Or why it says nothing; an error if it could not be
+/// asked.
 #[cfg_attr(
     not(feature = "object"),
-    expect(clippy::unnecessary_wraps, reason = "objects may have been replaced")
+    expect(clippy::unnecessary_wraps, reason = "stores have to be asked")
 )]
-fn of_place(source: &ShardSource) -> Result<Result<Statement, String>> {
+fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statement, String>> {
     match source {
-        ShardSource::File(file) => Ok(hub::of_file(file)),
+        ShardSource::File(file) => Ok(hub::of_file(file, nearby)),
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
@@ -215,12 +266,10 @@ fn of_place(source: &ShardSource) -> Result<Result<Statement, String>> {
                 .and_then(|name| hub::of_contents(name, "the hub")))
         }
         #[cfg(feature = "object")]
-        ShardSource::Object(object) => match object.checksums() {
-            Ok(stated) => Ok(object::of_headers(object.location().protocol(), &stated)),
-            Err(error) if error.kind() == ErrorKind::Changed => Err(error),
-            // What cannot be asked for need not be there; a load that cannot do without says so.
-            Err(error) => Ok(Err(format!("its checksum cannot be asked for: {error}"))),
-        },
+        ShardSource::Object(object) => {
+            let stated = object.checksums()?;
+            Ok(object::of_headers(object.location().protocol(), &stated))
+        }
     }
 }
 

@@ -6,9 +6,10 @@ use std::sync::Arc;
 use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::format_bytes;
-use crate::source::{FileSource, Location, Protocol, Source, StoreOptions};
+use crate::source::{FileSource, Location, Protocol, Root, Source, StoreOptions};
 #[cfg(feature = "object")]
 use crate::source::{ObjectSource, Remote};
+use crate::within::Underway;
 
 /// First read of an object, bytes: all of most manifests.
 #[cfg(feature = "object")]
@@ -18,6 +19,9 @@ const FIRST_BYTES: u64 = 1 << 20;
 #[derive(Debug)]
 pub(in super::super) struct Nearby<'a> {
     store: &'a StoreOptions,
+    /// Whether what is found in a folder may be a link that leads out of it.
+    follow_symlinks: bool,
+    underway: Underway,
     /// The threads and stores of the checkpoint itself.
     #[cfg(feature = "object")]
     remote: Option<Arc<Remote>>,
@@ -35,22 +39,62 @@ impl<'a> Nearby<'a> {
                 ShardSource::Object(object) => Some(Arc::clone(object.remote())),
                 ShardSource::File(_) => None,
             });
-            Self { store, remote }
+            Self {
+                store,
+                follow_symlinks: false,
+                underway: Underway::default(),
+                remote,
+            }
         }
         #[cfg(not(feature = "object"))]
         {
             drop(sources.into_iter());
-            Self { store }
+            Self {
+                store,
+                follow_symlinks: false,
+                underway: Underway::default(),
+            }
         }
     }
 
-    /// All of a file, if it is there. Servers that must not be listed say 403 of what is not.
-    pub(in super::super) fn read_if_there(
+    /// The same, as the checkpoint was opened: whether links in its folders may lead out of them.
+    pub(in super::super) fn following(mut self, follow_symlinks: bool) -> Self {
+        self.follow_symlinks = follow_symlinks;
+        self
+    }
+
+    /// The same, and `underway` is told what is being waited for.
+    pub(super) fn telling(mut self, underway: &Underway) -> Self {
+        self.underway = underway.clone();
+        self
+    }
+
+    /// What is being waited for.
+    pub(super) fn underway(&self) -> &Underway {
+        &self.underway
+    }
+
+    /// All of a file that nobody has named, if it is in `folder`. Where a link is in its place, what that leads to has to be in the
+    /// folder as well: folders come from anywhere, and errors and reports tell of what is read. Servers that must not be listed say
+    /// 403 of what is not there.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::PermissionDenied`] for a link that leads out of the folder; whatever else reading runs into.
+    pub(in super::super) fn read_in(
         &self,
+        folder: &Location,
         location: &Location,
         bytes_max: u64,
     ) -> Result<Option<Vec<u8>>> {
-        match self.read(location, bytes_max) {
+        let root = || match location.as_path() {
+            Some(_) if !self.follow_symlinks => Root::open(folder).map(Some),
+            _ => Ok(None),
+        };
+        let found = self.underway.during(location, || {
+            self.read_now(root()?.as_ref(), location, bytes_max)
+        });
+        match if_there(found) {
             Err(error)
                 if error.kind() == ErrorKind::PermissionDenied && location.as_path().is_none() =>
             {
@@ -70,15 +114,21 @@ impl<'a> Nearby<'a> {
         location: &Location,
         bytes_max: u64,
     ) -> Result<Option<Vec<u8>>> {
-        let found = if location.as_path().is_some() {
-            read_file(location, bytes_max)
-        } else {
-            self.read_object(location, bytes_max)
-        };
-        match found {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            found => found.map(Some),
+        let read = || self.read_now(None, location, bytes_max);
+        if_there(self.underway.during(location, read))
+    }
+
+    fn read_now(
+        &self,
+        root: Option<&Root>,
+        location: &Location,
+        bytes_max: u64,
+    ) -> Result<Vec<u8>> {
+        if location.as_path().is_none() {
+            return self.read_object(location, bytes_max);
         }
+        let file = FileSource::open_in(root, location, None)?;
+        whole(&file, Vec::new(), bytes_max)
     }
 
     #[cfg(feature = "object")]
@@ -102,9 +152,11 @@ impl<'a> Nearby<'a> {
     }
 }
 
-pub(super) fn read_file(location: &Location, bytes_max: u64) -> Result<Vec<u8>> {
-    let file = FileSource::open(location)?;
-    whole(&file, Vec::new(), bytes_max)
+fn if_there(found: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 /// All bytes of a source, of which `first` are there already.

@@ -4,7 +4,7 @@
 //! (model-signing's `docs/model_signing_format.md`, version 1.0). Digests are read here, strictly. Who signed them is not looked at: that
 //! takes keys or certificates to trust, and is left to `model-signing` itself.
 
-use std::collections::BTreeMap;
+use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -12,8 +12,9 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::super::digest::{Algorithm, Digest};
-use super::super::manifest::wrong_name;
+use super::super::manifest::{clipped, wrong_name};
 use super::super::statement::Statement;
+use super::super::wrong_json::wrong_json;
 use super::nearby::Nearby;
 use super::{Asked, Named};
 use crate::error::{Error, ErrorKind, Result, printable};
@@ -22,8 +23,8 @@ use crate::source::{Location, Source};
 /// What it is called, beside the checkpoint.
 pub(in super::super) const NAME: &str = "model.sig";
 
-/// Longest signature that is read, bytes: of a model of 100,000 files about a third.
-pub(in super::super) const BYTES_MAX: u64 = 64 << 20;
+/// Longest signature that is read, bytes: enough for models of 70,000 files.
+pub(in super::super) const BYTES_MAX: u64 = 16 << 20;
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
@@ -40,7 +41,7 @@ pub(super) struct Signed {
 /// The signature in a folder, if there is one.
 pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Signed>> {
     let location = folder.join(NAME);
-    let Some(text) = nearby.read_if_there(&location, BYTES_MAX)? else {
+    let Some(text) = nearby.read_in(folder, &location, BYTES_MAX)? else {
         return Ok(None);
     };
     let files = parse(&text).map_err(|error| error.with_location(&location))?;
@@ -59,71 +60,102 @@ pub(super) fn of_source(asked: &Asked<'_>, signed: Option<&Signed>) -> Result<St
         .ok_or_else(|| format!("{} is not about it", signed.location))
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Bundle {
-    dsse_envelope: Envelope,
-}
+// Texts are borrowed, and what is not looked at is not kept: then reading takes no more than a few times what is there.
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Envelope {
-    payload: String,
-    payload_type: String,
+struct Bundle<'a> {
+    #[serde(borrow)]
+    dsse_envelope: Envelope<'a>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct InToto {
-    #[serde(rename = "_type")]
-    kind: String,
-    subject: Vec<Subject>,
-    predicate_type: String,
-    #[serde(default)]
-    predicate: serde_json::Value,
+struct Envelope<'a> {
+    #[serde(borrow)]
+    payload: Cow<'a, str>,
+    #[serde(borrow)]
+    payload_type: Cow<'a, str>,
+}
+
+/// What every statement has.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct InToto<'a> {
+    #[serde(rename = "_type", borrow)]
+    kind: Cow<'a, str>,
+    #[serde(borrow)]
+    subject: Vec<Subject<'a>>,
+    #[serde(borrow)]
+    predicate_type: Cow<'a, str>,
 }
 
 #[derive(Deserialize)]
-struct Subject {
-    digest: BTreeMap<String, String>,
+struct Subject<'a> {
+    #[serde(borrow)]
+    digest: SubjectDigest<'a>,
 }
 
 #[derive(Deserialize)]
-struct Predicate {
-    serialization: Serialization,
-    resources: Vec<Resource>,
+struct SubjectDigest<'a> {
+    #[serde(borrow)]
+    sha256: Option<Cow<'a, str>>,
+}
+
+/// The same statement, of a predicate whose type is known by then.
+#[derive(Deserialize)]
+struct Predicated<'a> {
+    #[serde(borrow)]
+    predicate: Predicate<'a>,
 }
 
 #[derive(Deserialize)]
-struct Serialization {
-    method: String,
+struct Predicate<'a> {
+    #[serde(borrow)]
+    serialization: Serialization<'a>,
+    #[serde(borrow)]
+    resources: Vec<Resource<'a>>,
 }
 
 #[derive(Deserialize)]
-struct Resource {
-    name: String,
-    algorithm: String,
-    digest: String,
+struct Serialization<'a> {
+    #[serde(borrow)]
+    method: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Resource<'a> {
+    #[serde(borrow)]
+    name: Cow<'a, str>,
+    #[serde(borrow)]
+    algorithm: Cow<'a, str>,
+    #[serde(borrow)]
+    digest: Cow<'a, str>,
+}
+
+/// Reads the text of a signature, for who wants nothing but to see it read.
+#[cfg(feature = "testing")]
+pub(crate) fn read(text: &[u8]) -> Result<()> {
+    parse(text).map(|_| ())
 }
 
 /// The files that a signature is about, or why they cannot be compared.
 fn parse(text: &[u8]) -> Result<Result<Named, String>> {
-    let json = |error: serde_json::Error| invalid(printable(&error.to_string()));
-    let bundle: Bundle = serde_json::from_slice(text).map_err(json)?;
+    let json = |error: serde_json::Error| invalid(printable(&wrong_json(&error)));
+    let bundle: Bundle<'_> = serde_json::from_slice(text).map_err(json)?;
     let envelope = bundle.dsse_envelope;
     require("payload", &envelope.payload_type, PAYLOAD_TYPE)?;
     let payload = BASE64_STANDARD
-        .decode(&envelope.payload)
+        .decode(envelope.payload.as_bytes())
         .map_err(|_| invalid("its payload is no base64"))?;
-    let statement: InToto = serde_json::from_slice(&payload).map_err(json)?;
+    let statement: InToto<'_> = serde_json::from_slice(&payload).map_err(json)?;
     require("statement", &statement.kind, STATEMENT_TYPE)?;
     if statement.predicate_type != PREDICATE_TYPE {
         return Ok(Err(format!(
-            "{NAME} is of a kind that is not read: {}",
-            printable(&statement.predicate_type)
+            "{NAME} is of a kind that is not read, and not {PREDICATE_TYPE}"
         )));
     }
-    let predicate: Predicate = serde_json::from_value(statement.predicate).map_err(json)?;
+    let Predicated { predicate } = serde_json::from_slice(&payload).map_err(json)?;
     let [subject] = &statement.subject[..] else {
         return Err(invalid(format!(
             "found {} subjects, wanted one",
@@ -140,19 +172,19 @@ fn parse(text: &[u8]) -> Result<Result<Named, String>> {
 }
 
 /// The digest of the subject is over those of all resources, in their order.
-fn require_root(subject: &Subject, resources: &[Resource]) -> Result<()> {
+fn require_root(subject: &Subject<'_>, resources: &[Resource<'_>]) -> Result<()> {
     let mut root = Sha256::new();
     for resource in resources {
         let bytes = bytes_of(&resource.digest);
         root.update(bytes.ok_or_else(|| {
             invalid(format!(
                 "the digest of {:?} is not hexadecimal",
-                printable(&resource.name)
+                clipped(&resource.name)
             ))
         })?);
     }
     let found = Digest::new(Algorithm::Sha256, &root.finalize());
-    let stated = subject.digest.get("sha256");
+    let stated = subject.digest.sha256.as_deref();
     let stated = stated.and_then(|text| Digest::from_hex(Algorithm::Sha256, text));
     if stated.is_none() || stated != found {
         return Err(invalid(
@@ -162,22 +194,21 @@ fn require_root(subject: &Subject, resources: &[Resource]) -> Result<()> {
     Ok(())
 }
 
-fn digests(resources: &[Resource]) -> Result<Result<Named, String>> {
+fn digests(resources: &[Resource<'_>]) -> Result<Result<Named, String>> {
     let mut named = Named::new();
     for resource in resources {
-        let shown = printable(&resource.name);
+        let shown = clipped(&resource.name);
         if let Some(wrong) = wrong_name(&resource.name) {
             return Err(invalid(format!("the name of the file {shown:?} {wrong}")));
         }
         if resource.algorithm != Algorithm::Sha256.name() {
             return Ok(Err(format!(
-                "{NAME} is by {}, and only SHA-256 is compared",
-                printable(&resource.algorithm)
+                "{NAME} is not by SHA-256, and only that is compared"
             )));
         }
         let digest = Digest::from_hex(Algorithm::Sha256, &resource.digest);
         let digest = digest.ok_or_else(|| invalid(format!("{shown:?} has no SHA-256")))?;
-        if named.insert(resource.name.clone(), digest).is_some() {
+        if named.insert(resource.name.to_string(), digest).is_some() {
             return Err(invalid(format!("the file {shown:?} is there twice")));
         }
     }
@@ -197,8 +228,7 @@ fn require(what: &str, found: &str, wanted: &str) -> Result<()> {
         return Ok(());
     }
     Err(invalid(format!(
-        "its {what} is of type {:?}, wanted {wanted:?}",
-        printable(found)
+        "its {what} is of another type, wanted {wanted:?}"
     )))
 }
 
@@ -278,8 +308,8 @@ mod tests {
         let blake = json!({"name": "a", "algorithm": "blake3", "digest": SHA});
         for (statement, wanted) in [
             (shards, "pieces of files"),
-            (other, "not read: https://example.com/\\u{1b}"),
-            (statement(&[blake]), "by blake3"),
+            (other, "and not https://model_signing/"),
+            (statement(&[blake]), "not by SHA-256"),
         ] {
             let why = read(&bundle(&statement)).expect("valid").expect_err(wanted);
             assert!(why.contains(wanted), "{why}");
@@ -303,11 +333,14 @@ mod tests {
             (json!({}), "dsseEnvelope"),
             (json!([]), "is no signature"),
             (payload, "no base64"),
-            (of_type, "its payload is of type"),
+            (of_type, "its payload is of another type"),
             (twice, "there twice"),
             (bundle(&statement(&[resource("../a")])), "leaves the folder"),
             (bundle(&statement(&[resource("/a")])), "an absolute path"),
-            (set("/_type", json!("other")), "its statement is of type"),
+            (
+                set("/_type", json!("other")),
+                "its statement is of another type",
+            ),
             (set("/subject", json!([])), "0 subjects"),
             (
                 set("/subject/0/digest", json!({})),
@@ -320,7 +353,7 @@ mod tests {
                 ),
                 "the digest of its subject",
             ),
-            (set("/predicate/resources", json!({})), "invalid type"),
+            (set("/predicate/resources", json!({})), "wanted a sequence"),
             (
                 set("/predicate/resources/0/digest", json!("abc")),
                 "not hexadecimal",

@@ -81,7 +81,7 @@ impl Found {
         options: &VerifyOptions,
         opening: &OpenOptions,
     ) -> Result<Self> {
-        let nearby = Nearby::of([], &opening.store);
+        let nearby = Nearby::of([], &opening.store).following(opening.follow_symlinks);
         let (outline, failed) = outline_of(location, opening)?;
         let target = target(options, location, &outline.folder)?;
         let manifest = manifest(&outline, options, target.as_ref(), &nearby)?;
@@ -251,7 +251,8 @@ fn subjects(
             folder: outline.folder.clone(),
         })
         .collect();
-    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store);
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store)
+        .following(outline.follows_symlinks());
     let manifests = vec![about.manifest.cloned(); asked.len()];
     let reach = match about.signed {
         Some(_) => Reach::AllButSignatures,

@@ -44,8 +44,8 @@ pub fn read_signature(
     let opening = opening.into();
     let (outline, _) = outline_of(location, &opening)?;
     let location = outline.folder.join(SIGNATURE_NAME);
-    let nearby = Nearby::of([], &opening.store);
-    match nearby.read_if_there(&location, SIGNATURE_BYTES_MAX)? {
+    let nearby = Nearby::of([], &opening.store).following(opening.follow_symlinks);
+    match nearby.read_in(&outline.folder, &location, SIGNATURE_BYTES_MAX)? {
         Some(text) => Ok(SignatureText { location, text }),
         None => Err(Error::new(ErrorKind::NotFound, "there is no signature")
             .with_location(location)

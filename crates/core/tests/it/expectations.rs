@@ -1,0 +1,344 @@
+//! What loads are compared with: whose word counts, by which digest, where it may be, and how long it may be looked for.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tload::testing::fixtures::{FileBuilder, Rng};
+use tload::verify::{
+    Algorithm, Digest, Expectation, Expected, MANIFEST_NAME, ManifestTarget, Verification,
+    VerifyOptions,
+};
+use tload::{
+    Checkpoint, Dtype, Error, ErrorKind, Loader, OpenOptions, Report, Selection, Tensor, Verify,
+};
+use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule};
+
+use crate::files::{folder, location, options, write};
+use crate::requirement;
+
+const SHARD: &str = "m.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+const SECRET: &str = "hunter2";
+
+/// A folder with one shard of three tensors, and a manifest beside it.
+fn recorded() -> TempDir {
+    let folder = folder();
+    let mut rng = Rng::new(5);
+    let file = FileBuilder::new()
+        .tensor("a", Dtype::U8, &[2, 8], &rng.bytes(16))
+        .tensor("b", Dtype::U8, &[30_000], &rng.bytes(30_000))
+        .tensor("c", Dtype::U8, &[100], &rng.bytes(100))
+        .build();
+    write(&folder.path().join(SHARD), &file);
+    record(folder.path());
+    folder
+}
+
+fn record(path: &Path) {
+    let mut options = VerifyOptions::default();
+    options.write = Some(ManifestTarget::Beside);
+    let report = Verification::new(&location(path)).options(options).run();
+    assert!(report.expect("reads").written.is_some());
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    std::fs::read(path).expect("there")
+}
+
+/// Changes bytes of a file, in place.
+fn change(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
+    let mut bytes = read(path);
+    change(&mut bytes);
+    std::fs::write(path, bytes).expect("ours");
+}
+
+fn loader(path: &Path, verify: &Verify) -> Loader {
+    let loader = Loader::open(&location(path)).expect("a good checkpoint");
+    loader.options(options(|it| it.verify = verify.clone()))
+}
+
+fn load(loader: &Loader) -> Result<(Vec<Tensor>, Report), Error> {
+    let mut stream = loader.stream()?;
+    let tensors = stream.by_ref().collect::<Result<_, _>>()?;
+    Ok((tensors, stream.report()))
+}
+
+fn manifest_of(folder: &Path) -> String {
+    let path = folder.join(MANIFEST_NAME);
+    path.into_os_string().into_string().expect("UTF-8")
+}
+
+#[test]
+fn a_header_is_compared_also_where_an_index_leaves_tensors_out() {
+    let model = recorded();
+    let path = model.path().join(SHARD);
+    let index = format!(r#"{{"weight_map": {{"a": "{SHARD}", "c": "{SHARD}"}}}}"#);
+    write(&model.path().join(INDEX), index.as_bytes());
+    let (_, report) = load(&loader(model.path(), &Verify::Require)).expect("all is right");
+    let verification = report.verification.expect("was asked for");
+    assert_eq!(
+        (verification.bytes, verification.unverified_files),
+        (116, 0)
+    );
+    // The same bytes in another shape.
+    change(&path, |file| {
+        let shape = |text: &[u8]| text == b"[2, 8]";
+        let at = file.windows(6).position(shape).expect("the shape of a");
+        file[at..at + 6].copy_from_slice(b"[8, 2]");
+    });
+    for choice in [
+        Verify::Auto,
+        Verify::Require,
+        Verify::Manifest(manifest_of(model.path())),
+    ] {
+        for selection in [Selection::all(), Selection::names(["a"])] {
+            let loader = loader(model.path(), &choice).tensors(selection);
+            let error = load(&loader).expect_err("the header is another");
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "{choice}: {error}");
+            let header = Checkpoint::open(&location(&path)).expect("opens");
+            let header = header.shards()[0].header_bytes();
+            assert_eq!(error.range(), Some(0..header), "{choice}: {error}");
+        }
+    }
+}
+
+/// SHA-256 of tensors and of the whole say nothing of a header that is read without all of the file.
+#[test]
+fn a_header_that_cannot_be_compared_is_said_or_refused() {
+    let model = recorded();
+    let path = model.path().join(SHARD);
+    let file = read(&path);
+    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let header = usize::try_from(checkpoint.shards()[0].header_bytes()).expect("small");
+    let of_tensor = |name: &str| {
+        let range = checkpoint.get(name).expect("there").file_range();
+        let at = |offset| usize::try_from(offset).expect("small");
+        let bytes = &file[at(range.start)..at(range.end)];
+        (name.to_owned(), Digest::of(Algorithm::Sha256, bytes))
+    };
+    let mut expected = Expected {
+        by: "the test".to_owned(),
+        whole: Some(Digest::of(Algorithm::Sha256, &file)),
+        tensors: ["a", "b", "c"].map(of_tensor).into(),
+        ..Expected::default()
+    };
+    let loader = |choice: &Verify, expected: &Expected, names: &[&str]| {
+        loader(&path, choice)
+            .tensors(Selection::names(names.iter().copied()))
+            .expectations([Expectation::Of(expected.clone())])
+    };
+    let why = "is of the header only as part of the whole file";
+    for choice in [Verify::Require, Verify::Sha256(None)] {
+        let error = load(&loader(&choice, &expected, &["a"])).expect_err("is not known");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        assert!(error.message().contains(why), "{error}");
+        load(&loader(&choice, &expected, &["a", "b", "c"])).expect("the whole is read");
+    }
+    let (_, report) = load(&loader(&Verify::Auto, &expected, &["a"])).expect("loads");
+    let verification = report.verification.expect("was asked for");
+    assert_eq!(verification.bytes, 16);
+    assert!(verification.unverified[0].why.contains(why));
+    // Who knows the header by itself is believed.
+    expected.header = Some(Digest::of(Algorithm::Sha256, &file[..header]));
+    for choice in [Verify::Require, Verify::Sha256(None)] {
+        let (_, report) = load(&loader(&choice, &expected, &["a"])).expect("is known");
+        let verification = report.verification.expect("was asked for");
+        assert_eq!(verification.by[0].algorithm, "sha256");
+    }
+    expected.header = Some(Digest::of(Algorithm::Sha256, b"another"));
+    let error = load(&loader(&Verify::Require, &expected, &["a"])).expect_err("is another");
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(error.range(), Some(0..header as u64));
+}
+
+/// Whoever changes a tensor by a multiple of the polynomial changes no CRC. So `require` is no defence against intent; `sha256` is.
+#[test]
+fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
+    let model = recorded();
+    let manifest = manifest_of(model.path());
+    let of_sha = [Verify::Sha256(None), Verify::Sha256(Some(manifest.clone()))];
+    let of_crc = [Verify::Require, Verify::Manifest(manifest)];
+    let len = read(&model.path().join(SHARD)).len() as u64;
+    for choice in &of_sha {
+        let (_, report) = load(&loader(model.path(), choice)).expect("all is right");
+        assert!(
+            report.to_string().contains("1 file by sha256 of manifest "),
+            "{report}"
+        );
+        let verification = report.verification.expect("was asked for");
+        assert_eq!(
+            (verification.bytes, verification.unverified_files),
+            (len, 0)
+        );
+        assert_eq!(verification.by[0].algorithm, "sha256");
+        // Of the whole file, so all of it has to be read.
+        let some = loader(model.path(), choice).tensors(Selection::names(["b"]));
+        let error = load(&some).expect_err("the whole cannot be compared");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+        let hint = error.hint().expect("a hint");
+        assert!(hint.contains("load all tensors of the file"), "{hint}");
+    }
+    // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64 before them. In this order the bits of
+    // a message are divided, the lowest of each byte first.
+    let polynomial = 1_u128 | 0x9A6C_9329_AC4B_C9B5_u128 << 1;
+    let at = Checkpoint::open(&location(model.path())).expect("opens");
+    let at = at.get("b").expect("there").file_range().start + 1234;
+    let at = usize::try_from(at).expect("small");
+    let before = read(&model.path().join(SHARD));
+    change(&model.path().join(SHARD), |file| {
+        let forged = file[at..].iter_mut().zip(polynomial.to_le_bytes());
+        forged.for_each(|(byte, other)| *byte ^= other);
+    });
+    assert_ne!(read(&model.path().join(SHARD)), before);
+    for choice in &of_crc {
+        let (tensors, report) = load(&loader(model.path(), choice)).expect("no CRC differs");
+        let b = tensors.iter().find(|tensor| tensor.name() == "b");
+        assert!(b.expect("was loaded").bytes() != &before[at - 1234..at - 1234 + 30_000]);
+        let verification = report.verification.expect("was asked for");
+        assert_eq!(verification.by[0].algorithm, "crc64nvme");
+    }
+    for choice in &of_sha {
+        let error = load(&loader(model.path(), choice)).expect_err("it is forged");
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.message().contains("expected sha256:"), "{error}");
+    }
+}
+
+#[test]
+fn where_nobody_has_a_sha_256_none_is_compared() {
+    let folder = folder();
+    let file = FileBuilder::new().tensor("a", Dtype::U8, &[4], b"1234");
+    let path = write(&folder.path().join(SHARD), &file.build());
+    let choice = Verify::Sha256(None);
+    let error = load(&loader(&path, &choice)).expect_err("nobody knows it");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    let expected = Expected {
+        by: "the store".to_owned(),
+        whole: Some(Digest::of(Algorithm::Crc64Nvme, &read(&path))),
+        ..Expected::default()
+    };
+    let by_crc = loader(&path, &choice).expectations([Expectation::Of(expected)]);
+    let error = load(&by_crc).expect_err("a CRC does not count");
+    assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
+    assert!(
+        error.message().contains("the store has no SHA-256 of it"),
+        "{error}"
+    );
+    assert!(error.hint().expect("a hint").contains("verify=require"));
+}
+
+/// Opens with links allowed.
+fn following(path: &Path, verify: &Verify) -> Loader {
+    let mut opening = OpenOptions::default();
+    opening.follow_symlinks = true;
+    let loader = Loader::open_with(&location(path), opening).expect("a good checkpoint");
+    loader.options(options(|it| it.verify = verify.clone()))
+}
+
+#[test]
+fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
+    let model = recorded();
+    let outside = folder();
+    let manifest = model.path().join(MANIFEST_NAME);
+    let private = outside.path().join("private.json");
+    std::fs::rename(&manifest, &private).expect("ours");
+    symlink(&private, &manifest).expect("takes links");
+    let named = Verify::Manifest(manifest_of(model.path()));
+    for choice in [Verify::Auto, Verify::Require, Verify::Sha256(None)] {
+        let error = load(&loader(model.path(), &choice)).expect_err("leads out");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::PermissionDenied,
+            "{}",
+            error.chain()
+        );
+        assert_eq!(error.location(), manifest.to_str());
+        assert!(error.hint().expect("a hint").contains("follow_symlinks"));
+        load(&following(model.path(), &choice)).expect("allowed");
+    }
+    load(&loader(model.path(), &named)).expect("somebody has named it");
+    let error = Verification::new(&location(model.path())).run();
+    assert_eq!(
+        error.expect_err("leads out").kind(),
+        ErrorKind::PermissionDenied
+    );
+
+    // Links that stay in the folder are links of whoever made it.
+    std::fs::remove_file(&manifest).expect("ours");
+    std::fs::rename(&private, model.path().join("real.json")).expect("ours");
+    symlink("real.json", &manifest).expect("takes links");
+    load(&loader(model.path(), &Verify::Require)).expect("stays in the folder");
+
+    // A signature, likewise; and nothing of what it leads to is told.
+    std::fs::remove_file(&manifest).expect("ours");
+    let signature = model.path().join("model.sig");
+    for text in [
+        SECRET.to_owned(),
+        format!(r#"{{"dsseEnvelope":"{SECRET}"}}"#),
+    ] {
+        std::fs::write(&private, text).expect("ours");
+        symlink(&private, &signature).expect("takes links");
+        let error = load(&loader(model.path(), &Verify::Auto)).expect_err("leads out");
+        assert_eq!(
+            error.kind(),
+            ErrorKind::PermissionDenied,
+            "{}",
+            error.chain()
+        );
+        let error = load(&following(model.path(), &Verify::Auto)).expect_err("is none");
+        assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{}", error.chain());
+        assert!(!error.chain().contains(SECRET), "{}", error.chain());
+        std::fs::remove_file(&signature).expect("ours");
+    }
+}
+
+#[test]
+fn errors_of_manifests_do_not_repeat_what_files_say() {
+    let model = recorded();
+    for text in [
+        format!("{{\"tload_manifest\":\"{SECRET}\"}}"),
+        format!("{{\"tload_manifest\":1,\"files\":\"{SECRET}\"}}"),
+        format!("{{\"tload_manifest\":1,\"files\":{{}},\"{SECRET}\":1}}"),
+        format!("{{\"tload_manifest\":1,\"files\":{{\"a\":{{\"bytes\":\"{SECRET}\"}}}}}}"),
+        format!(
+            "{{\"tload_manifest\":1,\"files\":{{\"a\":{{\"bytes\":1,\"crc64nvme\":\"{SECRET}\"}}}}}}"
+        ),
+        format!("{{{SECRET}"),
+    ] {
+        let path: PathBuf = model.path().join(MANIFEST_NAME);
+        std::fs::write(&path, &text).expect("ours");
+        let error = load(&loader(model.path(), &Verify::Auto)).expect_err("is none");
+        assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{}", error.chain());
+        assert!(!error.chain().contains(SECRET), "{}", error.chain());
+        assert!(error.message().contains("column"), "{error}");
+    }
+}
+
+/// A mount may die after the checkpoint was opened: a load's time is over then as well.
+#[test]
+fn looking_for_digests_ends_in_time_and_names_what_it_waits_for() {
+    let model = recorded();
+    let mount = Mount::start("slow::serves", model.path(), &Slowness::default());
+    let Some(mount) = requirement::requirement("fuse", mount) else {
+        return;
+    };
+    let loader = loader(mount.path(), &Verify::Auto);
+    mount.fault(
+        &Rule::always(Fault::Hold)
+            .on(Request::Open)
+            .file(MANIFEST_NAME),
+    );
+    let hurried = loader.options(options(|it| {
+        it.verify = Verify::Auto;
+        it.timeout = Some(Duration::from_millis(300));
+    }));
+    let error = hurried.stream().expect_err("hangs");
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+    let manifest = mount.path().join(MANIFEST_NAME);
+    assert_eq!(error.location(), manifest.to_str(), "{}", error.chain());
+    mount.clear_faults();
+    mount.release();
+}
