@@ -464,11 +464,7 @@ fn completion(
             check.report(report);
         }
         add_depths(report, &feed, &sources);
-        let (opening_retries, why) = sources.tried_again();
-        report.opening_retries = opening_retries;
-        if report.last_retry.is_none() {
-            report.last_retry = why;
-        }
+        report.set_opening_retries(sources.tried_again());
         let refused = sources.files().find(|file| file.is_refused());
         if let Some(file) = refused {
             let source = file.source();

@@ -299,6 +299,12 @@ impl Report {
         }
     }
 
+    /// What was tried again beside reads, and why the last time.
+    pub(crate) fn set_opening_retries(&mut self, (count, why): (u64, Option<String>)) {
+        self.opening_retries = count;
+        self.last_retry = self.last_retry.take().or(why);
+    }
+
     /// What went wrong; no line when nothing did.
     fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let again = self.read_retries + self.request_retries;
