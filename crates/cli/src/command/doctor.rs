@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use serde::Serialize;
-use tload::{Checkpoint, Error, ErrorKind, Result, printable};
+use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
 
 use crate::args::DoctorArgs;
 use crate::doctor::{Finding, Level, Settings, Urgency, examine, first, look, no_answer};
@@ -27,10 +27,12 @@ pub(crate) fn run(
 ) -> Result<()> {
     let settings =
         Settings::of(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
+    // A mistake in them is one, with a location or without.
+    let store = options::store_within(&args.store, Some(args.timeout))?;
     let looked = args
         .location
         .as_deref()
-        .map(|location| look_at(location, args, &settings, interrupt))
+        .map(|location| look_at(location, store, (args, &settings), interrupt))
         .transpose()?;
     let checkpoint = looked.as_ref().and_then(|looked| looked.checkpoint.get());
     let mut findings = examine(&System::real(), limits, &settings, checkpoint);
@@ -61,12 +63,11 @@ struct Looked {
 /// Opens the checkpoint and looks at where it is, on a thread that is left behind when storage does not answer.
 fn look_at(
     location: &OsStr,
-    args: &DoctorArgs,
-    settings: &Settings,
+    store: StoreOptions,
+    (args, settings): (&DoctorArgs, &Settings),
     interrupt: &Interrupt,
 ) -> Result<Looked> {
     let timeout = args.timeout;
-    let store = options::store_within(&args.store, Some(timeout))?;
     let opening = options::opening(store, &args.links);
     let checkpoint = Arc::<OnceLock<Checkpoint>>::default();
     let outcome = options::location(location).and_then(|location| {
