@@ -117,18 +117,11 @@ impl Sources {
 
     /// What was tried again beside reads, and why the last time.
     pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
-        let mut tallies: Vec<&Tally> = self.files().map(|file| file.source().tally()).collect();
-        #[cfg(feature = "object")]
-        for group in &self.groups {
-            let Group::Objects(objects) = group else {
-                continue;
-            };
-            for object in objects.iter() {
-                let tally = object.remote().tally();
-                // Those of one checkpoint share theirs.
-                if !tallies.iter().any(|known| known.is(tally)) {
-                    tallies.push(tally);
-                }
+        let mut tallies: Vec<&Tally> = Vec::new();
+        for tally in self.groups.iter().flat_map(Group::tallies) {
+            // Objects of one checkpoint share theirs.
+            if !tallies.iter().any(|known| known.is(tally)) {
+                tallies.push(tally);
             }
         }
         let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.into_iter().map(Tally::so_far).unzip();
@@ -211,6 +204,18 @@ impl Group {
                     .and_then(|object| object.location().remote());
                 url.map_or_else(String::new, |url| url.scheme.clone())
             }
+        }
+    }
+
+    /// Of each source: what counts what was tried again beside reads.
+    fn tallies(&self) -> Vec<&Tally> {
+        match self {
+            Self::Files(files) => files.iter().map(|file| file.source().tally()).collect(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects
+                .iter()
+                .map(|object| object.remote().tally())
+                .collect(),
         }
     }
 
