@@ -184,6 +184,19 @@ def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pyt
     assert len(tload.open(Path("s3:"))) == 12
 
 
+def test_a_process_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was opened by a relative path is still what is there, not what the path means by now."""
+    tensors = [{"a": Content.random("U8", (3 << 20,), seed)} for seed in (1, 2)]
+    for name, content in zip(("here", "there"), tensors, strict=True):
+        (tmp_path / name).mkdir()
+        write_file(tmp_path / name / "m.safetensors", content)
+    monkeypatch.chdir(tmp_path / "here")
+    checkpoint = tload.open("m.safetensors")
+    monkeypatch.chdir(tmp_path / "there")
+    assert bytes(tload.load(checkpoint, framework="numpy")["a"]) == tensors[0]["a"].raw
+    assert bytes(tload.load("m.safetensors", framework="numpy")["a"]) == tensors[1]["a"].raw
+
+
 def test_many_tensors_keep_their_order(tmp_path: Path) -> None:
     tensors = {f"t{index}": Content.random("U8", (index % 5,), index) for index in range(2000)}
     write_file(tmp_path / "many.safetensors", tensors)

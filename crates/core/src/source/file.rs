@@ -4,34 +4,23 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
 use super::file_system::is_network;
-use super::{FileSystem, Location, Root, Source};
+use super::{FileSystem, Identity, Location, Root, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{Retries, Transient};
 use crate::tally::Tally;
-
-/// What tells one state of a file from another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// Device number.
-    pub device: u64,
-    /// Inode number.
-    pub inode: u64,
-    /// Length, bytes.
-    pub len: u64,
-    /// Time of the last change, seconds and nanoseconds since 1970.
-    pub modified: (i64, i64),
-}
 
 /// An open file and the state it was in.
 #[derive(Debug)]
 pub struct FileSource {
     location: Location,
+    /// Where it was opened, also for a process that goes to another folder.
+    path: PathBuf,
     file: File,
     identity: Identity,
     file_system: FileSystem,
@@ -78,6 +67,7 @@ impl FileSource {
         let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
         Ok(Self {
             location: location.clone(),
+            path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
             identity: Identity::of(&metadata),
             file,
             retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
@@ -111,27 +101,38 @@ impl FileSource {
         &self.file
     }
 
-    /// Whether the file is still in the state in which it was opened.
+    /// Whether the file is still in the state in which it was opened, and no other is at its path. One that was removed is whole.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when somebody wrote to it since.
+    /// [`ErrorKind::Changed`] when somebody wrote to it since, or put another file in its place.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let once = || status(&self.file, &self.location);
-        self.verify(again_if_it_may_pass(&self.tally, || self.retries, once)?)
+        self.verify_unless_in_place(|| {
+            let once = || status(&self.file, &self.location);
+            self.verify(again_if_it_may_pass(&self.tally, || self.retries, once)?)
+        })
     }
 
-    /// The same, and whether it is still what its path leads to: for who says something of what is at the path.
+    /// The same, where `opened` asks the open file. That takes a second question only if what is at the path is not what was opened.
+    pub(super) fn verify_unless_in_place(&self, opened: impl FnOnce() -> Result<()>) -> Result<()> {
+        let found = Identity::at(&self.path);
+        if found.as_ref().is_ok_and(|found| *found == self.identity) {
+            return Ok(());
+        }
+        opened()?;
+        found.map_or(Ok(()), |found| self.verify(found))
+    }
+
+    /// The same, and whether it is still there: for who says something of what is at the path.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] also when it was replaced or removed since.
+    /// [`ErrorKind::Changed`] also when it was removed since.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         self.verify_unchanged()?;
-        let path = path_of(&self.location)?;
-        let once = || std::fs::metadata(path).map_err(|error| cannot_open(error, &self.location));
+        let once = || Identity::at(&self.path).map_err(|error| cannot_open(error, &self.location));
         match again_if_it_may_pass(&self.tally, || self.retries, once) {
-            Ok(metadata) => self.verify(Identity::of(&metadata)),
+            Ok(found) => self.verify(found),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::Changed,
                 "changed while it was read: it is no longer there",
@@ -146,19 +147,24 @@ impl FileSource {
         if found == self.identity {
             return Ok(());
         }
-        let what = if (found.device, found.inode) != (self.identity.device, self.identity.inode) {
-            "another file took its place".to_owned()
-        } else if found.len != self.identity.len {
-            format!(
-                "its length went from {} to {} bytes",
-                self.identity.len, found.len
+        let mixed = "load again when nobody writes to the checkpoint; what was loaded may mix old and new bytes";
+        let (what, hint) = if !found.is_same_file(&self.identity) {
+            (
+                "another file took its place".to_owned(),
+                "load again; nothing was read of the new file, but other files of the checkpoint may be new ones already",
             )
+        } else if found.len != self.identity.len {
+            let (was, is) = (self.identity.len, found.len);
+            (format!("its length went from {was} to {is} bytes"), mixed)
         } else {
-            "its modification time moved".to_owned()
+            ("its modification time moved".to_owned(), mixed)
         };
-        Err(Error::new(ErrorKind::Changed, format!("changed while it was read: {what}"))
-            .with_location(&self.location)
-            .with_hint("load again when nobody writes to the checkpoint; what was loaded may mix old and new bytes"))
+        Err(Error::new(
+            ErrorKind::Changed,
+            format!("changed while it was read: {what}"),
+        )
+        .with_location(&self.location)
+        .with_hint(hint))
     }
 }
 
@@ -248,46 +254,6 @@ fn given_up(error: Error, tries: u32) -> Error {
     let what = error.hint().unwrap_or("look at the mount and its server");
     let hint = format!("it was tried {tries} times (retries=): {what}");
     error.with_hint(hint)
-}
-
-impl Identity {
-    /// Of an open file as it is now: a network file system is asked, whatever it said a moment ago.
-    #[cfg(target_os = "linux")]
-    pub(super) fn now(file: &File) -> io::Result<Self> {
-        use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
-        let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        let wanted = StatxFlags::INO | StatxFlags::SIZE | StatxFlags::MTIME;
-        match rustix::io::retry_on_intr(|| statx(file, "", flags, wanted)) {
-            Ok(found) if StatxFlags::from_bits_retain(found.stx_mask).contains(wanted) => {
-                Ok(Self {
-                    device: makedev(found.stx_dev_major, found.stx_dev_minor),
-                    inode: found.stx_ino,
-                    len: found.stx_size,
-                    modified: (found.stx_mtime.tv_sec, found.stx_mtime.tv_nsec.into()),
-                })
-            }
-            // Old kernels, and sandboxes that know only the older call.
-            Ok(_) | Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM) => {
-                file.metadata().map(|metadata| Self::of(&metadata))
-            }
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
-    /// Of an open file as it is now.
-    #[cfg(not(target_os = "linux"))]
-    pub(super) fn now(file: &File) -> io::Result<Self> {
-        file.metadata().map(|metadata| Self::of(&metadata))
-    }
-
-    pub(super) fn of(metadata: &std::fs::Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            len: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        }
-    }
 }
 
 /// The path of a location that is on a file system.

@@ -11,6 +11,7 @@ mod file_system;
 #[cfg(feature = "object")]
 mod folder;
 mod hub_id;
+mod identity;
 mod location;
 mod memory;
 #[cfg(feature = "object")]
@@ -28,7 +29,7 @@ mod store_options;
 
 pub use crate::retry::Retries;
 pub use cache::Cache;
-pub use file::{FileSource, Identity};
+pub use file::FileSource;
 pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
 pub(crate) use file_system::is_network;
 pub use file_system::{FileSystem, file_system};
@@ -36,6 +37,7 @@ pub use file_system::{FileSystem, file_system};
 pub(crate) use folder::Folder;
 #[cfg(feature = "object")]
 pub(crate) use hub_id::HubId;
+pub use identity::Identity;
 pub use location::{Location, Protocol};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]

@@ -277,11 +277,11 @@ impl ReadFile {
         Ok(())
     }
 
-    /// Whether the file is still in the state in which the checkpoint opened it.
+    /// Whether the file is still in the state in which the checkpoint opened it, and no other is at its path.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when somebody wrote to it since, or when it is there no more and something else is.
+    /// [`ErrorKind::Changed`] when somebody wrote to it since, or put another file in its place.
     pub fn verify_unchanged(&self) -> Result<()> {
         let once = || {
             let last = self.again.iter().last();
@@ -295,7 +295,9 @@ impl ReadFile {
                 Err(error) => Err(error),
             }
         };
-        again_if_it_may_pass(self.source.tally(), || self.retries, once)
+        self.source.verify_unless_in_place(|| {
+            again_if_it_may_pass(self.source.tally(), || self.retries, once)
+        })
     }
 
     /// Maps the file for views of its bytes.

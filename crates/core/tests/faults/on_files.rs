@@ -323,7 +323,8 @@ fn slow() -> Vec<FileFault> {
             "timeout of 400ms",
             "wait",
             "cannot be taken back",
-            "-0.safetensors [",
+            // Of which file comes first where threads read both.
+            ".safetensors [",
         ],
         Names::Nothing,
         Retried::No,
@@ -463,9 +464,14 @@ fn changing() -> Vec<FileFault> {
             },
         ),
         meanwhile(
-            "another file takes its place during the load: the old one is read to its end",
+            "another file takes its place during the load: the old one is read to its end, then it is an error",
             Deed::Replace,
-            Outcome::Loads(Retried::No),
+            fails(
+                Changed,
+                &["another file took its place"],
+                Names::Location,
+                Retried::No,
+            ),
         ),
         meanwhile(
             "a file is removed during the load: it is read to its end",

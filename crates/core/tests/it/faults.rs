@@ -12,7 +12,9 @@ use tload::source::{Cache, MemorySource};
 use tload::testing::fixtures::tensor_info;
 use tload::testing::sim::SimConfig;
 use tload::testing::simulation::Simulation;
-use tload::{Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, TensorStream};
+use tload::{
+    Checkpoint, Dtype, EngineChoice, Error, ErrorKind, Loader, Options, Order, Slice, TensorStream,
+};
 
 use crate::files::{even, folder, location, options, write};
 use crate::requirement;
@@ -95,29 +97,91 @@ fn a_file_that_shrinks_during_the_load_has_changed_and_the_bytes_are_named() {
     }
 }
 
+/// Lets `meanwhile` happen when one of four tensors is there. Those that are handed out are all of the old file, however it ends.
+fn load_and(
+    engine: EngineChoice,
+    cache: Cache,
+    path: &Path,
+    old: &[u8],
+    meanwhile: impl FnOnce(),
+) -> Result<(), Error> {
+    let loader = Loader::open(&location(path))?.options(tight(engine, cache, 1));
+    let mut stream = loader.stream()?;
+    crate::files::assert_same(&stream.next().expect("there are four")?, old);
+    meanwhile();
+    for tensor in stream {
+        crate::files::assert_same(&tensor?, old);
+    }
+    Ok(())
+}
+
+fn assert_replaced(error: &Error, path: &Path) {
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    assert!(
+        error.message().contains("another file took its place"),
+        "{error}"
+    );
+    assert_eq!(error.location(), path.to_str());
+}
+
 #[test]
-fn a_file_that_was_replaced_is_not_mixed_with_the_new_one() {
+fn a_file_that_was_replaced_is_an_error_and_not_mixed_with_the_new_one() {
+    let (old, new) = (even("t", 1, 4, MIB), even("t", 2, 4, MIB));
     for (engine, cache) in variants() {
         let folder = folder();
-        let file = even("t", 1, 4, MIB);
-        let path = write(&folder.path().join("m.safetensors"), &file);
-        let loader = Loader::open(&location(&path)).expect("opens");
-        let new = write(&folder.path().join("new"), &even("t", 2, 4, MIB));
-        std::fs::rename(new, &path).expect("the same folder");
-        match loader.options(tight(engine, cache, 1)).stream() {
-            // Opened again for direct reads: the other file is noticed.
-            Err(error) => {
-                assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
-                assert_eq!(error.location(), path.to_str());
-            }
-            // The old file is still open, and whole.
-            Ok(stream) => {
-                for tensor in stream {
-                    crate::files::assert_same(&tensor.expect("loads"), &file);
-                }
-            }
-        }
+        let path = write(&folder.path().join("m.safetensors"), &old);
+        let ended = load_and(engine, cache, &path, &old, || {
+            let other = write(&folder.path().join("new"), &new);
+            std::fs::rename(other, &path).expect("the same folder");
+        });
+        assert_replaced(&ended.expect_err("replaced"), &path);
+        load_and(engine, cache, &path, &new, || {}).expect("the new one");
     }
+}
+
+#[test]
+fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
+    let old = even("t", 1, 4, MIB);
+    for (engine, cache) in variants() {
+        let folder = folder();
+        for state in ["1", "2"] {
+            std::fs::create_dir(folder.path().join(state)).expect("ours");
+            write(&folder.path().join(state).join("m.safetensors"), &old);
+        }
+        let link = folder.path().join("current");
+        std::os::unix::fs::symlink("1", &link).expect("ours");
+        let path = link.join("m.safetensors");
+        let ended = load_and(engine, cache, &path, &old, || {
+            std::os::unix::fs::symlink("2", folder.path().join("next")).expect("ours");
+            std::fs::rename(folder.path().join("next"), &link).expect("the same folder");
+        });
+        assert_replaced(&ended.expect_err("replaced"), &path);
+    }
+}
+
+#[test]
+fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
+    let old = even("t", 1, 4, MIB);
+    for (engine, cache) in variants() {
+        let folder = folder();
+        let path = write(&folder.path().join("m.safetensors"), &old);
+        load_and(engine, cache, &path, &old, || {
+            std::fs::remove_file(&path).expect("ours");
+        })
+        .expect("whole");
+    }
+}
+
+#[test]
+fn a_file_that_was_replaced_is_an_error_also_of_one_tensor() {
+    let folder = folder();
+    let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
+    let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
+    let read = || checkpoint.read("t0", &Slice::default(), &options(|_| {}));
+    read().expect("is there");
+    let other = write(&folder.path().join("new"), &even("t", 2, 4, 4096));
+    std::fs::rename(other, &path).expect("the same folder");
+    assert_replaced(&read().expect_err("replaced"), &path);
 }
 
 #[test]
