@@ -179,7 +179,7 @@ $(DOCS_INSTALLED): docs/requirements.txt
 
 # What may come into the tree: needs no network once all crates have been fetched.
 deny:
-	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features --offline check bans licenses sources)
+	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features --offline check --hide-inclusion-graph bans licenses sources)
 
 # What is known of it since: needs the network, for RustSec's list.
 advisories:
