@@ -215,6 +215,20 @@ mod tests {
     }
 
     #[test]
+    fn the_nearest_name_is_one_with_another_end_beginning_or_case() {
+        for (wanted, near) in [
+            ("b.weight", Some("model.b.weight")),
+            ("model.lm_head", Some("lm_head")),
+            ("model.b", Some("model.b.weight")),
+            ("LM_HEAD", Some("lm_head")),
+            ("head.lm", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(wanted, &NAMES), near, "{wanted:?}");
+        }
+    }
+
+    #[test]
     fn a_rule_that_selects_nothing_is_an_error_with_a_hint() {
         let error = Selection::names(["a.weight"])
             .resolve(&NAMES)

@@ -425,6 +425,16 @@ mod tests {
         assert!(message(vec![steps(1, usize::MAX, 2)], &[7], 8).contains("dimension 0"));
         assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));
         assert!(message(vec![steps(0, 1, 1); 2], &[7], 8).contains("2 dimensions"));
+        let single = |count| Steps {
+            single: true,
+            ..steps(0, count, 1)
+        };
+        for count in [0, 2] {
+            let message = message(vec![single(count)], &[7], 8);
+            assert!(message.contains("takes dimension 0 away"), "{message}");
+        }
+        let one = Slice(vec![single(1)]).cut(&[7, 3], 8).expect("inside");
+        assert_eq!(one.shape, [3]);
         assert!(message(vec![steps(1, 2, 1)], &[8], 4).contains("4 bits"));
         let whole_bytes = Slice(vec![steps(2, 2, 1)]).cut(&[8], 4).expect("on bytes");
         assert_eq!(whole_bytes.range, 1..2);
@@ -438,6 +448,7 @@ mod tests {
         assert_eq!(strides.spans_of(90), 1);
         let apart = [0..10, 100..110, 200..210, 300..310];
         assert_eq!(strides.spans(89).collect::<Vec<_>>(), apart);
+        assert_eq!(strides.spans_of(89), 4);
     }
 
     #[test]
@@ -478,9 +489,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exactly_the_bytes_of_the_elements((shape, dims, bytes) in cases(), gap in 0u64..20) {
+        fn exactly_the_bytes_of_the_elements(
+            (shape, dims, bytes) in cases(),
+            gap in 0u64..20,
+            part in any::<[prop::sample::Index; 2]>(),
+        ) {
             let cut = Slice(dims.clone()).cut(&shape, bytes * 8).expect("inside");
             let wanted = by_hand(&dims, &shape, bytes as u64);
+            let follows = wanted.windows(2).all(|pair| pair[0] + 1 == pair[1]);
+            prop_assert_eq!(cut.strides.is_none(), follows);
             let Some(strides) = cut.strides else {
                 prop_assert_eq!(wanted, cut.range.collect::<Vec<_>>());
                 return Ok(());
@@ -490,12 +507,17 @@ mod tests {
             let found: Vec<u64> = strides.runs(0..strides.bytes()).flatten().collect();
             let relative: Vec<u64> = wanted.iter().map(|at| at - cut.range.start).collect();
             prop_assert_eq!(&found, &relative);
+            let mut part = part.map(|index| index.index(relative.len() + 1));
+            part.sort_unstable();
+            let found = strides.runs(part[0] as u64..part[1] as u64).flatten();
+            prop_assert_eq!(&found.collect::<Vec<_>>(), &relative[part[0]..part[1]]);
             for offset in 0..strides.span() + 3 {
                 let before = relative.iter().filter(|at| **at < offset).count() as u64;
                 prop_assert_eq!(strides.before(offset), before);
             }
             // Spans hold every wanted byte, in order, and nothing but gaps of at most that length beside.
             let spans: Vec<_> = strides.spans(gap).collect();
+            prop_assert!(spans.len() as u64 <= strides.spans_of(gap));
             for pair in spans.windows(2) {
                 prop_assert!(pair[0].end + gap < pair[1].start);
             }

@@ -48,6 +48,22 @@ fn the_worked_example_of_build() {
         }
     );
     assert_eq!(plan.regions[0].bytes, 28672);
+    assert_eq!(
+        (plan.region_bytes_max(0), plan.window_bytes_max()),
+        (28672, 12288)
+    );
+}
+
+#[test]
+fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
+    let far = 10 * 4096;
+    let windows = |range: Range<u64>| -> Vec<usize> {
+        let plan = build(&[wanted(0, range)], &[DIRECT], IN_PLACE);
+        plan.extents.iter().map(|extent| extent.window).collect()
+    };
+    // The extent's bytes, and what the alignment adds at each end.
+    assert_eq!(windows(far..far + 8192 + 2 * 4096), [16384]);
+    assert_eq!(windows(far..far + 8192 + 2 * 4096 + 1), [12288, 8192]);
 }
 
 #[test]
@@ -246,7 +262,9 @@ proptest! {
 
 #[test]
 fn the_worked_example_of_packed() {
-    let tensors = [wanted(0, 8..12), wanted(0, 12..1012), wanted(0, 1012..1268)];
+    let far = 1 << 20;
+    let tensors = [8..12, 12..1012, 1012..1268]
+        .map(|range: Range<u64>| wanted(0, far + range.start..far + range.end));
     let plan = build(&tensors, &[DIRECT], &[Arrangement::Packed]);
     let places: Vec<_> = plan.targets.iter().map(|target| target.place).collect();
     assert_eq!(places, [Some((0, 0)), Some((0, 64)), Some((0, 1088))]);
@@ -268,13 +286,17 @@ fn destinations_share_no_region() {
         .map(|r| (r.destination, r.bytes))
         .collect();
     assert_eq!(destinations, [(0, 4096), (1, 0), (0, 4096)]);
+    let regions = [0, 1, 2].map(|destination| plan.regions_of(destination).count());
+    assert_eq!(regions, [2, 1, 0]);
+    let largest = [0, 1, 2].map(|destination| plan.region_bytes_max(destination));
+    assert_eq!(largest, [4096, 0, 0]);
 }
 
-/// A matrix of `rows` rows of `columns` bytes from byte 100 of source 0 on, of which a slice is wanted.
-fn slice_of(rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
+/// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is wanted.
+fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
     let cut = Slice::new(dims).cut(&[rows, columns], 8).expect("inside");
     Wanted {
-        range: 100 + cut.range.start..100 + cut.range.end,
+        range: start + cut.range.start..start + cut.range.end,
         strides: cut.strides,
         ..wanted(0, 0..0)
     }
@@ -284,7 +306,7 @@ fn slice_of(rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
 fn a_slice_is_read_without_its_wide_gaps() {
     let columns = 1 << 16;
     let first = Steps::from(0..10);
-    let tensor = slice_of(4, columns, [Steps::from(0..4), first]);
+    let tensor = slice_of(100, 4, columns, [Steps::from(0..4), first]);
     let plan = build(std::slice::from_ref(&tensor), &[DIRECT], IN_PLACE);
     let reads: Vec<_> = plan.extents.iter().map(|e| (e.offset, e.needed)).collect();
     assert_eq!(
@@ -293,6 +315,14 @@ fn a_slice_is_read_without_its_wide_gaps() {
     );
     assert_eq!(plan.regions[0].bytes, 4 * 4096);
     assert!(plan.targets[0].join);
+    let whole = wanted(1, 0..10);
+    let both = build(&[tensor.clone(), whole], &[DIRECT; 2], IN_PLACE);
+    let gaps: Vec<_> = both
+        .extents
+        .iter()
+        .map(|extent| both.has_gaps(extent))
+        .collect();
+    assert_eq!(gaps, [true, true, true, true, false]);
     let bridging = Layout {
         gap_bytes: 1 << 16,
         ..DIRECT
@@ -311,7 +341,7 @@ fn windows_of_a_slice_do_not_overlap() {
         step: 99_000,
         single: false,
     };
-    let tensor = slice_of(5, 100_000, [Steps::from(0..5), columns]);
+    let tensor = slice_of(100, 5, 100_000, [Steps::from(0..5), columns]);
     let plan = build(&[tensor], &[DIRECT], IN_PLACE);
     let ends = plan.extents.iter().map(|e| e.offset + e.window as u64);
     let begins = plan.extents.iter().skip(1).map(|e| e.offset);
@@ -325,9 +355,12 @@ proptest! {
     #[test]
     fn a_slice_brings_its_elements(
         (rows, columns) in (1usize..40, 1usize..9000),
-        (row, rows_step, column, columns_step) in (0usize..40, 1usize..4, 0usize..9000, 1usize..5000),
+        (row, rows_step, column) in (0usize..40, 1usize..4, 0usize..9000),
+        // All columns from one on are more than a read brings.
+        columns_step in prop_oneof![Just(1), 1usize..5000],
         (row_count, column_count) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
         layout in layouts(),
+        start in prop::sample::select(vec![0, 100, (1 << 33) + 100]),
     ) {
         let (row, column) = (row % rows, column % columns);
         let dims = [
@@ -344,15 +377,18 @@ proptest! {
                 single: false,
             },
         ];
-        let file: Vec<u8> = (0..=250u8).cycle().take(100 + rows * columns).collect();
+        // From the start of what is read at most on.
+        let read = start - start % 65536;
+        let before = usize::try_from(start - read).expect("small");
+        let file: Vec<u8> = (0..=250u8).cycle().take(before + rows * columns).collect();
         let mut expected = Vec::new();
         for i in 0..dims[0].count {
             for j in 0..dims[1].count {
                 let at = (row + i * rows_step) * columns + column + j * columns_step;
-                expected.push(file[100 + at]);
+                expected.push(file[before + at]);
             }
         }
-        let tensor = slice_of(rows, columns, dims);
+        let tensor = slice_of(start, rows, columns, dims);
         prop_assert_eq!(tensor.bytes(), expected.len() as u64);
         if tensor.strides.is_none() {
             return Ok(());
@@ -363,7 +399,11 @@ proptest! {
             let mut region = Vec::new();
             for extent in &plan.extents {
                 prop_assert!(plan.has_gaps(extent));
-                let start = usize::try_from(extent.offset).expect("small");
+                let alignment = layout.alignment.max(64);
+                prop_assert_eq!(extent.offset % alignment, 0);
+                prop_assert_eq!(extent.window as u64 % alignment, 0);
+                prop_assert!(extent.window as u64 <= layout.extent_bytes + 3 * alignment);
+                let start = usize::try_from(extent.offset - read).expect("small");
                 let mut window = vec![0xAA; extent.window];
                 window[..extent.needed].copy_from_slice(&file[start..start + extent.needed]);
                 plan.gather(extent, &mut window[..extent.needed]);

@@ -93,8 +93,8 @@ enum Phase {
     Climb { base: Point },
     /// A jump from `low` to `high` brought less than it could: tries between.
     Middle { low: Point, high: Point },
-    /// Tries less than `base`.
-    Descend { base: Point },
+    /// Tries less than `base`, beyond which more was not worth it, or not tried: `why`.
+    Descend { base: Point, why: Settled },
     /// Measures at the limit; the last sample there, if it was just before.
     Hold { last: Option<f64> },
     /// Measures at another limit.
@@ -248,7 +248,7 @@ impl Controller {
         match self.phase {
             Phase::Base => {}
             Phase::Climb { base: point }
-            | Phase::Descend { base: point }
+            | Phase::Descend { base: point, .. }
             | Phase::Middle { low: point, .. } => {
                 self.phase = Phase::Base;
                 self.measure_at(point.bytes, SEARCH);
@@ -278,10 +278,10 @@ impl Controller {
                     self.above.add(here.rate / low.rate - 1.0, MEMORY);
                 }
             }
-            Phase::Descend { base } if here.rate >= base.rate => self.descend(here, now),
-            Phase::Descend { base } => {
-                self.settle(base, Settled::by(base.rate / here.rate), now);
+            Phase::Descend { base, .. } if here.rate >= base.rate => {
+                self.descend(here, Settled::by(base.rate / here.rate), now);
             }
+            Phase::Descend { base, why } => self.settle(base, why, now),
             Phase::Hold { last } => self.held(last, sample, remaining, now),
             Phase::Probe { up, bytes, before } => {
                 self.phase = Phase::After {
@@ -312,7 +312,7 @@ impl Controller {
         let bytes = self.scaled(base.bytes, times, 1);
         if bytes <= base.bytes && self.report.changes == 0 {
             // It began there: nobody knows whether less would do.
-            self.descend(base, now);
+            self.descend(base, Settled::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, Settled::Ceiling, now);
         } else if remaining / WORTH < bytes {
@@ -339,7 +339,7 @@ impl Controller {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
         } else if gain < 1.0 - FAR_BELOW {
             // Past a knee, and perhaps past it already before.
-            self.descend(base, now);
+            self.descend(base, Settled::by(gain), now);
         } else {
             self.settle(base, Settled::by(gain), now);
             // A first hint of what a smaller step would bring.
@@ -347,15 +347,15 @@ impl Controller {
         }
     }
 
-    /// `base` is the best so far: tries half.
-    fn descend(&mut self, base: Point, now: Duration) {
+    /// `base` is the best so far: tries half. `why` it is not more.
+    fn descend(&mut self, base: Point, why: Settled, now: Duration) {
         let bytes = self.scaled(base.bytes, 1, 2);
         if bytes >= base.bytes {
-            self.settle(base, Settled::OnlyQueued, now);
+            self.settle(base, why, now);
             return;
         }
-        self.accept(base.bytes, Settled::Slower, now);
-        self.phase = Phase::Descend { base };
+        self.accept(base.bytes, why, now);
+        self.phase = Phase::Descend { base, why };
         self.measure_at(bytes, SEARCH);
     }
 
@@ -386,7 +386,7 @@ impl Controller {
                 rate: f64::midpoint(rate, last),
             };
             if rate < self.usual.mean {
-                self.descend(base, now);
+                self.descend(base, Settled::Unfinished, now);
             } else {
                 self.climb(base, 2, remaining, now);
             }
@@ -476,7 +476,7 @@ impl Controller {
             self.below.add(gain, MEMORY);
             let Evidence { mean, weight } = self.below;
             if mean > FAR_BELOW {
-                self.descend(tried, now);
+                self.descend(tried, Settled::by(1.0 - mean), now);
                 return;
             }
             if mean - DOUBT / weight > -DOWN_COST {

@@ -200,6 +200,89 @@ mod tests {
     }
 
     #[test]
+    fn lanes_are_asked_by_number() {
+        let lanes = LaneCount::up_to(3, 8);
+        assert_eq!((lanes.wanted(), lanes.most()), (3, 8));
+        assert_eq!([0, 2, 3].map(|lane| lanes.wants(lane)), [true, true, false]);
+        assert_eq!(
+            [3, 7, 8].map(|lane| lanes.may_want(lane)),
+            [true, true, false]
+        );
+    }
+
+    #[test]
+    fn a_lane_that_could_not_begin_is_the_end_of_trying() {
+        let mut lanes = LaneCount::up_to(1, 8);
+        run(&mut lanes, 2, 100, |_| 1000);
+        assert_eq!(lanes.wanted(), 2);
+        lanes.failed();
+        assert!(lanes.wanted() == 1 && !lanes.may_want(1));
+        run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);
+        assert_eq!(lanes.wanted(), 1);
+        lanes.failed();
+        assert_eq!(lanes.wanted(), 1, "one always reads");
+    }
+
+    /// Whether anything changed at each of the times, when one lane has been busy for all of the time since the last.
+    fn changes(lanes: &mut LaneCount, times: [u64; 4]) -> [bool; 4] {
+        let mut last = 0;
+        times.map(|now| {
+            let since = Duration::from_millis(now - std::mem::replace(&mut last, now));
+            lanes.observe(Duration::from_millis(now), since, since, now * MB)
+        })
+    }
+
+    #[test]
+    fn a_window_is_long_and_has_half_of_the_lanes_in_it() {
+        let last = [false, false, false, true];
+        assert_eq!(changes(&mut LaneCount::up_to(1, 8), [10, 20, 30, 40]), last);
+        assert_eq!(changes(&mut LaneCount::up_to(1, 8), [19, 38, 57, 76]), last);
+        assert_eq!(changes(&mut LaneCount::up_to(4, 8), [20, 40, 60, 80]), last);
+        assert_eq!(
+            changes(&mut LaneCount::up_to(5, 8), [25, 50, 75, 100]),
+            last
+        );
+    }
+
+    /// How many lanes there are in the end when a second one brings so many percent more.
+    fn lanes_with_gain(percent: u64) -> usize {
+        let mut lanes = LaneCount::up_to(1, 2);
+        run(&mut lanes, 20, 85, |lanes| {
+            if lanes == 1 {
+                1000
+            } else {
+                1000 + 10 * percent
+            }
+        });
+        lanes.wanted()
+    }
+
+    #[test]
+    fn a_lane_stays_for_a_tenth_more() {
+        assert_eq!([0, 9, 10, 50].map(lanes_with_gain), [1, 1, 2, 2]);
+        let mut lanes = LaneCount::up_to(1, 2);
+        run(&mut lanes, 20, 84, |lanes| 1000 * lanes as u64);
+        assert_eq!(lanes.wanted(), 1, "not busy enough to try");
+    }
+
+    #[test]
+    fn a_trial_counts_from_its_second_window_on() {
+        let trial = |second: [u64; 3]| {
+            let mut lanes = LaneCount::up_to(1, 2);
+            run(&mut lanes, 2, 100, |_| 1000);
+            assert_eq!(lanes.wanted(), 2);
+            for rate in second {
+                run(&mut lanes, 1, 100, |_| rate);
+            }
+            lanes.wanted()
+        };
+        // Of the windows that count the better one.
+        assert_eq!(trial([9000, 1000, 1000]), 1);
+        assert_eq!(trial([0, 2000, 1000]), 2);
+        assert_eq!(trial([0, 1000, 2000]), 2);
+    }
+
+    #[test]
     fn no_more_than_there_can_be_and_none_when_they_were_asked_for() {
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);

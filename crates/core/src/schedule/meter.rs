@@ -153,3 +153,83 @@ impl Meter {
 fn float(bytes: u64) -> f64 {
     bytes as f64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READ: usize = 4 << 20;
+
+    fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    /// A meter that needs `reads` reads and 10 ms, four reads in flight from 100 ms on, and room for no more.
+    fn meter(reads: u32) -> Meter {
+        let needs = Needs {
+            reads,
+            time: ms(10),
+        };
+        let mut meter = Meter::new(needs);
+        meter.began(ms(100));
+        meter.full(InFlight {
+            jobs: 4,
+            bytes: 4 * READ as u64,
+        });
+        meter
+    }
+
+    /// At each of the times a read ends; whether that makes a sample.
+    fn samples(meter: &mut Meter, times: &[u64]) -> Vec<Option<Sample>> {
+        let ended = times.iter().map(|now| meter.ended(READ, ms(*now)));
+        ended.collect()
+    }
+
+    fn sample(reads: usize, took: u64, counts: bool) -> Sample {
+        Sample {
+            rate: float((reads * READ) as u64) / ms(took).as_secs_f64(),
+            counts,
+            took: ms(took),
+        }
+    }
+
+    #[test]
+    fn a_sample_is_a_whole_turn_from_the_first_read_on() {
+        for reads in [1, 4] {
+            let found = samples(&mut meter(reads), &[110; 4]);
+            assert_eq!(found, [None, None, None, Some(sample(4, 10, true))]);
+        }
+        // Not enough reads, and not enough time: another turn.
+        let found = samples(&mut meter(5), &[110; 8]);
+        assert_eq!((found[3], found[7]), (None, Some(sample(8, 10, true))));
+        let found = samples(&mut meter(1), &[109, 109, 109, 109, 118, 118, 118, 118]);
+        assert_eq!((found[3], found[7]), (None, Some(sample(8, 18, false))));
+    }
+
+    #[test]
+    fn it_counts_when_there_was_room_for_no_more_for_four_fifths() {
+        for (full_at, counts) in [(108, true), (107, false)] {
+            let mut meter = meter(1);
+            let found = samples(&mut meter, &[full_at, full_at, 110, 110]);
+            assert_eq!(found[3], Some(sample(4, 10, counts)));
+        }
+    }
+
+    #[test]
+    fn reads_of_another_limit_are_left_out() {
+        let mut meter = meter(1);
+        meter.restart(meter.needs, 2 * READ as u64, 0.0);
+        let found = samples(&mut meter, &[110, 120, 130, 130, 130, 130]);
+        assert_eq!(found[..5], [None; 5]);
+        assert_eq!(found[5], Some(sample(4, 10, false)));
+    }
+
+    #[test]
+    fn at_half_of_what_is_expected_it_need_not_be_a_whole_turn() {
+        let mut meter = meter(2);
+        // At this rate two turns take 20.97 ms.
+        meter.restart(meter.needs, 0, 1.6e9);
+        let found = samples(&mut meter, &[112, 120, 122]);
+        assert_eq!(found, [None, None, Some(sample(3, 22, false))]);
+    }
+}

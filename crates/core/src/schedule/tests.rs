@@ -126,6 +126,65 @@ fn a_stopped_schedule_is_done() {
     assert_eq!(take(&mut schedule, &plan, true), Next::Done);
 }
 
+#[test]
+fn a_schedule_says_how_it_stands() {
+    let plan = plan(3);
+    let mut schedule = Schedule::new(&plan, Order::Ready, two_groups(0));
+    let limit = InFlight {
+        jobs: 64,
+        bytes: 64 * MIB,
+    };
+    assert_eq!((schedule.groups(), schedule.limit(1)), (2, limit));
+    assert_eq!(schedule.turn(), None);
+    let exhausted = |schedule: &Schedule| [0, 1].map(|group| schedule.is_exhausted(group));
+    assert_eq!(exhausted(&schedule), [false, false]);
+    while let Ok::<_, Infallible>(Next::Extent(_)) =
+        schedule.next(1, Duration::ZERO, &plan, |_| Ok(true))
+    {}
+    assert_eq!(exhausted(&schedule), [false, true]);
+    assert!(!schedule.is_stopped());
+    schedule.stop();
+    assert_eq!(exhausted(&schedule), [true, true]);
+    assert!(schedule.is_stopped());
+}
+
+#[test]
+fn memory_that_is_short_is_named_as_the_limit() {
+    let plan = plan(1);
+    let most = InFlight {
+        jobs: 64,
+        bytes: 64 * MIB,
+    };
+    let depth = Depth::adaptive(most, MIB, most);
+    let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
+    assert_eq!(schedule.explain(0).settled, Settled::NeverDeep);
+    assert_eq!(take(&mut schedule, &plan, false), Next::Starved);
+    assert_eq!(schedule.explain(0).settled, Settled::Memory);
+}
+
+#[test]
+fn limits_are_what_somebody_said() {
+    let depth = Depth::fixed(4, 64 * MIB);
+    assert_eq!((depth.jobs(), depth.bytes()), (4, 64 * MIB));
+    let reads = [1, 31, 32, 33, 65].map(|mib| depth.reads_of(mib << 20));
+    assert_eq!(reads, [4, 2, 2, 1, 1]);
+    let of = |jobs, bytes| InFlight { jobs, bytes };
+    assert_eq!(of(1, 20) + of(3, 400), of(4, 420));
+    let shared = Groups::new(vec![depth; 2], Vec::new()).at_most(5);
+    assert_eq!([0, 1].map(|group| shared.limits(group).jobs()), [2, 2]);
+}
+
+#[test]
+fn what_more_brought_is_told_in_words() {
+    let told = [0.0, 0.96, 0.97, 1.0, 1.02, 1.03, 1.09].map(|gain| Settled::by(gain).text());
+    let (slower, same, little) = (
+        "more was slower",
+        "more brought no more",
+        "more brought too little",
+    );
+    assert_eq!(told, [slower, slower, same, same, same, little, little]);
+}
+
 /// Two groups: sources 0 and 2 in the first, 1 in the second.
 fn two_groups(stride: u64) -> Groups {
     let depth = Depth::fixed(64, 64 * MIB).with_stride(stride);
@@ -155,20 +214,31 @@ fn a_group_reads_its_own_sources_within_its_own_limits() {
 fn in_file_order_a_group_waits_for_what_comes_first() {
     let plan = plan(3);
     let mut schedule = Schedule::new(&plan, Order::File, two_groups(0));
-    let mut next = |group| {
+    let next = |schedule: &mut Schedule, group| {
         schedule
             .next(group, Duration::ZERO, &plan, |_| Ok::<_, Infallible>(true))
             .expect("infallible")
     };
-    assert_eq!(next(1), Next::Starved, "source 0 comes first");
-    while let Next::Extent(extent) = next(0) {
+    assert_eq!(schedule.turn(), Some(0));
+    assert_eq!(
+        next(&mut schedule, 1),
+        Next::Starved,
+        "source 0 comes first"
+    );
+    while let Next::Extent(extent) = next(&mut schedule, 0) {
         assert_eq!(plan.extents[extent].source, 0);
     }
-    assert_eq!(next(0), Next::Starved, "source 1 comes first");
-    while let Next::Extent(extent) = next(1) {
+    // Each of the four tensors of a source has a region.
+    assert_eq!(schedule.turn(), Some(4));
+    assert_eq!(
+        next(&mut schedule, 0),
+        Next::Starved,
+        "source 1 comes first"
+    );
+    while let Next::Extent(extent) = next(&mut schedule, 1) {
         assert_eq!(plan.extents[extent].source, 1);
     }
-    assert!(matches!(next(0), Next::Extent(_)));
+    assert!(matches!(next(&mut schedule, 0), Next::Extent(_)));
 }
 
 #[test]

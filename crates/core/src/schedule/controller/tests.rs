@@ -61,6 +61,246 @@ fn it_jumps_looks_between_and_comes_back() {
     assert_eq!(controller.report.best_rate / 10_000_000, 300);
 }
 
+/// Rates by reads in flight, from 2 on and doubling, in GB/s: nothing is measured between them.
+fn curve(rates: &'static [f64]) -> impl Fn(u32) -> f64 + Copy {
+    move |reads| rates[reads.ilog2() as usize - 1] * 1e9
+}
+
+/// The limits, MiB, of the first samples, and the controller that tried them.
+fn tried(start: u64, rates: &'static [f64], limits: usize) -> (Vec<u64>, Controller) {
+    let mut controller = controller(start, 256);
+    let mut now = Duration::ZERO;
+    let mut seen = vec![controller.limit.bytes / MIB];
+    while seen.len() < limits {
+        turns(&mut controller, 1, &mut now, true, curve(rates));
+        if seen.last() != Some(&(controller.limit.bytes / MIB)) {
+            seen.push(controller.limit.bytes / MIB);
+        }
+        assert!(now < Duration::from_secs(1), "{seen:?}");
+    }
+    (seen, controller)
+}
+
+#[test]
+fn a_jump_that_was_worth_it_after_all_goes_on() {
+    let (seen, controller) = tried(8, &[1.6, 3.2, 3.6, 6.0, 6.1], 5);
+    assert_eq!(seen, [8, 16, 64, 32, 128]);
+    assert_eq!(controller.report.limit.bytes, 64 * MIB);
+    // The middle is no better than what came before it, and the jump no better than the middle.
+    let (seen, _) = tried(8, &[1.6, 3.2, 3.3, 3.4, 9.0], 5);
+    assert_eq!(seen, [8, 16, 64, 32, 16]);
+}
+
+#[test]
+fn between_two_limits_may_be_the_best_one() {
+    let (mut controller, mut now) = (controller(8, 256), Duration::ZERO);
+    let rate = curve(&[1.6, 3.2, 5.0, 5.2]);
+    while !matches!(controller.phase, Phase::Hold { .. }) {
+        turns(&mut controller, 1, &mut now, true, rate);
+    }
+    assert_eq!(controller.report.limit.bytes, 32 * MIB);
+    assert_eq!(controller.report.settled, Settled::LittleGain);
+}
+
+#[test]
+fn what_the_search_saw_above_is_evidence_for_later() {
+    let found = |start, rates| {
+        let (mut controller, mut now) = (controller(start, 256), Duration::ZERO);
+        while !matches!(controller.phase, Phase::Hold { .. }) {
+            turns(&mut controller, 1, &mut now, true, curve(rates));
+        }
+        let percent = controller.above.mean * 100.0;
+        let mib = controller.report.limit.bytes / MIB;
+        (mib, controller.report.settled, percent.round())
+    };
+    // In the middle of a jump, and one step up.
+    let middle = found(8, &[1.6, 3.2, 3.4, 3.4]);
+    assert_eq!(middle, (16, Settled::LittleGain, 6.0));
+    assert_eq!(
+        found(32, &[2.0, 3.0, 4.0, 4.2]),
+        (32, Settled::LittleGain, 5.0)
+    );
+    assert_eq!(
+        found(32, &[2.0, 3.0, 4.0, 3.8]),
+        (32, Settled::Slower, -5.0)
+    );
+}
+
+#[test]
+fn past_a_knee_it_goes_down_and_says_that_more_was_slower() {
+    let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
+    assert_eq!(seen, [32, 64, 16, 8, 16]);
+    assert_eq!(controller.report.settled, Settled::Slower);
+    // Less is as good: more had only queued.
+    let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
+    assert_eq!(seen, [32, 64, 16, 8, 16]);
+    assert_eq!(controller.report.settled, Settled::OnlyQueued);
+    // Less is worse at once.
+    let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
+    assert_eq!(seen, [32, 64, 16, 32]);
+    assert_eq!(controller.report.settled, Settled::Slower);
+}
+
+#[test]
+fn what_began_at_the_ceiling_and_stays_there_says_so() {
+    let (mut controller, mut now) = (controller(256, 256), Duration::ZERO);
+    while !matches!(controller.phase, Phase::Hold { .. }) {
+        turns(&mut controller, 1, &mut now, true, |reads| {
+            f64::from(reads) * 1e8
+        });
+    }
+    assert_eq!(controller.report.limit.bytes, 256 * MIB);
+    assert_eq!(controller.report.settled, Settled::Ceiling);
+}
+
+#[test]
+fn what_is_tried_goes_back_when_depth_is_not_the_limit() {
+    let (mut controller, mut now) = (controller(16, 256), Duration::ZERO);
+    let rate = |reads: u32| f64::from(reads) * 0.5e9;
+    while !matches!(controller.phase, Phase::Climb { .. }) {
+        turns(&mut controller, 1, &mut now, true, rate);
+    }
+    assert_eq!(controller.limit, limit(32));
+    turns(&mut controller, 20, &mut now, false, rate);
+    assert_eq!(controller.limit, limit(16));
+    assert!(matches!(controller.phase, Phase::Base));
+    // And is tried again when it is.
+    while !matches!(controller.phase, Phase::Probe { .. }) {
+        turns(&mut controller, 1, &mut now, true, |reads| {
+            rate(reads.min(8))
+        });
+    }
+    let held = controller.report.limit;
+    assert_ne!(controller.limit, held);
+    turns(&mut controller, 40, &mut now, false, rate);
+    assert_eq!(controller.limit, held);
+}
+
+/// A controller that holds at 32 MiB.
+fn holding(most: u64) -> Controller {
+    let mut controller = controller(32, most);
+    for _ in 0..8 {
+        controller.began(READ, Duration::ZERO);
+    }
+    controller.full();
+    let here = Point {
+        bytes: 32 * MIB,
+        rate: 1e9,
+    };
+    controller.settle(here, Settled::OnlyQueued, Duration::ZERO);
+    controller
+}
+
+/// How many probes that bring `gain` it takes to move a limit, if five do, and what is said then.
+fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, Settled)> {
+    let mut controller = holding(most);
+    let bytes = if up { 48 } else { 20 } * MIB;
+    let probe = Point { bytes, rate: 1e9 };
+    (1..=5).find_map(|count| {
+        controller.weigh(up, probe, gain, Duration::from_millis(20), Duration::ZERO);
+        let moved = controller.report.limit.bytes == bytes;
+        moved.then_some((count, controller.report.settled))
+    })
+}
+
+#[test]
+fn one_probe_must_show_more_than_several() {
+    assert_eq!(
+        probes_to_move(true, 0.06, 256),
+        Some((1, Settled::Unfinished))
+    );
+    assert_eq!(probes_to_move(true, 0.06, 48), Some((1, Settled::Ceiling)));
+    assert_eq!(
+        probes_to_move(true, 0.04, 256),
+        Some((3, Settled::Unfinished))
+    );
+    assert_eq!(probes_to_move(true, 0.02, 256), None);
+    assert_eq!(probes_to_move(false, 0.04, 256), Some((1, Settled::Slower)));
+    assert_eq!(
+        probes_to_move(false, 0.01, 256),
+        Some((4, Settled::OnlyQueued))
+    );
+    assert_eq!(probes_to_move(false, 0.0, 256), None);
+}
+
+#[test]
+fn a_probe_below_that_brings_much_goes_on_down() {
+    for (gain, goes_on) in [(0.2, true), (0.08, false)] {
+        let mut controller = holding(256);
+        let probe = Point {
+            bytes: 20 * MIB,
+            rate: 1e9,
+        };
+        controller.weigh(
+            false,
+            probe,
+            gain,
+            Duration::from_millis(20),
+            Duration::ZERO,
+        );
+        assert_eq!(controller.report.limit.bytes, 20 * MIB);
+        assert_eq!(controller.report.settled, Settled::Slower);
+        assert_eq!(matches!(controller.phase, Phase::Descend { .. }), goes_on);
+    }
+}
+
+#[test]
+fn limits_are_whole_reads_and_at_least_one_more_or_less() {
+    let controller = holding(256);
+    for (mib, by, over, scaled) in [
+        (32, 3, 2, 48),
+        (32, 2, 3, 20),
+        (16, 2, 3, 12),
+        (12, 1, 2, 8),
+        (8, 3, 2, 12),
+        // Two reads are the least, and the ceiling the most.
+        (8, 2, 3, 8),
+        (224, 3, 2, 256),
+        // To the nearest.
+        (30, 1, 1, 32),
+        (29, 1, 1, 28),
+    ] {
+        let found = controller.scaled(mib * MIB, by, over);
+        assert_eq!(found, scaled * MIB, "{mib} MiB times {by} over {over}");
+    }
+}
+
+/// Which way the first eight probes go.
+fn probes(start: u64, most: u64, rate: impl Fn(u32) -> f64) -> String {
+    let (mut controller, mut now) = (controller(start, most), Duration::ZERO);
+    let (mut ways, mut probing) = (String::new(), false);
+    while ways.len() < 8 {
+        turns(&mut controller, 1, &mut now, true, &rate);
+        let probe = if let Phase::Probe { up, .. } = controller.phase {
+            Some(up)
+        } else {
+            None
+        };
+        if let Some(up) = probe.filter(|_| !probing) {
+            ways.push(if up { '+' } else { '-' });
+        }
+        probing = probe.is_some();
+        assert!(now < Duration::from_secs(60), "{ways}");
+    }
+    ways
+}
+
+#[test]
+fn probes_go_up_more_often_than_down_and_turn_about_beside_a_knee() {
+    let bend = |reads: u32| (f64::from(reads) * 0.5e9).min(4e9);
+    assert_eq!(probes(16, 256, bend), "+++-+++-");
+    let knee = |reads: u32| match reads {
+        0..=4 => 1.8e9,
+        5..=7 => 1.9e9,
+        8 => 2e9,
+        _ => 1.6e9,
+    };
+    assert_eq!(probes(32, 256, knee), "+-+-+-+-");
+    // Where there is but one way.
+    assert_eq!(probes(32, 32, bend), "--------");
+    assert_eq!(probes(8, 256, |_| 1e9), "++++++++");
+}
+
 #[test]
 fn what_never_was_full_never_climbs_whatever_arrives() {
     let mut controller = controller(16, 256);
