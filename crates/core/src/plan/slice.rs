@@ -441,6 +441,23 @@ mod tests {
     }
 
     #[test]
+    fn runs_may_begin_and_end_anywhere() {
+        // Of rows of 20 bytes, 0 and 1, 8 and 9: two levels, as the next row does not go on as this one does.
+        let cut = Slice(vec![steps(0, 3, 1), steps(0, 2, 4)]).cut(&[3, 10], 16);
+        let strides = cut.expect("inside").strides.expect("has gaps");
+        let all: Vec<u64> = [0, 20, 40]
+            .into_iter()
+            .flat_map(|row| [0, 1, 8, 9].map(|at| row + at))
+            .collect();
+        for start in 0..=all.len() {
+            for end in start..=all.len() {
+                let found = strides.runs(start as u64..end as u64).flatten();
+                assert_eq!(found.collect::<Vec<_>>(), all[start..end]);
+            }
+        }
+    }
+
+    #[test]
     fn gaps_worth_reading_join_spans() {
         let cut = Slice(vec![steps(0, 4, 1), steps(0, 10, 1)]).cut(&[4, 100], 8);
         let strides = cut.expect("inside").strides.expect("has gaps");

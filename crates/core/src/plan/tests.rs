@@ -64,6 +64,12 @@ fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
     // The extent's bytes, and what the alignment adds at each end.
     assert_eq!(windows(far..far + 8192 + 2 * 4096), [16384]);
     assert_eq!(windows(far..far + 8192 + 2 * 4096 + 1), [12288, 8192]);
+    // So is a row of a slice.
+    let row = Steps::from(0..8192 + 2 * 4096);
+    let slice = slice_of(far, 2, 1 << 16, [Steps::from(0..2), row]);
+    let plan = build(&[slice], &[DIRECT], IN_PLACE);
+    let windows: Vec<usize> = plan.extents.iter().map(|extent| extent.window).collect();
+    assert_eq!(windows, [16384, 16384]);
 }
 
 #[test]

@@ -283,6 +283,18 @@ mod tests {
     }
 
     #[test]
+    fn what_comes_counts_by_the_second() {
+        let mut lanes = LaneCount::up_to(1, 2);
+        assert!(changes(&mut lanes, [10, 20, 30, 40])[3]);
+        // Twice as much in windows twice as long.
+        let changed = [80, 120, 160].map(|now| {
+            let time = Duration::from_millis(now);
+            lanes.observe(time, 2 * WINDOW, 2 * WINDOW, now * MB)
+        });
+        assert_eq!((changed, lanes.wanted()), ([false, false, true], 1));
+    }
+
+    #[test]
     fn no_more_than_there_can_be_and_none_when_they_were_asked_for() {
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);

@@ -81,6 +81,17 @@ fn tried(start: u64, rates: &'static [f64], limits: usize) -> (Vec<u64>, Control
     (seen, controller)
 }
 
+/// The limit that a search ends at, MiB, why, and what it saw above, percent.
+fn searched(start: u64, rates: &'static [f64]) -> (u64, Settled, f64) {
+    let (mut controller, mut now) = (controller(start, 256), Duration::ZERO);
+    while !matches!(controller.phase, Phase::Hold { .. }) {
+        turns(&mut controller, 1, &mut now, true, curve(rates));
+    }
+    let percent = controller.above.mean * 100.0;
+    let mib = controller.report.limit.bytes / MIB;
+    (mib, controller.report.settled, percent.round())
+}
+
 #[test]
 fn a_jump_that_was_worth_it_after_all_goes_on() {
     let (seen, controller) = tried(8, &[1.6, 3.2, 3.6, 6.0, 6.1], 5);
@@ -93,35 +104,27 @@ fn a_jump_that_was_worth_it_after_all_goes_on() {
 
 #[test]
 fn between_two_limits_may_be_the_best_one() {
-    let (mut controller, mut now) = (controller(8, 256), Duration::ZERO);
-    let rate = curve(&[1.6, 3.2, 5.0, 5.2]);
-    while !matches!(controller.phase, Phase::Hold { .. }) {
-        turns(&mut controller, 1, &mut now, true, rate);
-    }
-    assert_eq!(controller.report.limit.bytes, 32 * MIB);
-    assert_eq!(controller.report.settled, Settled::LittleGain);
+    let (limit, settled, _) = searched(8, &[1.6, 3.2, 5.0, 5.2]);
+    assert_eq!((limit, settled), (32, Settled::LittleGain));
+    assert_eq!(
+        searched(8, &[1.6, 3.2, 5.0, 5.0]),
+        (32, Settled::OnlyQueued, 0.0)
+    );
 }
 
 #[test]
 fn what_the_search_saw_above_is_evidence_for_later() {
-    let found = |start, rates| {
-        let (mut controller, mut now) = (controller(start, 256), Duration::ZERO);
-        while !matches!(controller.phase, Phase::Hold { .. }) {
-            turns(&mut controller, 1, &mut now, true, curve(rates));
-        }
-        let percent = controller.above.mean * 100.0;
-        let mib = controller.report.limit.bytes / MIB;
-        (mib, controller.report.settled, percent.round())
-    };
     // In the middle of a jump, and one step up.
-    let middle = found(8, &[1.6, 3.2, 3.4, 3.4]);
+    let middle = searched(8, &[1.6, 3.2, 3.4, 3.4]);
     assert_eq!(middle, (16, Settled::LittleGain, 6.0));
+    let middle = searched(8, &[1.6, 3.2, 3.2, 3.2]);
+    assert_eq!(middle, (16, Settled::OnlyQueued, 0.0));
     assert_eq!(
-        found(32, &[2.0, 3.0, 4.0, 4.2]),
+        searched(32, &[2.0, 3.0, 4.0, 4.2]),
         (32, Settled::LittleGain, 5.0)
     );
     assert_eq!(
-        found(32, &[2.0, 3.0, 4.0, 3.8]),
+        searched(32, &[2.0, 3.0, 4.0, 3.8]),
         (32, Settled::Slower, -5.0)
     );
 }
