@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import signal
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Search everything that the session shows for the secrets that its tests plant."""
     secrecy.search(config)
+    # A shell has its background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip_loudly(name: str, reason: str) -> NoReturn:
