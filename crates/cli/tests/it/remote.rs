@@ -555,6 +555,34 @@ fn what_lies_beside_the_weights_is_left_out_only_if_it_is_not_there() {
 }
 
 #[test]
+fn an_interrupted_copy_leaves_no_secret_in_its_files() {
+    let lab = Lab::start();
+    let target = lab.path("copy");
+    lab.server.put("bucket/a.safetensors", bytes(1));
+    lab.server
+        .fault(Rule::once(Fault::CutBody(1000)).from_byte(4 * MIB));
+    let address = lab
+        .server
+        .url()
+        .replace("http://", &format!("http://me:{SECRET}@"));
+    let url = format!("{address}/bucket/a.safetensors?sig={SECRET}");
+    let header = format!("header.x-key={SECRET}");
+    let mut arguments = cp(&target, &["--store", "retries=0", "--store", &header]);
+    arguments[1] = &url;
+    status(&lab.run(&arguments), 9);
+    let files = tree(&target);
+    assert!(
+        files
+            .keys()
+            .any(|name| name.ends_with(".tload-partial.json"))
+    );
+    for (name, bytes) in files {
+        let shown = String::from_utf8_lossy(&bytes);
+        assert!(!shown.contains(SECRET), "{name}: {shown}");
+    }
+}
+
+#[test]
 fn no_secret_is_in_any_output() {
     let lab = Lab::start();
     lab.checkpoint();

@@ -216,6 +216,22 @@ fn what_an_index_promises_must_be_there() {
     );
 }
 
+/// The file is sparse: an attempt to read it would need a terabyte of memory.
+#[test]
+fn an_index_beyond_the_limit_is_refused_before_it_is_read() {
+    let folder = folder();
+    let path = index(folder.path(), "model.safetensors.index.json", &[("a", "1")]);
+    for (len, is_refused) in [(100_000_000, false), (100_000_001, true), (1 << 40, true)] {
+        let file = std::fs::OpenOptions::new().write(true).open(&path);
+        file.and_then(|file| file.set_len(len))
+            .expect("holes cost nothing");
+        let error = open(&path).expect_err("no index");
+        assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{error}");
+        let wanted = format!("an index has at most 100000000 bytes, this one {len}");
+        assert_eq!(error.message() == wanted, is_refused, "{error}");
+    }
+}
+
 #[test]
 fn of_several_indexes_the_usual_one_is_taken() {
     let folder = folder();

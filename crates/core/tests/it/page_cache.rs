@@ -146,6 +146,24 @@ fn views_are_the_files_themselves() {
 }
 
 #[test]
+fn tensors_survive_truncation_of_their_file_unless_they_are_views() {
+    let folder = folder();
+    let file = even("t", 4, 6, 1 << 20);
+    for cache in [Cache::Auto, Cache::Buffered, Cache::Drop, Cache::Map] {
+        let path = write(&folder.path().join("m.safetensors"), &file);
+        let (tensors, _) = load_with_report(&path, options(|it| it.cache = cache));
+        let maps = read(Path::new("/proc/self/maps"));
+        let maps = String::from_utf8(maps).expect("paths of this test are UTF-8");
+        let is_mapped = maps.contains(path.to_str().expect("UTF-8"));
+        assert_eq!(is_mapped, cache == Cache::Map, "{cache}");
+        if !is_mapped {
+            write(&path, b"");
+            assert_all(&tensors, &[&file]);
+        }
+    }
+}
+
+#[test]
 fn what_no_view_can_align_is_copied() {
     let folder = folder();
     let mut rng = Rng::new(7);

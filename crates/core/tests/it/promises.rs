@@ -1,26 +1,24 @@
-//! SECURITY.md promises nothing that no test shows: each row of its table names tests, and they are there.
+//! SECURITY.md makes no promise without a test: each bullet of its promises is followed by the
+//! tests that show it, and each of those tests exists.
 
 use std::path::Path;
 
 use crate::files::read;
 
-const TABLE: &str = "| promise | shown by |";
+const HEADING: &str = "## What is promised";
 
 fn root() -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The tests that a row names, as `file::function`.
-fn named(row: &str) -> Vec<(&str, &str)> {
-    let shown_by = row.trim_end_matches([' ', '|']).rsplit_once(" | ");
-    let spans = shown_by.map_or("", |(_, tests)| tests).split('`').skip(1);
-    spans
-        .step_by(2)
-        .filter_map(|span| span.split_once("::"))
-        .collect()
+/// Returns `path` and `name` of a line such as ``  - `path::name` ``.
+fn named(line: &str) -> Option<(&str, &str)> {
+    line.strip_prefix("  - `")?
+        .strip_suffix('`')?
+        .rsplit_once("::")
 }
 
-/// Whether `text`, which is Rust or Python, has a test of this name.
+/// Returns whether `text`, which is Rust or Python, has a test of this name.
 fn has_test(text: &str, name: &str) -> bool {
     let lines: Vec<_> = text.lines().map(str::trim).collect();
     lines.iter().enumerate().any(|(at, line)| {
@@ -34,7 +32,7 @@ fn has_test(text: &str, name: &str) -> bool {
         let is_function = line
             .strip_prefix("fn ")
             .is_some_and(|it| it.starts_with(&format!("{name}(")));
-        // Between the attribute and the function others may stand.
+        // Other attributes may stand between `#[test]` and the function.
         let mut before = lines[..at]
             .iter()
             .rev()
@@ -44,29 +42,30 @@ fn has_test(text: &str, name: &str) -> bool {
 }
 
 fn complaints(security: &str, text_of: impl Fn(&str) -> Option<String>) -> Vec<String> {
-    let mut rows = security
-        .lines()
-        .skip_while(|line| *line != TABLE)
-        .skip(2)
-        .take_while(|line| line.starts_with('|'))
-        .peekable();
-    if rows.peek().is_none() {
-        return vec![format!("has no table that begins with {TABLE:?}")];
-    }
-    let of_row = |row: &str| {
-        let tests = named(row);
-        if tests.is_empty() {
-            return vec![format!("names no test: {row}")];
+    let mut complaints = Vec::new();
+    let mut promises: Vec<(&str, usize)> = Vec::new();
+    let lines = security.lines().skip_while(|line| *line != HEADING).skip(1);
+    for line in lines.take_while(|line| !line.starts_with("## ")) {
+        if let Some(promise) = line.strip_prefix("- ") {
+            promises.push((promise, 0));
+        } else if line.trim_start().starts_with("- ") {
+            match (named(line), promises.last_mut()) {
+                (Some((file, name)), Some((_, tests))) => {
+                    *tests += 1;
+                    if text_of(file).is_none_or(|text| !has_test(&text, name)) {
+                        complaints.push(format!("{file} has no test {name}"));
+                    }
+                }
+                _ => complaints.push(format!("is not a test of a promise: {line}")),
+            }
         }
-        let missing = tests.into_iter().filter(|(file, name)| {
-            let text = text_of(file);
-            text.is_none_or(|text| !has_test(&text, name))
-        });
-        missing
-            .map(|(file, name)| format!("{file} has no test {name}"))
-            .collect()
-    };
-    rows.flat_map(of_row).collect()
+    }
+    if promises.is_empty() {
+        complaints.push(format!("has no promise below {HEADING:?}"));
+    }
+    let untested = promises.iter().filter(|(_, tests)| *tests == 0);
+    complaints.extend(untested.map(|(promise, _)| format!("names no test: {promise}")));
+    complaints
 }
 
 #[test]
@@ -85,28 +84,35 @@ fn each_promise_of_security_md_has_a_test() {
 }
 
 #[test]
-fn a_row_without_a_test_and_a_test_that_is_none_are_found() {
-    let table = |rows: &str| format!("# Security\n\n{TABLE}\n|:--|:--|\n{rows}\n\nmore `z.rs::z`");
+fn a_promise_without_a_test_is_found() {
+    let page =
+        |promises: &str| format!("# Security\n\n{HEADING}\n\n### A\n\n{promises}\n## B\n\n- c\n");
     let file = |name: &str| match name {
         "a.rs" => Some("#[test]\n#[cfg(unix)]\nfn one() {}\nfn two() {}\n// fn three()".to_owned()),
         "a.py" => Some("def test_one(x: int) -> None:\ndef helps() -> None:".to_owned()),
         _ => None,
     };
-    let found = |rows: &str| complaints(&table(rows), file);
-    assert_eq!(
-        found("| a `b` | `a.rs::one`, `a.py::test_one` |"),
-        Vec::<String>::new()
-    );
-    for (cell, complaint) in [
-        ("`a.rs::two`", "a.rs has no test two"),
-        ("`a.rs::on`", "a.rs has no test on"),
-        ("`a.rs::three`", "a.rs has no test three"),
-        ("`a.py::helps`", "a.py has no test helps"),
-        ("`b.rs::one`", "b.rs has no test one"),
+    let found = |promises: &str| complaints(&page(promises), file);
+    let good = "- Promise of `b`,\n  in two lines.\n  - `a.rs::one`\n  - `a.py::test_one`\n";
+    assert_eq!(found(good), Vec::<String>::new());
+    for (line, complaint) in [
+        ("  - `a.rs::two`", "a.rs has no test two"),
+        ("  - `a.rs::on`", "a.rs has no test on"),
+        ("  - `a.rs::three`", "a.rs has no test three"),
+        ("  - `a.py::helps`", "a.py has no test helps"),
+        ("  - `b.rs::one`", "b.rs has no test one"),
+        ("  - a.rs::one", "is not a test of a promise:   - a.rs::one"),
+        (
+            "    - `a.rs::one`",
+            "is not a test of a promise:     - `a.rs::one`",
+        ),
+        (
+            "- Another promise `a.rs::one`.",
+            "names no test: Another promise `a.rs::one`.",
+        ),
     ] {
-        let rows = format!("| a | `a.rs::one` |\n| b | `a.py::test_one`, {cell} |");
-        assert_eq!(found(&rows), [complaint]);
+        assert_eq!(found(&format!("{good}{line}\n")), [complaint]);
     }
-    assert_eq!(found("| a `a.rs::one` | |").len(), 1);
+    assert_eq!(found("").len(), 1);
     assert_eq!(complaints("# Security\n", file).len(), 1);
 }
