@@ -218,7 +218,7 @@ fn what_an_index_promises_must_be_there() {
 
 /// The file is sparse: an attempt to read it would need a terabyte of memory.
 #[test]
-fn an_index_beyond_the_limit_is_refused_before_it_is_read() {
+fn an_index_beyond_the_limit_is_refused_by_its_length() {
     let folder = folder();
     let path = index(folder.path(), "model.safetensors.index.json", &[("a", "1")]);
     for (len, is_refused) in [(100_000_000, false), (100_000_001, true), (1 << 40, true)] {
