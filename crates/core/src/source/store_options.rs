@@ -360,6 +360,12 @@ impl StoreOptions {
         self.get(key).and_then(parse_flag)
     }
 
+    /// All keys that are set, and their values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let pairs = self.values.iter();
+        pairs.map(|(key, value)| (key.as_str(), value.as_str()))
+    }
+
     /// The request headers: names in lower case, and values.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.values

@@ -332,6 +332,20 @@ fn strange() -> Vec<ObjectFault> {
             &["refuses connections"],
             Retried::Yes,
         ),
+        refuses(
+            "a redirect leads to a metadata service",
+            Fault::redirect("http://169.254.169.254/latest/meta-data"),
+            Remote,
+            &["redirects to an address of a private network"],
+            no,
+        ),
+        refuses(
+            "a redirect leads away from HTTP",
+            Fault::redirect("file:///etc/passwd"),
+            Remote,
+            &["neither http nor https"],
+            no,
+        ),
     ]
 }
 
