@@ -8,6 +8,7 @@ mod checksums;
 mod contract;
 mod credentials;
 mod denials;
+mod echoes;
 mod fixtures;
 mod hosts;
 mod hubs;

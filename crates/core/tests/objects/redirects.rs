@@ -214,7 +214,9 @@ fn circles_end_and_are_not_tried_again() {
     let error = failure(&url, &[]);
     assert_eq!(error.kind(), ErrorKind::Remote);
     assert!(error.message().contains("in circles"), "{}", error.chain());
-    assert_eq!(server.requests().len(), 11, "one and ten redirects");
+    let requests = server.requests();
+    let asked = requests.iter().filter(|request| request.method == "GET");
+    assert_eq!(asked.count(), 11, "one and ten redirects");
 }
 
 #[test]
@@ -286,7 +288,9 @@ fn redirects_into_narrower_networks_are_refused() {
             "{host} to {to}: {}",
             error.chain()
         );
-        assert_eq!(proxy.received().len(), 1, "{host} to {to}: not tried again");
+        let asked = proxy.received();
+        let asked = asked.iter().filter(|head| head.starts_with("GET"));
+        assert_eq!(asked.count(), 1, "{host} to {to}: not tried again");
         assert_eq!(inside.received(), [""; 0], "{host} to {to}");
     }
 }
