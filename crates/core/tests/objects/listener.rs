@@ -2,6 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
@@ -13,19 +14,24 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Answers every request with what `answer` makes of it, and closes the connection.
-    pub(crate) fn start(answer: impl Fn(&str) -> String + Send + 'static) -> Self {
+    pub(crate) fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("bound");
         let (sender, received) = channel();
+        let answer = Arc::new(answer);
         thread::spawn(move || {
             for stream in listener.incoming().map_while(Result::ok) {
-                let head = head(&stream);
-                // The request counts before it is answered: whoever has the answer sees it.
-                if sender.send(head.clone()).is_err() {
-                    return;
-                }
-                let answer = answer(&String::from_utf8_lossy(&head));
-                let _ = (&stream).write_all(answer.as_bytes());
+                let (answer, sender) = (Arc::clone(&answer), sender.clone());
+                // A connection that is not used yet keeps no other one waiting.
+                thread::spawn(move || {
+                    let head = head(&stream);
+                    let text = String::from_utf8_lossy(&head).into_owned();
+                    // The request counts before it is answered: a client with the answer can tell.
+                    if head.is_empty() || sender.send(head).is_err() {
+                        return;
+                    }
+                    let _ = (&stream).write_all(answer(&text).as_bytes());
+                });
             }
         });
         Self { address, received }

@@ -73,45 +73,53 @@ impl Connector {
         } else {
             builder.tls_certs_merge(roots)
         };
-        let span = |key| duration(options, key);
-        if let Some(timeout) = span(Key::Timeout)? {
-            builder = builder.timeout(timeout);
-        }
-        if let Some(timeout) = span(Key::ConnectTimeout)? {
-            builder = builder.connect_timeout(timeout);
-        }
-        if let Some(timeout) = span(Key::ReadTimeout)? {
-            builder = builder.read_timeout(timeout);
-        }
-        if let Some(timeout) = span(Key::PoolIdleTimeout)? {
-            builder = builder.pool_idle_timeout(timeout);
-        }
-        if let Some(most) = number(options, Key::PoolMaxIdlePerHost)? {
-            builder = builder.pool_max_idle_per_host(most);
-        }
-        if let Some(interval) = span(Key::Http2KeepAliveInterval)? {
-            builder = builder.http2_keep_alive_interval(interval);
-        }
-        if let Some(timeout) = span(Key::Http2KeepAliveTimeout)? {
-            builder = builder.http2_keep_alive_timeout(timeout);
-        }
-        if flag(options, Key::Http2KeepAliveWhileIdle)? {
-            builder = builder.http2_keep_alive_while_idle(true);
-        }
-        if let Some(bytes) = number(options, Key::Http2MaxFrameSize)? {
-            builder = builder.http2_max_frame_size(Some(bytes));
-        }
-        if flag(options, Key::Http1Only)? {
-            builder = builder.http1_only();
-        }
-        if flag(options, Key::Http2Only)? {
-            builder = builder.http2_prior_knowledge();
-        }
         if flag(options, Key::AllowInvalidCertificates)? {
             builder = builder.danger_accept_invalid_certs(true);
         }
-        builder.build().map_err(failed)
+        with_limits(builder, options)?.build().map_err(failed)
     }
+}
+
+/// Timeouts, the pool of connections, and the version of HTTP.
+fn with_limits(
+    mut builder: reqwest::ClientBuilder,
+    options: &ClientOptions,
+) -> Result<reqwest::ClientBuilder> {
+    let span = |key| duration(options, key);
+    if let Some(timeout) = span(Key::Timeout)? {
+        builder = builder.timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::ConnectTimeout)? {
+        builder = builder.connect_timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::ReadTimeout)? {
+        builder = builder.read_timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::PoolIdleTimeout)? {
+        builder = builder.pool_idle_timeout(timeout);
+    }
+    if let Some(most) = number(options, Key::PoolMaxIdlePerHost)? {
+        builder = builder.pool_max_idle_per_host(most);
+    }
+    if let Some(interval) = span(Key::Http2KeepAliveInterval)? {
+        builder = builder.http2_keep_alive_interval(interval);
+    }
+    if let Some(timeout) = span(Key::Http2KeepAliveTimeout)? {
+        builder = builder.http2_keep_alive_timeout(timeout);
+    }
+    if flag(options, Key::Http2KeepAliveWhileIdle)? {
+        builder = builder.http2_keep_alive_while_idle(true);
+    }
+    if let Some(bytes) = number(options, Key::Http2MaxFrameSize)? {
+        builder = builder.http2_max_frame_size(Some(bytes));
+    }
+    if flag(options, Key::Http1Only)? {
+        builder = builder.http1_only();
+    }
+    if flag(options, Key::Http2Only)? {
+        builder = builder.http2_prior_knowledge();
+    }
+    Ok(builder)
 }
 
 impl HttpConnector for Connector {

@@ -395,7 +395,7 @@ fn in_base64(secret: &[u8]) -> Vec<String> {
         for engine in [STANDARD_NO_PAD, URL_SAFE_NO_PAD] {
             let mut form = engine.encode(&text);
             // The first and the last of them may hold bits of what stands beside it.
-            if text.len() % 3 != 0 {
+            if !text.len().is_multiple_of(3) {
                 form.pop();
             }
             form.drain(..[0, 2, 3][before]);

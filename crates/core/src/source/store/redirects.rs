@@ -172,6 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
     fn redirects_lead_no_deeper_than_where_the_server_is() {
         let public = "https://host.example/a";
         for (from, to, reach, wanted) in [
