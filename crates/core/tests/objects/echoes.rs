@@ -11,7 +11,7 @@ use crate::listener::Listener;
 use crate::secrets::{MARK, Told, show_error};
 use crate::sites;
 
-/// In base64, what is between the characters that depend on those before and behind it: of `hunter2` at each of three places.
+/// The characters that base64 has for `hunter2` at each of the three places where it may begin.
 const MARK_IN_BASE64: [&str; 3] = ["aHVudGVyM", "h1bnRlcj", "odW50ZXIy"];
 
 /// A secret, and how a store is opened with it.
@@ -104,7 +104,7 @@ fn planted(server: &str) -> Vec<Planted> {
     ]
 }
 
-/// What may come back for a secret.
+/// Forms in which a server may return a secret.
 fn forms(secret: &str) -> Vec<String> {
     let each_byte = secret.bytes().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "%{byte:02x}");

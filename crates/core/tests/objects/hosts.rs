@@ -1,4 +1,4 @@
-//! Which credential goes to which host: the rows of the table in SECURITY.md, by what servers got.
+//! Credentials and the hosts that get them: the rows of the table in SECURITY.md, by what servers got.
 //!
 //! The environment holds credentials for everything; each case is a process of its own.
 

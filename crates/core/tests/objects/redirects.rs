@@ -173,7 +173,7 @@ fn the_origin_itself_gets_all_again_but_a_referer() {
     }
 }
 
-/// What an origin was not sent the first time it does not get by way of another one.
+/// Headers that were dropped on the way stay dropped.
 #[test]
 fn secrets_do_not_come_back_behind_another_origin() {
     let first = Listener::start(|head| {

@@ -79,7 +79,7 @@ impl Reach {
         }
     }
 
-    /// Reach of the server that answered: of the proxy's if there is one.
+    /// Reach of the server that answered; with a proxy, the reach of the proxy.
     pub(super) fn of_peer(response: &HttpResponse) -> Option<Self> {
         let info = response.extensions().get::<HttpInfo>()?;
         Some(Self::of(info.remote_addr().ip()))

@@ -26,7 +26,7 @@ pub(super) struct Connector {
 }
 
 impl Connector {
-    /// How many clients were made.
+    /// Number of clients made so far.
     pub(super) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }

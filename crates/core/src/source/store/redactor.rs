@@ -71,8 +71,8 @@ pub(super) struct Redactor {
 }
 
 impl Redactor {
-    /// The secrets that a store is opened with. Those of the environment count even if others are
-    /// used: an environment is all one user's.
+    /// Collects the secrets that a store is opened with. Those of the environment count even if
+    /// others are used: an environment is all one user's.
     pub(super) fn new(url: &RemoteUrl, options: &StoreOptions, environment: &Environment) -> Self {
         let mut secrets = Self::default();
         secrets.add_authority(&url.authority, url.protocol);
@@ -101,7 +101,7 @@ impl Redactor {
         secrets
     }
 
-    /// One more secret that the store was opened with.
+    /// Adds a token that was found in a file.
     pub(super) fn and(mut self, header: Option<&HeaderValue>) -> Self {
         if let Some(text) = header.and_then(|value| value.to_str().ok()) {
             self.add_authorization(text);
@@ -110,7 +110,7 @@ impl Redactor {
         self
     }
 
-    /// A text without secrets: neither these nor those that the requests carried.
+    /// Masks secrets in a text: these and those that the requests carried.
     pub(super) fn redact(&self, text: &str, sent: &Sent) -> String {
         let mut carried = sent.secrets();
         carried.tidy();
@@ -125,7 +125,7 @@ impl Redactor {
         shown
     }
 
-    /// The first line of a text of others, without secrets and what looks like one, and not too long.
+    /// Returns the first line of a text of others, shortened, without secrets and what looks like one.
     pub(super) fn clean(&self, text: &str, sent: &Sent) -> String {
         plain(&self.redact(text, sent))
     }
@@ -139,7 +139,7 @@ impl Redactor {
         }
     }
 
-    /// A value that may be a query, as shared access signatures are, or a list of settings.
+    /// Adds a value that may be a query, as shared access signatures are, or a list of settings.
     fn add_value(&mut self, value: &str) {
         self.add(value);
         if value.trim_end_matches('=').contains('=') {
@@ -169,7 +169,7 @@ impl Redactor {
         }
     }
 
-    /// `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…, …, Signature=…`, `SharedKey account:…`.
+    /// Adds what is secret in `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…, …, Signature=…`, `SharedKey account:…`.
     fn add_authorization(&mut self, text: &str) {
         let value = text.split_once(' ').map_or(text, |(_, value)| value.trim());
         self.add(value);
@@ -188,7 +188,7 @@ impl Redactor {
         }
     }
 
-    /// `user:password`; a user without a password may be a token.
+    /// Adds the password of `user:password`; a user without a password may be a token.
     fn add_user(&mut self, pair: &str) {
         match pair.split_once(':') {
             Some((user, "")) => self.add(user),
@@ -208,7 +208,7 @@ impl Redactor {
         }
     }
 
-    /// User, password and query of a URL.
+    /// Adds password and query of a URL.
     fn add_url(&mut self, text: &str) {
         let Some((_, rest)) = text.split_once("://") else {
             return;
@@ -220,7 +220,7 @@ impl Redactor {
         }
     }
 
-    /// Values of a query, a form, a shared access signature or a connection string.
+    /// Adds the secret values of a query, a form, a shared access signature or a connection string.
     fn add_query(&mut self, query: &str) {
         for pair in query.trim_start_matches('?').split(['&', ';']) {
             let (name, value) = pair.split_once('=').unwrap_or(("token", pair));
@@ -307,7 +307,7 @@ impl fmt::Debug for Sent {
     }
 }
 
-/// The text without one secret, in whichever form it is in there.
+/// Masks one secret in a text, in each of its forms.
 fn masked(text: &str, secret: &str) -> String {
     let is_short = secret.len() < LEN_ANYWHERE;
     let is_apart = |start: usize, end: usize| {
@@ -387,7 +387,7 @@ fn length_encoded(text: &[u8], secret: &[u8], same: fn(&u8, &u8) -> bool) -> Opt
     Some(at)
 }
 
-/// The characters that base64 has for a secret, wherever in the encoded text it begins.
+/// Returns the characters that base64 has for a secret at each place where it may begin.
 fn in_base64(secret: &[u8]) -> Vec<String> {
     let mut forms = Vec::new();
     for before in 0..3 {

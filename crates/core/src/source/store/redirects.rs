@@ -93,7 +93,8 @@ impl HttpService for Following {
     }
 }
 
-/// Where an answer comes from and redirects to; `None` if it does not, or to nowhere.
+/// Returns the URL of an answer and the one that it redirects to; `None` if it is no redirect, or
+/// leads nowhere.
 fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     let is_redirect = matches!(
         response.status(),
@@ -118,7 +119,7 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     Some((from, to))
 }
 
-/// Refuses what no redirect may lead to from servers of this reach.
+/// Refuses a redirect to a target that servers of this reach may not lead to.
 fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
     match (from.scheme(), to.scheme()) {
         ("https", "http") => return Err(Refused::Plain),
