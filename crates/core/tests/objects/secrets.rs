@@ -208,6 +208,8 @@ impl Told {
         LISTENER.get_or_init(|| {
             let listener: &'static Self = Box::leak(Box::default());
             tracing::subscriber::set_global_default(listener).expect("the only one");
+            // Events that other tests reached meanwhile count as unwanted until asked for again.
+            tracing::callsite::rebuild_interest_cache();
             listener
         })
     }
