@@ -86,6 +86,50 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
     }
 }
 
+/// Servers say which token they refuse; commands do not, for people or as JSON.
+#[test]
+#[cfg(feature = "object")]
+fn no_command_repeats_a_secret_that_a_server_repeats() {
+    let server = tload_lab::FaultyServer::start();
+    let token = "hf_hunter2hunter2";
+    // The same in base64, and percent-encoded.
+    for said in [token, "aGZfaHVudGVyMmh1bnRlcjI=", "hf%5F%68unter2hunter2"] {
+        let answer = format!(
+            "HTTP/1.1 403 {said}\r\nx-request-id: {said}\r\nx-error-message: Invalid token {said}\r\nContent-Length: 0\r\n\r\n"
+        );
+        server.clear_faults();
+        server.fault(tload_lab::Rule::always(tload_lab::Fault::Garbage(
+            answer.into_bytes(),
+        )));
+        for arguments in [
+            &["ls"][..],
+            &["ls", "--json"],
+            &["load", "--json"],
+            &["doctor", "--json"],
+        ] {
+            let mut command = command(arguments);
+            command.args(["hf://org/m", "--store", "retries=1"]);
+            command.envs([("HF_TOKEN", token), ("HF_ENDPOINT", &server.url())]);
+            command.envs([
+                ("HF_HOME", "/nonexistent"),
+                ("RUST_LOG", "trace"),
+                ("TLOAD_LOG", "debug"),
+            ]);
+            let output = command.output().unwrap();
+            assert!(!output.status.success(), "{arguments:?}");
+            assert_none(&format!("{arguments:?}"), &output);
+            let shown = [output.stdout, output.stderr].concat();
+            let shown = String::from_utf8_lossy(&shown);
+            assert!(!shown.contains(said), "{arguments:?} shows {said}");
+            assert!(
+                shown.contains("Invalid token ***"),
+                "{arguments:?}: {shown}"
+            );
+        }
+    }
+    assert!(!server.requests().is_empty());
+}
+
 #[test]
 fn a_secret_that_is_printed_is_found() {
     let output = std::process::Command::new("sh")

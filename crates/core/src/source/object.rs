@@ -285,7 +285,7 @@ impl ObjectSource {
             return Ok(());
         };
         let request = self.0.store.failed_request(exchange, "GET");
-        Err(changed(&what, request))
+        Err(changed(&self.0.store.redacted(&what, exchange), request))
     }
 }
 

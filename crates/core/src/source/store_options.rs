@@ -360,21 +360,22 @@ impl StoreOptions {
         self.get(key).and_then(parse_flag)
     }
 
+    /// All keys that are set, and their values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values.iter().map(|(key, value)| (&**key, &**value))
+    }
+
     /// The request headers: names in lower case, and values.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.values
-            .iter()
-            .filter_map(|(key, value)| Some((key.strip_prefix(HEADER_PREFIX)?, value.as_str())))
+        self.iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(HEADER_PREFIX)?, value)))
     }
 
     /// The keys and values for the `object_store` crate that concern a protocol.
     pub(crate) fn passed_on(&self, protocol: Protocol) -> impl Iterator<Item = (&str, &str)> {
         let prefix = PASSED_ON.iter().find(|(_, of)| *of == protocol);
-        self.values.iter().filter_map(move |(key, value)| {
-            let (prefix, _) = prefix?;
-            key.starts_with(prefix)
-                .then_some((key.as_str(), value.as_str()))
-        })
+        self.iter()
+            .filter(move |(key, _)| prefix.is_some_and(|(prefix, _)| key.starts_with(prefix)))
     }
 }
 

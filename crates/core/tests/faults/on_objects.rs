@@ -273,6 +273,7 @@ fn refusing() -> Vec<ObjectFault> {
 }
 
 /// Answers that make no sense.
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn strange() -> Vec<ObjectFault> {
     let refuses = |fault, what, kind, says, retried| {
         on_read(
@@ -331,6 +332,20 @@ fn strange() -> Vec<ObjectFault> {
             Remote,
             &["refuses connections"],
             Retried::Yes,
+        ),
+        refuses(
+            "a redirect leads to a metadata service",
+            Fault::redirect("http://169.254.169.254/latest/meta-data"),
+            Remote,
+            &["redirects to an address of a private network"],
+            no,
+        ),
+        refuses(
+            "a redirect leads away from HTTP",
+            Fault::redirect("file:///etc/passwd"),
+            Remote,
+            &["neither http nor https"],
+            no,
         ),
     ]
 }

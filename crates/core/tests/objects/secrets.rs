@@ -12,7 +12,7 @@ use crate::fixtures::{even, load, options};
 use crate::sites;
 
 /// In every secret, and nowhere else.
-const MARK: &str = "hunter2";
+pub(crate) const MARK: &str = "hunter2";
 
 /// A way to ask a server, with secrets wherever there is a place for one.
 struct Way {
@@ -116,7 +116,7 @@ fn ways_of_the_web(server: &str) -> Vec<Way> {
 }
 
 /// Everything that can be shown of an error.
-fn show_error(shown: &mut String, error: &Error) {
+pub(crate) fn show_error(shown: &mut String, error: &Error) {
     let _ = write!(
         shown,
         "{error} {error:?} {error:#?} {} {:?} {:?}",
@@ -199,25 +199,27 @@ fn faults() -> Vec<Fault> {
 
 /// Everything that the core tells who listens.
 #[derive(Debug, Default)]
-struct Listener(Mutex<String>);
+pub(crate) struct Told(Mutex<String>);
 
-impl Listener {
+impl Told {
     /// The one of this process, from the first call on.
-    fn of_process() -> &'static Self {
-        static LISTENER: OnceLock<&'static Listener> = OnceLock::new();
+    pub(crate) fn of_process() -> &'static Self {
+        static LISTENER: OnceLock<&'static Told> = OnceLock::new();
         LISTENER.get_or_init(|| {
             let listener: &'static Self = Box::leak(Box::default());
             tracing::subscriber::set_global_default(listener).expect("the only one");
+            // Events that other tests reached meanwhile count as unwanted until asked for again.
+            tracing::callsite::rebuild_interest_cache();
             listener
         })
     }
 
-    fn told(&self) -> String {
+    pub(crate) fn told(&self) -> String {
         self.0.lock().expect("nobody panics there").clone()
     }
 }
 
-impl tracing::Subscriber for &'static Listener {
+impl tracing::Subscriber for &'static Told {
     fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
         metadata.target().starts_with("tload")
     }
@@ -247,7 +249,7 @@ impl tracing::Subscriber for &'static Listener {
 /// Every way with every fault, while opening and while reading.
 #[test]
 fn errors_show_no_secret() {
-    let listener = Listener::of_process();
+    let listener = Told::of_process();
     let server = Arc::new(FaultyServer::start());
     for way in ways(&server.url()) {
         let file = even("t", 1, 2, 5000);

@@ -22,6 +22,7 @@ const PASSWORD: &str = "testtest";
 /// | `/unavailable/FILE` | 503 |
 /// | `/noranges/FILE` | the whole file with 200, whatever the range |
 /// | `/redirect/FILE` | 302 to `/FILE` |
+/// | `/plain/FILE` | 302 to `/FILE` below [`Nginx::url`] |
 /// | `/basic/FILE` | 401 unless [`Nginx::user`] and [`Nginx::password`] are given |
 /// | `/slow/FILE` | the file at 1 MiB/s per connection |
 ///
@@ -139,6 +140,7 @@ http {{
         location /unavailable/ {{ return 503; }}
         location /noranges/ {{ alias {folder}/files/; max_ranges 0; }}
         location /redirect/ {{ rewrite ^/redirect(/.*)$ $1 redirect; }}
+        location /plain/ {{ rewrite ^/plain(/.*)$ http://127.0.0.1:{port}$1 redirect; }}
         location /basic/ {{
             alias {folder}/files/;
             auth_basic tload;

@@ -22,7 +22,6 @@ use object_store::aws::AwsCredential;
 use super::credentials::CredentialFailure;
 use super::fault::texts;
 use super::refreshing::{Load, Loaded};
-use super::reply::scrub;
 use crate::error::ErrorKind;
 
 /// The last source.
@@ -145,7 +144,7 @@ fn innermost(error: &CredentialsError) -> Option<String> {
     let texts = texts(error);
     // What a process wrote may be anything, secrets too.
     let text = texts.last()?.split("Stderr").next()?;
-    Some(scrub(text.trim_end_matches([' ', '.', ',', ':'])))
+    Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
 }
 
 fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {

@@ -25,44 +25,147 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         region: None,
         sessions: 0,
         signer: None,
+        token: None,
     })
 }
 
-/// What the URL says.
+/// Suffixes of the hosts of blob storage: of the public cloud, China, the US government, Germany,
+/// accounts with a DNS zone, and Fabric. `blob.` or `dfs.` stands before each.
+const CLOUDS: [&str; 6] = [
+    "core.windows.net",
+    "core.chinacloudapi.cn",
+    "core.usgovcloudapi.net",
+    "core.cloudapi.de",
+    ZONES,
+    FABRIC,
+];
+const ZONES: &str = "storage.azure.net";
+const FABRIC: &str = "fabric.microsoft.com";
+
+/// Container, account and endpoint, as far as the URL names them.
 #[derive(Debug, PartialEq, Eq)]
 struct Place {
     container: String,
     account: Option<String>,
     endpoint: Option<String>,
+    /// The endpoint is none of Azure's: anyone may answer there.
+    is_foreign: bool,
 }
 
-/// `az://container`, and `abfss://container@account.dfs.core.windows.net` of Hadoop.
-fn place(url: &RemoteUrl) -> Place {
+/// Reads `az://container`, and `abfss://container@account.dfs.core.windows.net` of Hadoop.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for an account or a host that is none.
+fn place(url: &RemoteUrl) -> Result<Place> {
     let Some((container, host)) = url.authority.split_once('@') else {
-        return Place {
+        return Ok(Place {
             container: url.authority.clone(),
             account: None,
             endpoint: None,
-        };
+            is_foreign: false,
+        });
     };
-    let (account, domain) = host.split_once('.').unwrap_or((host, ""));
-    // The interface for folders is at dfs, that for blobs, which is spoken here, at blob.
-    let endpoint = match domain.strip_prefix("dfs.") {
-        Some(rest) => Some(format!("https://{account}.blob.{rest}")),
-        None if domain.is_empty() => None,
-        None => Some(format!("https://{host}")),
-    };
-    Place {
+    let place = |account: &str, endpoint: Option<String>, is_foreign: bool| Place {
         container: container.to_owned(),
         account: Some(account.to_owned()),
         endpoint,
+        is_foreign,
+    };
+    if is_account(host) {
+        return Ok(place(host, None, false));
     }
+    let host = host.to_ascii_lowercase();
+    if let Some((account, host)) = blob_host(&host) {
+        return Ok(place(account, Some(format!("https://{host}")), false));
+    }
+    // Stricter than URLs are: `#` and `?`, for two, would end the host before what looks like its end.
+    let (name, port) = host.split_once(':').unwrap_or((&host, "443"));
+    let is_host = name.contains('.')
+        && name.split('.').all(is_label)
+        && port.parse::<u16>().is_ok_and(|port| port > 0);
+    let account = name.split('.').next().unwrap_or(name);
+    if !is_host {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "what follows @ in the URL is neither a storage account nor a host",
+        )
+        .with_location(url.shown())
+        .with_hint("write abfss://container@account.dfs.core.windows.net/path"));
+    }
+    Ok(place(account, Some(format!("https://{host}")), true))
+}
+
+/// Account of a host of blob storage, and its host for blobs: folders are spoken to at `dfs`, and
+/// blobs, as here, at `blob`. `None` for hosts that are not Azure's.
+fn blob_host(host: &str) -> Option<(&str, String)> {
+    let cloud = CLOUDS.iter().find(|cloud| host.ends_with(**cloud))?;
+    let front = host.strip_suffix(cloud)?.strip_suffix('.')?;
+    let (name, service) = front.rsplit_once('.')?;
+    let (first, zone) = name
+        .split_once('.')
+        .map_or((name, None), |(first, zone)| (first, Some(zone)));
+    let is_zone = |zone: &str| {
+        let digits = zone.strip_prefix('z').unwrap_or_default();
+        digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    // A replica that can be read has a host of its own, and the account's name.
+    let account = first.strip_suffix("-secondary").unwrap_or(first);
+    let is_named = match *cloud {
+        // Fabric has `onelake`, the same with a region before it, and names of workspaces.
+        FABRIC => is_label(first) && zone.is_none_or(is_zone),
+        ZONES => is_account(account) && zone.is_some_and(is_zone),
+        _ => is_account(account) && zone.is_none(),
+    };
+    (is_named && matches!(service, "blob" | "dfs"))
+        .then(|| (account, format!("{name}.blob.{cloud}")))
+}
+
+/// Returns whether a storage account can have this name.
+fn is_account(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (3..=24).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// Returns whether a text can stand between two dots of a host name.
+fn is_label(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// Refuses a host that only the URL names, unless it is Azure's. A URL may come from anywhere, and
+/// with the environment's credentials its host could do whatever this user can.
+fn require_trusted(
+    place: &Place,
+    opening: &Opening,
+    configured: Option<&str>,
+    explicit: bool,
+) -> Result<()> {
+    let origin = |text: &str| Some(url::Url::parse(text).ok()?.origin());
+    let foreign = place.endpoint.as_deref().filter(|_| place.is_foreign);
+    let Some(endpoint) = foreign else {
+        return Ok(());
+    };
+    let is_configured = configured.is_some_and(|text| origin(text) == origin(endpoint));
+    if explicit || is_configured || opening.options.get("endpoint").is_some() {
+        return Ok(());
+    }
+    let host = endpoint.trim_start_matches("https://");
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        format!("{host} is no host of Azure, and credentials of the environment are for Azure"),
+    )
+    .with_location(opening.url.shown())
+    .with_hint(format!(
+        "if credentials may go there, set endpoint={endpoint}; or give credentials as options, or \
+         anonymous=true"
+    )))
 }
 
 fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     let options = opening.options;
     let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
-    let place = place(opening.url);
+    let place = place(opening.url)?;
     let mut builder = MicrosoftAzureBuilder::new();
     let mut client_settings = Vec::new();
     for (key, value) in opening.settings::<AzureConfigKey>(explicit)? {
@@ -72,6 +175,8 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
             builder = builder.with_config(key, value);
         }
     }
+    let configured = builder.get_config_value(&AzureConfigKey::Endpoint);
+    require_trusted(&place, opening, configured.as_deref(), explicit)?;
     for (value, key) in [
         (place.account.as_deref(), AzureConfigKey::AccountName),
         (place.endpoint.as_deref(), AzureConfigKey::Endpoint),
@@ -111,7 +216,7 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
         allow_http: emulated || is_plain(value(AzureConfigKey::Endpoint).as_deref()),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, extras)?;
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
     let builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -160,8 +265,8 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
 
 #[cfg(test)]
 mod tests {
+    use super::super::connector::Connector;
     use super::super::environment::Environment;
-    use super::super::exchange::Connector;
     use super::*;
     use crate::source::{Location, StoreOptions};
 
@@ -210,14 +315,114 @@ mod tests {
             ),
         ] {
             let location = Location::parse(url).expect(url);
-            let found = place(location.remote().expect("a URL"));
+            let found = place(location.remote().expect("a URL")).expect(url);
             let wanted = Place {
                 container: container.to_owned(),
                 account: account.map(str::to_owned),
                 endpoint: endpoint.map(str::to_owned),
+                is_foreign: false,
             };
             assert_eq!(found, wanted, "{url}");
         }
+    }
+
+    #[test]
+    fn texts_that_are_neither_account_nor_host_are_refused() {
+        for authority in [
+            "2130706433:8080#",
+            "2130706433:8080",
+            "ab",
+            "Account",
+            "host.example?",
+            "host.example#.blob.core.windows.net",
+            "host.example\\.blob.core.windows.net",
+            "acc.example:0",
+            "acc.example:",
+            "..blob.core.windows.net",
+            "%65vil.example",
+        ] {
+            let url = format!("abfss://c@{authority}/k");
+            let location = Location::parse(&url).expect("a location");
+            let error = place(location.remote().expect("a URL")).expect_err(authority);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{authority}");
+        }
+    }
+
+    #[test]
+    fn hosts_that_only_the_url_names_get_no_credentials_of_the_environment() {
+        let token = ("AZURE_STORAGE_TOKEN", "hunter2");
+        let elsewhere = ("AZURE_STORAGE_ENDPOINT", "https://other.example");
+        let there = ("AZURE_STORAGE_ENDPOINT", "https://acc.example/");
+        let (named, given) = (("endpoint", "https://acc.example"), ("sas", "sig=hunter2"));
+        for (host, variables, options, allowed) in [
+            ("acc.example", vec![token], vec![], false),
+            ("acc.example:8443", vec![token], vec![], false),
+            ("acc.example", vec![], vec![], false),
+            ("acc.example", vec![token, elsewhere], vec![], false),
+            ("acc.example", vec![token, there], vec![], true),
+            ("acc.example", vec![token], vec![named], true),
+            ("acc.example", vec![token], vec![given], true),
+            (
+                "acc.example",
+                vec![token],
+                vec![("anonymous", "true")],
+                true,
+            ),
+            (
+                "acc.blob.core.windows.net.example",
+                vec![token],
+                vec![],
+                false,
+            ),
+            ("blob.core.windows.net", vec![token], vec![], false),
+            (
+                "evil.example.blob.core.windows.net",
+                vec![token],
+                vec![],
+                false,
+            ),
+            ("evilcore.windows.net", vec![token], vec![], false),
+            ("acc.file.core.windows.net", vec![token], vec![], false),
+            ("acc.z5.blob.storage.azure.net", vec![token], vec![], false),
+            ("acc.blob.core.windows.net", vec![token], vec![], true),
+            (
+                "acc-secondary.blob.core.windows.net",
+                vec![token],
+                vec![],
+                true,
+            ),
+            ("acc.dfs.core.usgovcloudapi.net", vec![token], vec![], true),
+            ("acc.dfs.core.cloudapi.de", vec![token], vec![], true),
+            ("acc.z05.blob.storage.azure.net", vec![token], vec![], true),
+            (
+                "westus-onelake.dfs.fabric.microsoft.com",
+                vec![token],
+                vec![],
+                true,
+            ),
+        ] {
+            let url = format!("abfss://c@{host}/k");
+            match built(&url, &options, &variables) {
+                Ok(_) => assert!(allowed, "{host} {options:?}"),
+                Err(error) => {
+                    assert!(!allowed, "{host} {options:?}: {error}");
+                    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+                    assert!(error.hint().is_some_and(|hint| hint.contains("endpoint=")));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn replicas_are_signed_for_with_the_name_of_the_account() {
+        let url = "abfss://c@acc-secondary.blob.core.windows.net/k";
+        let (builder, _) = built(url, &[("anonymous", "true")], &[]).expect("a builder");
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(value(AzureConfigKey::AccountName).as_deref(), Some("acc"));
+        assert_eq!(
+            value(AzureConfigKey::Endpoint).as_deref(),
+            Some("https://acc-secondary.blob.core.windows.net")
+        );
     }
 
     #[test]

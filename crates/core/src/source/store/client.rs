@@ -1,10 +1,12 @@
 //! How connections are made: time-outs, certificates, proxy, headers. From options and environment to `object_store`'s client.
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
-use object_store::{Certificate, ClientConfigKey, ClientOptions};
+use object_store::{ClientConfigKey, ClientOptions};
+use reqwest::Certificate;
 
+use super::connector::Connector;
 use super::environment::Environment;
-use super::reply::scrub;
+use super::reply::plain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::store_options::StoreOptions;
 
@@ -32,7 +34,7 @@ pub(super) struct Extras<'a> {
     pub(super) ca_file: Option<&'a str>,
 }
 
-/// The client's options.
+/// The client's options. Certificates to trust go to the connector.
 ///
 /// # Errors
 ///
@@ -41,6 +43,7 @@ pub(super) struct Extras<'a> {
 pub(super) fn client_options(
     options: &StoreOptions,
     environment: &Environment,
+    connector: &Connector,
     extras: Extras,
 ) -> Result<ClientOptions> {
     let agent = concat!("tload/", env!("CARGO_PKG_VERSION"));
@@ -68,9 +71,7 @@ pub(super) fn client_options(
         client = client.with_allow_invalid_certificates(!verify);
     }
     if let Some(path) = options.get("ca_file").or(extras.ca_file) {
-        for certificate in certificates(path)? {
-            client = client.with_root_certificate(certificate);
-        }
+        connector.trust(certificates(path)?);
     }
     if let Some(proxy) = options.get("proxy") {
         let excludes = match environment.first(&["NO_PROXY", "no_proxy"]) {
@@ -117,7 +118,7 @@ fn certificates(path: &str) -> Result<Vec<Certificate>> {
     };
     let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| {
         invalid("ca_file holds a certificate that cannot be read")
-            .with_source(scrub(&error.to_string()))
+            .with_source(plain(&error.to_string()))
     })?;
     if certificates.is_empty() {
         return Err(invalid("ca_file holds no certificate"));
@@ -143,8 +144,13 @@ mod tests {
                 ],
                 ..Extras::default()
             };
-            let client =
-                client_options(options, &Environment::default(), extras).expect("a client");
+            let client = client_options(
+                options,
+                &Environment::default(),
+                &Connector::default(),
+                extras,
+            )
+            .expect("a client");
             client.get_config_value(&key)
         };
         let options = options(&[("connect_timeout", "2")]);
@@ -163,7 +169,13 @@ mod tests {
     fn metadata_is_never_asked_through_a_proxy() {
         let environment = Environment::of([("NO_PROXY".to_owned(), "intern".to_owned())]);
         let options = options(&[("proxy", "http://proxy:3128")]);
-        let client = client_options(&options, &environment, Extras::default()).expect("a client");
+        let client = client_options(
+            &options,
+            &environment,
+            &Connector::default(),
+            Extras::default(),
+        )
+        .expect("a client");
         let excludes = client.get_config_value(&ClientConfigKey::ProxyExcludes);
         let excludes = excludes.expect("excludes");
         assert!(
@@ -183,7 +195,12 @@ mod tests {
         ] {
             let path = path.to_str().expect("UTF-8");
             let options = options(&[("ca_file", path)]);
-            let client = client_options(&options, &Environment::default(), Extras::default());
+            let client = client_options(
+                &options,
+                &Environment::default(),
+                &Connector::default(),
+                Extras::default(),
+            );
             let error = client.expect_err(path);
             assert_eq!(error.kind(), kind);
             assert_eq!(error.location(), Some(path));

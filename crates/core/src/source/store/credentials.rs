@@ -55,7 +55,7 @@ pub(super) struct CredentialFailure {
     pub(super) kind: ErrorKind,
     pub(super) message: String,
     pub(super) hint: Option<String>,
-    /// Without secrets.
+    /// As the source of credentials says it.
     pub(super) cause: Option<String>,
 }
 

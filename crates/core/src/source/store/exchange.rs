@@ -5,22 +5,19 @@
 //! those of failures, which are short texts, are read here, up to a limit, and handed on.
 
 use std::cell::RefCell;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use chrono::DateTime;
 use futures_util::StreamExt;
-use http::HeaderMap;
-use object_store::ClientOptions;
+use http::{HeaderMap, Uri};
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse,
-    HttpResponseBody, HttpService, ReqwestConnector,
+    HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
 };
 
 use super::checksums::{Asks, stated};
-use super::reply::{Reply, scrub};
+use super::redactor::Sent;
+use super::reply::Reply;
 
 /// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
 const WORDS_MAX: usize = 64 << 10;
@@ -59,10 +56,12 @@ pub(crate) struct Exchange {
     pub(crate) host: Option<String>,
     /// The store's own name for the failure.
     pub(crate) code: Option<String>,
-    /// The store's own words for the failure, without secrets.
+    /// The store's own words for the failure, as they came.
     pub(crate) message: Option<String>,
     /// What it says of the object's own checksums, where it was asked to.
     pub(crate) stated: Vec<(&'static str, String)>,
+    /// Secrets that the requests of this exchange carried: those of the last, and those before it.
+    pub(super) sent: Sent,
     /// When the request began.
     pub(super) began: Option<Instant>,
     /// Which of a builder's HTTP clients sent it: the last one is the store's own, those before fetch credentials.
@@ -82,31 +81,34 @@ pub(super) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchang
     .await
 }
 
-/// Makes `object_store`'s HTTP clients, each inside a [`Capturing`], and counts them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Connector {
-    made: Arc<AtomicUsize>,
-}
-
-impl Connector {
-    /// How many clients were made.
-    pub(super) fn made(&self) -> usize {
-        self.made.load(Ordering::Relaxed)
-    }
-}
-
-impl HttpConnector for Connector {
-    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        let inner = ReqwestConnector::default().connect(options)?;
-        let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(HttpClient::new(Capturing { inner, number }))
-    }
-}
-
+/// Keeps the facts of each exchange of an HTTP client.
 #[derive(Debug)]
-struct Capturing {
+pub(super) struct Capturing {
     inner: HttpClient,
     number: usize,
+}
+
+impl Capturing {
+    pub(super) fn new(inner: HttpClient, number: usize) -> Self {
+        Self { inner, number }
+    }
+}
+
+/// The request goes on to another host, by a redirect.
+pub(super) fn asks_host(uri: &Uri) {
+    update(|exchange| {
+        exchange.host = host_of(uri);
+        exchange.sent.add_uri(uri);
+    });
+}
+
+/// Host and port without a user.
+fn host_of(uri: &Uri) -> Option<String> {
+    let authority = uri.authority()?.as_str();
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    Some(host.to_owned())
 }
 
 #[async_trait]
@@ -116,16 +118,15 @@ impl HttpService for Capturing {
         if let Some(asks) = &asks {
             asks.prepare(&mut request).await?;
         }
-        record(|| Exchange {
-            host: request.uri().authority().map(|authority| {
-                let host = authority.as_str();
-                host.rsplit_once('@')
-                    .map_or(host, |(_, host)| host)
-                    .to_owned()
-            }),
-            began: Some(Instant::now()),
-            client: self.number,
-            ..Exchange::default()
+        record(|mut sent| {
+            sent.add(&request);
+            Exchange {
+                host: host_of(request.uri()),
+                sent,
+                began: Some(Instant::now()),
+                client: self.number,
+                ..Exchange::default()
+            }
         });
         let is_ranged = request.headers().contains_key(http::header::RANGE);
         let response = self.inner.execute(request).await?;
@@ -185,8 +186,11 @@ async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError
 }
 
 /// Requests outside of [`capture`] leave no trace.
-fn record(exchange: impl FnOnce() -> Exchange) {
-    let _ = LAST.try_with(|last| last.replace(exchange()));
+fn record(exchange: impl FnOnce(Sent) -> Exchange) {
+    let _ = LAST.try_with(|last| {
+        let sent = last.take().sent;
+        last.replace(exchange(sent))
+    });
 }
 
 fn update(change: impl FnOnce(&mut Exchange)) {
@@ -236,8 +240,7 @@ impl Exchange {
             .filter(|code| is_code(code));
         self.message = text(headers, "x-error-message")
             .map(str::to_owned)
-            .or(reply.message)
-            .map(|message| scrub(&message));
+            .or(reply.message);
     }
 }
 

@@ -12,7 +12,7 @@ use object_store::client::HttpError;
 
 use super::credentials::CredentialFailure;
 use super::exchange::Exchange;
-use super::reply::scrub;
+use super::redactor::Redactor;
 use super::{refusal, transport};
 use crate::error::{Error, ErrorKind, FailedRequest};
 use crate::retry::Transient;
@@ -63,6 +63,8 @@ pub(super) struct Asked<'a> {
     pub(super) own: bool,
     /// The credentials were refused as too old, and there are or will be newer ones.
     pub(super) refreshed: bool,
+    /// Knows the secrets that the store was opened with.
+    pub(super) redactor: &'a Redactor,
 }
 
 /// What a failure comes to.
@@ -75,7 +77,7 @@ pub(super) struct Verdict {
     pub(super) cause: Option<Cause>,
 }
 
-/// The cause to keep: of the operating system with its number, or words without secrets.
+/// The cause to keep: of the operating system with its number, or words of others as they are.
 #[derive(Debug)]
 pub(super) enum Cause {
     System(i32),
@@ -112,18 +114,22 @@ impl Verdict {
 /// Reads a failure of `object_store`.
 pub(super) fn translate(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Fault {
     let verdict = judge(error, exchange, asked);
-    let mut request = failed_request(exchange, asked.operation, asked.credentials);
+    // The one place where texts of others become those of an error.
+    let redacted = |text: &str| asked.redactor.redact(text, &exchange.sent);
+    let mut request = failed_request(exchange, asked);
     if find::<CredentialFailure>(error).is_some() {
         // There are none; the message says where they were looked for.
         request.credentials = None;
     }
-    let mut error = Error::new(verdict.kind, verdict.message).with_request(request);
+    let mut error = Error::new(verdict.kind, redacted(&verdict.message)).with_request(request);
     if let Some(hint) = verdict.hint {
-        error = error.with_hint(hint);
+        error = error.with_hint(redacted(&hint));
     }
     error = match verdict.cause {
         Some(Cause::System(errno)) => error.with_source(io::Error::from_raw_os_error(errno)),
-        Some(Cause::Words(words)) => error.with_source(words),
+        Some(Cause::Words(words)) => {
+            error.with_source(asked.redactor.clean(&words, &exchange.sent))
+        }
         None => error,
     };
     Fault {
@@ -134,18 +140,15 @@ pub(super) fn translate(error: &object_store::Error, exchange: &Exchange, asked:
 }
 
 /// What is known of a request: one attempt.
-pub(super) fn failed_request(
-    exchange: &Exchange,
-    operation: &str,
-    credentials: &str,
-) -> FailedRequest {
+pub(super) fn failed_request(exchange: &Exchange, asked: &Asked) -> FailedRequest {
+    let clean = |text: &String| asked.redactor.clean(text, &exchange.sent);
     FailedRequest {
-        operation: operation.to_owned(),
+        operation: asked.operation.to_owned(),
         status: exchange.status,
-        code: exchange.code.clone(),
-        request_id: exchange.request_id.clone(),
+        code: exchange.code.as_ref().map(clean),
+        request_id: exchange.request_id.as_ref().map(clean),
         attempts: 1,
-        credentials: (!credentials.is_empty()).then(|| credentials.to_owned()),
+        credentials: (!asked.credentials.is_empty()).then(|| asked.credentials.to_owned()),
     }
 }
 
@@ -233,7 +236,7 @@ fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
         )
         .hint("use a server that honours Range requests, or download the file first");
     }
-    let cause = texts.last().map(|text| Cause::Words(scrub(text)));
+    let cause = texts.last().map(|text| Cause::Words(text.clone()));
     if let object_store::Error::InvalidPath { .. } = error {
         return Verdict::new(
             ErrorKind::Unsupported,
@@ -271,7 +274,7 @@ pub(super) fn no_listing() -> Verdict {
 /// No answer was seen: the failure came before a request, or the store is the caller's own.
 fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
     let texts = texts(error);
-    let cause = || texts.last().map(|text| Cause::Words(scrub(text)));
+    let cause = || texts.last().map(|text| Cause::Words(text.clone()));
     // Nothing of ours to compare with: the variants are all there is, and new ones come.
     if let object_store::Error::NotFound { .. } = error {
         Verdict::new(ErrorKind::NotFound, "there is no such object")
@@ -350,6 +353,7 @@ mod tests {
             signed_url: false,
             own,
             refreshed: false,
+            redactor: &Redactor::default(),
         };
         translate(&error, &exchange, &asked)
     }
@@ -407,6 +411,7 @@ mod tests {
             signed_url: false,
             own: true,
             refreshed: false,
+            redactor: &Redactor::default(),
         };
         let fault = translate(&error, &Exchange::default(), &asked);
         assert_eq!(fault.error.kind(), ErrorKind::InvalidRequest);

@@ -24,6 +24,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         region: None,
         sessions: 0,
         signer: None,
+        token: None,
     })
 }
 
@@ -71,7 +72,7 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
         allow_http: is_plain(endpoint.as_deref()),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, extras)?;
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
     builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -106,8 +107,8 @@ fn source(builder: &GoogleCloudStorageBuilder, opening: &Opening) -> Option<Stri
 
 #[cfg(test)]
 mod tests {
+    use super::super::connector::Connector;
     use super::super::environment::Environment;
-    use super::super::exchange::Connector;
     use super::*;
     use crate::error::ErrorKind;
     use crate::source::{Location, StoreOptions};

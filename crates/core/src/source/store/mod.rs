@@ -3,11 +3,13 @@
 //! Each call here is one attempt. Who calls decides whether to try again ([`Fault::transient`], [`crate::retry`]), adds location and
 //! range to errors, and reads bodies. Types of `object_store` end here and at the source of objects.
 
+mod addresses;
 #[cfg(feature = "aws-config")]
 mod aws;
 mod azure;
 mod checksums;
 mod client;
+mod connector;
 mod credentials;
 mod environment;
 mod exchange;
@@ -16,6 +18,8 @@ mod gcs;
 mod hub;
 mod opening;
 mod path;
+mod redactor;
+mod redirects;
 #[cfg(feature = "aws-config")]
 mod refreshing;
 mod refusal;
@@ -39,12 +43,14 @@ pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 
 use self::checksums::Asks;
+use self::connector::Connector;
 use self::credentials::Credentials;
 use self::environment::Environment;
-use self::exchange::{Connector, capture};
+use self::exchange::capture;
 use self::fault::{Asked, failed_request, translate};
 use self::hub::{Commit, Repository};
 use self::opening::Opening;
+use self::redactor::Redactor;
 use super::location::{Protocol, RemoteUrl};
 use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
@@ -66,6 +72,7 @@ pub(crate) struct Store {
     repository: Option<Repository>,
     /// How an object's own checksums are asked for.
     asks: Asks,
+    redactor: Redactor,
 }
 
 /// What is directly below a prefix.
@@ -130,6 +137,8 @@ impl Store {
                 ));
             }
         };
+        let own_client = opening.connector.made().saturating_sub(opened.sessions);
+        opening.connector.own_from(own_client);
         let store = Self {
             inner: opened.store,
             label: format!("{}://{}", url.scheme, url.host()),
@@ -138,11 +147,12 @@ impl Store {
             anonymous: opened.anonymous,
             region: opened.region,
             signed_url: url.protocol == Protocol::Http && url.query.is_some(),
-            own_client: opening.connector.made().saturating_sub(opened.sessions),
+            own_client,
             repository,
             asks: Asks {
                 signer: opened.signer,
             },
+            redactor: Redactor::new(url, options, environment).and(opened.token.as_ref()),
         };
         Ok((Arc::new(store), path))
     }
@@ -160,6 +170,7 @@ impl Store {
             own_client: 0,
             repository: None,
             asks: Asks::default(),
+            redactor: Redactor::default(),
         })
     }
 
@@ -260,7 +271,7 @@ impl Store {
             Commit::parse(&answer).map_err(|what| Fault {
                 error: Error::new(ErrorKind::Remote, "the hub's answer makes no sense")
                     .with_request(self.failed_request(&exchange, "GET"))
-                    .with_source(what)
+                    .with_source(self.redactor.clean(&what, &exchange.sent))
                     .with_hint("check that the endpoint is one of a model hub (option endpoint, HF_ENDPOINT)"),
                 transient: None,
                 asked: None,
@@ -297,23 +308,42 @@ impl Store {
             exchange.code.as_deref(),
             Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
         );
+        let credentials = self.credentials();
         let asked = Asked {
+            refreshed: expired && self.credentials.rejected(exchange.began),
+            ..self.asked(exchange, operation, &credentials)
+        };
+        translate(error, exchange, &asked)
+    }
+
+    fn asked<'a>(
+        &'a self,
+        exchange: &Exchange,
+        operation: &'a str,
+        credentials: &'a str,
+    ) -> Asked<'a> {
+        Asked {
             operation,
             protocol: self.protocol,
-            credentials: &self.credentials(),
+            credentials,
             anonymous: self.anonymous,
             region: self.region.as_deref(),
             signed_url: self.signed_url,
             own: exchange.client == 0 || exchange.client >= self.own_client,
-            refreshed: expired && self.credentials.rejected(exchange.began),
-        };
-        translate(error, exchange, &asked)
+            refreshed: false,
+            redactor: &self.redactor,
+        }
+    }
+
+    /// A text of ours that repeats something of an answer, without secrets.
+    pub(crate) fn redacted(&self, text: &str, exchange: &Exchange) -> String {
+        self.redactor.redact(text, &exchange.sent)
     }
 
     /// The server does not do what HTTP says: `message` says what it did.
     pub(crate) fn misbehaved(&self, exchange: &Exchange, message: String) -> Fault {
         Fault {
-            error: Error::new(ErrorKind::Remote, message)
+            error: Error::new(ErrorKind::Remote, self.redacted(&message, exchange))
                 .with_request(self.failed_request(exchange, "GET"))
                 .with_hint(
                     "the server, or a proxy in front of it, answers ranged requests wrongly",
@@ -325,7 +355,10 @@ impl Store {
 
     /// What is known of a request whose answer was of no use.
     pub(crate) fn failed_request(&self, exchange: &Exchange, operation: &str) -> FailedRequest {
-        failed_request(exchange, operation, &self.credentials())
+        failed_request(
+            exchange,
+            &self.asked(exchange, operation, &self.credentials()),
+        )
     }
 
     /// Where the credentials come from, for people.

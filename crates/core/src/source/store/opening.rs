@@ -5,14 +5,15 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
+use http::HeaderValue;
 use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 
 use super::checksums::Signer;
+use super::connector::Connector;
 use super::credentials::Credentials;
 use super::environment::{Environment, says_who};
-use super::exchange::Connector;
 use super::fault::texts;
-use super::reply::scrub;
+use super::redactor::{Redactor, Sent};
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::location::RemoteUrl;
 use crate::source::store_options::StoreOptions;
@@ -37,6 +38,8 @@ pub(super) struct Opened {
     pub(super) sessions: usize,
     /// Of S3: signs requests that `object_store` cannot make.
     pub(super) signer: Option<Signer>,
+    /// A token that was found in a file.
+    pub(super) token: Option<HeaderValue>,
 }
 
 impl Opening<'_> {
@@ -100,7 +103,9 @@ impl Opening<'_> {
     /// A failure of `object_store` to build a store, which happens before anything is asked of it.
     pub(super) fn refused(&self, error: &object_store::Error) -> Error {
         let texts = texts(error);
-        let text = texts.last().map(|text| scrub(text)).unwrap_or_default();
+        let redactor = Redactor::new(self.url, self.options, self.environment);
+        let clean = |text: &String| redactor.clean(text, &Sent::default());
+        let text = texts.last().map(clean).unwrap_or_default();
         let error = Error::new(
             ErrorKind::InvalidRequest,
             format!("the store cannot be opened: {text}"),

@@ -220,7 +220,12 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use super::super::redactor::Redactor;
     use super::*;
+
+    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
 
     fn asked(protocol: Protocol) -> Asked<'static> {
         Asked {
@@ -232,6 +237,7 @@ mod tests {
             signed_url: false,
             own: true,
             refreshed: false,
+            redactor: &NOTHING,
         }
     }
 

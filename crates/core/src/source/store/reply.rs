@@ -63,8 +63,9 @@ fn element(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// The first line of a text from elsewhere, without what may be secret: queries, fragments and users of URLs, signatures.
-pub(super) fn scrub(text: &str) -> String {
+/// The first line of a text from elsewhere, without what looks like a secret: queries, fragments and users of URLs, signatures.
+/// Secrets that are known are the redactor's.
+pub(super) fn plain(text: &str) -> String {
     let line = text.trim().lines().next().unwrap_or_default();
     let words: Vec<_> = line.split(' ').map(scrub_word).collect();
     let mut shown: String = words.join(" ").chars().take(MESSAGE_MAX).collect();
@@ -160,9 +161,9 @@ mod tests {
             ("first line\nsecond: hunter2", "first line"),
             ("see https://host/docs/@home", "see https://host/docs/@home"),
         ] {
-            assert_eq!(scrub(text), wanted);
+            assert_eq!(plain(text), wanted);
         }
-        let long = scrub(&"x".repeat(1000));
+        let long = plain(&"x".repeat(1000));
         assert_eq!(long.chars().count(), MESSAGE_MAX + 1);
     }
 }

@@ -55,6 +55,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         region,
         sessions,
         signer,
+        token: None,
     })
 }
 
@@ -101,6 +102,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
     }
     builder = with_region(builder, opening);
     builder = with_address(builder, opening, bucket);
+    require_label(&builder, opening)?;
     let endpoint = endpoint(&builder);
     require_url(endpoint.as_deref())?;
     let extras = Extras {
@@ -109,7 +111,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
         ca_file: opening.environment.get("AWS_CA_BUNDLE"),
         ..Extras::default()
     };
-    let client = client_options(options, opening.environment, extras)?;
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
     builder = builder
         .with_client_options(client)
         .with_retry(no_retries())
@@ -195,6 +197,24 @@ fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> Am
             .with_endpoint(endpoint),
         None => builder,
     }
+}
+
+/// Refuses a bucket that would stand in the host's name and end it: of `https://evil.example#.host`
+/// the host is `evil.example`, which would get the session token.
+fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
+    let is_set = |key| builder.get_config_value(&key).as_deref() == Some("true");
+    let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
+        || is_set(AmazonS3ConfigKey::S3Express);
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !is_in_host || opening.url.host().bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        "the name of the bucket cannot stand in the name of a host",
+    )
+    .with_location(opening.url.shown())
+    .with_hint("check the bucket's name, or set addressing=path"))
 }
 
 fn is_label(bucket: &str) -> bool {
@@ -295,8 +315,8 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::connector::Connector;
     use super::super::environment::Environment;
-    use super::super::exchange::Connector;
     use super::*;
     use crate::source::{Location, StoreOptions};
 
@@ -388,6 +408,33 @@ mod tests {
             let (_, who) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
             assert_eq!(who, wanted);
         }
+    }
+
+    #[test]
+    fn buckets_that_would_end_the_name_of_the_host_are_refused() {
+        let is_virtual = [("addressing", "virtual"), ("endpoint", "http://minio:9000")];
+        let variable = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
+        for (url, options, variables) in [
+            ("s3://evil.example#/k", &is_virtual[..], &AMBIENT[..]),
+            ("s3://evil.example?/k", &is_virtual, &AMBIENT),
+            ("s3://evil.example:80\\/k", &is_virtual, &AMBIENT),
+            (
+                "s3://evil.example:80#/k",
+                &[],
+                &[AMBIENT[0], AMBIENT[1], AMBIENT[4], variable],
+            ),
+            ("s3://evil.example#--usw2-az1--x-s3/k", &[], &AMBIENT[..4]),
+            (
+                "s3://evil.example#--usw2-az1--x-s3/k",
+                &[("express", "true")],
+                &AMBIENT,
+            ),
+        ] {
+            let error = built(url, options, variables).err();
+            let error = error.unwrap_or_else(|| panic!("{url} {options:?} was taken"));
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{url}: {error}");
+        }
+        built("s3://b_C.d/k", &is_virtual, &AMBIENT).expect("a name of a host");
     }
 
     #[test]

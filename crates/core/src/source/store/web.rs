@@ -36,7 +36,12 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         authorization,
         ..Extras::default()
     };
-    let client = client_options(opening.options, opening.environment, extras)?;
+    let client = client_options(
+        opening.options,
+        opening.environment,
+        &opening.connector,
+        extras,
+    )?;
     let store = HttpBuilder::new()
         .with_url(base(url)?)
         .with_client_options(client)
@@ -50,6 +55,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         region: None,
         sessions: 0,
         signer: None,
+        token: None,
     })
 }
 

@@ -65,12 +65,18 @@ pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
     } else {
         token.source
     };
+    let known = token.header.clone();
     let extras = Extras {
         allow_http: is_plain(Some(&endpoint)),
         authorization: token.header,
         ..Extras::default()
     };
-    let options = client_options(opening.options, opening.environment, extras)?;
+    let options = client_options(
+        opening.options,
+        opening.environment,
+        &opening.connector,
+        extras,
+    )?;
     let refused = |error| opening.refused(&error);
     let client = opening.connector.connect(&options).map_err(refused)?;
     let store = HttpBuilder::new()
@@ -98,6 +104,7 @@ pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
         region: None,
         sessions: 0,
         signer: None,
+        token: known,
     };
     let commit = OnceCell::new();
     let repository = Repository {

@@ -97,7 +97,12 @@ fn no_repository(asked: &Asked) -> Verdict {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
+    use super::super::super::redactor::Redactor;
     use super::*;
+
+    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
 
     #[test]
     fn table() {
@@ -152,6 +157,7 @@ mod tests {
             signed_url: false,
             own: true,
             refreshed: false,
+            redactor: &NOTHING,
         }
     }
 }

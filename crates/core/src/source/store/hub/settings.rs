@@ -153,7 +153,7 @@ fn expanded(environment: &Environment, path: &str) -> Option<PathBuf> {
 mod tests {
     use std::path::Path;
 
-    use super::super::super::exchange::Connector;
+    use super::super::super::connector::Connector;
     use super::*;
     use crate::source::Location;
     use crate::source::store_options::StoreOptions;
