@@ -77,7 +77,7 @@ impl Default for CopyOptions {
 ///
 /// A file is skipped if an earlier copy brought it from the same source in the same state, and it
 /// has not been changed since. Each finished file has a record of that: its source with length,
-/// ETag, version and time of change, in the extended attribute `user.tload.copied`, or in a hidden
+/// `ETag`, version and time of change, in the extended attribute `user.tload.copied`, or in a hidden
 /// file `.NAME.tload-copied` where the file system has no such attributes. A source that gives
 /// nothing to tell its states apart is copied every time.
 ///

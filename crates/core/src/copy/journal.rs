@@ -64,7 +64,7 @@ impl Origin {
     }
 
     /// Returns whether bytes of `self` are those of a source that is now as `seen` says. Lists of
-    /// stores do not say all that an answer does: a list that leaves the ETag out does not tell.
+    /// stores do not say all that an answer does: a list without the `ETag` does not tell.
     pub(super) fn is_same_state(&self, seen: &Self) -> bool {
         // A file is known by its inode, whatever path leads there.
         let is_file = self.file.is_some() && seen.file.is_some();

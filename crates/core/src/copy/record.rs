@@ -10,8 +10,8 @@ use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{
-    AtFlags, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, openat, renameat,
-    unlinkat,
+    AtFlags, Mode, OFlags, Stat, XattrFlags, fgetxattr, fremovexattr, fsetxattr, fstat, openat,
+    renameat, unlinkat,
 };
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -76,7 +76,12 @@ impl Record {
     /// Adds the record to a file that has no name yet. Returns whether the file system took it.
     pub(super) fn attach(&self, file: &File) -> bool {
         // A record only saves work. Whatever the refusal is, a file beside it does as well.
-        fsetxattr(file, ATTRIBUTE, &self.text(), XattrFlags::empty()).is_ok()
+        let is_attached = fsetxattr(file, ATTRIBUTE, &self.text(), XattrFlags::empty()).is_ok();
+        if !is_attached {
+            // One of a copy that a crash stopped right before the file got its name.
+            let _ = fremovexattr(file, ATTRIBUTE);
+        }
+        is_attached
     }
 
     /// Writes the record beside the file called `name`.

@@ -63,6 +63,10 @@ struct Shared {
 }
 
 #[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a way to answer of its own"
+)]
 struct Inner {
     stopping: bool,
     repositories: BTreeMap<String, Repository>,
