@@ -10,7 +10,9 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng};
-use tload::verify::{FileOutcome, ManifestTarget, Verification, VerifyOptions, VerifyReport};
+use tload::verify::{
+    Algorithm, Digest, FileOutcome, ManifestTarget, Verification, VerifyOptions, VerifyReport,
+};
 use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Loader, Location, OpenOptions, Report, Result, Selection,
     Tensor, Verify,
@@ -393,7 +395,7 @@ fn an_index_is_compared_with_what_is_beside_it() {
 fn signature(files: &Files) -> Vec<u8> {
     let kind = "application/vnd.in-toto+json";
     let digests = files.values().map(Sha256::digest);
-    let root = digests.fold(Sha256::new(), |root, digest| root.chain_update(digest));
+    let root = digests.fold(Sha256::new(), sha2::Digest::chain_update);
     let resources = files.iter().map(|(name, bytes)| {
         let digest = hexadecimal(&Sha256::digest(bytes));
         json!({"name": name, "algorithm": "sha256", "digest": digest})
@@ -413,7 +415,8 @@ fn signature(files: &Files) -> Vec<u8> {
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let digest = Digest::new(Algorithm::Sha256, bytes).expect("32 bytes");
+    digest.to_string()["sha256:".len()..].to_owned()
 }
 
 #[expect(
