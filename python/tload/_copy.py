@@ -59,8 +59,9 @@ def copy(
     """Copy a folder with all files below it, or one file, into a local folder, as `tload cp` does.
 
     A file appears under its name when it is complete and on disk, never before. What a copy that was interrupted has
-    brought, the next one need not ask for again. Files that are there with the source's length and modification time
-    are skipped.
+    brought, the next one need not ask for again. Files that an earlier copy brought are skipped if neither they nor
+    their sources have changed since: each has a record of its source, in the extended attribute `user.tload.copied`,
+    or in a hidden file `.NAME.tload-copied` where the file system has no such attributes.
 
     Args:
         source: A path or URL: see `tload.open`.

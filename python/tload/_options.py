@@ -94,6 +94,9 @@ class Options:
       damage but do not stop whoever changes bytes on purpose. All tensors of a file have to be read, whole. `"sha256:"`
       and the path or the URL of a manifest compares with that one: keep it where nobody else can write.
     - Anything else is the path or the URL of a manifest of tload's, which has to have it all.
+
+    A manifest that is named, here or after `"sha256:"`, also has to list the index, with the bytes that it has; and
+    every file with weights that it lists has to be part of the checkpoint, unless files or tensors were named.
     """
     retries: int | None = None
     """How often a failed request to an object store, or a failed read of a file, is tried again before the load fails;

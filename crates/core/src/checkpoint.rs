@@ -8,6 +8,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use sha2::{Digest as _, Sha256};
+
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, shortened};
 use crate::format::{self, Header, Index};
@@ -58,8 +60,10 @@ pub struct Checkpoint(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     location: Location,
-    /// Of the index, if one decides.
-    folder: Option<Location>,
+    /// If one decides.
+    index: Option<IndexFile>,
+    /// Whether it is all of a folder or an index, and not files that were named.
+    is_whole: bool,
     /// As it was opened: also for what is found beside it later.
     follow_symlinks: bool,
     shards: Vec<Shard>,
@@ -68,6 +72,16 @@ struct Opened {
     by_name: HashMap<String, usize>,
     metadata: BTreeMap<String, String>,
     open_time: Duration,
+}
+
+/// The index file that a checkpoint was opened by, as it was read then: it is compared with what a
+/// manifest says without being read again.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexFile {
+    pub(crate) location: Location,
+    pub(crate) len: u64,
+    pub(crate) crcs: Crcs,
+    pub(crate) sha256: [u8; 32],
 }
 
 /// One file of a checkpoint.
@@ -263,10 +277,10 @@ impl Checkpoint {
             index.require_all(&by_name)?;
         }
         let open_time = started.elapsed();
-        let folder = set.index.as_ref().map(|index| index.location.parent());
         Ok(Self(Arc::new(Opened {
             location,
-            folder,
+            index: set.index.as_ref().map(|index| index.file.clone()),
+            is_whole: set.is_whole,
             follow_symlinks: places.follow_symlinks,
             shards,
             tensors,
@@ -311,8 +325,21 @@ impl Checkpoint {
 
     /// The folder that a file of the checkpoint is called by its path below: that of the index, or else the file's own.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
-        let of_index = self.0.folder.clone();
-        of_index.unwrap_or_else(|| shard.location().parent())
+        let index = self.0.index.as_ref();
+        index.map_or_else(
+            || shard.location().parent(),
+            |index| index.location.parent(),
+        )
+    }
+
+    /// Returns the index that it was opened by.
+    pub(crate) fn index(&self) -> Option<&IndexFile> {
+        self.0.index.as_ref()
+    }
+
+    /// Returns whether it is all of a folder or an index, and not files that were named.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.is_whole
     }
 
     /// Whether links may lead out of its folders.
@@ -407,16 +434,22 @@ pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Heade
 /// Which tensors of which shards an index names.
 #[derive(Debug)]
 struct Placement {
-    location: Location,
+    file: IndexFile,
     /// In the order in which they are opened.
     shards: Vec<String>,
     shard_of: HashMap<String, String>,
 }
 
 impl Placement {
-    fn new(location: Location, index: Index) -> Self {
+    /// Placement of an index that was parsed from `bytes`.
+    fn new(location: Location, index: Index, bytes: &[u8]) -> Self {
         Self {
-            location,
+            file: IndexFile {
+                location,
+                len: bytes.len() as u64,
+                crcs: Crcs::of(&[bytes]),
+                sha256: Sha256::digest(bytes).into(),
+            },
             shards: index.shards,
             shard_of: index.weight_map.into_iter().collect(),
         }
@@ -452,7 +485,7 @@ impl Placement {
                 shortened(shard)
             ),
         )
-        .with_location(&self.location)
+        .with_location(&self.file.location)
         .with_tensor(*first)
         .with_hint("index and shards are of different versions; download the checkpoint again"))
     }

@@ -1,13 +1,14 @@
 //! Copies a checkpoint with everything beside it, from wherever it is, into a local folder.
 //!
 //! Owns the order of events: list, leave out, skip what is there, read the rest. What is to be copied is found in `list`, named in
-//! `names` and read in `fetch`; `target` writes, `journal` remembers, `work` keeps many requests going, and `stop` ends them. No tensor
+//! `names` and read in `fetch`; `target` writes, `journal` and `record` remember, `work` keeps many requests going, and `stop` ends them. No tensor
 //! is looked at.
 
 mod fetch;
 mod journal;
 mod list;
 mod names;
+mod record;
 mod stop;
 mod target;
 mod work;
@@ -72,8 +73,13 @@ impl Default for CopyOptions {
 /// One copy: a checkpoint's folder with all files below it, or a single file, into a local folder.
 ///
 /// A file appears under its name when it is complete and on disk, never before. One that is not complete stays as
-/// `.NAME.tload-partial`, with a journal beside it; the next copy goes on from there if the source is the same still. A file that
-/// is there with the source's length and modification time is skipped.
+/// `.NAME.tload-partial`, with a journal beside it; the next copy goes on from there if the source is the same still.
+///
+/// A file is skipped if an earlier copy brought it from the same source in the same state, and it
+/// has not been changed since. Each finished file has a record of that: its source with length,
+/// `ETag`, version and time of change, in the extended attribute `user.tload.copied`, or in a hidden
+/// file `.NAME.tload-copied` where the file system has no such attributes. A source that gives
+/// nothing to tell its states apart is copied every time.
 ///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
@@ -159,11 +165,11 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     let shared = Arc::default();
     let mut listed = Vec::new();
     for entry in list::entries(source, &filter, &sources, &shared)? {
-        let mut bytes = entry.stamp.map(|stamp| stamp.len);
+        let mut bytes = entry.listed.map(|listed| listed.len);
         if bytes.is_none() && entry.location == *source {
             // Nothing is below it; whether it is an object itself, only opening it tells.
             match sources.open(source, &shared) {
-                Ok(opened) => bytes = Some(opened.origin().len),
+                Ok(opened) => bytes = Some(opened.origin()?.len),
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
                 Err(error) => return Err(error),
             }
@@ -320,21 +326,20 @@ impl Copy {
         let mut absent = Vec::new();
         let mut needed = 0u64;
         for entry in entries {
-            let Some(stamp) = entry.stamp else {
+            let Some(listed) = &entry.listed else {
                 absent.push(entry);
                 continue;
             };
-            if !self.options.force && root.holds(&entry.name, stamp)? {
-                self.shared.skip(stamp.len);
+            if !self.options.force && root.holds(&entry.name, listed)? {
+                self.shared.skip(listed.len);
                 continue;
             }
-            Shared::add(&self.shared.bytes_total, stamp.len);
+            Shared::add(&self.shared.bytes_total, listed.len);
             let begun = root.begun_bytes(&entry.name)?;
-            needed = needed.saturating_add(stamp.len.saturating_sub(begun));
+            needed = needed.saturating_add(listed.len.saturating_sub(begun));
             absent.push(entry);
         }
-        let free = root.free_bytes()?;
-        if needed > free {
+        if let Some(free) = root.free_bytes()?.filter(|&free| needed > free) {
             return Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(

@@ -278,7 +278,8 @@ impl Loader {
         let destinations = self.destinations(&selected)?;
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
         let (plan, given) = (&prepared.plan, self.expectations.as_ref());
-        let (choice, what) = (&self.options.verify, (plan, &prepared.tensors));
+        let choice = &self.options.verify;
+        let what = verify::Loaded::new(plan, &prepared.tensors, &self.selection);
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         let check = verify::check(&self.checkpoint, what, given, choice, left)?;

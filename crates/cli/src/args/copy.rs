@@ -10,13 +10,15 @@ use super::time::TimeArgs;
 /// Copy a checkpoint, with everything beside it, into a local directory.
 ///
 /// SRC is a directory (or a prefix of an object store), of which all files are copied at all depths, or one file. Files appear
-/// under their names when they are complete; what is there with the same length and modification time is skipped. A copy
-/// that was interrupted goes on where it stopped when the same command is run again.
+/// under their names when they are complete. Files that an earlier copy brought are skipped if neither they nor their sources
+/// have changed since. A copy that was interrupted goes on where it stopped when the same command is run again.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Files in progress are .NAME.tload-partial in their directory, with a journal beside them, which
-counts only for the same source in the same state. A web server lists nothing: of a directory there,
-the index, its shards and the usual configuration and tokenizer files are copied.
+counts only for the same source in the same state. A finished file has a record of its source in the
+extended attribute user.tload.copied, or else in .NAME.tload-copied beside it; a file without one is
+copied again. A web server lists nothing: of a directory there, the index, its shards and the usual
+configuration and tokenizer files are copied.
 
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
   requests, retries, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, chown, symlink};
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 use serde_json::{Value, json};
 
+use crate::requirement::requirement;
 use crate::{run, stderr, succeed};
 
 /// All files below a directory: path and bytes.
@@ -214,17 +216,28 @@ fn what_is_left_out_is_not_looked_at() {
 
 /// A source of 12 KiB, and a target with a file in progress of which `done` is said to be there: of zeros, so that one sees.
 fn interrupted(folder: &Path, change: impl Fn(&mut Value)) -> (Vec<u8>, Vec<u8>) {
+    interrupted_and(folder, change, || {})
+}
+
+fn interrupted_and(
+    folder: &Path,
+    change: impl Fn(&mut Value),
+    then: impl Fn(),
+) -> (Vec<u8>, Vec<u8>) {
     let (source, target) = (folder.join("model/a.bin"), folder.join("copy"));
     let bytes: Vec<u8> = (0..12_288u32)
         .map(|i| u8::try_from(i % 251 + 1).unwrap())
         .collect();
     write(&source, &bytes);
-    let (seconds, nanos) = modified(&source);
+    let metadata = fs::metadata(&source).unwrap();
     let mut journal = json!({
-        "format": 1,
+        "format": 2,
         "origin": {
             "source": source.to_str().unwrap(), "len": 12_288, "e_tag": null, "version": null,
-            "modified": [seconds, nanos],
+            "modified": [metadata.mtime(), metadata.mtime_nsec()],
+            "file": {
+                "inode": metadata.ino(), "changed": [metadata.ctime(), metadata.ctime_nsec()],
+            },
         },
         "done": [{"start": 4096, "end": 8192}],
     });
@@ -234,6 +247,7 @@ fn interrupted(folder: &Path, change: impl Fn(&mut Value)) -> (Vec<u8>, Vec<u8>)
         &target.join(".a.bin.tload-partial.json"),
         journal.to_string(),
     );
+    then();
     let report = copy(&folder.join("model"), &target, &[]);
     assert_eq!(report["copied_files"], 1);
     assert_eq!(names(&target), ["a.bin"]);
@@ -262,7 +276,10 @@ fn a_journal_of_something_else_is_not_believed() {
         ("/origin/modified", json!([1, 2])),
         ("/origin/source", json!("elsewhere")),
         ("/origin/e_tag", json!("x")),
-        ("/format", json!(2)),
+        ("/origin/file/inode", json!(1)),
+        ("/origin/file/changed", json!([1, 2])),
+        ("/origin/file", json!(null)),
+        ("/format", json!(1)),
         ("/done/0/end", json!(12_289)),
         ("/done", json!("x")),
     ] {
@@ -272,6 +289,125 @@ fn a_journal_of_something_else_is_not_believed() {
         });
         assert!(copied == wanted, "{at}");
     }
+}
+
+/// Writes as tools do that give all files one time: Nix, reproducible builds.
+fn write_at_epoch(path: &Path, bytes: &str) {
+    write(path, bytes);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_modified(UNIX_EPOCH).unwrap();
+}
+
+#[test]
+fn another_version_of_the_same_length_and_time_is_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    let read = || fs::read_to_string(target.join("a.bin")).unwrap();
+    write_at_epoch(&model.join("a.bin"), "old");
+    assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+    assert_eq!(modified(&target.join("a.bin")), (0, 0));
+    assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
+
+    // In place of the old file, as a download does it.
+    write_at_epoch(&folder.path().join("next"), "new");
+    fs::rename(folder.path().join("next"), model.join("a.bin")).unwrap();
+    assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+    assert_eq!(read(), "new");
+    assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
+
+    // Into the old file.
+    write_at_epoch(&model.join("a.bin"), "wer");
+    assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+    assert_eq!(read(), "wer");
+}
+
+#[test]
+fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    write_at_epoch(&model.join("a.bin"), "right");
+    // A file of an older tload, or of another program: nothing says what it is a copy of.
+    write_at_epoch(&target.join("a.bin"), "other");
+    assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+    assert_eq!(names(&target), ["a.bin"]);
+
+    let copied = target.join("a.bin");
+    for change in [
+        |copied: &Path| write_at_epoch(copied, "longer than before"),
+        |copied: &Path| write(copied, "wrong"),
+        |copied: &Path| {
+            // Another file, with the same length and time.
+            write_at_epoch(&copied.with_extension("new"), "wrong");
+            fs::rename(copied.with_extension("new"), copied).unwrap();
+        },
+    ] {
+        change(&copied);
+        assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+        assert_eq!(fs::read_to_string(&copied).unwrap(), "right");
+        assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
+    }
+    // The source by another path is the same file.
+    symlink(&model, folder.path().join("link")).unwrap();
+    let report = copy(&folder.path().join("link"), &target, &[]);
+    assert_eq!(report["skipped_files"], 1);
+}
+
+#[test]
+fn a_file_in_progress_of_another_user_is_not_taken_over() {
+    const OTHER: u32 = 54_321;
+    let is_root = rustix::process::geteuid().is_root();
+    let found = is_root
+        .then_some(())
+        .ok_or_else(|| "only root can give files to another user".to_owned());
+    if requirement("root", found).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
+    let partial = target.join(".a.bin.tload-partial");
+    write(&model.join("a.bin"), "right");
+    write(&partial, "wrong");
+    chown(&partial, Some(OTHER), Some(OTHER)).unwrap();
+    let arguments = [model.to_str().unwrap(), target.to_str().unwrap()];
+    for more in [None, Some("--force")] {
+        let arguments: Vec<&str> = arguments.into_iter().chain(more).collect();
+        let wanted = ["another user: uid 54321, wanted 0", "hint: remove it"];
+        refused(&arguments, 5, &wanted);
+        assert_eq!(fs::read_to_string(&partial).unwrap(), "wrong");
+        assert_eq!(names(&target), [".a.bin.tload-partial"]);
+    }
+    fs::remove_file(&partial).unwrap();
+
+    // Nor is a finished one of another user's believed to be a copy.
+    copy(&model, &target, &[]);
+    chown(target.join("a.bin"), Some(OTHER), Some(OTHER)).unwrap();
+    assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
+    // The folder's owner could put any file there.
+    chown(target.join("a.bin"), Some(OTHER), Some(OTHER)).unwrap();
+    chown(&target, Some(OTHER), Some(OTHER)).unwrap();
+    assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
+}
+
+/// Only what the file in progress and its journal have in common is believed, and only of one owner.
+#[test]
+fn a_journal_of_another_user_is_not_believed() {
+    let is_root = rustix::process::geteuid().is_root();
+    let found = is_root
+        .then_some(())
+        .ok_or_else(|| "only root can give files to another user".to_owned());
+    if requirement("root", found).is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("copy/.a.bin.tload-partial.json");
+    let (wanted, copied) = interrupted_and(
+        folder.path(),
+        |_| {},
+        || {
+            chown(&journal, Some(54_321), None).unwrap();
+        },
+    );
+    assert!(copied == wanted);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Outline {
             .next()
             .unwrap_or_else(|| location.clone());
         let set = ShardSet::named(&at, &places)?;
-        let index = set.index.map(|placement| placement.location);
+        let index = set.index.map(|placement| placement.file.location);
         let is_folder = index.as_ref() != Some(&at) && set.files != [at.clone()];
         let folder = if is_folder { at } else { at.parent() };
         Ok(Self {

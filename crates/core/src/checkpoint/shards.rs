@@ -25,6 +25,8 @@ pub(super) struct ShardSet {
     pub(super) index: Option<Placement>,
     /// The folder that the files must be in; none for those that somebody named one by one.
     pub(super) root: Option<Root>,
+    /// Whether these are all files of a folder or an index, and not files that were named.
+    pub(super) is_whole: bool,
 }
 
 impl ShardSet {
@@ -33,6 +35,7 @@ impl ShardSet {
             files,
             index: None,
             root: None,
+            is_whole: false,
         }
     }
 
@@ -113,7 +116,10 @@ impl ShardSet {
         }
         let single = location.join(SINGLE_NAME);
         match places.open(&single, None, 1) {
-            Ok(_) => Ok(Self::of_files(vec![single])),
+            Ok(_) => Ok(Self {
+                is_whole: true,
+                ..Self::of_files(vec![single])
+            }),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
                 format!(
@@ -146,6 +152,7 @@ impl ShardSet {
             files: shards.into_iter().map(|name| location.join(name)).collect(),
             index: None,
             root,
+            is_whole: true,
         })
     }
 
@@ -178,8 +185,9 @@ impl ShardSet {
             .collect();
         Ok(Self {
             files,
-            index: Some(Placement::new(location.clone(), index)),
+            index: Some(Placement::new(location.clone(), index, &bytes)),
             root,
+            is_whole: true,
         })
     }
 
@@ -201,7 +209,7 @@ impl ShardSet {
                 shortened(shard)
             ),
         )
-        .with_location(&placement.location)
+        .with_location(&placement.file.location)
         .with_hint("the download may be incomplete; fetch the missing shard");
         match error.request().cloned() {
             Some(request) => missing.with_request(request),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use std::sync::OnceLock;
 
-use super::journal::{Origin, Stamp};
+use super::journal::Origin;
 #[cfg(feature = "object")]
 use super::stop::{ask_unless_stopped, unless_stopped};
 use super::target::cannot_write;
@@ -16,7 +16,7 @@ use super::{Shared, cancelled};
 use crate::error::Result;
 #[cfg(not(feature = "object"))]
 use crate::error::{Error, ErrorKind};
-use crate::source::{FileSource, Location, Source, StoreOptions};
+use crate::source::{FileSource, Location, Source, StoreOptions, cannot_open};
 #[cfg(feature = "object")]
 use crate::source::{ObjectSource, Receive, Remote};
 
@@ -103,15 +103,20 @@ pub(super) fn unsupported(location: &Location) -> Error {
 
 impl Opened {
     /// The state it is in.
-    pub(super) fn origin(&self) -> Origin {
-        match self {
-            Self::File(file) => Origin {
-                source: file.location().to_string(),
-                len: file.len(),
-                e_tag: None,
-                version: None,
-                modified: file.identity().modified,
-            },
+    ///
+    /// # Errors
+    ///
+    /// The system says nothing of an open file.
+    pub(super) fn origin(&self) -> Result<Origin> {
+        Ok(match self {
+            Self::File(file) => {
+                let metadata = file.file().metadata();
+                let location = file.location();
+                Origin::of_file(
+                    location,
+                    &metadata.map_err(|error| cannot_open(error, location))?,
+                )
+            }
             #[cfg(feature = "object")]
             Self::Object(object, _) => {
                 let identity = object.identity();
@@ -121,17 +126,10 @@ impl Opened {
                     e_tag: identity.e_tag.clone(),
                     version: identity.version.clone(),
                     modified: (identity.modified, 0),
+                    file: None,
                 }
             }
-        }
-    }
-
-    pub(super) fn stamp(&self) -> Stamp {
-        let origin = self.origin();
-        Stamp {
-            len: origin.len,
-            modified: origin.modified,
-        }
+        })
     }
 
     /// Bytes that opening brought.

@@ -1,19 +1,15 @@
 //! What of a file in progress is on disk, and of which source. Pure: `target` reads and writes it.
 
+use std::fs::Metadata;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
-/// Raised when the journal changes its meaning: older ones are then begun anew.
-const FORMAT: u32 = 1;
+use crate::source::Location;
 
-/// Length and modification time: what tells whether a file is there already.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stamp {
-    pub(super) len: u64,
-    /// Seconds and nanoseconds since 1970.
-    pub(super) modified: (i64, i64),
-}
+/// Raised when the journal changes its meaning: older ones are then begun anew.
+const FORMAT: u32 = 2;
 
 /// Which state of which source bytes came from. Bytes of two that are equal may stand in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,14 +19,69 @@ pub(super) struct Origin {
     pub(super) len: u64,
     pub(super) e_tag: Option<String>,
     pub(super) version: Option<String>,
+    /// Seconds and nanoseconds since 1970; of an object, zero if the store gives no time.
     pub(super) modified: (i64, i64),
+    /// Of a file on a file system.
+    pub(super) file: Option<FileState>,
+}
+
+/// Tells one file from another of the same length and modification time: many tools set that time,
+/// some (Nix, reproducible builds) to the same second for all files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileState {
+    inode: u64,
+    /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set.
+    changed: (i64, i64),
 }
 
 impl Origin {
-    /// Whether it tells one state of the source from another at all.
-    fn tells(&self) -> bool {
-        self.e_tag.is_some() || self.version.is_some() || self.modified != (0, 0)
+    /// Origin of the file at `location`.
+    pub(super) fn of_file(location: &Location, metadata: &Metadata) -> Self {
+        Self {
+            source: location.to_string(),
+            len: metadata.len(),
+            e_tag: None,
+            version: None,
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            file: Some(FileState {
+                inode: metadata.ino(),
+                changed: (metadata.ctime(), metadata.ctime_nsec()),
+            }),
+        }
     }
+
+    /// Returns whether it tells one state of the source from another at all.
+    fn tells(&self) -> bool {
+        let is_strong = |tag: &String| !tag.starts_with("W/");
+        self.e_tag.as_ref().is_some_and(is_strong)
+            || self.version.is_some()
+            || self.last_change().is_some()
+    }
+
+    /// Returns the time of the last change of the source, if it is known.
+    pub(super) fn last_change(&self) -> Option<(i64, i64)> {
+        (self.file.is_some() || self.modified != (0, 0)).then_some(self.modified)
+    }
+
+    /// Returns whether bytes of `self` are those of a source that is now as `seen` says. Lists of
+    /// stores do not say all that an answer does: a list without the `ETag` does not tell.
+    pub(super) fn is_same_state(&self, seen: &Self) -> bool {
+        // A file is known by its inode, whatever path leads there.
+        let is_file = self.file.is_some() && seen.file.is_some();
+        let version = seen.version.is_none() || self.version == seen.version;
+        seen.tells()
+            && (is_file || self.source == seen.source)
+            && self.len == seen.len
+            && self.modified == seen.modified
+            && self.file == seen.file
+            && unquoted(self.e_tag.as_ref()) == unquoted(seen.e_tag.as_ref())
+            && version
+    }
+}
+
+/// Azure's lists leave off the quotes of entity tags.
+fn unquoted(tag: Option<&String>) -> Option<&str> {
+    tag.map(|tag| tag.trim_matches('"'))
 }
 
 /// The journal of a file in progress.
@@ -120,6 +171,7 @@ mod tests {
             e_tag: Some("\"x\"".to_owned()),
             version: None,
             modified: (1, 0),
+            file: None,
         }
     }
 
@@ -167,5 +219,68 @@ mod tests {
             done: vec![0..3, 9..9],
         };
         assert_eq!(damaged.resume(&origin(), 100), None);
+    }
+
+    #[test]
+    fn a_source_in_another_state_or_in_none_that_tells_is_not_the_same() {
+        let copied = Origin {
+            version: Some("v1".to_owned()),
+            ..origin()
+        };
+        let changed = |change: fn(&mut Origin)| {
+            let mut seen = copied.clone();
+            change(&mut seen);
+            seen
+        };
+        for (seen, wanted) in [
+            (changed(|_| {}), true),
+            (changed(|it| it.version = None), true),
+            (changed(|it| it.e_tag = Some("x".to_owned())), true),
+            (changed(|it| it.e_tag = Some("\"y\"".to_owned())), false),
+            (changed(|it| it.e_tag = None), false),
+            (changed(|it| it.version = Some("v2".to_owned())), false),
+            (changed(|it| it.modified = (2, 0)), false),
+            (changed(|it| it.len = 99), false),
+            (changed(|it| it.source = "s3://b/l".to_owned()), false),
+        ] {
+            assert_eq!(copied.is_same_state(&seen), wanted, "{seen:?}");
+        }
+        for (e_tag, modified, wanted) in [
+            (None, (0, 0), false),
+            (Some("W/\"x\""), (0, 0), false),
+            (Some("W/\"x\""), (1, 0), true),
+            (Some("\"x\""), (0, 0), true),
+        ] {
+            let vague = Origin {
+                e_tag: e_tag.map(str::to_owned),
+                modified,
+                ..origin()
+            };
+            assert_eq!(vague.is_same_state(&vague), wanted, "{vague:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_the_same_by_inode_and_times_and_not_by_its_path() {
+        let of = |source: &str, inode, changed| Origin {
+            source: source.to_owned(),
+            e_tag: None,
+            modified: (0, 0),
+            file: Some(FileState { inode, changed }),
+            ..origin()
+        };
+        let copied = of("/m/a", 1, (5, 6));
+        assert!(copied.is_same_state(&of("m/a", 1, (5, 6))));
+        assert!(!copied.is_same_state(&of("/m/a", 2, (5, 6))));
+        assert!(!copied.is_same_state(&of("/m/a", 1, (5, 7))));
+        assert_eq!(copied.last_change(), Some((0, 0)), "a time like any other");
+        assert_eq!(
+            Origin {
+                file: None,
+                ..copied
+            }
+            .last_change(),
+            None
+        );
     }
 }

@@ -13,7 +13,7 @@ use object_store::path::Path as Key;
 #[cfg(not(feature = "object"))]
 use super::fetch::unsupported;
 use super::fetch::{Opened, Sources};
-use super::journal::Stamp;
+use super::journal::Origin;
 use super::names::Filter;
 #[cfg(feature = "object")]
 use super::stop::unless_stopped;
@@ -60,8 +60,8 @@ pub(super) struct Entry {
     /// Path below the source and below the target, with `/`. Not checked yet.
     pub(super) name: String,
     pub(super) location: Location,
-    /// `None` where only opening tells.
-    pub(super) stamp: Option<Stamp>,
+    /// State of the source as it was listed; `None` where only opening tells.
+    pub(super) listed: Option<Origin>,
     /// If finding it meant opening it.
     pub(super) opened: Option<Opened>,
 }
@@ -119,7 +119,7 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
         return Ok(vec![Entry {
             name: source.file_name().to_owned(),
             location: source.clone(),
-            stamp: Some(stamp_of(&metadata)),
+            listed: Some(Origin::of_file(source, &metadata)),
             opened: None,
         }]);
     }
@@ -197,8 +197,8 @@ impl Walk<'_> {
         if wanted && metadata.is_file() {
             self.found.entries.push(Entry {
                 name,
+                listed: Some(Origin::of_file(&location, &metadata)),
                 location,
-                stamp: Some(stamp_of(&metadata)),
                 opened: None,
             });
         }
@@ -211,13 +211,6 @@ fn below(folder: &str, last: &str) -> String {
         last.to_owned()
     } else {
         format!("{folder}/{last}")
-    }
-}
-
-fn stamp_of(metadata: &Metadata) -> Stamp {
-    Stamp {
-        len: metadata.len(),
-        modified: (metadata.mtime(), metadata.mtime_nsec()),
     }
 }
 
@@ -277,12 +270,15 @@ fn take_from_cache(source: &Location, entries: &mut [Entry], sources: &Sources) 
     let in_cache = |entry: &Entry| {
         let path = folder.join(&entry.name);
         let found = std::fs::metadata(&path).ok()?;
-        let same = entry.stamp.is_none_or(|stamp| stamp.len == found.len());
-        (found.is_file() && same).then(|| (Location::from_path(path), stamp_of(&found)))
+        let listed = entry.listed.as_ref();
+        let same = listed.is_none_or(|listed| listed.len == found.len());
+        let location = Location::from_path(path);
+        let origin = Origin::of_file(&location, &found);
+        (found.is_file() && same).then_some((location, origin))
     };
     let found: Option<Vec<_>> = entries.iter().map(in_cache).collect();
-    for (entry, (location, stamp)) in entries.iter_mut().zip(found.into_iter().flatten()) {
-        (entry.location, entry.stamp) = (location, Some(stamp));
+    for (entry, (location, origin)) in entries.iter_mut().zip(found.into_iter().flatten()) {
+        (entry.location, entry.listed) = (location, Some(origin));
     }
     Ok(())
 }
@@ -292,7 +288,7 @@ fn unopened(location: &Location, name: &str) -> Entry {
     Entry {
         name: name.to_owned(),
         location: location.clone(),
-        stamp: None,
+        listed: None,
         opened: None,
     }
 }
@@ -317,13 +313,19 @@ fn list(
             }
             let name = below(&name, last);
             found.count(source, &name)?;
+            let location = folder.join(last);
+            let listed = object.len.map(|len| Origin {
+                source: location.to_string(),
+                len,
+                e_tag: object.e_tag.clone(),
+                version: object.version.clone(),
+                modified: (object.modified, 0),
+                file: None,
+            });
             found.entries.push(Entry {
                 name,
-                location: folder.join(last),
-                stamp: object.len.map(|len| Stamp {
-                    len,
-                    modified: (object.modified, 0),
-                }),
+                location,
+                listed,
                 opened: None,
             });
         }
@@ -389,7 +391,7 @@ fn web_folder(
         let location = folder.join(name);
         let opened = sources.open(&location, shared)?;
         Ok(Entry {
-            stamp: Some(opened.stamp()),
+            listed: Some(opened.origin()?),
             opened: Some(opened),
             ..unopened(&location, name)
         })
@@ -440,7 +442,7 @@ fn is_absent(error: &Error) -> bool {
 fn shards_of(index: &Entry, shared: &Arc<Shared>) -> Result<Vec<String>> {
     let opened = index.opened.as_ref().expect("an index that was opened");
     let located = |error: Error| error.with_location(&index.location);
-    if opened.stamp().len > INDEX_BYTES_MAX {
+    if opened.origin()?.len > INDEX_BYTES_MAX {
         return Err(located(Error::new(
             ErrorKind::InvalidFormat,
             format!("an index has at most {INDEX_BYTES_MAX} bytes"),

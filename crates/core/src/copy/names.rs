@@ -10,6 +10,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// What the name of a file in progress ends with.
 const PARTIAL: &str = ".tload-partial";
 
+/// What the name of a record beside a file ends with.
+const RECORD: &str = ".tload-copied";
+
 /// Which names are wanted.
 #[derive(Debug)]
 pub(super) struct Filter {
@@ -53,7 +56,7 @@ impl Filter {
         let seen = name
             .split('/')
             .all(|component| self.sees(component.as_bytes()));
-        let ours = last.starts_with('.') && last.contains(PARTIAL);
+        let ours = last.starts_with('.') && (last.contains(PARTIAL) || last.contains(RECORD));
         seen && !ours
             && named
             && (self.include.is_empty() || any(&self.include))
@@ -114,6 +117,16 @@ pub(super) fn next_journal(file_name: &str) -> String {
     format!("{}.new", journal(file_name))
 }
 
+/// Returns the name of the record beside a file, on file systems without extended attributes.
+pub(super) fn record(file_name: &str) -> String {
+    format!(".{file_name}{RECORD}")
+}
+
+/// Returns the name of its next record until that is whole.
+pub(super) fn next_record(file_name: &str) -> String {
+    format!("{}.new", record(file_name))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +160,7 @@ mod tests {
         let hidden = filter(&[], &[], true);
         assert!(hidden.takes(".gitattributes"));
         assert!(!hidden.takes("a/.x.tload-partial") && !hidden.takes(".x.tload-partial.json"));
+        assert!(!hidden.takes("a/.x.tload-copied") && !hidden.takes(".x.tload-copied.new"));
         let some = filter(&["*.json", "deep/**"], &["tok*"], false);
         assert!(some.takes("config.json") && some.takes("a/config.json"));
         assert!(some.takes("deep/a/b.bin") && !some.takes("b.bin"));

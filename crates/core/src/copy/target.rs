@@ -14,13 +14,15 @@ use rustix::fs::{
     fstatvfs, futimens, mkdirat, open, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
+use rustix::process::geteuid;
 
-use super::journal::{Journal, Origin, Ranges, Stamp};
+use super::journal::{Journal, Origin, Ranges};
 use super::names;
+use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::request::format_bytes;
 
-const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
+pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 const FOLDER: Mode = Mode::from_raw_mode(0o777);
 
 /// Unit of `st_blocks`, bytes, whatever the file system (stat(2)).
@@ -69,33 +71,52 @@ impl Root {
         })
     }
 
-    /// Bytes that may still be written.
-    pub(super) fn free_bytes(&self) -> Result<u64> {
+    /// Returns how many bytes may still be written. `None` on file systems that do not say (ramfs,
+    /// some FUSE): they have no size either.
+    pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
         let found = fstatvfs(&self.folder).map_err(|errno| {
             Error::from_io("cannot ask for free space", errno.into())
                 .with_location(self.path.display())
         })?;
-        Ok(found.f_bavail.saturating_mul(found.f_frsize))
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        Ok((found.f_blocks > 0).then_some(free))
     }
 
-    /// Whether a file of this length and modification time is there. A symbolic link is not one.
-    pub(super) fn holds(&self, name: &str, stamp: Stamp) -> Result<bool> {
-        let found = self.stat(name, str::to_owned)?;
-        Ok(found.is_some_and(|stat| is_regular(&stat) && stamp_of(&stat) == stamp))
+    /// Returns whether a file is there that a copy finished and recorded as one of `origin`, and
+    /// that is still as it was then. A file that cannot be read is not one, nor is a symbolic link.
+    pub(super) fn holds(&self, name: &str, origin: &Origin) -> Result<bool> {
+        let Some((folder, last)) = self.folder_of(name, false)? else {
+            return Ok(false);
+        };
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let Ok(file) = openat(&folder, last, flags, Mode::empty()) else {
+            return Ok(false);
+        };
+        let failed = |errno| self.failed("cannot look at", name, errno);
+        let stat = fstat(&file).map_err(failed)?;
+        let owner = fstat(&folder).map_err(failed)?.st_uid;
+        // In a folder that all may write to (`/tmp`), others can put files under any name, and say
+        // anything of them. The folder's owner could replace the file afterwards as well.
+        let trusted = [geteuid().as_raw(), 0, owner].contains(&stat.st_uid);
+        if !is_regular(&stat) || !trusted {
+            return Ok(false);
+        }
+        let record = Record::read(&file, &stat, &folder, last);
+        Ok(record.is_some_and(|record| record.holds(origin, &stat)))
     }
 
     /// Bytes on disk of an earlier copy that was not completed.
     pub(super) fn begun_bytes(&self, name: &str) -> Result<u64> {
-        let found = self.stat(name, names::partial)?;
+        let found = self.stat_of_partial(name)?;
         let units = found.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0));
         Ok(units.saturating_mul(STAT_UNIT))
     }
 
-    fn stat(&self, name: &str, called: fn(&str) -> String) -> Result<Option<Stat>> {
+    fn stat_of_partial(&self, name: &str) -> Result<Option<Stat>> {
         let Some((folder, last)) = self.folder_of(name, false)? else {
             return Ok(None);
         };
-        match statat(&folder, called(last), AtFlags::SYMLINK_NOFOLLOW) {
+        match statat(&folder, names::partial(last), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.failed("cannot look at", name, errno)),
@@ -169,11 +190,21 @@ impl Root {
             .folder_of(name, true)?
             .expect("a folder that is made is there");
         let called = names::partial(last);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder, &called, flags, READ_WRITE)
-            .map_err(|errno| self.failed("cannot make the file in progress for", name, errno))?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let anew_flags = flags | OFlags::CREATE | OFlags::EXCL;
+        let made = openat(&folder, &called, anew_flags, READ_WRITE);
+        let is_made = made.is_ok();
+        let file = match made {
+            Err(Errno::EXIST) => openat(&folder, &called, flags, READ_WRITE),
+            made => made,
+        };
+        let file =
+            file.map_err(|errno| self.failed("cannot make the file in progress for", name, errno))?;
         let path = self.path.join(name);
         own(&folder, &called, &file, &path)?;
+        if !is_made {
+            require_own(&folder, last, &file, &path)?;
+        }
         let partial = Partial {
             folder,
             name: last.to_owned(),
@@ -231,6 +262,37 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
     Ok(())
 }
 
+/// Requires that a file in progress that was there already belongs to this user: another owner may
+/// have it open, and write to it when it has its name.
+fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Result<()> {
+    let stat = fstat(file).map_err(|errno| cannot_write(path, 0, errno.into()))?;
+    let user = geteuid().as_raw();
+    if stat.st_uid == user || owner_of_new(folder, name) == Some(stat.st_uid) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::PermissionDenied,
+        format!(
+            "{:?}, its file in progress, belongs to another user: uid {}, wanted {user}",
+            names::partial(name),
+            stat.st_uid
+        ),
+    )
+    .with_location(path.display())
+    .with_hint("remove it, or copy into a folder of your own"))
+}
+
+/// Returns the owner that files of this process get in `folder`: not the process's user on NFS with
+/// `root_squash`, or on file systems that are mounted with one owner for all files.
+fn owner_of_new(folder: &OwnedFd, name: &str) -> Option<u32> {
+    let name = names::next_journal(name);
+    let _ = unlinkat(folder, &name, AtFlags::empty());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = openat(folder, &name, flags, READ_WRITE).ok()?;
+    let _ = unlinkat(folder, &name, AtFlags::empty());
+    fstat(&file).ok().map(|stat| stat.st_uid)
+}
+
 impl Partial {
     /// To write to.
     pub(super) fn file(&self) -> &Arc<File> {
@@ -249,11 +311,16 @@ impl Partial {
             .map_err(|error| cannot_write(&self.path, 0, error))
     }
 
-    /// `None` if there is none, or none that can be read: then the copy begins anew.
+    /// `None` if there is none, or none that can be read: then the copy begins anew. So it does with
+    /// the journal of another user, which could vouch for bytes that are not there.
     fn journal(&self) -> Option<Journal> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let name = names::journal(&self.name);
         let file = openat(&self.folder, name, flags, Mode::empty()).ok()?;
+        let (stat, own) = (fstat(&file).ok()?, fstat(&self.file).ok()?);
+        if !is_regular(&stat) || stat.st_uid != own.st_uid {
+            return None;
+        }
         let mut text = Vec::new();
         File::from(file)
             .take(JOURNAL_BYTES_MAX)
@@ -296,33 +363,44 @@ impl Partial {
         renameat(&self.folder, &fresh, &self.folder, &name).map_err(|errno| failed(errno.into()))
     }
 
-    /// Gives the complete file its name, in place of what had it before.
-    pub(super) fn finish(&self, stamp: Stamp) -> Result<()> {
+    /// Gives the complete file its name, in place of what had it before, and the source's time of
+    /// change if that is known. Records what it is a copy of.
+    pub(super) fn finish(&self, origin: &Origin) -> Result<()> {
         let failed = |error| cannot_write(&self.path, 0, error);
         let len = self.len()?;
-        if len != stamp.len {
+        if len != origin.len {
             return Err(Error::new(
                 ErrorKind::Io,
-                format!("the copy has {len} bytes, the source {}", stamp.len),
+                format!("the copy has {len} bytes, the source {}", origin.len),
             )
             .with_location(self.path.display())
             .with_hint("copy again"));
         }
-        let times = Timestamps {
-            last_access: Timespec {
-                tv_sec: 0,
-                tv_nsec: UTIME_OMIT,
-            },
-            last_modification: Timespec {
-                tv_sec: stamp.modified.0,
-                tv_nsec: stamp.modified.1,
-            },
-        };
-        futimens(&self.file, &times).map_err(|errno| failed(errno.into()))?;
+        if let Some((tv_sec, tv_nsec)) = origin.last_change() {
+            let times = Timestamps {
+                last_access: Timespec {
+                    tv_sec: 0,
+                    tv_nsec: UTIME_OMIT,
+                },
+                last_modification: Timespec { tv_sec, tv_nsec },
+            };
+            futimens(&self.file, &times).map_err(|errno| failed(errno.into()))?;
+        }
         self.file.sync_all().map_err(failed)?;
+        // Only now: network file systems may set the time when they write.
+        let stat = fstat(&self.file).map_err(|errno| failed(errno.into()))?;
+        let record = Record::new(origin, &stat);
+        let is_attached = record.attach(&self.file);
         let partial = names::partial(&self.name);
         renameat(&self.folder, partial, &self.folder, &self.name)
             .map_err(|errno| failed(errno.into()))?;
+        if is_attached {
+            Record::remove_beside(&self.folder, &self.name).map_err(failed)?;
+        } else {
+            record
+                .put_beside(&self.folder, &self.name)
+                .map_err(failed)?;
+        }
         self.unlink_journals()?;
         self.sync_folder()
     }
@@ -383,18 +461,14 @@ pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error
     .with_hint("free some space and copy again: it goes on from where it stopped")
 }
 
-fn is_regular(stat: &Stat) -> bool {
+pub(super) fn is_regular(stat: &Stat) -> bool {
     rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
 }
 
-fn stamp_of(stat: &Stat) -> Stamp {
-    Stamp {
-        len: u64::try_from(stat.st_size).unwrap_or(0),
-        modified: (
-            stat.st_mtime,
-            i64::try_from(stat.st_mtime_nsec).unwrap_or(0),
-        ),
-    }
+/// Returns the time of the last change, seconds and nanoseconds since 1970.
+pub(super) fn modified_of(stat: &Stat) -> (i64, i64) {
+    let nanoseconds = i64::try_from(stat.st_mtime_nsec).unwrap_or(0);
+    (stat.st_mtime, nanoseconds)
 }
 
 #[cfg(test)]
@@ -422,6 +496,7 @@ mod tests {
             e_tag: None,
             version: None,
             modified: (5, 6),
+            file: None,
         }
     }
 
@@ -456,12 +531,9 @@ mod tests {
         let (partial, _) = root.begin("a/x", &origin(), false).expect("begins");
         std::fs::write(&fresh, "left by a crash").expect("writes");
         partial.file().set_len(4).expect("grows");
-        let stamp = Stamp {
-            len: 4,
-            modified: (5, 6),
-        };
-        partial.finish(stamp).expect("finishes");
-        assert_eq!(left(), ["x"]);
+        partial.finish(&origin()).expect("finishes");
+        let record = ".x.tload-copied";
+        assert!(left() == ["x"] || left() == [record, "x"], "{:?}", left());
     }
 
     #[test]
@@ -473,18 +545,14 @@ mod tests {
         let error = root.begin("deep/a", &origin, false).expect_err("is locked");
         assert!(error.message().contains("another process"), "{error}");
         first.file().set_len(4).expect("grows");
-        let stamp = Stamp {
-            len: 4,
-            modified: (5, 6),
-        };
-        assert!(!root.holds("deep/a", stamp).expect("looks"));
-        first.finish(stamp).expect("finishes");
-        assert!(root.holds("deep/a", stamp).expect("looks"));
-        let later = Stamp {
-            len: 4,
+        assert!(!root.holds("deep/a", &origin).expect("looks"));
+        first.finish(&origin).expect("finishes");
+        assert!(root.holds("deep/a", &origin).expect("looks"));
+        let later = Origin {
             modified: (5, 7),
+            ..origin.clone()
         };
-        assert!(!root.holds("deep/a", later).expect("looks"));
-        assert!(!root.holds("none/a", stamp).expect("looks"));
+        assert!(!root.holds("deep/a", &later).expect("looks"));
+        assert!(!root.holds("none/a", &origin).expect("looks"));
     }
 }

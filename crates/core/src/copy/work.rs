@@ -163,16 +163,20 @@ impl Work<'_> {
             Some(opened) => opened,
             None => self.sources.open(&entry.location, self.shared)?,
         };
-        let stamp = opened.stamp();
-        if entry.stamp.is_none() {
-            if !self.options.force && self.root.holds(&entry.name, stamp)? {
-                self.shared.skip(stamp.len);
-                return Ok(());
-            }
-            Shared::add(&self.shared.bytes_total, stamp.len);
-        }
-        let origin = opened.origin();
+        let origin = opened.origin()?;
         let force = self.options.force;
+        let total = &self.shared.bytes_total;
+        // A list may have said too little to tell.
+        let is_there = !force && self.root.holds(&entry.name, &origin)?;
+        match entry.listed.map(|listed| listed.len) {
+            None if !is_there => Shared::add(total, origin.len),
+            Some(listed) if is_there => drop(total.fetch_sub(listed, Ordering::Relaxed)),
+            None | Some(_) => {}
+        }
+        if is_there {
+            self.shared.skip(origin.len);
+            return Ok(());
+        }
         let (partial, mut done) = self.root.begin(&entry.name, &origin, force)?;
         let (resumed, first) = (done.bytes(), opened.first());
         Shared::add(&self.shared.bytes_resumed, resumed);
@@ -240,7 +244,7 @@ impl Work<'_> {
             .retain(|state| !Arc::ptr_eq(&state.active, active));
         drop(queue);
         active.opened.verify()?;
-        active.partial.finish(active.opened.stamp())?;
+        active.partial.finish(&active.origin)?;
         Shared::add(&self.shared.copied_files, 1);
         Ok(())
     }

@@ -86,6 +86,12 @@ impl Selection {
         Self { rules }
     }
 
+    /// Returns whether nothing but exact names selects.
+    pub(crate) fn is_by_name(&self) -> bool {
+        let is_name = |rule: &Rule| matches!(rule, Rule::Name(_));
+        (self.rules.as_ref()).is_some_and(|rules| rules.iter().all(is_name))
+    }
+
     /// The indices of the selected names, ascending.
     ///
     /// # Errors

@@ -23,7 +23,9 @@ pub enum Verify {
     /// whoever may change bytes can have them keep any CRC. A SHA-256 is of a whole file, header and all, so a file of which only some
     /// tensors are read is refused. It is as good as the place that it is from: keep the manifest where nobody else can write.
     Sha256(Option<String>),
-    /// With this manifest of tload's, a path or a URL, by its CRCs; what is not in it is an error before the first read.
+    /// With this manifest of tload's, a path or a URL, by its CRCs; what is not in it is an error before the first read. So is, for
+    /// [`Self::Sha256`] with a manifest too, an index that it does not list or lists with other bytes, and, unless files or tensors
+    /// were selected by their names, a file with weights that it lists and that the checkpoint does not have.
     Manifest(String),
 }
 

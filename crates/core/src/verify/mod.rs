@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::Plan;
+use crate::plan::{Plan, Selection};
 pub use crate::request::Verify;
 use crate::tensor::TensorInfo;
 use crate::within::{Underway, within};
@@ -48,7 +48,30 @@ const TOO_LONG: (&str, &str) = (
     "look at the file system, or at endpoint and network; or raise timeout",
 );
 
-/// What is to be compared in a load of `tensors` by `plan`, unless nothing is: with what is `given`, or else what there is. Takes no
+/// The load that is to be compared.
+pub(crate) struct Loaded {
+    plan: Arc<Plan>,
+    tensors: Arc<[TensorInfo]>,
+    /// Whether the caller selected these tensors by their names.
+    by_name: bool,
+}
+
+impl Loaded {
+    /// The load of `tensors` by `plan`, which the caller selected so.
+    pub(crate) fn new(
+        plan: &Arc<Plan>,
+        tensors: &Arc<[TensorInfo]>,
+        selection: &Selection,
+    ) -> Self {
+        Self {
+            plan: Arc::clone(plan),
+            tensors: Arc::clone(tensors),
+            by_name: selection.is_by_name(),
+        }
+    }
+}
+
+/// What is to be compared in a load, unless nothing is: with what is `given`, or else what there is. Takes no
 /// longer than `limit`: storage may have died since the checkpoint was opened.
 ///
 /// # Errors
@@ -56,7 +79,7 @@ const TOO_LONG: (&str, &str) = (
 /// As [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] if not each shard has an expectation; [`ErrorKind::TimedOut`].
 pub(crate) fn check(
     checkpoint: &Checkpoint,
-    (plan, tensors): (&Arc<Plan>, &Arc<[TensorInfo]>),
+    loaded: Loaded,
     given: Option<&Arc<[Expectation]>>,
     choice: &Verify,
     limit: Option<Duration>,
@@ -65,27 +88,25 @@ pub(crate) fn check(
         return Ok(None);
     }
     let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
-    let loaded = (Arc::clone(plan), Arc::clone(tensors));
     let underway = Underway::default();
     let waits = underway.clone();
     let check = within(limit, &underway, TOO_LONG, move || {
-        new_check(&checkpoint, loaded, given.as_deref(), &choice, &waits)
+        let found = match given {
+            Some(given) => given,
+            None => find::find_now(&checkpoint, &choice, loaded.by_name, &waits)?.into(),
+        };
+        new_check(&checkpoint, loaded, &found, &choice, &waits)
     });
     check.map(|check| Some(Arc::new(check)))
 }
 
 fn new_check(
     checkpoint: &Checkpoint,
-    (plan, tensors): (Arc<Plan>, Arc<[TensorInfo]>),
-    given: Option<&[Expectation]>,
+    loaded: Loaded,
+    expectations: &[Expectation],
     choice: &Verify,
     underway: &Underway,
 ) -> Result<Check> {
-    let found = match given {
-        Some(_) => Vec::new(),
-        None => find::find_now(checkpoint, choice, underway)?,
-    };
-    let expectations = given.unwrap_or(&found);
     let shards = checkpoint.shards();
     if expectations.len() != shards.len() {
         let message = format!(
@@ -106,5 +127,6 @@ fn new_check(
             tensors: &checkpoint.tensors()[shard.tensors()],
         })
         .collect();
+    let Loaded { plan, tensors, .. } = loaded;
     Check::new(plan, tensors, &facts, expectations, choice, underway)
 }

@@ -362,6 +362,72 @@ fn copies_have_everything_that_the_hub_lists() {
     assert_eq!(read(&one.path().join("config.json")), b"{}");
 }
 
+/// Mirrors of hubs leave out when a repository was changed; what is left tells one commit from another.
+#[test]
+fn copies_from_a_mirror_without_times_are_of_one_commit() {
+    for is_terse in [false, true] {
+        let (hub, model) = hub();
+        hub.be_undated();
+        if is_terse {
+            hub.be_terse();
+        }
+        let target = folder();
+        assert_eq!(copy(&hub, "", target.path()).copied_files, 6);
+        assert_copied(target.path(), &model);
+        assert_eq!(copy(&hub, "", target.path()).skipped_files, 6);
+
+        // As long as the one before, each file of it.
+        let other = Model::new(11);
+        hub.commit(MODEL, "main", &other.files());
+        let report = copy(&hub, "", target.path());
+        assert_copied(target.path(), &other);
+        assert!(report.copied_files >= 3, "{report:?}");
+        assert_eq!(copy(&hub, "", target.path()).skipped_files, 6);
+        // Without a time of the source, it is that of the copy.
+        let copied = target.path().join("config.json");
+        let modified = std::fs::metadata(copied).and_then(|found| found.modified());
+        assert_ne!(modified.expect("a time"), std::time::UNIX_EPOCH);
+    }
+}
+
+#[test]
+fn a_branch_that_moves_during_a_copy_does_not_mix_commits() {
+    for path in ["config.json", "a 1.safetensors", "b 1.safetensors"] {
+        let (hub, model) = hub();
+        let other = Model::new(7);
+        let next = hub.commit(MODEL, "next", &other.files());
+        hub.move_before(path, MODEL, "main", &next);
+        let target = folder();
+        copy(&hub, "", target.path());
+        assert_copied(target.path(), &model);
+        copy(&hub, "", target.path());
+        assert_copied(target.path(), &other);
+    }
+}
+
+/// A copy that stopped between two files, and a branch that has moved on since.
+#[test]
+fn a_copy_that_goes_on_after_its_branch_has_moved_has_one_commit() {
+    let (hub, _) = hub();
+    hub.be_undated();
+    let target = folder();
+    let dead = Rule::always(Fault::CutBody(1000))
+        .path("b 1.safetensors")
+        .from_byte(1);
+    hub.files().fault(dead);
+    let copy_once = || {
+        let copy = Copy::new(&location(""), target.path());
+        copy.store(store(&hub, &[("retries", "0")])).run()
+    };
+    copy_once().expect_err("one file cannot be read");
+    hub.files().clear_faults();
+    let other = Model::new(7);
+    hub.commit(MODEL, "main", &other.files());
+    let report = copy_once().expect("copies");
+    assert_copied(target.path(), &other);
+    assert_eq!(report.resumed_bytes, 0);
+}
+
 #[test]
 fn hubs_need_not_say_more_than_names() {
     let (hub, model) = hub();

@@ -24,4 +24,5 @@ mod requests;
 mod secrets;
 mod sites;
 mod stalls;
+mod tampered;
 mod verified;

@@ -63,15 +63,30 @@ struct Shared {
 }
 
 #[derive(Default)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a way to answer of its own"
+)]
 struct Inner {
     stopping: bool,
     repositories: BTreeMap<String, Repository>,
     log: Vec<HubRequest>,
     terse: bool,
+    undated: bool,
+    /// Revisions to move, each before a request.
+    moves: Vec<Move>,
     /// Small files come as a whole, whatever was asked for.
     whole: bool,
     streams: Vec<Arc<TcpStream>>,
     threads: Vec<JoinHandle<()>>,
+}
+
+/// A revision that moves to another commit when a path is asked for.
+struct Move {
+    path: String,
+    repository: String,
+    revision: String,
+    commit: String,
 }
 
 #[derive(Default)]
@@ -150,6 +165,22 @@ impl Hub {
         self.shared.lock().terse = true;
     }
 
+    /// Leaves `lastModified` off from now on, as some mirrors do.
+    pub fn be_undated(&self) {
+        self.shared.lock().undated = true;
+    }
+
+    /// Moves `revision` to `commit` right before the next request whose path contains `path` is
+    /// answered.
+    pub fn move_before(&self, path: &str, repository: &str, revision: &str, commit: &str) {
+        self.shared.lock().moves.push(Move {
+            path: path.to_owned(),
+            repository: repository.to_owned(),
+            revision: revision.to_owned(),
+            commit: commit.to_owned(),
+        });
+    }
+
     /// Sends small files as a whole from now on, whatever range is asked for.
     pub fn ignore_ranges(&self) {
         self.shared.lock().whole = true;
@@ -194,6 +225,15 @@ impl Shared {
     }
 }
 
+impl Inner {
+    fn make_moves(&mut self, path: &str) {
+        for due in self.moves.extract_if(.., |due| path.contains(&due.path)) {
+            let repository = self.repositories.entry(due.repository).or_default();
+            repository.revisions.insert(due.revision, due.commit);
+        }
+    }
+}
+
 fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     for stream in listener.incoming() {
         let mut inner = shared.lock();
@@ -226,6 +266,7 @@ fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<bool> {
             path: head.path.clone(),
             with_token: head.header("authorization").is_some(),
         });
+        inner.make_moves(&head.path);
         answer(&inner, &shared.elsewhere, &head)
     };
     if head.method == "HEAD" {
@@ -334,11 +375,10 @@ fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> 
     let siblings: Vec<_> = files.iter().map(sibling).collect();
     // Each commit a second after the one before it.
     let second = u64::from_str_radix(commit, 16).unwrap_or_default() % 60;
-    let told = json!({
-        "sha": commit,
-        "lastModified": format!("2026-01-01T00:00:{second:02}.000Z"),
-        "siblings": siblings,
-    });
+    let mut told = json!({"sha": commit, "siblings": siblings});
+    if !inner.undated {
+        told["lastModified"] = format!("2026-01-01T00:00:{second:02}.000Z").into();
+    }
     Reply::text(200, "application/json", told.to_string())
 }
 

@@ -2,6 +2,7 @@
 
 use super::under::Under;
 use super::{Model, assert_refused, shown};
+use crate::cp::names;
 use crate::stderr;
 
 const REFUSALS: [(i32, &str); 2] = [(libc::EPERM, "seccomp"), (libc::ENOSYS, "gVisor")];
@@ -123,4 +124,45 @@ fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
     assert_eq!(table.matches(" matches\n").count(), 3, "{table}");
     assert_eq!(table.matches(" failed\n").count(), 1, "{table}");
     assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
+}
+
+/// What a file is a copy of is then in a hidden file beside it, which nothing but `cp` looks at.
+#[test]
+fn without_extended_attributes_a_copy_is_known_all_the_same() {
+    let model = Model::with_shards(3);
+    let folder = model.folder.path();
+    let place = folder.join("ramfs");
+    std::fs::create_dir(&place).unwrap();
+    let (place, model_text) = (place.to_str().unwrap(), model.text());
+    let program = env!("CARGO_BIN_EXE_tload");
+    let script = format!(
+        "mount -t ramfs none '{place}'\n'{program}' cp '{model_text}' '{place}'\n\
+         test -e '{place}/.config.json.tload-copied'\n"
+    );
+    let Some(under) = Under::new().mounts(&script) else {
+        return;
+    };
+    let files = u64::try_from(names(&model.path()).len()).unwrap();
+    let counted = |under: &Under, arguments: &[&str]| -> (u64, u64) {
+        let output = under.command(arguments).output().unwrap();
+        assert!(output.status.success(), "{}", shown(&output));
+        // The copy of the script has printed a line.
+        let json = String::from_utf8(output.stdout).unwrap();
+        let json = &json[json.find('{').unwrap()..];
+        let report: serde_json::Value = serde_json::from_str(json).unwrap();
+        let count = |key: &str| report[key].as_u64().unwrap();
+        (count("copied_files"), count("skipped_files"))
+    };
+    let again = ["cp", &model_text, place, "--json"];
+    assert_eq!(counted(&under, &again), (0, files));
+    let elsewhere = folder.join("elsewhere");
+    let onward = elsewhere.to_str().unwrap();
+    let onward = ["cp", place, onward, "--hidden", "--json"];
+    assert_eq!(counted(&under, &onward), (files, 0));
+    assert_eq!(names(&elsewhere), names(&model.path()));
+    let output = under.command(["load", place, "--digest"]).output().unwrap();
+    model.assert_loaded("ramfs", &output);
+    let changed = format!("touch '{place}/config.json'");
+    let under = under.mounts(&changed).unwrap();
+    assert_eq!(counted(&under, &again), (1, files - 1));
 }

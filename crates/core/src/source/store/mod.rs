@@ -88,8 +88,10 @@ pub(crate) struct Listed {
     pub(crate) location: Path,
     /// Length, bytes. Every store says it, not every hub.
     pub(crate) len: Option<u64>,
-    /// Time of the last change, seconds since 1970.
+    /// Time of the last change, seconds since 1970; zero if it is not known.
     pub(crate) modified: i64,
+    pub(crate) e_tag: Option<String>,
+    pub(crate) version: Option<String>,
 }
 
 impl Store {
@@ -255,6 +257,8 @@ impl Store {
                     location: object.location,
                     len: Some(object.size),
                     modified: object.last_modified.timestamp(),
+                    e_tag: object.e_tag,
+                    version: object.version,
                 })
                 .collect(),
             prefixes: listing.common_prefixes,

@@ -4,6 +4,7 @@
 //! Small requests only, side by side. This file owns their order; what the answers mean is in `object`, `hub` and `signature`.
 
 mod hub;
+mod index;
 mod nearby;
 #[cfg(feature = "object")]
 mod object;
@@ -20,7 +21,7 @@ pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_N
 use super::Verify;
 use super::digest::Digest;
 use super::expected::Expectation;
-use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest};
+use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
 use super::statement::{Counting, Known, Statement};
 use crate::checkpoint::{Checkpoint, ShardSource};
 use crate::error::{Error, ErrorKind, Result};
@@ -72,23 +73,38 @@ pub(super) struct FoundManifest {
     pub(super) manifest: Manifest,
 }
 
+impl FoundManifest {
+    /// Returns its name, for people.
+    fn by(&self) -> String {
+        format!("manifest {}", self.location)
+    }
+
+    /// Returns what it says of a file of a checkpoint in `folder`.
+    fn file(&self, file: &Location, folder: &Location) -> Option<&ManifestFile> {
+        self.manifest.files.get(&file.below(folder)?)
+    }
+}
+
 /// What there is to compare each file of a checkpoint with, in its order. Whatever is asked for is reached as
 /// the checkpoint is.
 ///
 /// # Errors
 ///
 /// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that cannot be read,
-/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::PermissionDenied`] for one that nobody named
+/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::Corrupt`] for an index that is another
+/// than a manifest says, and for a checkpoint without a file that a manifest lists that was asked for, [`ErrorKind::PermissionDenied`] for one that nobody named
 /// and that is a link out of its folder, [`ErrorKind::Changed`] for objects that were replaced; if `choice` is strict and nobody else
 /// knows, whatever kept a store from saying what it knows.
 pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
-    find_now(checkpoint, choice, &Underway::default())
+    find_now(checkpoint, choice, false, &Underway::default())
 }
 
-/// The same; `underway` is told what is being waited for.
+/// The same; `underway` is told what is being waited for. Tensors that were selected `by_name` need
+/// not be all that a manifest lists.
 pub(super) fn find_now(
     checkpoint: &Checkpoint,
     choice: &Verify,
+    by_name: bool,
     underway: &Underway,
 ) -> Result<Vec<Expectation>> {
     let shards = checkpoint.shards();
@@ -104,7 +120,14 @@ pub(super) fn find_now(
         .following(checkpoint.follows_symlinks())
         .telling(underway);
     let counting = Counting::of(choice);
-    let what_there_is = |reach| gather(&asked, &manifests(&asked, &nearby)?, reach, &nearby);
+    let what_there_is = |reach| {
+        let manifests = manifests(&asked, &nearby)?;
+        if let Some(index) = checkpoint.index() {
+            let beside = manifests.first().and_then(Option::as_deref);
+            index::compare_beside(index, beside, choice, &nearby)?;
+        }
+        gather(&asked, &manifests, reach, &nearby)
+    };
     let known: Vec<_> = match choice {
         Verify::Off => {
             let why = "nothing was asked to be compared".to_owned();
@@ -114,6 +137,12 @@ pub(super) fn find_now(
         Verify::Require | Verify::Sha256(None) => what_there_is(Reach::Needed(counting))?,
         Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
             let found = chosen(&Location::parse(location)?, &nearby)?;
+            if let Some(index) = checkpoint.index() {
+                index::compare(index, &found)?;
+            }
+            if checkpoint.is_whole() && !by_name {
+                index::require_listed(checkpoint, &found)?;
+            }
             let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
             said.collect()
         }
@@ -223,7 +252,8 @@ pub(super) fn gather(
         .collect();
     let signed = per_folder(&signers, |folder| signature::beside(folder, nearby))?;
     for (at, signed) in left.into_iter().zip(signed) {
-        known[at].take(signature::of_source(&asked[at], signed.as_deref()));
+        let (file, folder) = (asked[at].source.location(), &asked[at].folder);
+        known[at].take(signature::of_file(file, folder, signed.as_deref()));
     }
     // Nobody said that there is nothing: it could not be asked.
     let needed = |at: usize| matches!(reach, Reach::Needed(_)) && reach.goes_on(&known[at]);
@@ -239,9 +269,8 @@ pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -
     known.take(match manifest {
         None => Err(format!("there is no {MANIFEST_NAME}")),
         Some(found) => {
-            let name = asked.source.location().below(&asked.folder);
-            let file = name.and_then(|name| found.manifest.files.get(&name));
-            file.map(|file| Statement::of_manifest(format!("manifest {}", found.location), file))
+            let file = found.file(asked.source.location(), &asked.folder);
+            file.map(|file| Statement::of_manifest(found.by(), file))
                 .ok_or_else(|| format!("the manifest {} does not have it", found.location))
         }
     });

@@ -15,10 +15,10 @@ use super::super::digest::{Algorithm, Digest};
 use super::super::manifest::{clipped, wrong_name};
 use super::super::statement::Statement;
 use super::super::wrong_json::wrong_json;
+use super::Named;
 use super::nearby::Nearby;
-use super::{Asked, Named};
 use crate::error::{Error, ErrorKind, Result, printable};
-use crate::source::{Location, Source};
+use crate::source::Location;
 
 /// What it is called, beside the checkpoint.
 pub(in super::super) const NAME: &str = "model.sig";
@@ -48,11 +48,15 @@ pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Si
     Ok(Some(Signed { location, files }))
 }
 
-/// What it says of a source, or why that is nothing.
-pub(super) fn of_source(asked: &Asked<'_>, signed: Option<&Signed>) -> Result<Statement, String> {
+/// Returns what it says of a file of a checkpoint in `folder`, or why that is nothing.
+pub(super) fn of_file(
+    file: &Location,
+    folder: &Location,
+    signed: Option<&Signed>,
+) -> Result<Statement, String> {
     let signed = signed.ok_or_else(|| format!("there is no {NAME}"))?;
     let files = signed.files.as_ref().map_err(Clone::clone)?;
-    let name = asked.source.location().below(&asked.folder);
+    let name = file.below(folder);
     let digest = name.and_then(|name| files.get(&name));
     let by = format!("digests in {}", signed.location);
     digest

@@ -33,6 +33,13 @@ struct File {
     identity: Option<String>,
 }
 
+impl File {
+    /// Returns the identity as an entity tag.
+    fn e_tag(&self) -> Option<String> {
+        Some(format!("\"{}\"", self.identity.as_deref()?))
+    }
+}
+
 /// `GET /api/models/org/name/revision/main?blobs=true`, as far as it is wanted.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -110,6 +117,7 @@ impl Commit {
         GetOptions {
             if_match: None,
             if_unmodified_since: None,
+            version: None,
             ..options
         }
     }
@@ -140,8 +148,10 @@ impl Commit {
                 meta.size
             ));
         }
-        if let Some(identity) = listed.and_then(|file| file.identity.as_deref()) {
-            meta.e_tag = Some(format!("\"{identity}\""));
+        match listed.and_then(File::e_tag) {
+            Some(tag) => meta.e_tag = Some(tag),
+            // The file may be another one in another commit, and nothing else needs to tell.
+            None => meta.version = Some(self.name.clone()),
         }
         if let Some(modified) = self.modified {
             meta.last_modified = modified;
@@ -168,6 +178,8 @@ impl Commit {
                     location: path.clone(),
                     len: file.len,
                     modified: self.modified.map_or(0, |at| at.timestamp()),
+                    e_tag: file.e_tag(),
+                    version: file.identity.is_none().then(|| self.name.clone()),
                 }),
                 (None, _) => {}
             }
@@ -234,17 +246,18 @@ mod tests {
     #[test]
     fn what_the_hub_says_of_a_file_counts() {
         let commit = commit();
-        for (file, size, tag) in [
-            ("model.safetensors", 100, "\"digest\""),
-            ("config.json", 5, "\"blob\""),
-            ("a b/é.json", 7, "\"of the cache\""),
-            ("not listed", 7, "\"of the cache\""),
+        for (file, size, tag, version) in [
+            ("model.safetensors", 100, "\"digest\"", None),
+            ("config.json", 5, "\"blob\"", None),
+            ("a b/é.json", 7, "\"of the cache\"", Some(NAME)),
+            ("not listed", 7, "\"of the cache\"", Some(NAME)),
         ] {
             let mut meta = meta(size);
             commit
                 .describe(&Path::parse(file).expect("a path"), &mut meta)
                 .expect(file);
             assert_eq!(meta.e_tag.as_deref(), Some(tag), "{file}");
+            assert_eq!(meta.version.as_deref(), version, "{file}");
             assert_eq!(meta.last_modified.timestamp(), 1_767_225_610);
         }
         let wrong = commit.describe(&Path::from("config.json"), &mut meta(6));

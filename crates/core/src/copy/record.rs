@@ -1,0 +1,127 @@
+//! Records which source, in which state, a finished file is a copy of: the next copy skips the file
+//! only if the record says so and the file is still as it was written.
+//!
+//! A record is an extended attribute of the file, so it is moved and removed with it, and a folder
+//! holds nothing but the copied files. Where a file system has no such attributes (ramfs, tmpfs
+//! before Linux 6.6, NFS before 4.2, some FUSE), it is a hidden file beside it. Called by `target`.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{
+    AtFlags, Mode, OFlags, Stat, XattrFlags, fgetxattr, fremovexattr, fsetxattr, fstat, openat,
+    renameat, unlinkat,
+};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::journal::Origin;
+use super::names;
+use super::target::{READ_WRITE, is_regular, modified_of};
+
+/// Raised when the meaning of a record changes: files with older ones are copied again.
+const FORMAT: u32 = 1;
+
+/// Name of the extended attribute.
+const ATTRIBUTE: &str = "user.tload.copied";
+
+/// Longest record that is read, bytes. Larger ones than a file system takes as an attribute (4 KiB
+/// on ext4) are files.
+const BYTES_MAX: usize = 64 << 10;
+
+/// What a finished file is a copy of.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    format: u32,
+    origin: Origin,
+    /// State of the file when it was finished: anyone may have changed or replaced it since.
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+impl Record {
+    /// Record of a file that was just finished and is as `stat` says.
+    pub(super) fn new(origin: &Origin, stat: &Stat) -> Self {
+        Self {
+            format: FORMAT,
+            origin: origin.clone(),
+            inode: stat.st_ino,
+            bytes: u64::try_from(stat.st_size).unwrap_or(0),
+            modified: modified_of(stat),
+        }
+    }
+
+    /// Returns whether the file that is as `stat` says is a copy of `origin`.
+    pub(super) fn holds(&self, origin: &Origin, stat: &Stat) -> bool {
+        let unchanged = Self::new(&self.origin, stat) == *self;
+        unchanged && self.origin.is_same_state(origin)
+    }
+
+    /// Reads the record of the open file called `name` in `folder`. `None` if it has none, or none
+    /// that counts: the file is then copied again.
+    pub(super) fn read(file: &OwnedFd, stat: &Stat, folder: &OwnedFd, name: &str) -> Option<Self> {
+        let mut text = vec![0; BYTES_MAX];
+        let text = match fgetxattr(file, ATTRIBUTE, &mut text[..]) {
+            Ok(len) => {
+                text.truncate(len);
+                text
+            }
+            Err(_) => read_beside(folder, name, stat.st_uid)?,
+        };
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Adds the record to a file that has no name yet. Returns whether the file system took it.
+    pub(super) fn attach(&self, file: &File) -> bool {
+        // A record only saves work. Whatever the refusal is, a file beside it does as well.
+        let is_attached = fsetxattr(file, ATTRIBUTE, &self.text(), XattrFlags::empty()).is_ok();
+        if !is_attached {
+            // One of a copy that a crash stopped right before the file got its name.
+            let _ = fremovexattr(file, ATTRIBUTE);
+        }
+        is_attached
+    }
+
+    /// Writes the record beside the file called `name`.
+    pub(super) fn put_beside(&self, folder: &OwnedFd, name: &str) -> io::Result<()> {
+        let (record, fresh) = (names::record(name), names::next_record(name));
+        unlink(folder, &fresh)?;
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let mut file = File::from(openat(folder, &fresh, flags, READ_WRITE)?);
+        file.write_all(&self.text())?;
+        file.sync_data()?;
+        Ok(renameat(folder, &fresh, folder, &record)?)
+    }
+
+    /// Removes the record beside the file called `name`, if there is one.
+    pub(super) fn remove_beside(folder: &OwnedFd, name: &str) -> io::Result<()> {
+        unlink(folder, &names::record(name))
+    }
+
+    fn text(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and strings are JSON")
+    }
+}
+
+/// Reads the hidden file, if it belongs to `owner`: another user's must not vouch for the file.
+fn read_beside(folder: &OwnedFd, name: &str, owner: u32) -> Option<Vec<u8>> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat(folder, names::record(name), flags, Mode::empty()).ok()?;
+    let stat = fstat(&file).ok()?;
+    if !is_regular(&stat) || stat.st_uid != owner {
+        return None;
+    }
+    let mut text = Vec::new();
+    let limit = u64::try_from(BYTES_MAX).ok()?;
+    File::from(file).take(limit).read_to_end(&mut text).ok()?;
+    Some(text)
+}
+
+fn unlink(folder: &OwnedFd, name: &str) -> io::Result<()> {
+    match unlinkat(folder, name, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}

@@ -1,0 +1,137 @@
+//! Compares the index of a checkpoint with what a manifest or a signature says, and the files of the
+//! checkpoint with those that a manifest lists.
+//!
+//! An index decides which files and which of their tensors exist. Where it is not compared, whoever
+//! writes it takes shards away, or points a tensor at another file, and every file is still right.
+
+use std::collections::HashSet;
+
+use super::super::Verify;
+use super::super::check::{HINT, corrupt};
+use super::super::digest::{Algorithm, Digest};
+use super::super::manifest::clipped;
+use super::super::statement::Statement;
+use super::nearby::Nearby;
+use super::{FoundManifest, signature};
+use crate::checkpoint::{Checkpoint, IndexFile};
+use crate::error::{Comparison, Error, ErrorKind, Result, counted};
+use crate::source::{Location, Source};
+
+/// Suffix of files with tensors.
+const SHARD: &str = ".safetensors";
+
+/// Suffix of indexes of such files.
+const INDEX: &str = ".safetensors.index.json";
+
+/// Hint for what a manifest lacks or has too much of.
+const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, write the manifest anew: tload verify --write --force";
+
+/// Compares the index with a manifest that the caller named.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for a manifest that does not list it, [`ErrorKind::Corrupt`] for an
+/// index that is another.
+pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()> {
+    let said = of_manifest(index, manifest).ok_or_else(|| {
+        let message = format!(
+            "cannot be verified, as was asked for: it is an index, which decides what is loaded, \
+             and the manifest {} does not list it",
+            manifest.location
+        );
+        Error::new(ErrorKind::InvalidRequest, message)
+            .with_location(&index.location)
+            .with_hint(ANEW)
+    })?;
+    compare_with(index, &said)
+}
+
+/// Compares the index with what is beside it: the manifest `beside`, or else, if the choice is
+/// strict, a signature. It is not an error if neither knows it.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for an index that is another; what reading a signature runs into.
+pub(super) fn compare_beside(
+    index: &IndexFile,
+    beside: Option<&FoundManifest>,
+    choice: &Verify,
+    nearby: &Nearby<'_>,
+) -> Result<()> {
+    let mut said = beside.and_then(|manifest| of_manifest(index, manifest));
+    if said.is_none() && choice.is_strict() {
+        let folder = index.location.parent();
+        let signed = signature::beside(&folder, nearby)?;
+        said = signature::of_file(&index.location, &folder, signed.as_ref()).ok();
+    }
+    said.map_or(Ok(()), |said| compare_with(index, &said))
+}
+
+fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Statement> {
+    let file = manifest.file(&index.location, &index.location.parent())?;
+    Some(Statement::of_manifest(manifest.by(), file))
+}
+
+/// Compares length and all digests: they were made when the index was read, and cost nothing more.
+fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
+    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len) {
+        let (found, by) = (counted(index.len, "byte"), &said.by);
+        let message = format!("has {found}, and {by} says {wanted}");
+        return Err(Error::new(ErrorKind::Corrupt, message)
+            .with_location(&index.location)
+            .with_comparison(Comparison {
+                expected: counted(wanted, "byte"),
+                found,
+                by: by.clone(),
+            })
+            .with_hint(HINT));
+    }
+    let found = |algorithm: Algorithm| match algorithm.polynomial() {
+        Some(polynomial) => Some(Digest::of_crc(algorithm, index.crcs.get(polynomial))),
+        None => Digest::new(algorithm, &index.sha256),
+    };
+    for expected in &said.whole {
+        let found = found(expected.algorithm()).expect("as long as the algorithm has it");
+        if found != *expected {
+            return Err(corrupt(&said.by, *expected, found).with_location(&index.location));
+        }
+    }
+    Ok(())
+}
+
+/// Requires that the checkpoint has all files with weights that a manifest lists, and the index.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for one that it lacks.
+pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) -> Result<()> {
+    let shards = checkpoint.shards();
+    let Some(folder) = shards.first().map(|shard| checkpoint.folder_of(shard)) else {
+        return Ok(());
+    };
+    let files = shards.iter().map(|shard| shard.source().location());
+    let files = files.chain(checkpoint.index().map(|index| &index.location));
+    let there: HashSet<String> = files
+        .filter_map(|file: &Location| file.below(&folder))
+        .collect();
+    let mut listed = manifest.manifest.files.iter();
+    let missing = listed.find(|(name, file)| {
+        let is_weights = !file.tensors.is_empty() || name.ends_with(SHARD) || name.ends_with(INDEX);
+        is_weights && !there.contains(*name)
+    });
+    let Some((name, _)) = missing else {
+        return Ok(());
+    };
+    let name = clipped(name);
+    let what = match checkpoint.index() {
+        Some(index) => format!("the index {} does not name it", index.location),
+        None => "it is not there".to_owned(),
+    };
+    let message = format!(
+        "the manifest {} lists {name:?}, which is no file of the checkpoint: {what}",
+        manifest.location
+    );
+    Err(Error::new(ErrorKind::Corrupt, message)
+        .with_location(checkpoint.location())
+        .with_hint(ANEW))
+}
