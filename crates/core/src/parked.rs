@@ -7,6 +7,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use crate::engine;
 use crate::pipeline::Feed;
 
 /// The loads that are over and were not done.
@@ -21,12 +22,13 @@ pub(crate) fn leave(feed: &Arc<Feed>) {
 }
 
 /// Bytes of memory that loads of this process have left to the kernel: they are over, and storage has not answered all their reads.
-/// They are freed when it does; until then they are in no load's budget.
+/// They are freed when it does; until then they are in no load's budget. Memory of a ring that failed with reads in flight is counted
+/// too, and never freed.
 pub fn parked_bytes() -> u64 {
     let left: Vec<_> = {
         let left = LEFT.lock().unwrap_or_else(PoisonError::into_inner);
         left.iter().filter_map(Weak::upgrade).collect()
     };
     // Without the lock: the last owner of a load's memory frees it.
-    left.iter().map(|feed| feed.waiting().bytes).sum()
+    left.iter().map(|feed| feed.waiting().bytes).sum::<u64>() + engine::given_up_bytes()
 }
