@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rustix::param::page_size;
+
 use crate::buffer::{FileView, Slab};
 use crate::checkpoint::Checkpoint;
 use crate::destinations::Destinations;
@@ -474,7 +476,7 @@ fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
             let edges = 2 * hints.alignment;
             let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
             // Slots are whole pages, edges and all, however short the reads.
-            let page = 4096_u64.saturating_sub(2 * hints.alignment.max(64));
+            let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
             let least = page.max(hints.alignment);
             hints.extent_bytes.min(most.max(least))
         }

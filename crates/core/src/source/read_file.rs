@@ -446,11 +446,19 @@ fn refused_error(source: &FileSource) -> Error {
     .with_hint("use cache=auto or cache=buffered")
 }
 
-/// Never less than 4 KiB: a file system block; reading its other half costs nothing, a read-modify cycle does.
+/// Returns the alignment of direct reads of `file`.
 fn alignment(file: &File) -> u64 {
-    stated_alignment(file).map_or(ALIGNMENT_UNKNOWN, |(memory, offset)| {
-        u64::from(memory.max(offset)).max(ALIGNMENT_UNKNOWN)
-    })
+    aligned_to(stated_alignment(file), page_size() as u64)
+}
+
+/// Never less than 4 KiB: a block of a file system; reading its other half costs nothing, a
+/// read-modify cycle does. Nor than a page: the kernel and devices write to whole pages, and one
+/// that two reads share would be copied for one of them when a process forks.
+fn aligned_to(stated: Option<(u32, u32)>, page_bytes: u64) -> u64 {
+    let stated = stated.map_or(ALIGNMENT_UNKNOWN, |(memory, offset)| {
+        u64::from(memory.max(offset))
+    });
+    stated.max(ALIGNMENT_UNKNOWN).max(page_bytes)
 }
 
 /// Memory and offset alignment by `statx(STATX_DIOALIGN)` (Linux 6.1), if the file system fills it in.
@@ -481,6 +489,16 @@ mod tests {
         let read = rustix::io::pread(file.descriptor(Access::Buffered), &mut bytes, 0);
         let read = read.expect("reads");
         bytes[..read].to_vec()
+    }
+
+    #[test]
+    fn alignment_is_at_least_a_page_and_what_the_file_system_states() {
+        const KIB: u64 = 1 << 10;
+        assert_eq!(aligned_to(Some((4, 512)), 4 * KIB), 4 * KIB);
+        assert_eq!(aligned_to(Some((4, 512)), 64 * KIB), 64 * KIB);
+        assert_eq!(aligned_to(None, 64 * KIB), 64 * KIB);
+        assert_eq!(aligned_to(Some((4, 16 << 10)), 4 * KIB), 16 * KIB);
+        assert_eq!(aligned_to(None, 512), 4 * KIB);
     }
 
     #[test]
