@@ -114,12 +114,15 @@ impl Prepared {
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards = Vec::new();
         for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
-            source_of[tensor.shard()].get_or_insert_with(|| {
-                shards.push(checkpoint.shards()[tensor.shard()].source());
+            let source = *source_of[tensor.shard()].get_or_insert_with(|| {
+                let source = checkpoint.shards()[tensor.shard()].source();
+                shards.push((source.clone(), Vec::new()));
                 shards.len() - 1
             });
+            shards[source].1.push(tensor.file_range());
         }
-        let sources = Sources::open(&shards, options)?;
+        let count = shards.len();
+        let sources = Sources::open(shards, options)?;
         let wanted: Vec<Wanted> = tensors
             .iter()
             .enumerate()
@@ -131,7 +134,7 @@ impl Prepared {
                 destination: destinations.of(index),
             })
             .collect();
-        let layouts: Vec<Layout> = (0..shards.len())
+        let layouts: Vec<Layout> = (0..count)
             .map(|source| layout(&sources.hints(source), options, destinations.staged()))
             .collect();
         refuse_too_many_reads(&wanted, &layouts)?;

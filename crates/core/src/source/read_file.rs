@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -118,11 +120,12 @@ impl ReadFile {
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when direct I/O is demanded
     /// and refused, or the file cannot be mapped.
     pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
-        let retries = source.retries();
-        Self::open_with(source, cache, refused, retries)
+        let (retries, len) = (source.retries(), source.len());
+        Self::open_with(source, cache, refused, retries, slice::from_ref(&(0..len)))
     }
 
-    /// The same. What fails is tried again as `retries` says, reads as well.
+    /// As [`Self::open`], for reads of `wanted` alone: the page cache is asked for no other bytes. What fails is tried again as `retries`
+    /// says, reads as well.
     ///
     /// # Errors
     ///
@@ -132,6 +135,7 @@ impl ReadFile {
         cache: Cache,
         refused: &RefusedDirect,
         retries: Retries,
+        wanted: &[Range<u64>],
     ) -> Result<Self> {
         let refused = refused.of(&source);
         let mut opened = Self {
@@ -146,7 +150,7 @@ impl ReadFile {
             refused,
             alignment: 1,
         };
-        let wanted = match cache {
+        let is_direct = match cache {
             Cache::Buffered => false,
             Cache::Map => {
                 opened.alignment = page_size() as u64;
@@ -162,9 +166,9 @@ impl ReadFile {
             Cache::Direct => true,
         };
         if cache != Cache::Direct {
-            opened.cached = Cached::of(&opened.source);
+            opened.cached = Cached::of(&opened.source, wanted);
         }
-        if !wanted {
+        if !is_direct {
             return Ok(opened);
         }
         let (location, tally) = (opened.source.location(), opened.source.tally());
