@@ -467,16 +467,16 @@ fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
         return;
     };
     let location = Location::from_path(overlay.path().join("m.safetensors"));
-    let loader = Loader::open(&location).expect("a good header");
+    let sparse = Loader::open(&location).expect("a good header");
     let options = files::options(|it| it.memory_limit = Some(BUDGET));
     let peak = |select: &str| {
-        let loader = loader
+        let sparse = sparse
             .clone()
             .options(options.clone())
             .tensors(Selection::names([select]));
         let before = NOW.load(Ordering::Relaxed);
         PEAK.store(before, Ordering::Relaxed);
-        let loaded = loader.stream().map(|mut stream| {
+        let loaded = sparse.stream().map(|mut stream| {
             let tensor = stream.next().expect("one").expect("is read");
             assert_eq!(tensor.bytes(), b"sixteen bytes it");
             assert!(stream.next().is_none());

@@ -177,16 +177,17 @@ mod tests {
         const TIB: u64 = 1 << 40;
         assert_eq!(looks(&[]), []);
         // 16 bytes at the end of a file that claims a tebibyte.
-        assert_eq!(looks(&[TIB..TIB + 16, 5..5]), [TIB..TIB + 16]);
+        let last = looks(&[TIB..TIB + 16, 5..5]);
+        assert_eq!((last.len(), &last[0]), (1, &(TIB..TIB + 16)));
         // Little is looked at whole, neighbours together, whatever their order.
         let halves = [9 * MIB..10 * MIB, 8..9 * MIB];
         let whole = [0, 1, 2].map(|n| n * 4 * MIB + 8..(10 * MIB).min((n + 1) * 4 * MIB + 8));
         assert_eq!(looks(&halves), whole);
         // Much is not, and the looks are spread over all of it.
-        for wanted in [vec![0..TIB], vec![0..u64::MAX], vec![7..TIB, TIB..3 * TIB]] {
+        for wanted in [[0..TIB, 5..5], [0..u64::MAX, 5..5], [7..TIB, TIB..3 * TIB]] {
             let looks = looks(&wanted);
             assert_eq!((looks.len(), bytes(&looks)), (64, 256 * MIB), "{wanted:?}");
-            let last = wanted.last().expect("not empty").end;
+            let last = wanted[0].end.max(wanted[1].end);
             assert!(looks[63].start > last / 100 * 95);
         }
         // Small tensors far apart: some of them.

@@ -312,9 +312,9 @@ impl Ring {
 impl Ring {
     /// Puts another file in the place of the ring's: entering it fails from now on.
     pub(super) fn fail(&self) {
-        let null = std::fs::File::open("/dev/null").expect("is there");
+        let other = eventfd(0, EventfdFlags::CLOEXEC).expect("the waker has one, too");
         // SAFETY: both descriptors are open. The ring's stays so until the ring closes it.
-        let put = unsafe { libc::dup2(null.as_raw_fd(), self.io.as_raw_fd()) };
+        let put = unsafe { libc::dup2(other.as_raw_fd(), self.io.as_raw_fd()) };
         assert!(put >= 0, "{}", io::Error::last_os_error());
     }
 }
