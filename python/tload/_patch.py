@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import threading
 from contextlib import contextmanager, suppress
@@ -29,6 +30,16 @@ READERS = {
 _lock = threading.Lock()
 _active = 0
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []
+
+
+def _after_fork() -> None:
+    """Replace the lock in a child: the thread that held it is not there to release it."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextmanager

@@ -224,17 +224,21 @@ where
                 failing,
                 ended,
             } = events;
-            let run = || run(&setup, &*sink, (&*deliver, &*failing), opened);
-            let result =
-                catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| Err(bug(&*panic)));
-            if let Err(error) = &result {
-                setup.feed.stop();
-                // If it had nothing in flight, or panicked, nobody has heard of it; others may wait for what never comes.
-                failing(error);
-            }
-            // Memory first, then the news.
-            drop((sink, deliver, failing, setup));
-            ended(result);
+            let result = caught(|| run(&setup, &*sink, (&*deliver, &*failing), opened));
+            let told = caught(|| {
+                if let Err(error) = &result {
+                    setup.feed.stop();
+                    // If it had nothing in flight, or panicked, nobody has heard of it; others may wait for what never comes.
+                    failing(error);
+                }
+                Ok(())
+            });
+            // Memory first, then the news, which must come whatever happens before.
+            let freed = caught(|| {
+                drop((sink, deliver, failing, setup));
+                Ok(())
+            });
+            ended(result.and(told).and(freed));
         })
         .map_err(|error| {
             Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
@@ -333,7 +337,12 @@ fn unheard() -> Error {
     Error::new(ErrorKind::Io, "a lane could not begin")
 }
 
-/// A panic of ours, as an error: a load must end, whatever happens.
+/// Runs `work`; a panic in it becomes an error, because a load must end whatever happens.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(bug(&*panic)))
+}
+
+/// A panic of ours, as an error.
 fn bug(panic: &(dyn Any + Send)) -> Error {
     let text = panic
         .downcast_ref::<String>()

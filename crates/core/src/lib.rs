@@ -56,6 +56,7 @@ mod lane;
 mod load;
 mod over;
 mod parked;
+mod per_process;
 mod prepare;
 mod provide;
 mod read_one;

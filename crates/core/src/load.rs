@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -509,25 +510,26 @@ fn verification(
 
 /// A fallback is worth one line in the log of a process; every report has it too.
 fn say_unpinned_once(slab: Option<&Arc<Slab>>) {
-    static SAID: std::sync::Once = std::sync::Once::new();
+    static SAID: AtomicBool = AtomicBool::new(false);
     let facts = slab.and_then(|slab| slab.facts());
     if let Some(refusal) = facts.and_then(|facts| facts.refusal.as_ref()) {
-        SAID.call_once(|| {
+        // No lock: a process that is forked meanwhile must not wait for it.
+        if !SAID.swap(true, Ordering::Relaxed) {
             tracing::warn!(%refusal, "staging memory cannot all be pinned; the driver copies the rest once more");
-        });
+        }
     }
 }
 
 /// The same.
 fn say_once(refusal: Option<&engine::Refusal>) {
-    static SAID: std::sync::Once = std::sync::Once::new();
-    if let Some(refusal) = refusal {
-        SAID.call_once(|| {
-            tracing::warn!(
-                reason = %refusal.reason,
-                hint = %refusal.hint,
-                "io_uring cannot be used; reading with threads instead"
-            );
-        });
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if let Some(refusal) = refusal
+        && !SAID.swap(true, Ordering::Relaxed)
+    {
+        tracing::warn!(
+            reason = %refusal.reason,
+            hint = %refusal.hint,
+            "io_uring cannot be used; reading with threads instead"
+        );
     }
 }

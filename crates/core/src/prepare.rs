@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rustix::param::page_size;
+
 use crate::buffer::{FileView, Slab};
 use crate::checkpoint::Checkpoint;
 use crate::destinations::Destinations;
@@ -112,12 +114,15 @@ impl Prepared {
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards = Vec::new();
         for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
-            source_of[tensor.shard()].get_or_insert_with(|| {
-                shards.push(checkpoint.shards()[tensor.shard()].source());
+            let source = *source_of[tensor.shard()].get_or_insert_with(|| {
+                let source = checkpoint.shards()[tensor.shard()].source();
+                shards.push((source.clone(), Vec::new()));
                 shards.len() - 1
             });
+            shards[source].1.push(tensor.file_range());
         }
-        let sources = Sources::open(&shards, options)?;
+        let count = shards.len();
+        let sources = Sources::open(shards, options)?;
         let wanted: Vec<Wanted> = tensors
             .iter()
             .enumerate()
@@ -129,7 +134,7 @@ impl Prepared {
                 destination: destinations.of(index),
             })
             .collect();
-        let layouts: Vec<Layout> = (0..shards.len())
+        let layouts: Vec<Layout> = (0..count)
             .map(|source| layout(&sources.hints(source), options, destinations.staged()))
             .collect();
         refuse_too_many_reads(&wanted, &layouts)?;
@@ -474,7 +479,7 @@ fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
             let edges = 2 * hints.alignment;
             let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
             // Slots are whole pages, edges and all, however short the reads.
-            let page = 4096_u64.saturating_sub(2 * hints.alignment.max(64));
+            let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
             let least = page.max(hints.alignment);
             hints.extent_bytes.min(most.max(least))
         }

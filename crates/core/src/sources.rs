@@ -1,5 +1,6 @@
 //! The sources of one load, opened, in groups that share limits and engines: the files of one file system, the objects of one store.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use crate::buffer::FileView;
@@ -52,30 +53,37 @@ enum Opened {
 }
 
 impl Sources {
-    /// Opens `shards` as `options` ask.
+    /// Opens `shards` as `options` ask, for reads of the ranges that stand beside each.
     ///
     /// # Errors
     ///
     /// Whatever opening a file for direct I/O or as a view runs into; [`ErrorKind::Unsupported`] for views of what is no file.
-    pub(crate) fn open(shards: &[&ShardSource], options: &Options) -> Result<Self> {
+    pub(crate) fn open(
+        shards: Vec<(ShardSource, Vec<Range<u64>>)>,
+        options: &Options,
+    ) -> Result<Self> {
+        let count = shards.len();
         let opened = {
-            let shards: Vec<ShardSource> = shards.iter().copied().cloned().collect();
             let (options, underway) = (options.clone(), Underway::default());
             let waits = underway.clone();
             within(options.timeout, &underway, TOO_LONG, move || {
                 let refused = RefusedDirect::default();
-                Ok(side_by_side(&shards, OPENED_AT_A_TIME, |shard| {
-                    waits.during(shard.location(), || open(shard, &options, &refused))
-                }))
+                Ok(side_by_side(
+                    &shards,
+                    OPENED_AT_A_TIME,
+                    |(shard, wanted)| {
+                        waits.during(shard.location(), || open(shard, wanted, &options, &refused))
+                    },
+                ))
             })?
         };
         let mut sources = Self {
             groups: Vec::new(),
-            members: Vec::with_capacity(shards.len()),
+            members: Vec::with_capacity(count),
         };
         let mut by_group: Vec<Vec<Opened>> = Vec::new();
         for source in opened {
-            let source = source.map_err(|error| of_many(error, shards.len()))?;
+            let source = source.map_err(|error| of_many(error, count))?;
             let of_group = |group: &Vec<Opened>| group[0].is_beside(&source);
             let group = by_group.iter().position(of_group).unwrap_or_else(|| {
                 by_group.push(Vec::new());
@@ -229,13 +237,19 @@ impl Group {
     }
 }
 
-fn open(shard: &ShardSource, options: &Options, refused: &RefusedDirect) -> Result<Opened> {
+fn open(
+    shard: &ShardSource,
+    wanted: &[Range<u64>],
+    options: &Options,
+    refused: &RefusedDirect,
+) -> Result<Opened> {
     match shard {
         ShardSource::File(file) => {
             let retries = options
                 .retries
                 .map_or_else(|| file.retries(), Retries::up_to);
-            let mut file = ReadFile::open_with(Arc::clone(file), options.cache, refused, retries)?;
+            let mut file =
+                ReadFile::open_with(Arc::clone(file), options.cache, refused, retries, wanted)?;
             if options.cache == Cache::Map {
                 file.map(options.writable)?;
             }

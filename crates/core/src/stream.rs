@@ -25,6 +25,7 @@ use std::time::{Duration, Instant};
 use crate::buffer::Gate;
 use crate::engine::cancelled;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lane;
 use crate::pipeline::Feed;
 use crate::provide::Provider;
 use crate::report::{Counters, Report};
@@ -257,9 +258,11 @@ impl Shared {
         };
         let mut verified = Ok(());
         if is_last {
-            self.feed.close();
             // Outside the lock: one `fstat` per file.
-            verified = (self.verify)();
+            verified = lane::caught(|| {
+                self.feed.close();
+                (self.verify)()
+            });
         }
         let mut state = self.lock();
         if let Err(error) = verified {
@@ -374,7 +377,7 @@ impl TensorStream {
         Ok(())
     }
 
-    pub(crate) fn set_engine(&self, opened: crate::lane::Opened) {
+    pub(crate) fn set_engine(&self, opened: lane::Opened) {
         let mut state = self.shared.lock();
         state.report.engine = opened.report;
         if let Some(refusal) = opened.refusal {

@@ -1,29 +1,46 @@
 //! What was tried again beside the reads of a load, to be told to whoever waited for it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 
-/// Opening, headers, lists, the state of files. Clones count together.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Tally(Arc<Mutex<(u64, Option<String>)>>);
+/// Opening, headers, lists, the state of files. Clones count together, in the process that made the first:
+/// in one that fork makes of it, a thread that is not there may hold the lock.
+#[derive(Clone, Debug)]
+pub(crate) struct Tally {
+    counted: Arc<Mutex<(u64, Option<String>)>>,
+    process: u32,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            counted: Arc::default(),
+            process: process::id(),
+        }
+    }
+}
 
 impl Tally {
     pub(crate) fn tried_again(&self, why: &Error) {
-        let mut tally = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *tally = (tally.0 + 1, Some(why.to_string()));
+        if let Some(mut tally) = self.lock() {
+            *tally = (tally.0 + 1, Some(why.to_string()));
+        }
     }
 
     /// How often, and why the last time.
     pub(crate) fn so_far(&self) -> (u64, Option<String>) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.lock().map_or((0, None), |tally| tally.clone())
+    }
+
+    fn lock(&self) -> Option<MutexGuard<'_, (u64, Option<String>)>> {
+        let lock = || self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.process == process::id()).then(lock)
     }
 
     /// Whether both are the same.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.counted, &other.counted)
     }
 }

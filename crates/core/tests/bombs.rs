@@ -2,11 +2,30 @@
 //! A process of its own: it counts bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use base64::Engine as _;
-use tload::{Checkpoint, ErrorKind, HeaderError, Location, Verify, verify};
+use overlay::Overlay;
+use requirement::requirement;
+use tload::{Checkpoint, ErrorKind, HeaderError, Loader, Location, Selection, Verify, verify};
+
+#[path = "it/files.rs"]
+#[expect(
+    dead_code,
+    reason = "shared with the tests in `it`, which need more of it"
+)]
+mod files;
+#[path = "it/overlay.rs"]
+mod overlay;
+#[path = "it/requirement.rs"]
+#[expect(
+    dead_code,
+    reason = "shared with the tests in `it`, which need more of it"
+)]
+mod requirement;
 
 /// Counts what is allocated, and the most that was at a time.
 struct Counting;
@@ -411,9 +430,78 @@ fn look_beside(folder: &Path, check: Judge<'_>) {
     }
 }
 
-/// One test: another thread's allocations would be counted too.
+/// Held by each test: another thread's allocations would be counted too.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A sparse file that is a tebibyte long: on an overlay, and before Linux 6.5, the kernel looks for each page it is asked for.
+#[test]
+fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
+    const LENGTH: u64 = 1 << 40;
+    const BUDGET: u64 = 64 << 20;
+    /// Beside the budget, which is no memory of the allocator's: threads, plan, report.
+    const ALLOCATED: usize = 4 << 20;
+    let alone = alone();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let header = format!(
+        r#"{{"big":{{"dtype":"U8","shape":[{LENGTH}],"data_offsets":[0,{LENGTH}]}},"small":{{"dtype":"U8","shape":[16],"data_offsets":[{LENGTH},{}]}}}}"#,
+        LENGTH + 16
+    );
+    let path = folder.path().join("m.safetensors");
+    let file = std::fs::File::create(&path).expect("a temporary folder");
+    file.write_all_at(&self::file(&header), 0).expect("room");
+    let end = 8 + header.len() as u64 + LENGTH;
+    let written = file.write_all_at(b"sixteen bytes it", end);
+    if requirement(
+        "sparse files of 1 TiB",
+        written.map_err(|error| error.to_string()),
+    )
+    .is_none()
+    {
+        return;
+    }
+    let Some(overlay) = requirement("overlay", Overlay::mount(folder.path())) else {
+        return;
+    };
+    let location = Location::from_path(overlay.path().join("m.safetensors"));
+    let sparse = Loader::open(&location).expect("a good header");
+    let options = files::options(|it| it.memory_limit = Some(BUDGET));
+    let peak = |select: &str| {
+        let sparse = sparse
+            .clone()
+            .options(options.clone())
+            .tensors(Selection::names([select]));
+        let before = NOW.load(Ordering::Relaxed);
+        PEAK.store(before, Ordering::Relaxed);
+        let loaded = sparse.stream().map(|mut stream| {
+            let tensor = stream.next().expect("one").expect("is read");
+            assert_eq!(tensor.bytes(), b"sixteen bytes it");
+            assert!(stream.next().is_none());
+            stream.report()
+        });
+        (PEAK.load(Ordering::Relaxed) - before, loaded)
+    };
+    let (allocated, loaded) = peak("small");
+    let report = loaded.expect("fits");
+    assert!(report.memory_peak <= BUDGET, "{report}");
+    assert!(allocated < ALLOCATED, "{allocated} bytes for 16");
+    // What is refused is refused before all of it is looked at.
+    let (allocated, refused) = peak("big");
+    assert_eq!(
+        refused.expect_err("beyond the budget").kind(),
+        ErrorKind::OutOfMemory
+    );
+    // The plan of 262,144 reads.
+    assert!(allocated < 64 << 20, "{allocated} bytes to refuse");
+    drop(alone);
+}
+
 #[test]
 fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
+    let _alone = alone();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let mut failures = Vec::new();
     let mut check = |name: &str,

@@ -21,6 +21,8 @@ pub mod cuda;
 #[expect(dead_code, reason = "as above")]
 #[path = "../../core/src/error.rs"]
 pub mod error;
+#[path = "../../core/src/per_process.rs"]
+mod per_process;
 
 /// The end of a tensor's way: what the stream does for whoever receives one.
 pub fn received(region: &buffer::Region) {

@@ -249,6 +249,16 @@ _deactivated_before: str | None = None
 _deactivating = threading.Lock()
 
 
+def _after_fork() -> None:
+    """Replace the lock in a child: the thread that held it is not there to release it."""
+    global _deactivating  # noqa: PLW0603
+    _deactivating = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
     """Have transformers ask for each tensor when it needs it, not all at once in threads of its own.

@@ -1,6 +1,7 @@
 //! Device memory of tensors: one large tensor, or a run of small neighbours, charged to the budget of its device.
 
 use std::fmt;
+use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +19,7 @@ struct Shared {
     limit: u64,
     usage: Mutex<Usage>,
     bell: Arc<Bell>,
+    process: u32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,6 +43,7 @@ impl DeviceBudget {
             limit,
             usage: Mutex::default(),
             bell,
+            process: process::id(),
         }))
     }
 
@@ -79,6 +82,10 @@ impl DeviceBudget {
 
 impl Drop for DeviceCharge {
     fn drop(&mut self) {
+        if self.budget.0.process != process::id() {
+            // Forked: a thread that is not here may hold the lock.
+            return;
+        }
         self.budget.usage().charged -= self.bytes;
         self.budget.0.bell.ring();
     }

@@ -5,6 +5,7 @@
 //! back are handed out again while they fit into the budget. A [`Shelf`] carries them over to the next load.
 
 use std::collections::BTreeMap;
+use std::process;
 use std::sync::{Arc, OnceLock, PoisonError, Weak};
 
 use super::bell::Bell;
@@ -29,8 +30,22 @@ pub struct Pool {
 }
 
 /// Keeps the memory of dropped tensors from one load to the next, as long as it lives. Clones are the same shelf.
-#[derive(Clone, Debug, Default)]
-pub struct Shelf(Arc<Mutex<Option<Shelved>>>);
+///
+/// In a process that fork makes of its own it is empty: the parent's threads may hold its locks.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    shelved: Arc<Mutex<Option<Shelved>>>,
+    process: u32,
+}
+
+impl Default for Shelf {
+    fn default() -> Self {
+        Self {
+            shelved: Arc::new(Mutex::new(None)),
+            process: process::id(),
+        }
+    }
+}
 
 /// A pool between two loads; frees everything unless the next load takes it.
 #[derive(Debug)]
@@ -38,7 +53,9 @@ struct Shelved(Option<PoolLink>);
 
 impl Drop for Shelved {
     fn drop(&mut self) {
-        if let Some(link) = &self.0 {
+        if let Some(link) = &self.0
+            && link.0.is_here()
+        {
             link.0.close();
         }
     }
@@ -47,7 +64,10 @@ impl Drop for Shelved {
 impl Shelf {
     /// The pool of the last load if it had the same limit and nothing of it is waiting for its caller any more, else a new one.
     pub fn pool(&self, limit: u64) -> Pool {
-        let shelved = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if self.process != process::id() {
+            return Pool::new(limit, Arc::default());
+        }
+        let shelved = self.lock().take();
         let link = shelved.and_then(|mut shelved| {
             let reusable = shelved.0.as_ref().is_some_and(|link| link.0.restart(limit));
             if reusable { shelved.0.take() } else { None }
@@ -60,15 +80,19 @@ impl Shelf {
             },
             None => Pool::new(limit, Arc::default()),
         };
-        pool.shelf = Arc::downgrade(&self.0);
+        pool.shelf = Arc::downgrade(&self.shelved);
         pool
     }
 
     /// What it keeps for the next load, bytes.
     pub fn kept_bytes(&self) -> u64 {
-        let shelved = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let shelved = self.lock();
         let link = shelved.as_ref().and_then(|shelved| shelved.0.as_ref());
         link.map_or(0, |link| link.0.lock().free_bytes())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Shelved>> {
+        self.shelved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,6 +105,7 @@ struct Shared {
     limit: u64,
     state: Mutex<State>,
     bell: Arc<Bell>,
+    process: u32,
 }
 
 #[derive(Debug, Default)]
@@ -116,6 +141,7 @@ impl Pool {
             limit,
             state: Mutex::default(),
             bell,
+            process: process::id(),
         }));
         Self {
             link,
@@ -202,6 +228,12 @@ impl Drop for Pool {
 }
 
 impl Shared {
+    /// Returns whether this is the process that made it: in one that was forked, a thread that is not
+    /// there may hold the lock.
+    fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // Every update is complete before anything can panic, so a poisoned state is still true.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -315,6 +347,10 @@ impl PoolLink {
 
     /// A region is gone. `charged`: its tensors had not all been received.
     pub(super) fn give_back(&self, mapping: Mapping, charged: bool) {
+        if !self.0.is_here() {
+            // This process's copy of it is just unmapped.
+            return;
+        }
         let len = mapping.len() as u64;
         let unmapped = {
             let mut state = self.0.lock();

@@ -9,11 +9,11 @@
 use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::process;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::mapping::Mapping;
 use crate::cuda::{Context, Pinned};
 use crate::error::{Error, Result};
+use crate::per_process::PerProcess;
 
 /// What is pinned at a time when the driver refuses all at once. (Some kernels refuse gigabytes and take 256 MiB; pinning is as
 /// fast in steps of 64 MiB as in one, 2026-11.)
@@ -23,16 +23,7 @@ const PIECE_BYTES: usize = 64 << 20;
 const IDLE_BYTES_MAX: usize = 1 << 30;
 
 /// Memory that no load has at present.
-static IDLE: Mutex<Idle> = Mutex::new(Idle {
-    process: 0,
-    staging: Vec::new(),
-});
-
-struct Idle {
-    /// Whose memory it is: a forked process has the list, and not the memory.
-    process: u32,
-    staging: Vec<Staging>,
-}
+static IDLE: PerProcess<Vec<Staging>> = PerProcess::new();
 
 /// What a load needs.
 #[derive(Clone, Copy, Debug)]
@@ -94,13 +85,13 @@ impl Staging {
                 && staging.facts.bytes <= need.bytes_max
         };
         let (fitting, others) = {
-            let mut idle = idle();
-            if let Some(index) = idle.staging.iter().position(fits) {
-                (Some(idle.staging.swap_remove(index)), Vec::new())
+            let mut idle = IDLE.lock();
+            if let Some(index) = idle.iter().position(fits) {
+                (Some(idle.swap_remove(index)), Vec::new())
             } else {
-                let all = std::mem::take(&mut idle.staging).into_iter();
+                let all = std::mem::take(&mut *idle).into_iter();
                 let (others, kept) = all.partition(same_kind);
-                idle.staging = kept;
+                *idle = kept;
                 (None, others)
             }
         };
@@ -212,13 +203,13 @@ impl Staging {
             return;
         }
         let unwanted = {
-            let mut idle = idle();
-            idle.staging.push(self);
-            let mut bytes: usize = idle.staging.iter().map(|kept| kept.facts.bytes).sum();
+            let mut idle = IDLE.lock();
+            idle.push(self);
+            let mut bytes: usize = idle.iter().map(|kept| kept.facts.bytes).sum();
             let mut unwanted = Vec::new();
             while bytes > IDLE_BYTES_MAX {
                 // The oldest: the next load is likely to be like the last.
-                let oldest = idle.staging.remove(0);
+                let oldest = idle.remove(0);
                 bytes -= oldest.facts.bytes;
                 unwanted.push(oldest);
             }
@@ -264,25 +255,14 @@ fn reason(refusal: &Error) -> String {
 /// stays.
 pub fn release_staging() -> usize {
     crate::cuda::free_leftovers();
-    let staging = std::mem::take(&mut idle().staging);
+    let staging = std::mem::take(&mut *IDLE.lock());
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
 /// Bytes that wait for the next load.
 pub fn kept_staging() -> usize {
-    let idle = idle();
-    idle.staging.iter().map(|staging| staging.facts.bytes).sum()
-}
-
-fn idle() -> MutexGuard<'static, Idle> {
-    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
-    let here = process::id();
-    if idle.process != here {
-        // Of a forked process: the mappings are not here, and the driver cannot be used.
-        let _not_ours = ManuallyDrop::new(std::mem::take(&mut idle.staging));
-        idle.process = here;
-    }
-    idle
+    let idle = IDLE.lock();
+    idle.iter().map(|staging| staging.facts.bytes).sum()
 }
 
 #[cfg(test)]

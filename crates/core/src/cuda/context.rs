@@ -13,11 +13,11 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::process;
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUmemPool_attribute, CUresult, CUstreamCaptureMode,
-    cuCtxPopCurrent_v2, cuCtxPushCurrent_v2, cuDeviceGetPCIBusId,
+    cuCtxPopCurrent_v2, cuCtxPushCurrent_v2, cuDeviceGetPCIBusId, cuDevicePrimaryCtxGetState,
     cuThreadExchangeStreamCaptureMode,
 };
 use cudarc::driver::{DriverError, result};
@@ -25,6 +25,7 @@ use cudarc::driver::{DriverError, result};
 use super::driver::{self, Driver, failure};
 use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
+use crate::per_process::PerProcess;
 
 /// The primary context of one device. Clones are the same; the last one releases it.
 #[derive(Clone)]
@@ -49,7 +50,7 @@ unsafe impl Send for Inner {}
 unsafe impl Sync for Inner {}
 
 /// The contexts that loads of this process have.
-static KNOWN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static KNOWN: PerProcess<Vec<Weak<Inner>>> = PerProcess::new();
 
 /// Free and all memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +118,9 @@ impl Context {
     pub fn open(ordinal: usize) -> Result<Self> {
         let driver = driver::open()?;
         // Loads of one device share a context of ours, and with it the stream that memory is freed on.
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = |inner: &Arc<Inner>| inner.ordinal == ordinal && inner.process == process::id();
-        if let Some(inner) = known.iter().filter_map(Weak::upgrade).find(here) {
+        let mut known = KNOWN.lock();
+        let of_device = |inner: &Arc<Inner>| inner.ordinal == ordinal;
+        if let Some(inner) = known.iter().filter_map(Weak::upgrade).find(of_device) {
             return Ok(Self(inner));
         }
         let device = device(ordinal)?;
@@ -158,6 +159,11 @@ impl Context {
             total_bytes: self.free_memory().map_or(0, |memory| memory.total),
             numa_node: self.numa_node(),
         }
+    }
+
+    /// Returns whether it was made in this process: one that fork has made of another cannot use it.
+    pub(super) fn is_here(&self) -> bool {
+        self.0.process == process::id()
     }
 
     /// How much of the device's memory is free now.
@@ -282,6 +288,19 @@ impl Context {
         self.0.has_pools
     }
 
+    /// Returns the primary contexts of other devices that this process has in use, by whichever
+    /// library: they may copy from the memory of this one. Contexts that are not primary, the driver
+    /// does not name.
+    pub(super) fn others(&self) -> Vec<Self> {
+        let devices = driver::driver().map_or(0, |facts| facts.devices);
+        let others =
+            (0..devices).filter(|ordinal| *ordinal != self.ordinal() && is_in_use(*ordinal));
+        // One that cannot be retained is lost, and copies nothing any more.
+        others
+            .filter_map(|ordinal| Self::open(ordinal).ok())
+            .collect()
+    }
+
     /// The stream that memory is freed on.
     pub(super) fn freeing(&self) -> Result<&Stream> {
         if let Some(stream) = self.0.freeing.get() {
@@ -318,6 +337,17 @@ impl Drop for Inner {
         // SAFETY: retained once in `open`. When nobody else has the context, the driver destroys it with all that is left in it.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
+}
+
+/// Returns whether anything in this process has the primary context of device `ordinal`.
+fn is_in_use(ordinal: usize) -> bool {
+    let Ok(device) = device(ordinal) else {
+        return false;
+    };
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: the device is the driver's own, and both pointers are to local variables.
+    let asked = unsafe { cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
+    asked.result().is_ok() && active != 0
 }
 
 fn device(ordinal: usize) -> Result<CUdevice> {

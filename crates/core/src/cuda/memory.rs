@@ -1,11 +1,10 @@
 //! Device memory of our own, for loads whose caller brings none.
 //!
 //! Comes from the device's memory pool, in the order of a stream, so that nothing waits for it. Freed behind everything that the
-//! context had been given by then: whoever had the memory may have given work with it to a stream that we know nothing of.
+//! process had given to its GPUs by then: whoever had the memory may have given work with it to a stream that we know nothing of,
+//! also to one of another GPU, which copies from it.
 
 #![expect(unsafe_code, reason = "allocates and frees memory of the driver")]
-
-use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::result;
 use cudarc::driver::sys::CUresult;
@@ -14,10 +13,11 @@ use super::context::Context;
 use super::event::Event;
 use super::stream::Stream;
 use crate::error::Result;
+use crate::per_process::PerProcess;
 
 /// Memory that could not be freed when it was let go of, because a graph was being captured for example. It keeps its context:
 /// where that is gone, the address may be somebody else's.
-static UNFREED: Mutex<Vec<(Context, u64)>> = Mutex::new(Vec::new());
+static UNFREED: PerProcess<Vec<(Context, u64)>> = PerProcess::new();
 
 /// Device memory. Dropping it frees it once the GPU is done with it.
 #[derive(Debug)]
@@ -81,6 +81,10 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
+        if !self.context.is_here() {
+            // The parent's, and so is the stream to free it on, which the parent may just have been making.
+            return;
+        }
         let Err(error) = free(&self.context, self.address) else {
             return;
         };
@@ -88,43 +92,60 @@ impl Drop for Allocation {
         if self.context.free_memory().is_ok() {
             tracing::debug!(%error, "memory of the GPU is to be freed later");
             let left = (self.context.clone(), self.address);
-            UNFREED
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .push(left);
+            UNFREED.lock().push(left);
         }
     }
 }
 
 /// Tries again to free device memory that could not be freed when it was let go of. Every allocation does the same.
 pub fn free_leftovers() {
-    let left = std::mem::take(&mut *UNFREED.lock().unwrap_or_else(PoisonError::into_inner));
+    let left = std::mem::take(&mut *UNFREED.lock());
     if left.is_empty() {
         return;
     }
     let (still, _freed): (Vec<_>, Vec<_>) = left
         .into_iter()
         .partition(|(context, address)| free(context, *address).is_err());
-    UNFREED
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .extend(still);
+    UNFREED.lock().extend(still);
 }
 
 fn free(context: &Context, address: u64) -> Result<()> {
     let _bound = context.bind()?;
     let cannot = |error| context.failure("cannot free memory", error);
+    let others = context.others();
     if !context.has_pools() {
-        // SAFETY: allocated by `malloc_sync`, and freed once. Waits for the device by itself.
+        for other in &others {
+            unless_lost(other, other.synchronize())?;
+        }
+        // SAFETY: allocated by `malloc_sync`, and freed once. Waits for its own device by itself.
         return unsafe { result::free_sync(address) }.map_err(cannot);
     }
     let freeing = context.freeing()?;
-    let event = Event::new(context)?;
-    match event.record_context() {
-        Some(Ok(())) => freeing.wait(&event)?,
-        // A driver older than CUDA 12.5, or one that will not, cannot name all streams but by waiting for them.
-        Some(Err(_)) | None => result::ctx::synchronize().map_err(cannot)?,
+    wait_for_all(freeing, context)?;
+    for other in &others {
+        unless_lost(other, wait_for_all(freeing, other))?;
     }
     // SAFETY: allocated by `malloc_async`, freed once, and behind everything that may use it.
     unsafe { result::free_async(address, freeing.raw()) }.map_err(cannot)
+}
+
+/// Orders what `freeing` is given next behind everything that `context` has been given.
+fn wait_for_all(freeing: &Stream, context: &Context) -> Result<()> {
+    let event = Event::new(context)?;
+    match event.record_context() {
+        Some(Ok(())) => freeing.wait(&event),
+        // A driver older than CUDA 12.5, or one that will not, cannot name all streams but by waiting for them.
+        Some(Err(_)) | None => context.synchronize(),
+    }
+}
+
+/// A GPU that has stopped copies nothing any more.
+fn unless_lost(context: &Context, waited: Result<()>) -> Result<()> {
+    waited.or_else(|error| {
+        if context.is_lost(&error) {
+            Ok(())
+        } else {
+            Err(error)
+        }
+    })
 }

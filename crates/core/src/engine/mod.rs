@@ -29,7 +29,10 @@ pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, cho
 pub use object::ObjectSetup;
 pub use uring::{RingProbe, probe_ring};
 
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::buffer::{Filled, Lease};
 use crate::error::{Error, ErrorKind};
@@ -137,6 +140,31 @@ pub trait Engine {
     /// reads that the system can take back are taken back. The others end when the system answers. Called once, before the first
     /// job.
     fn stop_when(&mut self, _over: &Over) {}
+}
+
+/// Bytes of windows that are never freed, because the kernel may write to them at any time.
+static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
+
+/// Leaks windows that were handed to a ring which no longer says when it is done with them.
+#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
+fn give_up(leases: impl IntoIterator<Item = Lease>) {
+    let mut bytes = 0;
+    for lease in leases {
+        bytes += lease.len() as u64;
+        let _ = ManuallyDrop::new(lease);
+    }
+    if bytes > 0 {
+        GIVEN_UP.fetch_add(bytes, Ordering::Relaxed);
+        tracing::error!(
+            bytes,
+            "a ring failed with reads in flight: their memory is never freed"
+        );
+    }
+}
+
+/// Returns the bytes of windows that failed rings have left to the kernel for good.
+pub(crate) fn given_up_bytes() -> u64 {
+    GIVEN_UP.load(Ordering::Relaxed)
 }
 
 /// The error of what was let go of because the load is over. Why it is, somebody else knows.

@@ -73,6 +73,42 @@ fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
 }
 
 #[test]
+fn no_page_belongs_to_two_windows_however_large_pages_are() {
+    for page in [4096, 65536] {
+        let layout = Layout {
+            extent_bytes: 128 << 10,
+            alignment: page,
+            gap_bytes: 64 << 10,
+        };
+        // Large and small tensors, with gaps and without, none of them on a page.
+        let mut at = 904;
+        let tensors: Vec<_> = (1..200_u64)
+            .map(|index| {
+                at += index % 5 * 777;
+                let start = at;
+                at += if index % 7 == 0 {
+                    300_001
+                } else {
+                    1234 * index
+                };
+                wanted(0, start..at)
+            })
+            .collect();
+        let plan = build(&tensors, &[layout], IN_PLACE);
+        for region in &plan.regions {
+            let mut end = None;
+            for extent in &plan.extents[region.extents.clone()] {
+                let window = extent.window as u64;
+                assert_eq!((extent.offset % page, window % page), (0, 0));
+                assert!(end.is_none_or(|end| end <= extent.offset), "{extent:?}");
+                end = Some(extent.offset + window);
+            }
+        }
+        assert!(plan.regions.len() > 10 && plan.extents.len() > plan.regions.len());
+    }
+}
+
+#[test]
 fn small_neighbours_share_a_region_and_large_ones_do_not() {
     let mib = 1 << 20;
     let plan = build(

@@ -3,11 +3,23 @@
 //! Asked once a file; only of files that are there in part, read by read. Copying what is resident is three to four times as fast as
 //! reading it again, and a second load must not be slower than the first because it insists on the device.
 
-use super::residency::{self, PageMap};
+use std::ops::Range;
+
+use super::residency::{self, Method};
 use super::{FileSource, Source};
 
 /// What the header of a file and the kernel's read-ahead leave behind, bytes: not worth asking for.
 const NEGLIGIBLE_BYTES: u64 = 4 << 20;
+
+/// Bytes of one look at the pages of a file, where each page takes time, there or not (`mincore`).
+const LOOK_BYTES: u64 = 4 << 20;
+
+/// Most looks before the first read: 256 MiB, some 3 ms (2026-11). They decide only how many lanes
+/// copy and how deep; each read asks for its own pages.
+const LOOKS: u64 = 64;
+
+/// Most pages read to see whether they are as resident as `mincore` says.
+const PROBES: usize = 4;
 
 /// What of one file the page cache holds.
 #[derive(Debug)]
@@ -16,34 +28,50 @@ pub(super) enum Cached {
     Nothing,
     /// All of it.
     Everything,
-    /// Some of it; the kernel says which (`cachestat`).
+    /// Some of it; the kernel says which.
     Ask {
-        /// So much of it, bytes.
+        method: Method,
+        /// So much of what was looked at, bytes.
         resident_bytes: u64,
         /// Of so many.
         total_bytes: u64,
     },
-    /// Some of it: these pages, when they were asked for (`mincore`).
-    Known(PageMap),
 }
 
 impl Cached {
-    /// Asks about `source`, as it is now. Where the system cannot be asked, or cannot be trusted, nothing is cached.
-    pub(super) fn of(source: &FileSource) -> Self {
-        // A file on an overlay is a front: the pages are those of the file below, which only a mapping reaches.
-        let is_front = source.file_system().name == "overlay";
-        let counted = if is_front {
-            None
-        } else {
-            residency::resident_bytes(source.file(), 0, source.len())
-        };
-        match counted {
-            Some(resident_bytes) => Self::counted(resident_bytes, source.len()),
-            None => match PageMap::of(source.file(), source.len()) {
-                Some(map) if map.is_trustworthy(source.file()) => Self::Known(map),
-                _ => Self::Nothing,
-            },
+    /// Asks about `source`, as it is now, of which `wanted` is to be read. Where the system cannot be
+    /// asked, or cannot be trusted, nothing is cached.
+    pub(super) fn of(source: &FileSource, wanted: &[Range<u64>]) -> Self {
+        let file = source.file();
+        match Method::of(file, source.file_system()) {
+            Method::Cachestat => Method::Cachestat
+                .resident_bytes(file, 0, source.len())
+                .map_or(Self::Nothing, |bytes| Self::counted(bytes, source.len())),
+            Method::Mincore => Self::looked(&looks(wanted), source).unwrap_or(Self::Nothing),
         }
+    }
+
+    fn looked(looks: &[Range<u64>], source: &FileSource) -> Option<Self> {
+        let page = rustix::param::page_size() as u64;
+        let (mut resident_bytes, mut total_bytes) = (0, 0);
+        let mut firsts = Vec::new();
+        for look in looks {
+            let found =
+                residency::mincore(source.file(), look.start, look.end - look.start).ok()?;
+            resident_bytes += found.pages * page;
+            total_bytes += (look.end.div_ceil(page) - look.start / page) * page;
+            firsts.extend(found.first);
+        }
+        let is_little = resident_bytes <= NEGLIGIBLE_BYTES && resident_bytes < total_bytes;
+        let mut probes = firsts.iter().step_by(firsts.len().div_ceil(PROBES).max(1));
+        if is_little || !probes.all(|first| residency::is_resident(source.file(), *first)) {
+            return None;
+        }
+        Some(Self::Ask {
+            method: Method::Mincore,
+            resident_bytes,
+            total_bytes,
+        })
     }
 
     fn counted(resident_bytes: u64, total_bytes: u64) -> Self {
@@ -53,6 +81,7 @@ impl Cached {
             Self::Nothing
         } else {
             Self::Ask {
+                method: Method::Cachestat,
                 resident_bytes,
                 total_bytes,
             }
@@ -64,16 +93,13 @@ impl Cached {
         match self {
             Self::Nothing => false,
             Self::Everything => true,
-            Self::Ask { .. } => {
+            Self::Ask { method, .. } => {
                 let end = source.len().min(offset + len as u64);
                 let page = rustix::param::page_size() as u64;
                 let pages = end.div_ceil(page) - offset / page;
-                residency::resident_bytes(source.file(), offset, end - offset)
+                method
+                    .resident_bytes(source.file(), offset, end - offset)
                     .is_some_and(|bytes| nearly(bytes, pages * page))
-            }
-            Self::Known(map) => {
-                let (there, all) = map.counts(offset, len);
-                nearly(there, all)
             }
         }
     }
@@ -86,8 +112,8 @@ impl Cached {
             Self::Ask {
                 resident_bytes,
                 total_bytes,
+                ..
             } => nearly(*resident_bytes, *total_bytes),
-            Self::Known(map) => nearly(map.resident_bytes(), map.total_bytes()),
         }
     }
 }
@@ -96,6 +122,32 @@ impl Cached {
 /// with a hole in it is still copied in less time than it is read (an estimate of 2026-11: a copy takes a third of the time).
 fn nearly(resident: u64, all: u64) -> bool {
     resident >= all - all / 8
+}
+
+/// Returns which ranges of a file to look at, in its order: all that is wanted if that is little, else
+/// as much of it as [`LOOKS`] bring, spread evenly. However long a file claims to be, that is bounded.
+fn looks(wanted: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut ranges: Vec<_> = wanted.iter().filter(|range| !range.is_empty()).collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+    let lengths = ranges.iter().map(|range| range.end - range.start);
+    let step = lengths.fold(0, u64::saturating_add).div_ceil(LOOKS);
+    let step = step.max(LOOK_BYTES);
+    let mut looks: Vec<Range<u64>> = Vec::new();
+    // Wanted bytes before the next look.
+    let mut left = 0;
+    for range in ranges {
+        let mut start = range.start;
+        while range.end - start > left {
+            start += left;
+            if looks.last().is_none_or(|last| last.end <= start) {
+                looks.push(start..end.min(start + LOOK_BYTES));
+            }
+            left = step;
+        }
+        left -= range.end - start;
+    }
+    looks
 }
 
 #[cfg(test)]
@@ -114,5 +166,33 @@ mod tests {
         let some = Cached::counted(60 * MIB, 64 * MIB);
         assert!(matches!(some, Cached::Ask { .. }) && some.holds_nearly_all());
         assert!(!Cached::counted(40 * MIB, 64 * MIB).holds_nearly_all());
+    }
+
+    fn bytes(looks: &[Range<u64>]) -> u64 {
+        looks.iter().map(|look| look.end - look.start).sum()
+    }
+
+    #[test]
+    fn looks_are_as_few_as_what_is_wanted_and_never_more_than_a_bound() {
+        const TIB: u64 = 1 << 40;
+        assert_eq!(looks(&[]), []);
+        // 16 bytes at the end of a file that claims a tebibyte.
+        let last = looks(&[TIB..TIB + 16, 5..5]);
+        assert_eq!((last.len(), &last[0]), (1, &(TIB..TIB + 16)));
+        // Little is looked at whole, neighbours together, whatever their order.
+        let halves = [9 * MIB..10 * MIB, 8..9 * MIB];
+        let whole = [0, 1, 2].map(|n| n * 4 * MIB + 8..(10 * MIB).min((n + 1) * 4 * MIB + 8));
+        assert_eq!(looks(&halves), whole);
+        // Much is not, and the looks are spread over all of it.
+        for wanted in [[0..TIB, 5..5], [0..u64::MAX, 5..5], [7..TIB, TIB..3 * TIB]] {
+            let looks = looks(&wanted);
+            assert_eq!((looks.len(), bytes(&looks)), (64, 256 * MIB), "{wanted:?}");
+            let last = wanted[0].end.max(wanted[1].end);
+            assert!(looks[63].start > last / 100 * 95);
+        }
+        // Small tensors far apart: some of them.
+        let apart: Vec<_> = (0..100_000).map(|n| n * MIB..n * MIB + 8192).collect();
+        let looks = looks(&apart);
+        assert!(looks.len() <= 64 && bytes(&looks) <= 256 * MIB && looks.len() > 60);
     }
 }

@@ -6,7 +6,9 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -118,11 +120,12 @@ impl ReadFile {
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when direct I/O is demanded
     /// and refused, or the file cannot be mapped.
     pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
-        let retries = source.retries();
-        Self::open_with(source, cache, refused, retries)
+        let (retries, len) = (source.retries(), source.len());
+        Self::open_with(source, cache, refused, retries, slice::from_ref(&(0..len)))
     }
 
-    /// The same. What fails is tried again as `retries` says, reads as well.
+    /// As [`Self::open`], for reads of `wanted` alone: the page cache is asked for no other bytes. What fails is tried again as `retries`
+    /// says, reads as well.
     ///
     /// # Errors
     ///
@@ -132,6 +135,7 @@ impl ReadFile {
         cache: Cache,
         refused: &RefusedDirect,
         retries: Retries,
+        wanted: &[Range<u64>],
     ) -> Result<Self> {
         let refused = refused.of(&source);
         let mut opened = Self {
@@ -146,7 +150,7 @@ impl ReadFile {
             refused,
             alignment: 1,
         };
-        let wanted = match cache {
+        let is_direct = match cache {
             Cache::Buffered => false,
             Cache::Map => {
                 opened.alignment = page_size() as u64;
@@ -162,9 +166,9 @@ impl ReadFile {
             Cache::Direct => true,
         };
         if cache != Cache::Direct {
-            opened.cached = Cached::of(&opened.source);
+            opened.cached = Cached::of(&opened.source, wanted);
         }
-        if !wanted {
+        if !is_direct {
             return Ok(opened);
         }
         let (location, tally) = (opened.source.location(), opened.source.tally());
@@ -446,11 +450,19 @@ fn refused_error(source: &FileSource) -> Error {
     .with_hint("use cache=auto or cache=buffered")
 }
 
-/// Never less than 4 KiB: a file system block; reading its other half costs nothing, a read-modify cycle does.
+/// Returns the alignment of direct reads of `file`.
 fn alignment(file: &File) -> u64 {
-    stated_alignment(file).map_or(ALIGNMENT_UNKNOWN, |(memory, offset)| {
-        u64::from(memory.max(offset)).max(ALIGNMENT_UNKNOWN)
-    })
+    aligned_to(stated_alignment(file), page_size() as u64)
+}
+
+/// Never less than 4 KiB: a block of a file system; reading its other half costs nothing, a
+/// read-modify cycle does. Nor than a page: the kernel and devices write to whole pages, and one
+/// that two reads share would be copied for one of them when a process forks.
+fn aligned_to(stated: Option<(u32, u32)>, page_bytes: u64) -> u64 {
+    let stated = stated.map_or(ALIGNMENT_UNKNOWN, |(memory, offset)| {
+        u64::from(memory.max(offset))
+    });
+    stated.max(ALIGNMENT_UNKNOWN).max(page_bytes)
 }
 
 /// Memory and offset alignment by `statx(STATX_DIOALIGN)` (Linux 6.1), if the file system fills it in.
@@ -481,6 +493,16 @@ mod tests {
         let read = rustix::io::pread(file.descriptor(Access::Buffered), &mut bytes, 0);
         let read = read.expect("reads");
         bytes[..read].to_vec()
+    }
+
+    #[test]
+    fn alignment_is_at_least_a_page_and_what_the_file_system_states() {
+        const KIB: u64 = 1 << 10;
+        assert_eq!(aligned_to(Some((4, 512)), 4 * KIB), 4 * KIB);
+        assert_eq!(aligned_to(Some((4, 512)), 64 * KIB), 64 * KIB);
+        assert_eq!(aligned_to(None, 64 * KIB), 64 * KIB);
+        assert_eq!(aligned_to(Some((4, 16 << 10)), 4 * KIB), 16 * KIB);
+        assert_eq!(aligned_to(None, 512), 4 * KIB);
     }
 
     #[test]

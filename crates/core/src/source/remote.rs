@@ -94,6 +94,7 @@ impl Remote {
     ///
     /// What the options of the store or the environment get wrong.
     pub(crate) fn store(&self, url: &RemoteUrl) -> Result<(Arc<Store>, Path)> {
+        self.check_process()?;
         let key = key(url);
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(&key) {
@@ -112,6 +113,18 @@ impl Remote {
             .spawn(task);
     }
 
+    /// A forked process has none of the threads, and its parent's may hold the locks.
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "the checkpoint was opened before the process forked: its network threads are not here",
+        )
+        .with_hint("open it in the process that uses it"))
+    }
+
     /// When an opening that begins now takes too long.
     pub(crate) fn open_deadline(&self) -> Option<Instant> {
         open_deadline(&self.options)
@@ -124,13 +137,7 @@ impl Remote {
         deadline: Option<Instant>,
         task: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
-        if self.process != std::process::id() {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "the checkpoint was opened before the process forked: its network threads are not here",
-            )
-            .with_hint("open it in the process that uses it"));
-        }
+        self.check_process()?;
         let (sender, receiver) = bounded(1);
         self.spawn(async move {
             // The receiver waits below.

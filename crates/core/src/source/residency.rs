@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use rustix::param::page_size;
 
+use super::FileSystem;
 use crate::error::{Error, Result};
 
 /// How much of a file the page cache holds.
@@ -37,7 +38,29 @@ pub struct Residency {
 /// The file cannot be opened, or the system cannot tell ([`crate::ErrorKind::Unsupported`]).
 pub fn residency(path: &Path) -> Result<Residency> {
     let file = open(path)?;
-    linux::residency(&file).map_err(|error| error.with_location(path.display()))
+    ask(&file).map_err(|error| error.with_location(path.display()))
+}
+
+fn ask(file: &File) -> Result<Residency> {
+    let total_bytes = file
+        .metadata()
+        .map_err(|error| Error::from_io("cannot read its length", error))?
+        .len();
+    let method = Method::of(file, &FileSystem::of(file)?);
+    let counted = match method {
+        Method::Cachestat => linux::cachestat(file, 0, total_bytes),
+        Method::Mincore => None,
+    };
+    // Only the latter says why it does not answer.
+    let pages = counted.map_or_else(
+        || mincore(file, 0, total_bytes).map(|found| found.pages),
+        Ok,
+    )?;
+    Ok(Residency {
+        resident_bytes: (pages * page_size() as u64).min(total_bytes),
+        total_bytes,
+        method: method.name(),
+    })
 }
 
 /// Writes the file back and drops its pages from the page cache (`posix_fadvise(POSIX_FADV_DONTNEED)`).
@@ -52,10 +75,98 @@ pub fn evict(path: &Path) -> Result<()> {
     linux::evict(&file).map_err(|error| error.with_location(path.display()))
 }
 
-/// How many bytes of the pages that hold `len` bytes at `offset` are in the page cache, if the kernel counts them (`cachestat`, Linux
-/// 6.5).
-pub(super) fn resident_bytes(file: &File, offset: u64, len: u64) -> Option<u64> {
-    linux::cachestat(file, offset, len).map(|pages| pages * page_size() as u64)
+/// System call that tells which pages of a file are in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    /// Linux 6.5: counts the pages of a range, and takes as long as there are some.
+    Cachestat,
+    /// Looks for each page of a range, there or not: some 40 ns each (2026-11).
+    Mincore,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cachestat => "cachestat",
+            Self::Mincore => "mincore",
+        }
+    }
+
+    /// Returns the method that answers for `file`.
+    pub(super) fn of(file: &File, file_system: &FileSystem) -> Self {
+        // A file on an overlay is a front: the pages are those of the file below, which only a
+        // mapping reaches.
+        let is_front = file_system.name == "overlay";
+        if !is_front && linux::cachestat(file, 0, 1).is_some() {
+            Self::Cachestat
+        } else {
+            Self::Mincore
+        }
+    }
+
+    /// Returns how many bytes of the pages that hold `len` bytes at `offset` are in the page
+    /// cache; none if the system does not tell.
+    pub(super) fn resident_bytes(self, file: &File, offset: u64, len: u64) -> Option<u64> {
+        let pages = match self {
+            Self::Cachestat => linux::cachestat(file, offset, len)?,
+            Self::Mincore => mincore(file, offset, len).ok()?.pages,
+        };
+        Some(pages * page_size() as u64)
+    }
+}
+
+/// Pages of a range that are in the page cache, as `mincore` says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Resident {
+    pub(super) pages: u64,
+    /// Offset in the file of the first of them.
+    pub(super) first: Option<u64>,
+}
+
+/// Pages that `mincore` is asked for at a time: a byte of the stack for each.
+const PAGES_AT_A_TIME: usize = 4096;
+
+/// Asks `mincore` for the pages that hold `len` bytes at `offset`, a bounded number at a time.
+///
+/// # Errors
+///
+/// The file cannot be mapped, or the system does not answer.
+pub(super) fn mincore(file: &File, offset: u64, len: u64) -> Result<Resident> {
+    let page = page_size() as u64;
+    let mut answers = [0; PAGES_AT_A_TIME];
+    let mut found = Resident::default();
+    let mut at = offset / page * page;
+    let mut left = (offset + len).div_ceil(page) - at / page;
+    if len == 0 {
+        left = 0;
+    }
+    while left > 0 {
+        let count = usize::try_from(left).map_or(PAGES_AT_A_TIME, |left| left.min(PAGES_AT_A_TIME));
+        let answers = &mut answers[..count];
+        linux::mincore(file, at, answers)?;
+        let mut there = answers
+            .iter()
+            .zip(0_u64..)
+            .filter(|(page, _)| **page & 1 == 1);
+        if let Some((_, index)) = there.next() {
+            found.first = found.first.or(Some(at + index * page));
+            found.pages += 1 + there.count() as u64;
+        }
+        at += count as u64 * page;
+        left -= count as u64;
+    }
+    Ok(found)
+}
+
+/// Longest that copying a byte from the page cache takes even on a slow machine; reading one from
+/// a disk takes longer.
+const COPIED_WITHIN: Duration = Duration::from_micros(30);
+
+/// Returns whether the page at `offset` comes without waiting for a device: since Linux 5.0
+/// `mincore` says "resident" of every page of a file that the caller could not write to, and file
+/// systems of sandboxes say what they like.
+pub(super) fn is_resident(file: &File, offset: u64) -> bool {
+    linux::is_resident(file, offset, COPIED_WITHIN)
 }
 
 /// Drops pages of `file` from the page cache, those that lie in the range as a whole. Advice only.
@@ -66,82 +177,6 @@ pub(super) fn let_go(file: &File, offset: u64, len: u64) {
 /// Begins to read a range into the page cache. Advice only.
 pub(super) fn read_ahead(file: &File, offset: u64, len: u64) {
     linux::read_ahead(file, offset, len);
-}
-
-/// Which pages of a file were in the page cache when it was asked (`mincore`).
-#[derive(Debug)]
-pub(super) struct PageMap {
-    /// One bit a page.
-    pages: Vec<u64>,
-    resident_pages: u64,
-    total_bytes: u64,
-}
-
-/// How many pages are looked at before a map is believed.
-const SAMPLES: usize = 4;
-
-/// Copying a page from the page cache takes less than this even on a slow machine, reading one from a disk more.
-const COPIED_WITHIN: Duration = Duration::from_micros(30);
-
-impl PageMap {
-    /// Asks about all of `file`; none if the system does not answer.
-    pub(super) fn of(file: &File, total_bytes: u64) -> Option<Self> {
-        let bytes = linux::mincore(file, total_bytes).ok()?;
-        Some(Self::new(&bytes, total_bytes))
-    }
-
-    /// A map of what `mincore` said: the lowest bit of one byte a page.
-    fn new(bytes: &[u8], total_bytes: u64) -> Self {
-        let mut pages = vec![0_u64; bytes.len().div_ceil(64)];
-        for (page, byte) in bytes.iter().enumerate() {
-            pages[page / 64] |= u64::from(byte & 1) << (page % 64);
-        }
-        let resident_pages = pages.iter().map(|word| u64::from(word.count_ones())).sum();
-        Self {
-            pages,
-            resident_pages,
-            total_bytes,
-        }
-    }
-
-    fn has(&self, page: u64) -> bool {
-        usize::try_from(page / 64)
-            .ok()
-            .and_then(|word| self.pages.get(word))
-            .is_some_and(|word| word >> (page % 64) & 1 == 1)
-    }
-
-    /// Bytes of the pages that hold `len` bytes at `offset`: those that were there, and all.
-    pub(super) fn counts(&self, offset: u64, len: usize) -> (u64, u64) {
-        let page = page_size() as u64;
-        let end = (offset + len as u64).min(self.total_bytes);
-        let pages = offset / page..end.div_ceil(page);
-        let all = pages.clone().count() as u64;
-        let there = pages.filter(|page| self.has(*page)).count() as u64;
-        (there * page, all * page)
-    }
-
-    /// How many bytes were there.
-    pub(super) fn resident_bytes(&self) -> u64 {
-        (self.resident_pages * page_size() as u64).min(self.total_bytes)
-    }
-
-    /// Of how many.
-    pub(super) fn total_bytes(&self) -> u64 {
-        self.total_bytes
-    }
-
-    /// Whether a few pages that should be there really are: since Linux 5.0 `mincore` says "resident" of every page of a file that
-    /// the caller could not write to, and file systems of sandboxes say what they like.
-    pub(super) fn is_trustworthy(&self, file: &File) -> bool {
-        let total = self.pages.len() as u64 * 64;
-        let step = (total / SAMPLES as u64).max(1);
-        let first_of = |from: u64| (from..(from + step).min(total)).find(|page| self.has(*page));
-        (0..total)
-            .step_by(usize::try_from(step).unwrap_or(usize::MAX))
-            .filter_map(first_of)
-            .all(|page| linux::is_resident(file, page * page_size() as u64, COPIED_WITHIN))
-    }
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -163,8 +198,7 @@ mod linux {
     use rustix::mm::{MapFlags, ProtFlags};
     use rustix::param::page_size;
 
-    use super::Residency;
-    use crate::error::{Error, ErrorKind, Result};
+    use crate::error::{Error, Result};
 
     /// The same number on every machine but alpha (unified since 424).
     const SYS_CACHESTAT: libc::c_long = 451;
@@ -183,26 +217,6 @@ mod linux {
         writeback: u64,
         evicted: u64,
         recently_evicted: u64,
-    }
-
-    pub(super) fn residency(file: &File) -> Result<Residency> {
-        let total_bytes = file
-            .metadata()
-            .map_err(|error| Error::from_io("cannot read its length", error))?
-            .len();
-        let (pages, method) = if let Some(pages) = cachestat(file, 0, total_bytes) {
-            (pages, "cachestat")
-        } else {
-            let pages = mincore(file, total_bytes)?;
-            let resident = pages.iter().map(|page| u64::from(page & 1)).sum();
-            (resident, "mincore")
-        };
-        let resident_bytes = (pages * page_size() as u64).min(total_bytes);
-        Ok(Residency {
-            resident_bytes,
-            total_bytes,
-            method,
-        })
     }
 
     /// How many pages of the range are there. The kernel takes a length of 0 for "to the end".
@@ -225,40 +239,34 @@ mod linux {
         (result == 0).then_some(stat.cached)
     }
 
-    /// What `mincore` says of each page.
-    pub(super) fn mincore(file: &File, len: u64) -> Result<Vec<u8>> {
-        let bytes = usize::try_from(len)
-            .map_err(|_| Error::new(ErrorKind::Unsupported, "the file is too large to map"))?;
-        if bytes == 0 {
-            return Ok(Vec::new());
-        }
-        // SAFETY: a null hint and a fresh mapping: no existing memory is touched, and the pages are never read.
+    /// Asks for the pages of the file from `offset` on, a multiple of the page size: the lowest bit
+    /// of each of `answers` says whether that page is there.
+    pub(super) fn mincore(file: &File, offset: u64, answers: &mut [u8]) -> Result<()> {
+        let len = answers.len() * page_size();
+        // SAFETY: a null hint and a fresh mapping: no existing memory is touched, and the pages are
+        // never read.
         let mapped = unsafe {
             rustix::mm::mmap(
                 ptr::null_mut(),
-                bytes,
+                len,
                 ProtFlags::READ,
                 MapFlags::SHARED,
                 file,
-                0,
+                offset,
             )
         }
         .map_err(|errno| {
             Error::from_io("cannot map the file to ask for its pages", errno.into())
         })?;
-        let mut pages = vec![0u8; bytes.div_ceil(page_size())];
-        // SAFETY: the range is mapped, and the vector has one byte for each of its pages.
-        let result = unsafe { libc::mincore(mapped, bytes, pages.as_mut_ptr()) };
+        // SAFETY: the range is mapped, and `answers` has one byte for each of its pages.
+        let result = unsafe { libc::mincore(mapped, len, answers.as_mut_ptr()) };
         let failed = (result != 0).then(std::io::Error::last_os_error);
         // SAFETY: mapped above and not used any more.
-        let _ = unsafe { rustix::mm::munmap(mapped, bytes) };
-        if let Some(error) = failed {
-            return Err(Error::from_io(
-                "the system cannot say which pages are cached",
-                error,
-            ));
-        }
-        Ok(pages)
+        let _ = unsafe { rustix::mm::munmap(mapped, len) };
+        failed.map_or(Ok(()), |error| {
+            let what = "the system cannot say which pages are cached";
+            Err(Error::from_io(what, error))
+        })
     }
 
     /// Whether a page comes without waiting for a device.
@@ -299,12 +307,7 @@ mod linux {
     use std::fs::File;
     use std::time::Duration;
 
-    use super::Residency;
     use crate::error::{Error, ErrorKind, Result};
-
-    pub(super) fn residency(_file: &File) -> Result<Residency> {
-        Err(unsupported())
-    }
 
     pub(super) fn evict(_file: &File) -> Result<()> {
         Err(unsupported())
@@ -314,7 +317,7 @@ mod linux {
         None
     }
 
-    pub(super) fn mincore(_file: &File, _len: u64) -> Result<Vec<u8>> {
+    pub(super) fn mincore(_file: &File, _offset: u64, _answers: &mut [u8]) -> Result<()> {
         Err(unsupported())
     }
 
@@ -336,37 +339,52 @@ mod linux {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     #[test]
-    fn a_map_counts_pages_up_to_the_end_of_the_file() {
+    fn mincore_counts_pages_as_cachestat_does_wherever_a_range_begins() {
         let page = page_size() as u64;
-        let mut said = vec![1_u8; 130];
-        said[64] = 0;
-        let map = PageMap::new(&said, 129 * page + 5);
-        assert_eq!(map.counts(0, page_size() * 64), (64 * page, 64 * page));
-        assert_eq!(map.counts(0, page_size() * 64 + 1), (64 * page, 65 * page));
-        assert_eq!(map.counts(64 * page + 1, 1), (0, page));
-        let to_the_end = map.counts(65 * page, page_size() * 100);
-        assert_eq!(to_the_end, (65 * page, 65 * page));
-        assert_eq!(map.resident_bytes(), 129 * page);
+        let len = (PAGES_AT_A_TIME as u64 + 3) * page;
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let bytes = vec![1; usize::try_from(len).expect("16 MiB")];
+        file.write_all(&bytes).expect("room");
+        let found = mincore(&file, 0, len).expect("mincore answers");
+        if found.pages == len / page {
+            assert_eq!(found.first, Some(0));
+        }
+        for (offset, len) in [
+            (0, 0),
+            (page - 1, 2),
+            (page, page),
+            (page + 1, len - page - 2),
+            (len - 1, 1),
+        ] {
+            let counted = mincore(&file, offset, len).expect("mincore answers");
+            let most = (offset + len).div_ceil(page) - offset / page;
+            assert!(counted.pages <= if len == 0 { 0 } else { most });
+            if found.pages == bytes.len() as u64 / page {
+                let [by_pages, by_count] = [Method::Mincore, Method::Cachestat]
+                    .map(|method| method.resident_bytes(&file, offset, len));
+                assert_eq!(by_pages, Some(counted.pages * page), "{offset}, {len}");
+                assert!(by_count.is_none_or(|bytes| Some(bytes) == by_pages));
+            }
+        }
     }
 
     #[test]
-    fn what_mincore_says_is_believed_only_after_a_look() {
-        use std::io::Write;
+    fn a_page_that_is_gone_is_not_resident_whatever_mincore_says() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(&vec![1; 1 << 20]).expect("room");
-        let map = PageMap::of(&file, 1 << 20).expect("mincore answers");
-        if map.resident_bytes() > 0 {
-            assert!(map.is_trustworthy(&file), "just written");
+        if mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages > 0) {
+            assert!(is_resident(&file, 0), "just written");
         }
-        let lie = PageMap::new(&[1; 256], 1 << 20);
         file.sync_all().expect("written back");
         let_go(&file, 0, 1 << 20);
-        let gone = resident_bytes(&file, 0, 1 << 20).is_none_or(|bytes| bytes == 0);
-        if gone && !linux::is_resident(&file, 0, Duration::ZERO) {
-            assert!(!lie.is_trustworthy(&file));
+        let gone = mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages == 0);
+        if gone {
+            assert!(!linux::is_resident(&file, 0, Duration::ZERO));
         }
     }
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
 use super::{Shared, TensorStream};
-use crate::error::{Error, ErrorKind};
-use crate::lane::Refused;
+use crate::error::{Error, ErrorKind, Result};
+use crate::lane::{self, Refused};
 use crate::parked;
 use crate::pipeline::Waiting;
 
@@ -77,13 +77,26 @@ impl Shared {
                 state.error.get_or_insert(error);
             }
         }
-        self.feed.stop();
-        self.gate.close();
+        let closed = self.close_gate();
         parked::leave(&self.feed);
         // Whoever watches the clock need not any more.
         self.lane_ended.notify_all();
-        self.lock().closing = false;
-        self.wake(self.lock());
+        let mut state = self.lock();
+        state.closing = false;
+        if let Err(error) = closed {
+            state.error.get_or_insert(error);
+        }
+        self.wake(state);
+    }
+
+    /// Starts nothing more, and lets nothing more be written to memory of the caller's. A panic is an
+    /// error: the caller waits for `closing` to end.
+    fn close_gate(&self) -> Result<()> {
+        lane::caught(|| {
+            self.feed.stop();
+            self.gate.close();
+            Ok(())
+        })
     }
 
     /// Ends the load with `error` unless it has ended: nothing more is started, what waits is freed.
@@ -113,15 +126,14 @@ impl Shared {
             )
         };
         drop((queue, early));
-        self.feed.stop();
-        self.gate.close();
+        let closed = self.close_gate();
         self.lane_ended.notify_all();
         let amended = amended(self).filter(|_| ours);
         parked::leave(&self.feed);
         let mut state = self.lock();
         state.closing = false;
-        if let Some(amended) = amended {
-            state.error = Some(amended);
+        if let Some(error) = closed.err().or(amended) {
+            state.error = Some(error);
         }
         self.wake(state);
     }
@@ -179,6 +191,7 @@ fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Err
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
+    use std::task::Poll;
 
     use super::*;
     use crate::buffer::{Bell, Gate};
@@ -191,6 +204,15 @@ mod tests {
 
     /// What lanes and the caller share of a load of nothing, with so many lanes.
     fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
+        verified(lanes, gate, || Ok(()))
+    }
+
+    /// As above; the last lane ends with `verify`.
+    fn verified(
+        lanes: usize,
+        gate: &Arc<Gate>,
+        verify: impl Fn() -> Result<()> + Send + Sync + 'static,
+    ) -> Arc<Shared> {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
         let bell = Arc::<Bell>::default();
@@ -203,7 +225,7 @@ mod tests {
             lanes,
             report: Report::default(),
             complete: Box::new(|_| ()),
-            verify: Box::new(|| Ok(())),
+            verify: Box::new(verify),
         };
         Shared::new(setup, Instant::now())
     }
@@ -232,6 +254,47 @@ mod tests {
             assert_eq!(told.chain(), "first\n  caused by: why first");
             assert!(stream.next().is_none());
         }
+    }
+
+    #[test]
+    fn a_panic_of_the_last_check_is_an_error_of_the_load() {
+        for (ending, wanted) in [
+            (Ok(()), "a lane panicked: compared too late"),
+            // A read that failed before says more.
+            (Err(error("failed")), "failed"),
+        ] {
+            let shared = verified(2, &Arc::default(), || panic!("compared too late"));
+            let lanes = [Ok(()), ending].map(|ending| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || shared.lane_ended(ending))
+            });
+            for lane in lanes {
+                // Whether the panic goes on is not what is asked here.
+                let _ = lane.join();
+            }
+            let mut stream = TensorStream::new(shared, Vec::new());
+            let Poll::Ready(Some(Err(told))) = stream.try_next() else {
+                panic!("the load has not ended");
+            };
+            assert_eq!(told.message(), wanted);
+            assert_eq!(stream.report().outcome, told.kind().name());
+            assert!(stream.next().is_none());
+        }
+    }
+
+    #[test]
+    fn a_panic_while_the_gate_closes_ends_the_load() {
+        let gate = Arc::<Gate>::default();
+        gate.on_close(|| panic!("cannot drain"));
+        let shared = shared(1, &gate);
+        let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+        let cancelled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stream.cancel()));
+        let Poll::Ready(Some(Err(told))) = stream.try_next() else {
+            panic!("the load has not ended");
+        };
+        assert_eq!(told.message(), "a lane panicked: cannot drain");
+        cancelled.expect("told once, as the load's error");
+        shared.lane_ended(Ok(()));
     }
 
     /// The caller has its memory back when the stream is dropped, whoever ended it, and however long what was queued takes.

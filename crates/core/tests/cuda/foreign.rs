@@ -67,6 +67,13 @@ impl Stream {
         assert_eq!(status, 0);
     }
 
+    /// Copies memory of any GPU, as a peer's stream may.
+    pub(crate) fn copy(&self, to: u64, from: u64, bytes: usize) {
+        let copy: extern "C" fn(u64, u64, usize, u64) -> Status = function("cuMemcpyDtoDAsync_v2");
+        let status = bound(self.ordinal, || copy(to, from, bytes, self.raw));
+        assert_eq!(status, 0);
+    }
+
     /// Work that takes as long as a copy: what comes behind it in the stream has not run for a while.
     pub(crate) fn dally(&self, address: u64) {
         let copy: extern "C" fn(u64, *const u8, usize, u64) -> Status =

@@ -5,7 +5,8 @@
 use tload::Device;
 use tload::cuda::Context;
 
-use crate::fixtures::{Files, MIB, load};
+use crate::fixtures::{Files, MIB, failure, load};
+use crate::foreign::Stream;
 use crate::stub::{bytes, cuda};
 
 /// A caller's stream may still use a tensor that is dropped on the host: the memory goes behind that.
@@ -32,6 +33,52 @@ fn memory_goes_behind_work_that_the_caller_has_given() {
     drop(tensors);
     cuda.assert_in_order();
     context.synchronize().expect("nothing is lost");
+}
+
+/// A stream of another GPU may still copy from a tensor that is dropped on the host: the memory goes behind that, too.
+#[test]
+fn memory_goes_behind_copies_that_another_gpu_has_been_given() {
+    let cuda = cuda();
+    let files = Files::even(1, 3, MIB);
+    // As a driver since 12.5, an older one, and one whose devices have no pools.
+    for (key, value) in [
+        ("missing", ""),
+        ("missing", "cuCtxRecordEvent"),
+        ("fail", "cuDeviceGetAttribute:1"),
+    ] {
+        cuda.stub.set("missing", "");
+        cuda.stub.set(key, value);
+        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+        let peer = Stream::new(1);
+        let copy = peer.allocate(MIB).expect("room");
+        peer.dally(copy);
+        peer.copy(copy, tensors[0].as_ptr().addr() as u64, MIB);
+        drop(tensors);
+        cuda.assert_in_order();
+        peer.free(copy);
+        drop(peer);
+        assert_eq!(cuda.stub.live("allocations"), 0);
+        tload::release_staging();
+        assert_eq!(cuda.stub.live("contexts"), 0, "none is kept, and none made");
+    }
+}
+
+/// A GPU that has stopped copies nothing: it keeps no other one's memory.
+#[test]
+fn memory_is_freed_also_where_another_gpu_is_lost() {
+    let cuda = cuda();
+    let files = Files::even(1, 3, MIB);
+    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+    let lost = Context::open(1).expect("there is one");
+    cuda.stub.set("fail", "copy:719");
+    let error = failure(files.loader().device(Device::Cuda(1)).stream());
+    assert!(lost.is_lost(&error), "{error}");
+    cuda.stub.set("fail", "");
+    let live = cuda.stub.live("allocations");
+    drop(tensors);
+    assert_eq!(cuda.stub.live("allocations"), live - 3);
+    drop(lost);
+    cuda.recover();
 }
 
 /// What cannot be freed when it is dropped (a graph is being captured, say) is freed later, also by another load: contexts that

@@ -5,10 +5,12 @@
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tload::testing::fixtures::Rng;
-use tload::{Device, Error, ErrorKind, Order};
+use tload::{Device, Error, ErrorKind, Loader, Order, Target};
 use tload_cuda_stub::Stub;
 
 use crate::fixtures::{Files, MIB, failure, load, options};
@@ -229,6 +231,79 @@ fn a_forked_child_gets_a_clear_error() {
             assert_eq!(Stub::load().count("violations"), 0);
         },
     );
+}
+
+/// A thread that is not in the child may hold any lock at the moment of the fork.
+#[test]
+fn a_child_waits_for_no_lock_of_its_parents_threads() {
+    let folder = tload_cuda_stub::folder();
+    let name = "a_child_waits_for_no_lock_of_its_parents_threads";
+    alone(name, folder.path(), &[], || {
+        let files = Files::even(1, 12, 50_000);
+        let loader = files
+            .loader()
+            .options(options(|it| it.memory_limit = Some(MIB as u64)));
+        // Staging memory comes and goes with it.
+        let into = |loader: &Loader| {
+            let mut memory: Vec<_> = files.contents.keys().map(|_| vec![0_u8; 50_000]).collect();
+            let targets = files.contents.keys().zip(&mut memory).map(|(name, bytes)| {
+                // SAFETY: the load is over before the memory goes: it is complete, or its stream is dropped.
+                let target =
+                    unsafe { Target::host(NonNull::from(&mut bytes[0]), bytes.len(), None) };
+                (name.clone(), target)
+            });
+            let (tensors, _) = load(&loader.clone().targets(targets)).expect("loads");
+            files.assert_all(&tensors);
+        };
+        let abandon = |loader: &Loader| {
+            let mut stream = loader.stream().expect("starts");
+            assert!(stream.next().is_some_and(|tensor| tensor.is_ok()));
+            stream.cancel();
+        };
+        let (mut kept, _) = load(&loader).expect("loads");
+        let is_over = AtomicBool::new(false);
+        let again_and_again = |work: &dyn Fn()| {
+            while !is_over.load(Ordering::Relaxed) {
+                work();
+            }
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| again_and_again(&|| into(&loader)));
+            scope.spawn(|| again_and_again(&|| abandon(&loader)));
+            for _ in 0..2 {
+                scope.spawn(|| again_and_again(&|| _ = tload::release_staging()));
+                scope.spawn(|| again_and_again(&|| _ = tload::parked_bytes()));
+            }
+            for _ in 0..60 {
+                // SAFETY: the child uses nothing but tload and the allocator, which copes with forks, and ends without destructors.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                        kept.clear();
+                        tload::release_staging();
+                        tload::parked_bytes();
+                        abandon(&loader);
+                        into(&loader);
+                        let (tensors, _) = load(&loader).expect("loads");
+                        files.assert_all(&tensors);
+                        drop(loader.clone());
+                        tload::release_staging();
+                    }));
+                    // SAFETY: ends the child without the destructors and exit handlers of its parent.
+                    unsafe { libc::_exit(i32::from(child.is_err())) };
+                }
+                let status = std::panic::catch_unwind(|| wait_for(child));
+                // Whatever came of it, the threads must end.
+                is_over.store(
+                    status.as_ref().map_or(true, |status| *status != 0),
+                    Ordering::Relaxed,
+                );
+                assert_eq!(status.expect("the child ends"), 0, "the child's status");
+            }
+            is_over.store(true, Ordering::Relaxed);
+        });
+        files.assert_all(&kept);
+    });
 }
 
 /// A child's status; it is ended when it hangs.

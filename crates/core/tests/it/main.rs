@@ -13,6 +13,7 @@ mod links;
 mod load;
 mod memory;
 mod moments;
+mod overlay;
 mod page_cache;
 mod promises;
 mod requirement;

@@ -11,6 +11,7 @@ use tload::{Dtype, EngineChoice, ErrorKind, Loader};
 use crate::files::{
     assert_all, even, evict, folder, load_with_report, location, mixed, options, read, write,
 };
+use crate::overlay::Overlay;
 use crate::requirement;
 
 /// Bytes of a file in the page cache.
@@ -75,6 +76,37 @@ fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
         if cold && (14 << 20..20 << 20).contains(&before) {
             assert!(report.buffered_bytes >= 12 << 20, "{report}");
             assert!(report.direct_bytes >= 10 << 20, "{report}");
+        }
+    }
+}
+
+#[test]
+fn files_on_an_overlay_are_copied_if_resident_and_else_read_directly() {
+    if requirement::direct().is_none() {
+        return;
+    }
+    let folder = folder();
+    let file = even("t", 10, 24, 1 << 20);
+    let below = write(&folder.path().join("m.safetensors"), &file);
+    let overlay = Overlay::mount(folder.path());
+    let Some(overlay) = requirement::requirement("overlay", overlay) else {
+        return;
+    };
+    let path = overlay.path().join("m.safetensors");
+    for engine in engines() {
+        let auto = || options(|it| it.engine = engine);
+        if evict(folder.path()) {
+            assert_eq!(resident(&path), 0);
+            let (tensors, report) = load_with_report(&path, auto());
+            assert_all(&tensors, &[&file]);
+            assert_eq!((report.buffered_bytes, report.mapped_bytes), (0, 0));
+        }
+        assert_eq!(read(&below), file);
+        if resident(&below) >= file.len() as u64 {
+            assert_eq!(resident(&path), file.len() as u64);
+            let (tensors, report) = load_with_report(&path, auto());
+            assert_all(&tensors, &[&file]);
+            assert_eq!((report.direct_bytes, report.mapped_bytes), (0, 0));
         }
     }
 }

@@ -27,6 +27,7 @@ const RANKS: [&[&str]; 16] = [
         "crc",
         "error",
         "over",
+        "per_process",
         "retry",
         "room",
         "side_by_side",

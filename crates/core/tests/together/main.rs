@@ -3,5 +3,7 @@
 
 mod counting;
 mod loads;
+#[path = "../it/overlay.rs"]
+mod overlay;
 mod places;
 mod runs;

@@ -18,6 +18,8 @@ use tload_cuda_stub::Stub;
 use tload_lab::slowfs::{self, Mount, serve_if_asked};
 use tload_lab::{Fault, FaultyServer, Rule};
 
+use crate::overlay::Overlay;
+
 const SHARDS: usize = 3;
 
 /// Tensors of each shard.
@@ -39,6 +41,8 @@ pub(crate) struct Land {
     slow: Option<Mount>,
     /// Some reads bring a byte that is wrong.
     garbled: Option<Mount>,
+    /// The files again; of their pages, only `mincore` tells.
+    overlay: Option<Overlay>,
     server: Arc<FaultyServer>,
     garbling: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
@@ -48,6 +52,7 @@ pub(crate) struct Land {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Files(EngineChoice, Cache),
+    Overlay(EngineChoice),
     Views,
     /// A file system that is slow, answers short, and fails from time to time.
     Slow(EngineChoice),
@@ -65,6 +70,7 @@ impl Place {
     pub(crate) fn name(self) -> String {
         match self {
             Self::Files(engine, cache) => format!("files, {engine}, cache={cache}"),
+            Self::Overlay(engine) => format!("files on an overlay, {engine}"),
             Self::Views => "files, cache=map".to_owned(),
             Self::Slow(engine) => format!("a slow file system, {engine}"),
             Self::Objects => "objects".to_owned(),
@@ -170,6 +176,7 @@ impl Land {
         }
         let slow = required("fuse", mount(folder.path(), failing()));
         let garbled = required("fuse", mount(folder.path(), slowfs::Options::default()));
+        let overlay = required("overlay", Overlay::mount(folder.path()));
         let mut places = vec![
             Place::Views,
             Place::Objects,
@@ -177,7 +184,9 @@ impl Land {
             Place::Simulated,
         ];
         for &engine in &engines {
-            places.extend([Cache::Auto, Cache::Buffered].map(|cache| Place::Files(engine, cache)));
+            let caches = [Cache::Auto, Cache::Buffered, Cache::Drop];
+            places.extend(caches.map(|cache| Place::Files(engine, cache)));
+            places.extend(overlay.as_ref().map(|_| Place::Overlay(engine)));
             if slow.is_some() && garbled.is_some() {
                 places.extend([Place::Slow(engine), Place::GarbledFiles(engine)]);
             }
@@ -191,6 +200,7 @@ impl Land {
             folder,
             slow,
             garbled,
+            overlay,
             server,
             garbling,
             places,
@@ -214,6 +224,11 @@ impl Land {
             Place::Files(engine, cache) => {
                 (options.engine, options.cache) = (engine, cache);
                 local(self.folder.path())
+            }
+            Place::Overlay(engine) => {
+                options.engine = engine;
+                let overlay = self.overlay.as_ref().expect("only where there is one");
+                local(&overlay.path())
             }
             Place::Views => {
                 options.cache = Cache::Map;

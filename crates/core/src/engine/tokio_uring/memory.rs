@@ -15,7 +15,6 @@
 )]
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use tokio_uring::buf::fixed::{FixedBuf, FixedBufRegistry};
@@ -23,6 +22,7 @@ use tokio_uring::buf::{BoundedBuf, IoBuf, IoBufMut};
 use tokio_uring::fs::File;
 
 use super::super::fill::Read;
+use super::super::give_up;
 use crate::buffer::{Lease, Slab};
 
 /// The most buffers that a [`FixedBufRegistry`] takes (`UIO_MAXIOV`); it drops what is beyond without a word.
@@ -61,19 +61,34 @@ unsafe impl<K: Unpin + 'static> IoBufMut for Stretch<K> {
     unsafe fn set_init(&mut self, _pos: usize) {}
 }
 
-impl Stretch<ManuallyDrop<Lease>> {
+/// A lease whose window the kernel may write to: leaked, unless it is taken out first.
+struct InKernel(Option<Lease>);
+
+impl InKernel {
+    fn take(mut self) -> Lease {
+        self.0.take().expect("taken once")
+    }
+}
+
+impl Drop for InKernel {
+    fn drop(&mut self) {
+        give_up(self.0.take());
+    }
+}
+
+impl Stretch<InKernel> {
     /// What `read` is to fill of a window.
     fn of_lease(mut lease: Lease, read: Read) -> Self {
         Self {
             start: lease.as_mut_ptr().wrapping_add(read.window_offset),
             len: read.len,
-            keep: ManuallyDrop::new(lease),
+            keep: InKernel(Some(lease)),
         }
     }
 
     /// After the read.
     fn into_lease(self) -> Lease {
-        ManuallyDrop::into_inner(self.keep)
+        self.keep.take()
     }
 }
 
@@ -137,12 +152,12 @@ pub(super) async fn read_once(
         "windows are at most about 1 GiB"
     );
     if let Some(slot) = slots.and_then(|slots| slots.check_out(&lease)) {
-        let kept = ManuallyDrop::new(lease);
+        let kept = InKernel(Some(lease));
         let window = slot.slice(read.window_offset..end);
         let (result, window) = file.read_fixed_at(window, read.offset).await;
         // Back into the registry before the lease goes back to the slab.
         drop(window);
-        (result, ManuallyDrop::into_inner(kept))
+        (result, kept.take())
     } else {
         let stretch = Stretch::of_lease(lease, read);
         let (result, stretch) = file.read_at(stretch, read.offset).await;

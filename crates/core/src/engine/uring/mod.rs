@@ -12,7 +12,7 @@ mod probe;
 mod ring;
 mod slots;
 
-use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use probe::{RingProbe, probe_ring};
@@ -21,7 +21,7 @@ use slots::{Pending, Slots};
 
 use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Read, Step};
-use super::{Done, Engine, Job, Wait, cancelled};
+use super::{Done, Engine, Job, Wait, cancelled, give_up};
 use crate::error::Error;
 use crate::over::Over;
 use crate::source::ReadFile;
@@ -174,18 +174,82 @@ impl Engine for UringEngine {
     }
 }
 
-impl Drop for UringEngine {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            // The ring itself may be what failed. What the kernel has is leaked, never freed under it.
-            let _ = ManuallyDrop::new(std::mem::replace(&mut self.slots, Slots::new(0)));
-            return;
-        }
+impl UringEngine {
+    /// Waits, however long that takes, until the kernel has nothing of ours.
+    fn drain(&mut self) {
         let mut done = Vec::new();
         while !self.slots.is_empty() {
-            // Never frees memory under the kernel: waits, however long that takes.
             self.reap(Wait::ForOne, &mut done);
             done.clear();
         }
+    }
+}
+
+impl Drop for UringEngine {
+    fn drop(&mut self) {
+        // The ring itself may be what failed, before or only now: entering it must not be relied on.
+        let is_drained =
+            !std::thread::panicking() && catch_unwind(AssertUnwindSafe(|| self.drain())).is_ok();
+        if !is_drained {
+            // Without completions, the kernel may still write to their memory.
+            give_up(self.slots.take_all().map(|pending| pending.job.lease));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::buffer::Slab;
+    use crate::engine::given_up_bytes;
+    use crate::source::{Cache, FileSource, Location, RefusedDirect};
+
+    const SLOT: usize = 64 << 10;
+
+    #[test]
+    fn a_ring_that_fails_while_the_engine_is_dropped_frees_no_memory_in_flight() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("m");
+        std::fs::write(&path, vec![1; SLOT]).expect("ours");
+        let source = FileSource::open(&Location::from_path(&path)).expect("opens");
+        let refused = RefusedDirect::default();
+        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        let slab = Slab::new(SLOT, 2, Arc::default()).expect("little memory");
+        let Ok(ring) = Ring::open(2) else {
+            // Tests over all engines say so, loudly.
+            return;
+        };
+        let mut engine = UringEngine {
+            ring,
+            slots: Slots::new(2),
+            files: [file].into(),
+            depth: 2,
+            stopping: false,
+        };
+        let job = |extent| Job {
+            extent,
+            source: 0,
+            offset: 0,
+            needed: SLOT,
+            lease: slab.try_lease(SLOT).expect("free"),
+        };
+        // One read comes back, one is in flight when the ring fails.
+        engine.submit(job(0));
+        let mut done = Vec::new();
+        engine.reap(Wait::ForOne, &mut done);
+        drop(done);
+        engine.submit(job(1));
+        let before = given_up_bytes();
+        engine.ring.fail();
+        drop(engine);
+        assert_eq!(given_up_bytes() - before, SLOT as u64);
+        let left = slab.try_lease(SLOT).expect("the slot that came back");
+        assert!(slab.try_lease(SLOT).is_none(), "the other is the kernel's");
+        drop(left);
+        assert_eq!(
+            Arc::strong_count(&slab),
+            2,
+            "mapped for as long as it may be written to"
+        );
     }
 }

@@ -308,6 +308,17 @@ impl Ring {
     }
 }
 
+#[cfg(test)]
+impl Ring {
+    /// Puts another file in the place of the ring's: entering it fails from now on.
+    pub(super) fn fail(&self) {
+        let other = eventfd(0, EventfdFlags::CLOEXEC).expect("the waker has one, too");
+        // SAFETY: both descriptors are open. The ring's stays so until the ring closes it.
+        let put = unsafe { libc::dup2(other.as_raw_fd(), self.io.as_raw_fd()) };
+        assert!(put >= 0, "{}", io::Error::last_os_error());
+    }
+}
+
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.registered_slab.is_some() {

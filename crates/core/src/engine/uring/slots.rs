@@ -47,6 +47,12 @@ impl Slots {
             .collect()
     }
 
+    /// Takes all jobs out. Their indexes are not used again.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Pending> {
+        self.free.clear();
+        std::mem::take(&mut self.pending).into_iter().flatten()
+    }
+
     pub(super) fn insert(&mut self, pending: Pending) -> usize {
         let index = self
             .free

@@ -1,0 +1,100 @@
+//! State that belongs to one process: a process that fork makes begins with state of its own.
+//!
+//! A thread of the parent may hold a lock at the moment of a fork. It is not there in the child to
+//! unlock it, so the child would wait for ever; and memory, threads and devices that the state is
+//! about are the parent's anyway. So no child takes a lock of its parent's.
+
+#![expect(
+    unsafe_code,
+    reason = "reads entries that are published once and never freed"
+)]
+
+use std::process;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A lock for a `static`, with a fresh value in each process.
+pub(crate) struct PerProcess<T: 'static> {
+    /// Null until it is first locked.
+    entry: AtomicPtr<Entry<T>>,
+}
+
+struct Entry<T> {
+    process: u32,
+    state: Mutex<T>,
+}
+
+impl<T: Default + Send> PerProcess<T> {
+    pub(crate) const fn new() -> Self {
+        Self {
+            entry: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// Locks the value of this process. Updates must be complete before anything can panic.
+    pub(crate) fn lock(&'static self) -> MutexGuard<'static, T> {
+        let entry = self.entry();
+        entry.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn entry(&'static self) -> &'static Entry<T> {
+        let here = process::id();
+        let mut seen = self.entry.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or published below: leaked, and only ever shared.
+            if let Some(entry) = unsafe { seen.as_ref() }
+                && entry.process == here
+            {
+                return entry;
+            }
+            // The parent's stays as it is: its values are not this process's to drop.
+            let fresh = Box::into_raw(Box::new(Entry {
+                process: here,
+                state: Mutex::default(),
+            }));
+            let (success, failure) = (Ordering::AcqRel, Ordering::Acquire);
+            match self.entry.compare_exchange(seen, fresh, success, failure) {
+                Ok(_) => seen = fresh,
+                Err(published) => {
+                    // SAFETY: made above, and nobody has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    seen = published;
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_threads_of_a_process_share_one_value() {
+        static SHARED: PerProcess<u32> = PerProcess::new();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| *SHARED.lock() += 1);
+            }
+        });
+        assert_eq!(*SHARED.lock(), 8);
+    }
+
+    /// Two processes cannot be told apart here but by their number; `tests/test_fork.py` forks.
+    #[test]
+    fn a_value_of_another_process_is_neither_locked_nor_dropped() {
+        static FORKED: PerProcess<Vec<u32>> = PerProcess::new();
+        let parents = Box::leak(Box::new(Entry {
+            process: process::id() + 1,
+            state: Mutex::new(vec![1]),
+        }));
+        let held = parents.state.lock().expect("nobody panics with it");
+        FORKED
+            .entry
+            .store(ptr::from_ref(parents).cast_mut(), Ordering::Release);
+        assert!(FORKED.lock().is_empty());
+        FORKED.lock().push(2);
+        assert_eq!((&*FORKED.lock(), &*held), (&vec![2], &vec![1]));
+    }
+}
