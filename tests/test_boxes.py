@@ -17,12 +17,14 @@ def elements(box: _boxes.Box) -> Elements:
 def test_random_boxes_overlap_and_lack_what_their_elements_do() -> None:
     any_of = random.Random(3)
     found = {"overlapping": 0, "complete": 0}
+
+    def interval(length: int) -> tuple[int, int]:
+        start = any_of.randrange(length)
+        return start, any_of.randrange(start + 1, length + 1)
+
     for _ in range(4000):
         shape = [any_of.randrange(1, 6) for _ in range(any_of.randrange(4))]
-        boxes = [
-            tuple((low, any_of.randrange(low + 1, length + 1)) for length in shape for low in [any_of.randrange(length)])
-            for _ in range(any_of.randrange(7))
-        ]
+        boxes = [tuple(map(interval, shape)) for _ in range(any_of.randrange(7))]
         pairs = {frozenset(pair) for pair in _boxes.overlaps(boxes)}
         numbered = list(enumerate(map(elements, boxes)))
         both = {frozenset((i, j)) for (i, one), (j, other) in itertools.combinations(numbered, 2) if one & other}
@@ -38,7 +40,8 @@ def test_random_boxes_overlap_and_lack_what_their_elements_do() -> None:
 
 def test_gaps_are_those_of_the_ranks_that_are_missing() -> None:
     rows = [((start, start + 1024), (0, 8)) for start in range(0, 4096, 1024)]
-    assert list(map(_boxes.show, _boxes.missing((4096, 8), [rows[0], rows[2]]))) == ["[1024:2048, 0:8]", "[3072:4096, 0:8]"]
+    gaps = _boxes.missing((4096, 8), [rows[0], rows[2]])
+    assert list(map(_boxes.show, gaps)) == ["[1024:2048, 0:8]", "[3072:4096, 0:8]"]
     assert list(_boxes.missing((4096, 8), rows)) == []
 
 

@@ -14,7 +14,9 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 
 def contains(box: Box, other: Box) -> bool:
     """Return whether all of the other box is in this one."""
-    return all(start <= its_start and its_end <= end for (start, end), (its_start, its_end) in zip(box, other, strict=True))
+    return all(
+        start <= its_start and its_end <= end for (start, end), (its_start, its_end) in zip(box, other, strict=True)
+    )
 
 
 def size(box: Box) -> int:
@@ -24,7 +26,9 @@ def size(box: Box) -> int:
 
 def meet(one: Box, other: Box) -> bool:
     """Return whether two boxes that are not empty share an element."""
-    return all(start < its_end and its_start < end for (start, end), (its_start, its_end) in zip(one, other, strict=True))
+    return all(
+        start < its_end and its_start < end for (start, end), (its_start, its_end) in zip(one, other, strict=True)
+    )
 
 
 def overlaps(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:

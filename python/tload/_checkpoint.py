@@ -77,8 +77,8 @@ class Checkpoint(Mapping[str, TensorInfo]):
 
     The files stay open until `close` or the end of a `with` block. What the headers say can be read after that too.
 
-    A checkpoint equals itself only, and can be a key: two with the same headers may hold other values. `dict(checkpoint)`
-    compares what the headers say.
+    A checkpoint equals itself only, and can be a key of a dict: two with equal headers may hold different values. To
+    compare what headers say, compare `dict(checkpoint)`.
     """
 
     __slots__ = ("_infos", "_raw", "location", "metadata", "shards", "total_bytes")
@@ -101,7 +101,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self.shards = tuple(Shard(*shard) for shard in raw.shards())
         self.total_bytes = raw.total_bytes
 
-    # As a mapping it would compare what the headers say: files that ranks wrote would all be equal.
+    # Mapping compares what headers say, by which the files of several ranks are often equal.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 

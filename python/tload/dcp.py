@@ -17,7 +17,7 @@ import os
 import uuid
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -66,7 +66,7 @@ COMPARED_BYTES = 64 << 20
 """Bytes of each of two files that are in memory at a time to be compared."""
 
 SCALE = "_scale_inv"
-"""Ends, behind a weight's name, the name of the factors that an 8-bit weight has to be multiplied by, block by block."""
+"""Follows a weight's name in that of the factors by which an 8-bit weight has to be multiplied, block by block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +76,7 @@ class _Saved:
     checkpoint: int
     """Position of the checkpoint with that file in `StorageReader._checkpoints`."""
     file: str
+    """The name of the file, without its directory."""
     info: TensorInfo
     box: Box
 
@@ -162,8 +163,9 @@ class StorageReader(_StorageReader):
         for position, checkpoint in enumerate(self._checkpoints):
             offsets = [_saved_offsets(shard.location, shard.metadata) for shard in checkpoint.shards]
             for info in checkpoint.values():
-                file = checkpoint.shards[info.shard].location
-                saved = _Saved(position, file, info, _box(info, file, offsets[info.shard]))
+                location = checkpoint.shards[info.shard].location
+                box = _box(info, location, offsets[info.shard])
+                saved = _Saved(position, PurePath(location).name, info, box)
                 self._saved.setdefault(info.name, []).append(saved)
                 self._places.setdefault(MetadataIndex(info.name, _chunk(saved.box).offsets), []).append(saved)
         self._refuse_incomplete()
@@ -240,7 +242,7 @@ class StorageReader(_StorageReader):
                     for one in (saved, other)
                 )
                 if not torch.equal(mine, its):
-                    files = f"{os.path.basename(saved.file)} and {os.path.basename(other.file)}"
+                    files = f"{saved.file} and {other.file}"
                     message = f"{show(self._source)}: {files} have different values for {name!r}{_boxes.show(box)}"
                     hint = "remove the files of the earlier save, or save into an empty directory"
                     raise advise(FormatError, message, hint, tensor=name)
@@ -278,7 +280,7 @@ class StorageReader(_StorageReader):
             raise advise(InvalidRequestError, message, hint, tensor=next(iter(faults)))
 
     def _refuse_unlisted(self) -> None:
-        """Raise `FormatError` if ranks wrote files beside an index that does not name them: which of both is meant?"""
+        """Raise `FormatError` if ranks wrote files beside an index that does not name them: those are of two saves."""
         folder = _folder(self._source)
         if folder is None:
             return
@@ -296,7 +298,7 @@ class StorageReader(_StorageReader):
             its = found[0]
             other = next((one for one in found if _kind(one.info) != _kind(its.info)), None)
             if other is not None:
-                kinds = " and ".join(f"{_show_kind(one.info)} in {os.path.basename(one.file)}" for one in (its, other))
+                kinds = " and ".join(f"{_show_kind(one.info)} in {one.file}" for one in (its, other))
                 faults[name] = f"{name!r} is {kinds}"
                 continue
             shape, solid = _whole(found), [one.box for one in found if _boxes.size(one.box)]
@@ -308,7 +310,7 @@ class StorageReader(_StorageReader):
             if gaps:
                 faults[name] = f"{name!r}, of shape {shape}, lacks {' and '.join(gaps)}"
         if faults:
-            files = sorted({os.path.basename(one.file) for found in self._saved.values() for one in found})
+            files = sorted({one.file for found in self._saved.values() for one in found})
             message = f"{show(self._source)}: {_list(faults.values(), '; ')}; found {_list(files, ', ')}"
             hint = "the files of all ranks of one save, and no others, have to be there"
             raise advise(FormatError, message, hint, tensor=next(iter(faults)))
@@ -371,7 +373,9 @@ def _box(info: TensorInfo, location: str, offsets: dict[str, list[int]] | None) 
     """Return where in its tensor a file's box is."""
     shape = _shape(info)
     start = [0] * len(shape) if offsets is None else offsets.get(info.name, [])
-    if len(start) != len(shape) or not all(0 <= low <= LENGTH_MAX - length for low, length in zip(start, shape)):
+    if len(start) != len(shape) or not all(
+        0 <= low <= LENGTH_MAX - length for low, length in zip(start, shape, strict=True)
+    ):
         message = f"{location}: {SHARDING_INFO} says that {info.name!r} begins at {start}, and it has the shape {shape}"
         raise FormatError(message, location=location, tensor=info.name)
     return tuple((low, low + length) for low, length in zip(start, shape, strict=True))
