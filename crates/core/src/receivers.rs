@@ -75,13 +75,14 @@ pub(crate) fn matched(
         tensors.iter().map(|info| (info.name(), info)).collect();
     let mut faults = Faults::default();
     faults.doubles(&receivers);
-    let written: Vec<(Footprint, &Receiver)> = receivers
+    let mut written: Vec<(Footprint, &Receiver)> = receivers
         .iter()
         .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
         .filter_map(|receiver| Some((Footprint::of(receiver)?, receiver)))
         .collect();
     let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
-    faults.shared_memory(written);
+    written.sort_by(|(one, _), (other, _)| one.cmp(other));
+    faults.shared = sharing(&written);
     let known: HashSet<&str> = receivers.iter().map(|r| r.name.as_str()).collect();
     if rules.strict {
         for receiver in &receivers {
@@ -152,21 +153,6 @@ impl Faults {
         }
     }
 
-    /// Lists receivers that would be filled with two tensors at once.
-    fn shared_memory(&mut self, mut written: Vec<(Footprint, &Receiver)>) {
-        written.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let pairs = written
-            .iter()
-            .enumerate()
-            .flat_map(|(index, (bytes, receiver))| {
-                let beside = written[index + 1..].iter();
-                beside
-                    .take_while(|(other, _)| bytes.bounds(other))
-                    .filter_map(|(other, its)| shared(bytes, receiver, other, its))
-            });
-        self.shared = pairs.take(PAIRS_SHOWN).collect();
-    }
-
     fn differences(&mut self, info: &TensorInfo, receiver: &Receiver, rules: ReceiverRules) {
         let name = info.name();
         if info.shape() != receiver.shape {
@@ -220,6 +206,20 @@ impl Faults {
         let message = format!("the tensors do not fit: {}", all.join("; "));
         Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
     }
+}
+
+/// Describes pairs of receivers, in the order of their memory, that would be filled with two tensors at once.
+fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
+    let pairs = written
+        .iter()
+        .enumerate()
+        .flat_map(|(index, (bytes, receiver))| {
+            let beside = written[index + 1..].iter();
+            beside
+                .take_while(|(other, _)| bytes.bounds(other))
+                .filter_map(|(other, its)| shared(bytes, receiver, other, its))
+        });
+    pairs.take(PAIRS_SHOWN).collect()
 }
 
 /// Returns in which way two receivers share memory, unless they share none or are the same tensor.
@@ -370,7 +370,7 @@ mod tests {
         );
         let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
         assert!(error.expect_err("twice").message().contains("given twice"));
-        // A view that nothing is loaded into is no one's mistake.
+        // A view that nothing is loaded into does no harm.
         let only = [info("a", Dtype::U8, &[8])];
         let lenient = ReceiverRules {
             strict: false,

@@ -55,7 +55,7 @@ impl ReceiverLayout {
     }
 }
 
-/// The bytes of a layout: equal if, and only if, they are the same bytes of the same device, for layouts that nest.
+/// Bytes of a layout. Layouts whose dimensions nest have equal footprints if, and only if, they cover the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Footprint {
     ordinal: Option<usize>,
@@ -64,7 +64,7 @@ pub(super) struct Footprint {
     steps: Vec<Step>,
 }
 
-/// From the first byte, `0..=most` times `stride` bytes: the bytes are all sums of one multiple of each stride.
+/// One dimension of a footprint. Each byte is the first one plus, for every step, `stride` times one of `0..=most`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Step {
     stride: i128,
@@ -116,14 +116,14 @@ impl Footprint {
     }
 }
 
-/// Sorts by falling stride, and makes one step of those that run on where another one ends. Keeps the sums.
+/// Sorts by falling stride, and merges steps that continue where another one ends. The sums stay the same.
 fn simplified(mut steps: Vec<Step>) -> Vec<Step> {
     steps.retain(|step| step.most > 0 && step.stride > 0);
     steps.sort_unstable();
     let mut kept: Vec<Step> = Vec::with_capacity(steps.len());
     for step in steps {
         match kept.last_mut() {
-            // Multiples of one stride add up; a stride that is reached, or met, by multiples of a divisor of it leaves no gap.
+            // A stride that multiples of a smaller one reach, or stop just short of, leaves no gap between them.
             Some(last)
                 if step.stride % last.stride == 0
                     && step.stride / last.stride <= last.most.saturating_add(1) =>
