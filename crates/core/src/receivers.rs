@@ -30,8 +30,8 @@ pub struct Receiver {
     pub device: Device,
     /// Its memory, if bytes can go straight there: it is contiguous, and of the tensor's dtype. Without, the caller copies.
     pub memory: Option<Target>,
-    /// Where its elements lie, if the caller knows: receivers are compared by it, so that no two tensors are written to the same
-    /// bytes. Without, `memory` says so, and a receiver without that is taken to share none.
+    /// Positions of its elements, by which receivers are compared: no two tensors are written to
+    /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
     pub layout: Option<ReceiverLayout>,
 }
 
@@ -64,8 +64,9 @@ pub(crate) struct Matched {
 
 /// Finds the receiver of every tensor.
 ///
-/// Receivers that are the same tensor (address, shape, strides and element type), such as tied weights, are filled once, from the
-/// first of them that the checkpoint has. Two that would be filled and share memory in any other way do not fit.
+/// Receivers that are the same tensor (address, shape, strides and element type), such as tied
+/// weights, are filled once, from the first of them that the checkpoint has. Two that would be
+/// filled and share memory in any other way do not fit.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
     receivers: Vec<Receiver>,
@@ -208,7 +209,8 @@ impl Faults {
     }
 }
 
-/// Describes pairs of receivers, in the order of their memory, that would be filled with two tensors at once.
+/// Describes pairs of receivers that would be filled with two tensors at once. They come sorted by
+/// their memory.
 fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
     let pairs = written
         .iter()

@@ -15,8 +15,8 @@ use tload::{Device, Dtype, KeepAlive, Receiver, ReceiverLayout, Target};
 
 use crate::error::{exception, invalid_request};
 
-/// Name, dtype as safetensors files write it (none if they cannot), shape, device, its memory if that is contiguous, and where its
-/// elements lie in any case.
+/// Name, dtype as safetensors files write it (none if they cannot), shape, device, its memory if
+/// that is contiguous, and the positions of its elements if it has any.
 type Described = (
     String,
     Option<String>,
@@ -26,7 +26,8 @@ type Described = (
     Option<LayoutDescribed>,
 );
 
-/// Address, bytes of an element, length and stride in bytes of each dimension, and the element type in words.
+/// Address, bytes of an element, length and stride in bytes of each dimension, and the element type
+/// in words.
 type LayoutDescribed = (u64, usize, Vec<(usize, isize)>, String);
 
 /// Address, bytes, the stream that it is ordered with (on a GPU), and the object that keeps it.

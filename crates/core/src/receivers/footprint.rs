@@ -3,8 +3,8 @@
 use super::Receiver;
 use crate::request::Device;
 
-/// Numbers tried before two receivers count as too irregular to compare. Nested layouts, such as rows, columns and every
-/// second element of one matrix, need less than a hundred.
+/// Numbers tried before two receivers count as too irregular to compare. Nested layouts, such as
+/// rows, columns and every second element of one matrix, need less than a hundred.
 const TRIED_MAX: u32 = 100_000;
 
 /// Positions of a receiver's elements in memory, also if they are not contiguous.
@@ -16,12 +16,14 @@ pub struct ReceiverLayout {
     pub element_bytes: usize,
     /// Length, and stride in bytes, of each dimension.
     pub dims: Vec<(usize, isize)>,
-    /// Element type in words, for errors. Receivers with the same memory and different words are not the same tensor.
+    /// Element type in words, for errors. Receivers with the same memory and different words are not
+    /// the same tensor.
     pub elements: String,
 }
 
 impl ReceiverLayout {
-    /// Returns the layout that a receiver states, or else that of its contiguous memory; none if it has no bytes.
+    /// Returns the layout that a receiver states, or else that of its contiguous memory; none if it
+    /// has no bytes.
     pub(super) fn of(receiver: &Receiver) -> Option<Self> {
         let layout = match (&receiver.layout, &receiver.memory) {
             (Some(layout), _) => layout.clone(),
@@ -55,7 +57,8 @@ impl ReceiverLayout {
     }
 }
 
-/// Bytes of a layout. Layouts whose dimensions nest have equal footprints if, and only if, they cover the same bytes.
+/// Bytes of a layout. Layouts whose dimensions nest have equal footprints if, and only if, they
+/// cover the same bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Footprint {
     ordinal: Option<usize>,
@@ -64,7 +67,8 @@ pub(super) struct Footprint {
     steps: Vec<Step>,
 }
 
-/// One dimension of a footprint. Each byte is the first one plus, for every step, `stride` times one of `0..=most`.
+/// One dimension of a footprint. Each byte is the first one plus, for every step, `stride` times
+/// one of `0..=most`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Step {
     stride: i128,
@@ -104,26 +108,28 @@ impl Footprint {
         self.ordinal == other.ordinal && other.first <= self.last
     }
 
-    /// Returns whether a byte belongs to both, or nothing if their strides are too irregular to tell.
+    /// Returns whether a byte belongs to both; none if their strides are too irregular to tell.
     pub(super) fn shares(&self, other: &Self) -> Option<bool> {
         if self.ordinal != other.ordinal {
             return Some(false);
         }
-        // `first + Σ a·x = other.last - Σ b·y`: counted from the other's end, all strides are on one side.
+        // `first + Σ a·x = other.last - Σ b·y`: counted from the other's end, all strides are on
+        // one side.
         let steps = simplified([self.steps.as_slice(), &other.steps].concat());
         let mut tries = TRIED_MAX;
         sums_to(&steps, other.last - self.first, &mut tries)
     }
 }
 
-/// Sorts by falling stride, and merges steps that continue where another one ends. The sums stay the same.
+/// Sorts by falling stride, and merges steps that continue where another one ends. The sums stay
+/// the same.
 fn simplified(mut steps: Vec<Step>) -> Vec<Step> {
     steps.retain(|step| step.most > 0 && step.stride > 0);
     steps.sort_unstable();
     let mut kept: Vec<Step> = Vec::with_capacity(steps.len());
     for step in steps {
         match kept.last_mut() {
-            // A stride that multiples of a smaller one reach, or stop just short of, leaves no gap between them.
+            // A stride that multiples of a smaller one reach, or stop just short of, leaves no gap.
             Some(last)
                 if step.stride % last.stride == 0
                     && step.stride / last.stride <= last.most.saturating_add(1) =>
