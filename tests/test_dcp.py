@@ -49,11 +49,11 @@ def dcp() -> Any:
     return torch.distributed.checkpoint
 
 
-def reader(source: Any, **keywords: Any) -> Any:
+def reader(*arguments: Any, **keywords: Any) -> Any:
     require("torch")
     import tload.dcp
 
-    return tload.dcp.StorageReader(source, **keywords)
+    return tload.dcp.StorageReader(*arguments, **keywords)
 
 
 def empty(contents: dict[str, Content]) -> dict[str, Any]:
@@ -174,18 +174,61 @@ def test_tensors_that_are_not_contiguous(folder: Path) -> None:
     assert state["embed.weight"].stride() == (1, 31)
 
 
-def test_other_dtypes_are_converted_if_that_is_asked_for(folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64", "int32"])
+def test_other_dtypes_are_converted_as_torchs_own_reader_does(dtype: str, folder: Path) -> None:
+    torch = require("torch")
+    names = ("embed.weight", "up.weight", "experts", "steps")
+    ours, theirs = (
+        {name: torch.zeros(TENSORS[name].shape, dtype=getattr(torch, dtype)) for name in names} for _ in range(2)
+    )
+    dcp().load(theirs, storage_reader=dcp().HuggingFaceStorageReader(str(folder)))
+    dcp().load(ours, storage_reader=reader(folder))
+    assert all(raw(ours[name]) == raw(theirs[name]) for name in names)
+
+
+def test_a_float32_checkpoint_goes_into_a_bfloat16_model(folder: Path) -> None:
+    torch = require("torch")
+    values = torch.randn(33, 7)
+    path = save(folder / "other.safetensors", {"weight": values})
+    state = {"weight": torch.zeros(33, 7, dtype=torch.bfloat16)}
+    dcp().load(state, storage_reader=reader(path))
+    assert torch.equal(state["weight"], values.bfloat16())
+
+
+def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
     torch = require("torch")
     state = {"up.weight": torch.zeros(10, 7), "steps": torch.zeros(1, dtype=torch.int64)}
-    assert failure(state, reader(folder)) == (
+    assert failure(state, reader(folder, cast=False)) == (
         f"InvalidRequestError: {folder}: 'up.weight' is torch.float32, and torch.bfloat16 in the checkpoint\n"
-        "  hint: pass cast=True to convert dtypes, or make the tensors as the checkpoint has them"
+        "  hint: leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
     )
     assert not state["steps"].any()
-    expected = {"up.weight": torch.zeros(10, 7)}
-    dcp().load(expected, storage_reader=dcp().HuggingFaceStorageReader(str(folder)))
-    dcp().load(state, storage_reader=reader(folder, cast=True))
-    assert raw(state["up.weight"]) == raw(expected["up.weight"])
+
+
+def test_torchs_own_keywords_are_taken(folder: Path) -> None:
+    module = dcp()
+    for storage_reader in (reader(path=str(folder), thread_count=4), reader(str(folder), 4)):
+        state = empty({"scale": TENSORS["scale"]})
+        module.load(state, storage_reader=storage_reader)
+        assert raw(state["scale"]) == TENSORS["scale"].raw
+
+
+def test_quantized_weights_are_not_taken_for_values(tmp_path: Path) -> None:
+    torch = require("torch")
+    weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
+    path = save(tmp_path / "a.safetensors", {"up.weight": weight, "up.weight_scale_inv": torch.full((1, 1), 0.5)})
+    state = {"up.weight": torch.zeros(4, 4, dtype=torch.bfloat16)}
+    error = failure(state, reader(path))
+    assert "'up.weight' is quantized: its values are those in the checkpoint times 'up.weight_scale_inv'" in error
+    assert "hint: use torch's QuantizedHuggingFaceStorageReader" in error
+    assert not state["up.weight"].any()
+    # With its scales, or as it is, a caller who knows can have it.
+    both = {"up.weight": torch.zeros(4, 4), "up.weight_scale_inv": torch.zeros(1, 1)}
+    dcp().load(both, storage_reader=reader(path))
+    assert both["up.weight"].sum() == 16
+    as_it_is = {"up.weight": torch.zeros(4, 4, dtype=torch.float8_e4m3fn)}
+    dcp().load(as_it_is, storage_reader=reader(path))
+    assert raw(as_it_is["up.weight"]) == raw(weight)
 
 
 def test_other_shapes_and_names_are_refused(folder: Path) -> None:

@@ -240,9 +240,107 @@ def test_a_mistaken_call(tmp_path: Path) -> None:
         tload.load_into(wrong, path)
     with pytest.raises(TypeError, match=r"load_into\(\) got an unexpected keyword argument 'device'"):
         tload.load_into({}, path, device="cpu")  # type: ignore[call-arg]
-    shared = torch.zeros(4)
-    with pytest.raises(tload.InvalidRequestError, match="share some of their memory"):
-        tload.load_into({"a": shared[:2], "b": shared[1:3]}, path, strict=False)
+
+
+def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
+    """Two targets of the shape (4, 4), and what they have in common."""
+    torch = require("torch")
+    np = require("numpy")
+    base = torch.zeros(4, 4)
+    other = torch.zeros(64)
+    array = np.zeros((4, 4), np.float32)
+    halves = torch.zeros(4, 4, dtype=torch.bfloat16)
+    complexes = torch.zeros(4, 4, dtype=torch.complex64)
+    same, some = "are the same memory in other shapes or strides", "share some of their memory"
+    return {
+        "transposed": (base, base.t(), same),
+        "shifted": (other[:16].view(4, 4), other[8:24].view(4, 4), some),
+        "strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[:4, :4], some),
+        "two strided": (other.view(8, 8)[::2, ::2], other.view(8, 8)[2:6, 1:5], some),
+        "as_strided": (other.as_strided((4, 4), (16, 1)), other.as_strided((4, 4), (1, 16)), same),
+        "in two dtypes": (halves, halves.view(torch.int16), "are the same memory, once as BF16 and once as I16"),
+        "in two dtypes, strided": (
+            halves.t(),
+            halves.t().view(torch.float16),
+            "are the same memory, once as BF16 and once as F16",
+        ),
+        "conjugated": (complexes, complexes.conj(), "once as C64 and once as C64 conjugated"),
+        "arrays": (array, array.T, same),
+        "reversed arrays": (array, array[::-1], same),
+        "array and tensor": (array, torch.from_numpy(array).t(), same),
+        "byte orders": (array.T, array.T.view(">f4"), "once as F32 and once as >f4"),
+    }
+
+
+@pytest.mark.parametrize(
+    "which",
+    [
+        "transposed",
+        "shifted",
+        "strided",
+        "two strided",
+        "as_strided",
+        "in two dtypes",
+        "in two dtypes, strided",
+        "conjugated",
+        "arrays",
+        "reversed arrays",
+        "array and tensor",
+        "byte orders",
+    ],
+)
+def test_targets_that_share_memory_are_refused(which: str, tmp_path: Path) -> None:
+    torch = require("torch")
+    one, other, relation = pairs_that_share()[which]
+    path = save(tmp_path / "a.safetensors", {"a": torch.ones(4, 4), "b": torch.full((4, 4), 2.0)})
+    with pytest.raises(tload.InvalidRequestError) as caught:
+        tload.load_into({"a": one, "b": other}, path, cast=True)
+    found = str(caught.value)
+    assert relation in found
+    assert '"a" and "b" ' in found or '"b" and "a" ' in found
+    assert caught.value.hint == "leave out one of those that share memory, or give each its own"
+    assert not one.any(), "nothing was written"
+    # One of them alone may be loaded: the other one is a view of it.
+    tload.load_into({"a": one, "b": other}, path, cast=True, strict=False, names="a")
+    assert (torch.as_tensor(one) == 1).all()
+
+
+def test_views_of_one_memory_that_share_no_byte_are_filled(tmp_path: Path) -> None:
+    torch = require("torch")
+    fused, turned = torch.zeros(4, 8), torch.zeros(8, 4)
+    target = {
+        "a": fused[:, 0::2],
+        "b": fused[:, 1::2],
+        "c": turned[:4].t(),
+        "d": turned[4:],
+    }
+    values = {name: torch.full((4, 4), index + 1.0) + torch.eye(4) for index, name in enumerate(target)}
+    tload.load_into(target, save(tmp_path / "a.safetensors", values))
+    assert all(torch.equal(target[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("saved", [("a",), ("b",), ("a", "b")])
+@pytest.mark.parametrize("kind", ["transposed", "strided", "array", "array and tensor", "converted"])
+def test_one_tensor_under_two_names_is_filled_once_however_it_lies(
+    kind: str, saved: tuple[str, ...], tmp_path: Path
+) -> None:
+    torch = require("torch")
+    np = require("numpy")
+    array = np.zeros((4, 4), np.float32)
+    base = torch.zeros(8, 8)
+    one, other = {
+        "transposed": lambda: (base[:4, :4].t(), base[:4, :4].t()),
+        "strided": lambda: (base[::2, ::2], base[::2, ::2]),
+        "array": lambda: (array.T, array.T),
+        "array and tensor": lambda: (array.T, torch.from_numpy(array).t()),
+        "converted": lambda: (base.double()[:4, :4],) * 2,
+    }[kind]()
+    values = torch.arange(16.0).reshape(4, 4)
+    path = save(tmp_path / "a.safetensors", dict.fromkeys(saved, values))
+    report = tload.load_into({"a": one, "b": other}, path, cast=True)
+    assert report.tensors == 1
+    assert torch.equal(torch.as_tensor(one).float(), values)
+    assert torch.equal(torch.as_tensor(other).float(), values)
 
 
 def test_what_torch_lacks_is_said_before_a_byte_is_written(every_dtype: Every) -> None:

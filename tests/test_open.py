@@ -37,6 +37,18 @@ def test_a_file_is_a_mapping_of_its_tensors(floats: Floats) -> None:
         assert path.read_bytes()[start:end] == tensors["layer.3.weight"].raw
 
 
+def test_a_checkpoint_equals_itself_only(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 2)):
+        write_file(tmp_path / f"{name}.safetensors", {"x": Content.random("F32", (4,), seed)})
+    one, other = (tload.open(tmp_path / f"{name}.safetensors") for name in "ab")
+    assert dict(one) == dict(other), "the headers say the same"
+    assert one != other
+    assert one == one  # noqa: PLR0124
+    assert one != dict(one)
+    assert [other, one].index(one) == 1
+    assert {one: "a", other: "b"}[other] == "b"
+
+
 def test_every_kind_of_location_opens_the_same(tmp_path: Path) -> None:
     tensors = {"a": Content.random("F32", (3,), 0), "b": Content.random("BF16", (5, 7), 1)}
     write_checkpoint(tmp_path, [{"a": tensors["a"]}, {"b": tensors["b"]}])

@@ -76,6 +76,9 @@ class Checkpoint(Mapping[str, TensorInfo]):
     """The tensors of an open checkpoint by name, in the order of the files. Made by `tload.open`.
 
     The files stay open until `close` or the end of a `with` block. What the headers say can be read after that too.
+
+    A checkpoint equals itself only, and can be a key of a dict: two with equal headers may hold different values. To
+    compare what headers say, compare `dict(checkpoint)`.
     """
 
     __slots__ = ("_infos", "_raw", "location", "metadata", "shards", "total_bytes")
@@ -97,6 +100,10 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self.metadata = raw.metadata()
         self.shards = tuple(Shard(*shard) for shard in raw.shards())
         self.total_bytes = raw.total_bytes
+
+    # Mapping compares what headers say, by which the files of several ranks are often equal.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> TensorInfo:
         """Return what the checkpoint says of the tensor `name`, or raise `NoSuchTensorError` (a `KeyError`)."""

@@ -47,7 +47,9 @@ def load_into(
     Targets that are contiguous and of the same dtype are written to directly, with no second copy of the model in
     memory. Others are copied with `target.copy_(…)`, without gradients, from a temporary tensor on the same device, on
     torch's current stream: such a copy may still run when this returns, so other streams have to wait for that one.
-    Parameters that share memory, such as tied weights, are filled once; the checkpoint may have one or all of them.
+    Parameters that are one tensor (address, shape, strides and dtype), such as tied weights, are filled once; the
+    checkpoint may have one or all of them. Two targets that share memory in another way, such as a matrix and its
+    transpose, or views of one memory in two dtypes, are refused if both would be filled.
 
     Everything that does not fit is found, and listed in one error, before a byte is written. If the load fails later,
     what the targets hold is undefined. Nobody else may use their memory meanwhile, except work that was given to

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from tload import _tload
 
-Described: TypeAlias = tuple[str, str | None, tuple[int, ...], str, tuple[int, int, int, object] | None]
+Layout: TypeAlias = tuple[int, int, list[tuple[int, int]], str]
+Described: TypeAlias = tuple[str, str | None, tuple[int, ...], str, tuple[int, int, int, object] | None, Layout | None]
 
 EXTRA_STATE = "_extra_state"
 """What modules keep beside tensors: no checkpoint of tensors has it."""
@@ -156,7 +157,15 @@ def _describe_tensor(name: str, tensor: torch.Tensor) -> Described | str:
     nbytes = tensor.numel() * tensor.element_size()
     if nbytes and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         memory = (tensor.data_ptr(), nbytes, stream, tensor)
-    return name, dtype, shape, device, memory
+    return name, dtype, shape, device, memory, _layout_of_tensor(tensor, dtype) if nbytes else None
+
+
+def _layout_of_tensor(tensor: torch.Tensor, dtype: str | None) -> Layout:
+    size = tensor.element_size()
+    strides = [(dim, stride * size) for dim, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    # A conjugate is the same memory, and its values are others.
+    lazy = " conjugated" * tensor.is_conj() + " negated" * tensor.is_neg()
+    return tensor.data_ptr(), size, strides, (dtype or str(tensor.dtype)) + lazy
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:
@@ -196,7 +205,10 @@ def _describe_array(name: str, array: npt.NDArray[Any]) -> Described | str:
     memory = None
     if array.nbytes and array.flags.c_contiguous:
         memory = (array.ctypes.data, array.nbytes, 0, array)
-    return name, _numpy_name(array.dtype), array.shape, "cpu", memory
+    dtype = _numpy_name(array.dtype)
+    strides = list(zip(array.shape, array.strides, strict=True))
+    layout = (array.ctypes.data, array.itemsize, strides, dtype or array.dtype.str) if array.nbytes else None
+    return name, dtype, array.shape, "cpu", memory, layout
 
 
 def _repeats(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:

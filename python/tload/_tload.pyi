@@ -79,8 +79,11 @@ class _Allocator(Protocol):
 _Memory: TypeAlias = tuple[int, int, int, object]
 """Address, bytes, the stream that it is ordered with (0 on the CPU), and what keeps it."""
 
-_Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None]
-"""Name, dtype as safetensors files write it, shape, device, and memory if it is contiguous."""
+_Layout: TypeAlias = tuple[int, int, Sequence[tuple[int, int]], str]
+"""Address, bytes of an element, length and stride in bytes of each dimension, and the element type in words."""
+
+_Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None, _Layout | None]
+"""Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and where its elements lie."""
 
 def check_options(options: _Options) -> None:
     """Fail as a load with these options would that fails whatever the checkpoint is."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 import uuid
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import islice
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,8 +33,8 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
-from tload import _torch
-from tload._checkpoint import Checkpoint, open  # noqa: A004
+from tload import _boxes, _torch
+from tload._checkpoint import Checkpoint, open, show  # noqa: A004
 from tload._errors import FormatError, InvalidRequestError, UnsupportedError, advise
 from tload._into import load_into
 
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
+    from tload._boxes import Box
     from tload._checkpoint import Source, TensorInfo
     from tload._options import Options
     from tload._store import Store
@@ -51,25 +54,49 @@ SHARDING_INFO = "DCP_SHARDING_INFO"
 """Where `HuggingFaceStorageWriter` keeps, in the metadata of a rank's file, where its parts of tensors begin."""
 
 FAULTS_SHOWN = 20
-"""Tensors that an error names."""
+"""Tensors, or files, that an error names."""
+
+LENGTH_MAX = (1 << 63) - 1
+"""The largest number that a shape of torch's takes."""
+
+GAPS_SHOWN = 4
+"""Gaps of one tensor that an error names."""
+
+COMPARED_BYTES = 64 << 20
+"""Bytes of each of two files that are in memory at a time to be compared."""
+
+SCALE = "_scale_inv"
+"""Follows a weight's name in that of the factors by which an 8-bit weight has to be multiplied, block by block."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Saved:
+    """A box of a tensor in a file."""
+
+    checkpoint: int
+    """Position of the checkpoint with that file in `StorageReader._checkpoints`."""
+    file: str
+    """The name of the file, without its directory."""
+    info: TensorInfo
+    box: Box
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """A part of a tensor to read, and where to."""
+    """A box to read, and where to."""
 
     item: ReadItem
-    info: TensorInfo
+    saved: _Saved
+    box: Box
     target: torch.Tensor
 
     @property
     def is_whole(self) -> bool:
-        return math.prod(self.item.lengths) == math.prod(_shape(self.info))
+        return self.box == self.saved.box
 
     @property
     def index(self) -> tuple[slice, ...]:
-        offsets = zip(self.item.storage_offsets, self.item.lengths, strict=True)
-        return tuple(slice(offset, offset + length) for offset, length in offsets)
+        return _index(self.saved, self.box)
 
 
 class StorageReader(_StorageReader):
@@ -81,28 +108,34 @@ class StorageReader(_StorageReader):
 
     def __init__(
         self,
-        source: Source,
+        path: Source,
+        thread_count: int = 1,  # noqa: ARG002  # torch's
         *,
-        cast: bool = False,
+        cast: bool = True,
         store: Store | None = None,
         options: Options | None = None,
     ) -> None:
         """Say where to read from. Nothing is opened yet.
 
         Args:
-            source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
+            path: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
                 `Checkpoint`. A local directory may also hold one file per rank, as `HuggingFaceStorageWriter` writes
                 them with `save_distributed=True`.
-            cast: Tensors may have another dtype than the checkpoint; values are converted. Default: `False`.
+            thread_count: Has no effect: `HuggingFaceStorageReader` takes it, and `options` say how much is read at a
+                time.
+            cast: Convert values where a tensor has another dtype than the checkpoint, as `HuggingFaceStorageReader`
+                does. Without, such a tensor is an error. Default: `True`.
             store: How to reach object stores: see `tload.open`.
             options: Limits and preferences: see `tload.Options`.
         """
-        self._source = source
+        self._source = path
         self._cast = cast
         self._store = store
         self._options = options
         self._checkpoints: list[Checkpoint] = []
-        self._places: dict[MetadataIndex, Checkpoint] = {}
+        self._saved: dict[str, list[_Saved]] = {}
+        self._places: dict[MetadataIndex, list[_Saved]] = {}
+        self._overlapping: set[str] = set()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin again, with another source if one is given."""
@@ -121,24 +154,27 @@ class StorageReader(_StorageReader):
         Raises:
             Error: Any failure of opening: see `tload.open`. (`torch.distributed.checkpoint.load` makes an
                 `AssertionError` of it, with its text, and that a `CheckpointException`.)
+            FormatError: The files of ranks do not make whole tensors, or are of several saves.
             UnsupportedError: torch lacks the dtype of a tensor.
         """
         self._close()
         self._checkpoints = list(self._open())
-        tensors: dict[str, Any] = {}
-        for checkpoint in self._checkpoints:
+        self._refuse_unlisted()
+        for position, checkpoint in enumerate(self._checkpoints):
             offsets = [_saved_offsets(shard.location, shard.metadata) for shard in checkpoint.shards]
             for info in checkpoint.values():
-                chunk = _chunk(info, offsets[info.shard])
-                self._places[MetadataIndex(info.name, chunk.offsets)] = checkpoint
-                known = tensors.setdefault(
-                    info.name, TensorStorageMetadata(TensorProperties(dtype=_dtype(info)), chunk.sizes, [])
-                )
-                known.chunks.append(chunk)
-        for tensor in tensors.values():
-            # A rank knows its own part only: together they say how large the tensor is.
-            ends = [map(sum, zip(chunk.offsets, chunk.sizes, strict=True)) for chunk in tensor.chunks]
-            tensor.size = torch.Size([max(of_one) for of_one in zip(*ends, strict=True)])
+                location = checkpoint.shards[info.shard].location
+                box = _box(info, location, offsets[info.shard])
+                saved = _Saved(position, PurePath(location).name, info, box)
+                self._saved.setdefault(info.name, []).append(saved)
+                self._places.setdefault(MetadataIndex(info.name, _chunk(saved.box).offsets), []).append(saved)
+        self._refuse_incomplete()
+        tensors: dict[str, Any] = {}
+        for name, found in self._saved.items():
+            # torch would plan empty reads of ranks without elements, and to read equal boxes twice.
+            boxes = dict.fromkeys(one.box for one in found if _boxes.size(one.box)) or {found[0].box: None}
+            properties = TensorProperties(dtype=_dtype(found[0].info))
+            tensors[name] = TensorStorageMetadata(properties, torch.Size(_whole(found)), list(map(_chunk, boxes)))
         return Metadata(tensors, storage_meta=StorageMeta(load_id=str(uuid.uuid4())))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any) -> None:  # noqa: FBT001  # torch's
@@ -160,26 +196,56 @@ class StorageReader(_StorageReader):
 
         Raises:
             Error: Any failure of reading: see `tload.stream`.
+            FormatError: Two files have different values for the same elements.
             InvalidRequestError: Shapes or dtypes do not fit.
         """
-        requests: dict[int, list[_Request]] = {}
-        for item in plan.items:
-            if item.type != LoadItemType.TENSOR:
-                message = f"{item.storage_index.fqn!r} is no tensor for the load's planner, and in a checkpoint it is"
-                raise InvalidRequestError(message, tensor=item.storage_index.fqn)
-            index = self._checkpoints.index(self._places[item.storage_index])
-            info = self._checkpoints[index][item.storage_index.fqn]
-            requests.setdefault(index, []).append(_Request(item, info, planner.resolve_tensor(item).detach()))
-        self._refuse(request for of_one in requests.values() for request in of_one)
-        for index, of_one in requests.items():
+        requests = [self._request(item, planner) for item in plan.items]
+        self._refuse(requests)
+        by_checkpoint: dict[int, list[_Request]] = {}
+        for request in requests:
+            self._compare_copies(request)
+            by_checkpoint.setdefault(request.saved.checkpoint, []).append(request)
+        for position, of_one in by_checkpoint.items():
             for batch in _batches(of_one):
-                self._read(self._checkpoints[index], batch)
+                self._read(self._checkpoints[position], batch)
             for request in of_one:
                 planner.commit_tensor(request.item, request.target)
         self._close()
         future: Future[None] = Future()
         future.set_result(None)
         return future
+
+    def _request(self, item: ReadItem, planner: LoadPlanner) -> _Request:
+        name = item.storage_index.fqn
+        if item.type != LoadItemType.TENSOR:
+            message = f"{name!r} is no tensor for the load's planner, and in a checkpoint it is"
+            raise InvalidRequestError(message, tensor=name)
+        starts = list(map(sum, zip(item.storage_index.offset or (), item.storage_offsets, strict=True)))
+        box = tuple((start, start + length) for start, length in zip(starts, item.lengths, strict=True))
+        # Files of several saves may begin at one place: any that has all of the box will do if the others agree.
+        for saved in self._places.get(item.storage_index, ()):
+            if _boxes.contains(saved.box, box):
+                return _Request(item, saved, box, planner.resolve_tensor(item).detach())
+        message = f"{show(self._source)}: the load's planner wants {name!r}{_boxes.show(box)}, and no file has it"
+        raise InvalidRequestError(message, tensor=name)
+
+    def _compare_copies(self, request: _Request) -> None:
+        """Raise `FormatError` if another file has other values for what is to be read."""
+        saved, name = request.saved, request.saved.info.name
+        for other in self._saved[name] if name in self._overlapping else ():
+            if other is saved or not _boxes.meet(request.box, other.box):
+                continue
+            both = _boxes.shared(request.box, other.box)
+            for box in _boxes.slabs(both, COMPARED_BYTES // _dtype(saved.info).itemsize):
+                mine, its = (
+                    self._checkpoints[one.checkpoint].read(name, _index(one, box)).reshape(-1).view(torch.uint8)
+                    for one in (saved, other)
+                )
+                if not torch.equal(mine, its):
+                    files = f"{saved.file} and {other.file}"
+                    message = f"{show(self._source)}: {files} have different values for {name!r}{_boxes.show(box)}"
+                    hint = "remove the files of the earlier save, or save into an empty directory"
+                    raise advise(FormatError, message, hint, tensor=name)
 
     def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request]) -> None:
         load_into(
@@ -191,25 +257,63 @@ class StorageReader(_StorageReader):
             options=self._options,
         )
 
-    def _refuse(self, requests: Iterable[_Request]) -> None:
+    def _refuse(self, requests: list[_Request]) -> None:
         """Raise `InvalidRequestError` that names what does not fit, if there is any."""
-        faults = {}
+        faults: dict[str, str] = {}
+        hint = "make the tensors as the checkpoint has them"
+        unread = self._saved.keys() - {request.saved.info.name for request in requests}
         for request in requests:
-            name, target = request.info.name, request.target
+            info, target = request.saved.info, request.target
+            name, scale = info.name, info.name + SCALE
             if tuple(target.shape) != tuple(request.item.lengths):
                 faults[name] = f"{name!r} is {tuple(target.shape)}, and {tuple(request.item.lengths)} is to be read"
-            elif target.dtype != _dtype(request.info) and not self._cast:
-                faults[name] = f"{name!r} is {target.dtype}, and {_dtype(request.info)} in the checkpoint"
-            elif request.info.dtype == "F4" and not request.is_whole:
+            elif target.dtype != _dtype(info) and not self._cast:
+                faults[name] = f"{name!r} is {target.dtype}, and {_dtype(info)} in the checkpoint"
+                hint = "leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
+            elif target.dtype != _dtype(info) and info.dtype.startswith("F8_") and scale in unread:
+                faults[name] = f"{name!r} is quantized: its values are those in the checkpoint times {scale!r}"
+                hint = "use torch's QuantizedHuggingFaceStorageReader, or load both as they are"
+            elif info.dtype == "F4" and not request.is_whole:
                 faults[name] = f"{name!r} is to be read in part, and two 4-bit floats are one element of torch's"
-        if not faults:
+        if faults:
+            message = f"{show(self._source)}: {_list(faults.values(), '; ')}"
+            raise advise(InvalidRequestError, message, hint, tensor=next(iter(faults)))
+
+    def _refuse_unlisted(self) -> None:
+        """Raise `FormatError` if ranks wrote files beside an index that does not name them: those are of two saves."""
+        folder = _folder(self._source)
+        if folder is None:
             return
-        shown = "; ".join(list(faults.values())[:FAULTS_SHOWN])
-        if len(faults) > FAULTS_SHOWN:
-            shown += f"; and {len(faults) - FAULTS_SHOWN} more"
-        location = self._checkpoints[0].location
-        hint = "pass cast=True to convert dtypes, or make the tensors as the checkpoint has them"
-        raise advise(InvalidRequestError, f"{location}: {shown}", hint, tensor=next(iter(faults)))
+        known = {Path(shard.location).resolve() for checkpoint in self._checkpoints for shard in checkpoint.shards}
+        beside = (file for file in sorted(folder.glob("*.safetensors")) if file.resolve() not in known)
+        unlisted = [file.name for file in beside if _is_of_a_rank(file)]
+        if unlisted:
+            message = f"{show(self._source)}: the index does not name {_list(unlisted, ', ')}, which ranks wrote"
+            raise advise(FormatError, message, "remove the index or these files: they are of two saves")
+
+    def _refuse_incomplete(self) -> None:
+        """Raise `FormatError` that names what of tensors is missing, or cannot be of one save, if there is any."""
+        faults: dict[str, str] = {}
+        for name, found in self._saved.items():
+            its = found[0]
+            other = next((one for one in found if _kind(one.info) != _kind(its.info)), None)
+            if other is not None:
+                kinds = " and ".join(f"{_show_kind(one.info)} in {one.file}" for one in (its, other))
+                faults[name] = f"{name!r} is {kinds}"
+                continue
+            shape, solid = _whole(found), [one.box for one in found if _boxes.size(one.box)]
+            if next(_boxes.overlaps(solid), None) is not None:
+                self._overlapping.add(name)
+            elif sum(map(_boxes.size, solid)) == math.prod(shape):
+                continue
+            gaps = [_boxes.show(gap) for gap in islice(_boxes.missing(shape, solid), GAPS_SHOWN)]
+            if gaps:
+                faults[name] = f"{name!r}, of shape {shape}, lacks {' and '.join(gaps)}"
+        if faults:
+            files = sorted({one.file for found in self._saved.values() for one in found})
+            message = f"{show(self._source)}: {_list(faults.values(), '; ')}; found {_list(files, ', ')}"
+            hint = "the files of all ranks of one save, and no others, have to be there"
+            raise advise(FormatError, message, hint, tensor=next(iter(faults)))
 
     def _open(self) -> Iterator[Checkpoint]:
         if isinstance(self._source, Checkpoint):
@@ -218,7 +322,7 @@ class StorageReader(_StorageReader):
         try:
             yield open(self._source, store=self._store)
         except FormatError:
-            # Ranks that have parts of the same tensor: together no checkpoint, but each of its files is one.
+            # Ranks that have boxes of the same tensor: together no checkpoint, but each of its files is one.
             files = _files_of_ranks(self._source)
             if not files:
                 raise
@@ -230,40 +334,83 @@ class StorageReader(_StorageReader):
             if checkpoint is not self._source:
                 checkpoint.close()
         self._checkpoints = []
-        self._places = {}
+        self._saved, self._places, self._overlapping = {}, {}, set()
 
 
 def _files_of_ranks(source: Source) -> list[Path]:
     """Return the files of a local directory if each was written by one rank, else none."""
-    if not isinstance(source, (str, os.PathLike)) or not Path(source).is_dir():
-        return []
-    files = sorted(Path(source).glob("*.safetensors"))
-    for file in files:
+    folder = _folder(source)
+    files = sorted(folder.glob("*.safetensors")) if folder else []
+    return files if all(map(_is_of_a_rank, files)) else []
+
+
+def _folder(source: Source) -> Path | None:
+    is_one = isinstance(source, (str, os.PathLike)) and Path(source).is_dir()
+    return Path(source) if is_one else None  # type: ignore[arg-type]
+
+
+def _is_of_a_rank(file: Path) -> bool:
+    try:
         with open(file) as checkpoint:
-            if SHARDING_INFO not in checkpoint.metadata:
-                return []
-    return files
+            return SHARDING_INFO in checkpoint.metadata
+    except FormatError:
+        return False
 
 
-def _saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[int]]:
-    """Return where in their tensors a file's parts begin, if it says so."""
+def _saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[int]] | None:
+    """Return where in their tensors a file's boxes begin, if it says so."""
     text = metadata.get(SHARDING_INFO)
     if text is None:
-        return {}
+        return None
     try:
-        return {name: [int(offset) for offset in said["saved_offsets"]] for name, said in json.loads(text).items()}
+        return {name: list(map(operator.index, said["saved_offsets"])) for name, said in json.loads(text).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         message = f"{location}: {SHARDING_INFO} of the metadata is not what torch writes ({error!r})"
         raise FormatError(message, location=location) from error
 
 
-def _chunk(info: TensorInfo, offsets: dict[str, list[int]]) -> ChunkStorageMetadata:
+def _box(info: TensorInfo, location: str, offsets: dict[str, list[int]] | None) -> Box:
+    """Return where in its tensor a file's box is."""
     shape = _shape(info)
-    offset = offsets.get(info.name, [0] * len(shape))
-    if len(offset) != len(shape) or min(offset, default=0) < 0:
-        message = f"{SHARDING_INFO} says that {info.name!r} begins at {offset}, and it has the shape {shape}"
-        raise FormatError(message, tensor=info.name)
-    return ChunkStorageMetadata(torch.Size(offset), torch.Size(shape))
+    start = [0] * len(shape) if offsets is None else offsets.get(info.name, [])
+    if len(start) != len(shape) or not all(
+        0 <= low <= LENGTH_MAX - length for low, length in zip(start, shape, strict=True)
+    ):
+        message = f"{location}: {SHARDING_INFO} says that {info.name!r} begins at {start}, and it has the shape {shape}"
+        raise FormatError(message, location=location, tensor=info.name)
+    return tuple((low, low + length) for low, length in zip(start, shape, strict=True))
+
+
+def _whole(found: list[_Saved]) -> tuple[int, ...]:
+    """Return the shape of a tensor: a rank knows its own box only, together they say how large it is."""
+    return tuple(max(end for _, end in bounds) for bounds in zip(*(one.box for one in found), strict=True))
+
+
+def _chunk(box: Box) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(low for low, _ in box), torch.Size(high - low for low, high in box))
+
+
+def _index(saved: _Saved, box: Box) -> tuple[slice, ...]:
+    """Return where in a file's tensor a box is."""
+    index = [slice(low - start, high - start) for (low, high), (start, _) in zip(box, saved.box, strict=True)]
+    if saved.info.dtype == "F4":
+        index[-1] = slice(2 * index[-1].start, 2 * index[-1].stop)
+    return tuple(index)
+
+
+def _kind(info: TensorInfo) -> tuple[str, int]:
+    return info.dtype, len(info.shape)
+
+
+def _show_kind(info: TensorInfo) -> str:
+    return f"{info.dtype} with {len(info.shape)} dimensions"
+
+
+def _list(texts: Iterable[str], separator: str) -> str:
+    """Join as many as an error names."""
+    texts = list(texts)
+    more = [f"and {len(texts) - FAULTS_SHOWN} more"] if len(texts) > FAULTS_SHOWN else []
+    return separator.join(texts[:FAULTS_SHOWN] + more)
 
 
 def _shape(info: TensorInfo) -> tuple[int, ...]:
@@ -283,8 +430,8 @@ def _batches(requests: list[_Request]) -> Iterator[dict[str, _Request]]:
     """Sort requests into as few batches as may be in which each name comes once."""
     batches: list[dict[str, _Request]] = []
     for request in requests:
-        free = next((batch for batch in batches if request.info.name not in batch), None)
+        free = next((batch for batch in batches if request.saved.info.name not in batch), None)
         if free is None:
             batches.append(free := {})
-        free[request.info.name] = request
+        free[request.saved.info.name] = request
     yield from batches

@@ -83,7 +83,7 @@ pub use over::Over;
 pub use parked::parked_bytes;
 pub use plan::{Selection, Slice, Steps};
 pub use provide::DeviceAllocator;
-pub use receivers::{Receiver, ReceiverRules};
+pub use receivers::{Receiver, ReceiverLayout, ReceiverRules};
 pub use report::{
     DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport, Unverified,
     VerificationReport, VerifiedBy,

@@ -1,5 +1,7 @@
 //! Loading into what the caller has: which tensor goes where, and everything that does not fit, before a byte is written. Pure.
 
+mod footprint;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::buffer::Target;
@@ -8,6 +10,12 @@ use crate::format::Dtype;
 use crate::plan::Selection;
 use crate::request::Device;
 use crate::tensor::TensorInfo;
+
+use footprint::Footprint;
+pub use footprint::ReceiverLayout;
+
+/// Pairs of receivers that an error names for sharing memory.
+const PAIRS_SHOWN: usize = 20;
 
 /// What the caller has for the tensor of a name.
 #[derive(Clone, Debug)]
@@ -22,6 +30,9 @@ pub struct Receiver {
     pub device: Device,
     /// Its memory, if bytes can go straight there: it is contiguous, and of the tensor's dtype. Without, the caller copies.
     pub memory: Option<Target>,
+    /// Positions of its elements, by which receivers are compared: no two tensors are written to
+    /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
+    pub layout: Option<ReceiverLayout>,
 }
 
 /// What may differ between a checkpoint and what receives it.
@@ -51,12 +62,11 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Memory of a receiver: device, first and last address.
-type Range = (Option<usize>, u64, u64);
-
 /// Finds the receiver of every tensor.
 ///
-/// Receivers that are the same memory, such as tied weights, are filled once, from the first of them that the checkpoint has.
+/// Receivers that are the same tensor (address, shape, strides and element type), such as tied
+/// weights, are filled once, from the first of them that the checkpoint has. Two that would be
+/// filled and share memory in any other way do not fit.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
     receivers: Vec<Receiver>,
@@ -66,16 +76,18 @@ pub(crate) fn matched(
         tensors.iter().map(|info| (info.name(), info)).collect();
     let mut faults = Faults::default();
     faults.doubles(&receivers);
-    faults.overlaps(&receivers);
-    let filled: HashSet<Range> = receivers
+    let mut written: Vec<(Footprint, &Receiver)> = receivers
         .iter()
         .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
-        .filter_map(range)
+        .filter_map(|receiver| Some((Footprint::of(receiver)?, receiver)))
         .collect();
+    let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
+    written.sort_by(|(one, _), (other, _)| one.cmp(other));
+    faults.shared = sharing(&written);
     let known: HashSet<&str> = receivers.iter().map(|r| r.name.as_str()).collect();
     if rules.strict {
         for receiver in &receivers {
-            let tied = || range(receiver).is_some_and(|range| filled.contains(&range));
+            let tied = || Footprint::of(receiver).is_some_and(|bytes| filled.contains(&bytes));
             if !by_name.contains_key(receiver.name.as_str()) && !tied() {
                 faults.missing.push(receiver.name.clone());
             }
@@ -95,8 +107,8 @@ pub(crate) fn matched(
             continue;
         };
         faults.differences(info, &receiver, rules);
-        if let Some(range) = range(&receiver)
-            && !taken.insert(range)
+        if let Some(bytes) = Footprint::of(&receiver)
+            && !taken.insert(bytes)
         {
             continue;
         }
@@ -122,21 +134,13 @@ pub(crate) fn matched(
     })
 }
 
-fn range(receiver: &Receiver) -> Option<Range> {
-    let memory = receiver
-        .memory
-        .as_ref()
-        .filter(|memory| !memory.is_empty())?;
-    let last = memory.address().saturating_add(memory.len() as u64 - 1);
-    Some((memory.ordinal(), memory.address(), last))
-}
-
 /// Everything that does not fit.
 #[derive(Debug, Default)]
 struct Faults {
     missing: Vec<String>,
     unexpected: Vec<String>,
     differing: Vec<String>,
+    shared: Vec<String>,
 }
 
 impl Faults {
@@ -146,24 +150,6 @@ impl Faults {
             if !seen.insert(&receiver.name) {
                 self.differing
                     .push(format!("{:?} is given twice", receiver.name));
-            }
-        }
-    }
-
-    /// Memory that is the same is one tensor with two names; memory that is the same in part is a mistake.
-    fn overlaps(&mut self, receivers: &[Receiver]) {
-        let mut ranges: Vec<(Range, &str)> = receivers
-            .iter()
-            .filter_map(|receiver| Some((range(receiver)?, receiver.name.as_str())))
-            .collect();
-        ranges.sort_unstable();
-        for pair in ranges.windows(2) {
-            let ((device, start, last), name) = pair[0];
-            let ((other_device, other_start, other_last), other) = pair[1];
-            let same = (start, last) == (other_start, other_last);
-            if device == other_device && other_start <= last && !same {
-                self.differing
-                    .push(format!("{name:?} and {other:?} share some of their memory"));
             }
         }
     }
@@ -206,12 +192,14 @@ impl Faults {
         ]
         .into_iter()
         .flatten()
-        .chain(self.differing.iter().cloned())
+        .chain(self.differing.iter().chain(&self.shared).cloned())
         .collect();
         if all.is_empty() {
             return Ok(());
         }
-        let hint = if self.differing.is_empty() {
+        let hint = if !self.shared.is_empty() {
+            "leave out one of those that share memory, or give each its own"
+        } else if self.differing.is_empty() {
             "turn strict off to load what both have"
         } else {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
@@ -219,6 +207,46 @@ impl Faults {
         let message = format!("the tensors do not fit: {}", all.join("; "));
         Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
     }
+}
+
+/// Describes pairs of receivers that would be filled with two tensors at once. They come sorted by
+/// their memory.
+fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
+    let pairs = written
+        .iter()
+        .enumerate()
+        .flat_map(|(index, (bytes, receiver))| {
+            let beside = written[index + 1..].iter();
+            beside
+                .take_while(|(other, _)| bytes.bounds(other))
+                .filter_map(|(other, its)| shared(bytes, receiver, other, its))
+        });
+    pairs.take(PAIRS_SHOWN).collect()
+}
+
+/// Returns in which way two receivers share memory, unless they share none or are the same tensor.
+fn shared(
+    bytes: &Footprint,
+    receiver: &Receiver,
+    other: &Footprint,
+    its: &Receiver,
+) -> Option<String> {
+    let layouts = (ReceiverLayout::of(receiver)?, ReceiverLayout::of(its)?);
+    let relation = if bytes != other {
+        match bytes.shares(other) {
+            Some(false) => return None,
+            Some(true) => "share some of their memory".to_owned(),
+            None => "may share memory: their strides are too irregular to tell".to_owned(),
+        }
+    } else if layouts.0.agrees_with(&layouts.1) && receiver.shape == its.shape {
+        return None;
+    } else if layouts.0.elements == layouts.1.elements {
+        "are the same memory in other shapes or strides".to_owned()
+    } else {
+        let (one, two) = (&layouts.0.elements, &layouts.1.elements);
+        format!("are the same memory, once as {one} and once as {two}")
+    };
+    Some(format!("{:?} and {:?} {relation}", receiver.name, its.name))
 }
 
 #[cfg(test)]
@@ -258,6 +286,26 @@ mod tests {
             shape: shape.to_vec(),
             device: Device::Cpu,
             memory,
+            layout: None,
+        }
+    }
+
+    fn strided(
+        name: &str,
+        dtype: Dtype,
+        address: u64,
+        dims: &[(usize, isize)],
+        elements: &str,
+    ) -> Receiver {
+        let shape: Vec<usize> = dims.iter().map(|&(len, _)| len).collect();
+        Receiver {
+            layout: Some(ReceiverLayout {
+                address,
+                element_bytes: dtype.bits() / 8,
+                dims: dims.to_vec(),
+                elements: elements.to_owned(),
+            }),
+            ..receiver(name, dtype, &shape, None)
         }
     }
 
@@ -317,12 +365,85 @@ mod tests {
             matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("tied");
         assert_eq!(matched_both.targets.len(), 1);
         let shifted = receiver("b", Dtype::U8, &[8], Some(memory(0x1004, 8)));
-        let error = matched(&tensors, vec![tied("a"), shifted], STRICT).expect_err("overlap");
-        assert!(
-            error.message().contains("share some of their memory"),
-            "{error}"
+        let error = matched(&tensors, vec![tied("a"), shifted.clone()], STRICT);
+        assert_eq!(
+            error.expect_err("overlap").message(),
+            "the tensors do not fit: \"a\" and \"b\" share some of their memory"
         );
         let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
         assert!(error.expect_err("twice").message().contains("given twice"));
+        // A view that nothing is loaded into does no harm.
+        let only = [info("a", Dtype::U8, &[8])];
+        let lenient = ReceiverRules {
+            strict: false,
+            cast: false,
+        };
+        assert!(matched(&only, vec![tied("a"), shifted], lenient).is_ok());
+    }
+
+    #[test]
+    fn views_of_the_same_memory_are_refused_unless_they_are_the_same_tensor() {
+        let tensors = [
+            info("a", Dtype::F32, &[4, 4]),
+            info("b", Dtype::F32, &[4, 4]),
+        ];
+        let rows: [(usize, isize); 2] = [(4, 16), (4, 4)];
+        let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
+        let sharing = |a: Receiver, b: Receiver| {
+            let error = matched(&tensors, vec![a, b], STRICT).err()?;
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|hint| hint.contains("share memory"))
+            );
+            let relation = error.message().split_once("\"a\" and \"b\" ");
+            Some(relation.expect("names both").1.to_owned())
+        };
+        let f32 = |name, address, dims| strided(name, Dtype::F32, address, dims, "F32");
+        let same = "are the same memory in other shapes or strides";
+        let some = "share some of their memory";
+        for (a, b, expected) in [
+            (f32("a", 0x1000, &columns), f32("b", 0x1000, &columns), None),
+            (
+                f32("a", 0x1000, &rows),
+                f32("b", 0x1000, &columns),
+                Some(same),
+            ),
+            (
+                f32("a", 0x1000, &[(4, 32), (4, 8)]),
+                f32("b", 0x1004, &[(4, 32), (4, 8)]),
+                None,
+            ),
+            (
+                f32("a", 0x1000, &[(4, 32), (4, 8)]),
+                f32("b", 0x1008, &[(4, 32), (4, 8)]),
+                Some(some),
+            ),
+            (
+                f32("a", 0x1000, &columns),
+                receiver("b", Dtype::F32, &[4, 4], Some(memory(0x1030, 64))),
+                Some(some),
+            ),
+            (
+                f32("a", 0x1000, &rows),
+                strided("b", Dtype::F32, 0x1000, &rows, "I32"),
+                Some("are the same memory, once as F32 and once as I32"),
+            ),
+        ] {
+            assert_eq!(sharing(a, b).as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn a_tied_receiver_that_is_not_contiguous_is_filled_once_and_not_missed() {
+        let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
+        let tied = |name: &str| strided(name, Dtype::F32, 0x1000, &columns, "F32");
+        let tensors = [
+            info("b", Dtype::F32, &[4, 4]),
+            info("c", Dtype::F32, &[4, 4]),
+        ];
+        let found = matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("fit");
+        let selected = found.selection.resolve(&["b", "c"]).expect("selects");
+        assert_eq!((selected, found.targets.len()), (vec![0], 0));
     }
 }

@@ -11,18 +11,24 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, Dtype, KeepAlive, Receiver, Target};
+use tload::{Device, Dtype, KeepAlive, Receiver, ReceiverLayout, Target};
 
 use crate::error::{exception, invalid_request};
 
-/// Name, dtype as safetensors files write it (none if they cannot), shape, device, and its memory if that is contiguous.
+/// Name, dtype as safetensors files write it (none if they cannot), shape, device, its memory if
+/// that is contiguous, and the positions of its elements if it has any.
 type Described = (
     String,
     Option<String>,
     Vec<usize>,
     String,
     Option<MemoryDescribed>,
+    Option<LayoutDescribed>,
 );
+
+/// Address, bytes of an element, length and stride in bytes of each dimension, and the element type
+/// in words.
+type LayoutDescribed = (u64, usize, Vec<(usize, isize)>, String);
 
 /// Address, bytes, the stream that it is ordered with (on a GPU), and the object that keeps it.
 type MemoryDescribed = (u64, usize, u64, Py<PyAny>);
@@ -34,18 +40,25 @@ pub(crate) struct ReceiverArgument(Described);
 
 impl ReceiverArgument {
     pub(crate) fn read(self, py: Python<'_>) -> PyResult<Receiver> {
-        let (name, dtype, shape, device, memory) = self.0;
+        let (name, dtype, shape, device, memory, layout) = self.0;
         let device: Device = device.parse().map_err(|error| exception(py, &error))?;
         let dtype = dtype.map(|dtype| named(py, &dtype)).transpose()?;
         let memory = memory
             .map(|memory| target(py, device, memory))
             .transpose()?;
+        let layout = layout.map(|(address, element_bytes, dims, elements)| ReceiverLayout {
+            address,
+            element_bytes,
+            dims,
+            elements,
+        });
         Ok(Receiver {
             name,
             dtype,
             shape,
             device,
             memory,
+            layout,
         })
     }
 }

@@ -259,6 +259,7 @@ fn receivers_are_filled() {
                     Device::Cuda(usize::try_from(ordinal).expect("small"))
                 }),
                 memory,
+                layout: None,
             }
         })
         .collect();
