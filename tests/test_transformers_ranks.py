@@ -42,14 +42,14 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     indices: dict[str, Any] = {}
-    read = tload.Checkpoint.read
+    read = tload._stream.read
 
-    def spy(checkpoint: tload.Checkpoint, name: str, index: Any = ..., **keywords: Any) -> Any:
-        tensor = read(checkpoint, name, index, **keywords)
+    def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
+        tensor = read(checkpoint, name, *arguments, **keywords)
         indices[name] = math.prod(tensor.shape) / math.prod(checkpoint[name].shape)
         return tensor
 
-    vars(tload)["Checkpoint"].read = spy
+    vars(tload._stream)["read"] = spy
     prompt = torch.arange(12)[None]
     for kind in ("tp_size", "fsdp_size"):
         indices.clear()
@@ -61,7 +61,7 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
         for name, tensor in stock.state_dict().items():
             assert torch.equal(state[name], local(tensor)), name
         with torch.no_grad():
-            assert torch.equal(model(prompt).logits, stock(prompt).logits)
+            models.assert_close(model(prompt).logits, stock(prompt).logits)
         assert indices["lm_head.weight"] == 0.5
         # Either half of each expert, or half of the experts.
         own = [name for name in indices if ".experts." in name]
