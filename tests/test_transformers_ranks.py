@@ -6,8 +6,6 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import models
 from conftest import require
 from servers import unused_port
@@ -15,10 +13,11 @@ from servers import unused_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     import tload
 
 
-@pytest.mark.timeout(240)
 def test_two_ranks_load_the_model_that_transformers_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch = require("torch")
