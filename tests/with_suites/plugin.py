@@ -113,7 +113,7 @@ class Recorder:
             outcome = "xpassed" if report.passed else "xfailed"  # type: ignore[assignment]
         known = self.outcomes.get(report.nodeid)
         # What set-up and tear-down do counts if they fail.
-        if known is None or known[0] == "passed":
+        if known is None or known[0] == "passed" or report.failed:
             self.outcomes[report.nodeid] = (outcome, last_line(report.longreprtext))
 
     def pytest_sessionfinish(self) -> None:
