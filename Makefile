@@ -25,7 +25,7 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
 
 build:
 	cargo build --release
@@ -113,6 +113,23 @@ $(VLLM_INSTALLED): $(INSTALLED) FORCE
 	touch $@
 
 FORCE:
+
+# The tests that safetensors, accelerate, transformers and Run:ai have in the package registry, with their package and
+# with tload in its place; minutes. With ARGS, for example: make test-suites ARGS=safetensors
+SUITES_VENV ?= $(VENV)/suites
+SUITES_PY := $(SUITES_VENV)/bin/python
+SUITES_INSTALLED := $(SUITES_VENV)/.tload-suites
+
+test-suites: wheel $(SUITES_INSTALLED)
+	$(SUITES_PY) tests/with_suites/suites.py --cache $(SUITES_VENV)/cache \
+		$(if $(ARGS),$(ARGS),--results tests/with_suites/RESULTS.md)
+
+$(SUITES_INSTALLED): tests/with_suites/requirements.txt $(INSTALLED)
+	$(PY) -m venv $(SUITES_VENV)
+	$(PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))" \
+		> "$$($(SUITES_PY) -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth"
+	$(SUITES_PY) -m pip install --requirement $<
+	touch $@
 
 # Real object stores to test against, pinned. What is there already is left alone.
 servers:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILE = "libtload_cuda_stub.so"
 LEFT = ("allocations", "allocated_bytes", "registrations", "host_allocations", "streams", "events", "contexts")
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds: loads that were given up end when their copies do."""
 
 

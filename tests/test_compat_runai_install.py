@@ -64,6 +64,9 @@ def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, flo
         ("file_streamer.requests_iterator", "FileChunks"),
         ("file_streamer.requests_iterator", "RunaiStreamerMemoryLimitException"),
         ("s3_utils.s3_utils", "S3Credentials"),
+        ("s3_utils.s3_utils", "filter_allow"),
+        ("s3_utils.s3_utils", "filter_ignore"),
+        ("s3_utils.s3_utils", "removeprefix"),
         ("safetensors_streamer.safetensors_streamer", "SafetensorsStreamer"),
         ("safetensors_streamer.safetensors_streamer", "ObjectStorageModel"),
         ("safetensors_streamer.safetensors_pytorch", "SafetensorMetadata"),
@@ -76,6 +79,36 @@ def test_what_their_modules_have_is_in_the_same_place(module: str, name: str, in
         thing = getattr(thing, part)
     assert thing is found, "also as an attribute of its parent"
     assert hasattr(found, name)
+
+
+PATHS = ["a/model.safetensors", "a/b/config.json", "a/b/Config.json", "a/dir/", "x", "a/model.safetensors"]
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("patterns", "wanted"),
+    [
+        ([], []),
+        (["*"], PATHS),
+        (["*.safetensors"], ["a/model.safetensors", "a/model.safetensors"]),
+        (["*/"], ["a/dir/"]),
+        (["config.json"], []),
+        (["a/*.json", "x"], ["a/b/config.json", "a/b/Config.json", "x"]),
+        (["*[!C]onfig.json"], ["a/b/config.json"]),
+    ],
+)
+def test_patterns_match_whole_paths_and_keep_order_and_repetitions(patterns: list[str], wanted: list[str]) -> None:
+    """Results of runai_model_streamer 0.17."""
+    theirs = importlib.import_module(f"{NAME}.s3_utils.s3_utils")
+    assert theirs.filter_allow(PATHS, patterns) == wanted
+    assert theirs.filter_ignore(PATHS, patterns) == [path for path in PATHS if path not in wanted]
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_prefix_is_removed_once_and_only_from_the_front() -> None:
+    removeprefix = importlib.import_module(f"{NAME}.s3_utils.s3_utils").removeprefix
+    assert [removeprefix(text, "a/") for text in ("a/a/b", "b/a/", "a", "")] == ["a/b", "b/a/", "a", ""]
+    assert removeprefix("a", "") == "a"
 
 
 def test_it_does_not_take_the_place_of_what_is_in_use() -> None:

@@ -31,7 +31,7 @@ def run(script: str, *arguments: object, environment: dict[str, str] | None = No
     done = subprocess.run(
         [*python, "-c", script, *map(str, arguments)],
         env=os.environ | {"PYTHONPATH": TESTS} | (environment or {}),
-        timeout=60,
+        timeout=300,
         capture_output=True,
         text=True,
         check=False,
@@ -144,7 +144,7 @@ look()
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     )
     before, after = map(int, done.stdout.split())
     assert before > 0
@@ -177,16 +177,16 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("way", ["loop", "copies"])
 def test_ctrl_c_stops_a_load_to_a_gpu(way: str, megabytes: Path) -> None:
-    tries = []
-    for _ in range(3):
+    def interrupt() -> float:
         with running(INTERRUPTED, megabytes, require_stub(), way) as child:
             sent = time.monotonic()
             child.send_signal(signal.SIGINT)
-            stdout, stderr = child.communicate(timeout=60)
+            stdout, stderr = child.communicate(timeout=300)
             assert "KeyboardInterrupt" in stderr
             assert child.returncode == -signal.SIGINT, stderr
-            tries.append(float(stdout) - sent)
-    assert_prompt(tries)
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
 
 
 FORK = """

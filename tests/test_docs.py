@@ -79,7 +79,6 @@ for page, line, language, text in json.load(sys.stdin):
 """
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     blocks = [block for block in blocks_of(page) if block.reason is None and block.language in {"python", *SHELLS}]
@@ -273,7 +272,7 @@ def words_of(command: str) -> list[str]:
 @cache
 def help_of(*command: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "tload", *command, "--help"], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "tload", *command, "--help"], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -171,8 +171,9 @@ def test_a_deadline_that_passes(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (1 << 20,), bytes(1 << 20)) for index in range(64)})
     # The budget holds less than what is left, and nobody receives it: the load cannot end before its deadline.
-    stream = tload.stream(path, framework="dlpack", memory_limit="2 MiB", timeout=0.05)
-    while stream.report.seconds < 0.1:
+    with tload.open(path) as checkpoint:
+        stream = tload.stream(checkpoint, framework="dlpack", memory_limit="2 MiB", timeout=1)
+    while stream.report.seconds <= 1:
         pass
     with pytest.raises(TimeoutError) as caught:
         list(stream)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TENSORS = 24
 SIZE = 150_000
 LOADS = os.environ.get("TLOAD_LOADS", "320")
-PATIENCE = 60.0
+PATIENCE = 300.0
 """Seconds: a child that takes longer hangs."""
 
 

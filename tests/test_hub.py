@@ -227,7 +227,7 @@ def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monke
 def run(*arguments: str) -> str:
     """The command in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-m", "tload", *arguments], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-m", "tload", *arguments], capture_output=True, text=True, check=False, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

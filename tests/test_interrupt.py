@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -15,15 +16,15 @@ from conftest import require, skip_loudly
 from files import Content, tile, write_file
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MIB = 1 << 20
 
-# Seconds. The first is what is promised on a machine that has time for it, so the best of a few tries keeps it; this
-# machine may be busy with other tests, so each try may take the second.
 PROMISED = 0.2
-PATIENCE = 1.0
+"""Seconds: what an interrupt takes on a machine that has time for it."""
+
+TRIES_MAX = 20
 
 
 @pytest.fixture
@@ -33,9 +34,15 @@ def megabytes(tmp_path: Path) -> Path:
     return path
 
 
-def assert_prompt(tries: list[float]) -> None:
-    assert min(tries) <= PROMISED, tries
-    assert max(tries) < PATIENCE, tries
+def assert_prompt(interrupt: Callable[[], float], tries: int) -> None:
+    """Fail unless an interrupt, which returns its seconds, mostly takes no longer than promised.
+
+    A machine that is busy with other tests delays any one of them, so more tries follow until most are prompt.
+    """
+    taken: list[float] = []
+    while len(taken) < tries or statistics.median(taken) > PROMISED:
+        assert len(taken) < TRIES_MAX, taken
+        taken.append(interrupt())
 
 
 @contextmanager
@@ -46,7 +53,7 @@ def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
         try:
             assert child.stdout is not None
             if child.stdout.readline() != "ready\n":
-                _, stderr = child.communicate(timeout=30)
+                _, stderr = child.communicate(timeout=300)
                 assert child.returncode == 77, stderr
                 skip_loudly("seccomp", "no user notification")
             yield child
@@ -79,16 +86,16 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("way", ["load", "stream", "open", "callback"])
 def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
-    tries = []
-    for _ in range(5):
+    def interrupt() -> float:
         with running(CHILD, megabytes, way) as child:
             sent = time.monotonic()
             child.send_signal(signal.SIGINT)
-            stdout, stderr = child.communicate(timeout=30)
+            stdout, stderr = child.communicate(timeout=300)
             assert "KeyboardInterrupt" in stderr
             assert child.returncode == -signal.SIGINT, stderr
-            tries.append(float(stdout) - sent)
-    assert_prompt(tries)
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 5)
 
 
 # A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process to a supervisor,
@@ -147,28 +154,28 @@ except (KeyboardInterrupt, tload.CancelledError):
 
 @pytest.mark.parametrize("way", ["next", "open"])
 def test_ctrl_c_stops_a_wait_for_a_disk_that_hangs(way: str, megabytes: Path) -> None:
-    tries = []
-    for _ in range(3):
+    def interrupt() -> float:
         with running(HANG, megabytes, way) as child:
             sent = time.monotonic()
             child.send_signal(signal.SIGINT)
-            stdout, stderr = child.communicate(timeout=30)
+            stdout, stderr = child.communicate(timeout=300)
             assert "KeyboardInterrupt" in stderr
-            tries.append(float(stdout) - sent)
-    assert_prompt(tries)
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
 
 
 def test_other_threads_run_while_a_load_waits_and_can_cancel_it(megabytes: Path) -> None:
-    tries = []
-    for _ in range(3):
+    def interrupt() -> float:
         with running(HANG, megabytes, "cancel") as child:
             assert child.stdout is not None
             assert child.stdout.readline() == "cancels\n"
             sent = time.monotonic()
-            stdout, stderr = child.communicate(timeout=30)
+            stdout, stderr = child.communicate(timeout=300)
             assert "CancelledError" in stderr
-            tries.append(float(stdout) - sent)
-    assert_prompt(tries)
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
 
 
 FORK = """
@@ -214,7 +221,7 @@ def test_a_stream_says_that_it_does_not_survive_fork(megabytes: Path) -> None:
     require("numpy")
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, "-c", FORK, str(megabytes)], timeout=60, capture_output=True, text=True, check=False
+            [sys.executable, "-c", FORK, str(megabytes)], timeout=300, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
 
@@ -227,5 +234,5 @@ def test_python_ends_well_with_a_load_running(megabytes: Path) -> None:
             "item = next(stream)\n"
             f"{ending}\n"
         )
-        done = subprocess.run([sys.executable, "-c", script], timeout=30, capture_output=True, text=True, check=False)
+        done = subprocess.run([sys.executable, "-c", script], timeout=300, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

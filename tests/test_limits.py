@@ -68,7 +68,7 @@ def run(location: Path, prepare: Callable[[], None], script: str = LOAD) -> subp
         capture_output=True,
         text=True,
         check=False,
-        timeout=100,
+        timeout=300,
     )
 
 

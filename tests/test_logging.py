@@ -37,7 +37,7 @@ def logged_by(script: str, *arguments: str, **variables: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     # Tests run on debug builds too.

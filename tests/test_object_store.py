@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -233,7 +234,6 @@ def test_a_web_page_that_is_not_there(web: Web) -> None:
     assert caught.value.status == 404
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("retries", [None, 0])
 def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None:
     endpoint = f"http://127.0.0.1:{unused_port()}"
@@ -252,12 +252,17 @@ def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None
 
 
 def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
-    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", timeout=1)
-    with pytest.raises(TimeoutError) as caught:
-        list(stream)
-    assert isinstance(caught.value, tload.LoadTimeoutError)
-    assert stream.report.outcome == "timed_out"
-    assert stream.report.tensors > 0
+    with tload.open(f"{stalling.url}/a.safetensors") as checkpoint:
+        # Longer ones for a machine on which nothing came within the first.
+        for timeout in (1, 5, 25):
+            stream = tload.stream(checkpoint, framework="dlpack", timeout=timeout)
+            with pytest.raises(TimeoutError) as caught:
+                list(stream)
+            assert isinstance(caught.value, tload.LoadTimeoutError)
+            assert stream.report.outcome == "timed_out"
+            if stream.report.tensors:
+                return
+    pytest.fail("no tensor came before the server stalled")
 
 
 def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
@@ -267,7 +272,8 @@ def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
     assert isinstance(caught.value, tload.LoadTimeoutError)
     assert caught.value.attempts == 2
     stalling.stall_from = 32 * MIB
-    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", store={"read_timeout": 0.2}, retries=0)
+    # Opening has nine tries of so long, which is enough for a server on a busy machine.
+    stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", store={"read_timeout": 2}, retries=0)
     with pytest.raises(TimeoutError) as caught:
         list(stream)
     assert isinstance(caught.value, tload.LoadTimeoutError)
@@ -302,21 +308,23 @@ except KeyboardInterrupt:
 def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, stalling: Web) -> None:
     if way == "open":
         stalling.stall_from = 0
-    tries = []
-    for number in range(3):
+    numbers = itertools.count()
+
+    def interrupt() -> float:
         # A name of its own: requests of the child before may still be under way.
-        path = f"/b/{number}.safetensors"
+        path = f"/b/{next(numbers)}.safetensors"
         stalling.files[path[1:]] = stalling.files["a.safetensors"]
         url = f"s3:/{path}" if scheme == "s3" else stalling.url + path
         with running(WAITS, url, stalling.url, way) as child:
             stalling.wait_until_stalled(path)
             sent = time.monotonic()
             child.send_signal(signal.SIGINT)
-            stdout, stderr = child.communicate(timeout=30)
+            stdout, stderr = child.communicate(timeout=300)
             assert "KeyboardInterrupt" in stderr
             assert child.returncode == -signal.SIGINT, stderr
-            tries.append(float(stdout) - sent)
-    assert_prompt(tries)
+            return float(stdout) - sent
+
+    assert_prompt(interrupt, 3)
 
 
 # Memory and threads of a load whose server stalls: before it, while it waits, and after it was given up.
@@ -409,7 +417,7 @@ def test_python_ends_well_while_a_server_stalls(stalling: Web) -> None:
             f"{ending}\n"
         )
         command = [sys.executable, "-W", "ignore:this is a debug build", "-c", script]
-        done = subprocess.run(command, timeout=30, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, timeout=300, capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -477,7 +485,7 @@ def test_a_checkpoint_in_a_store_says_that_it_does_not_survive_fork(s3: S3, url:
     for _ in range(3):
         done = subprocess.run(
             [sys.executable, "-c", FORK, *arguments],
-            timeout=60,
+            timeout=300,
             capture_output=True,
             text=True,
             check=False,

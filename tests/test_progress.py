@@ -17,6 +17,7 @@ import tload
 import tload._stream
 from conftest import require
 from files import Content, tile, write_file
+from tload import _progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,12 +45,13 @@ def test_a_callback_sees_growing_numbers_and_the_end(megabytes: Path, monkeypatc
     assert last.bytes_read >= 16 * MIB
 
 
-def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path) -> None:
+def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _progress.INTERVAL == 0.1
+    # Longer than any load: all that is left is the call at the end.
+    monkeypatch.setattr(tload._stream, "INTERVAL", 3600.0)
     seen: list[tload.Progress] = []
-    stream = tload.stream(megabytes, framework="dlpack", progress=seen.append)
-    list(stream)
-    assert 1 <= len(seen) <= 2 + stream.report.seconds / 0.1
-    assert seen[-1].fraction == 1.0
+    list(tload.stream(megabytes, framework="dlpack", progress=seen.append))
+    assert [progress.fraction for progress in seen] == [1.0]
 
 
 def test_what_a_callback_raises_stops_the_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,7 @@ def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
     require("ipykernel")
     jupyter = require("jupyter_client.manager")
     manager, client = jupyter.start_new_kernel(
-        kernel_name="python3", startup_timeout=60, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        kernel_name="python3", startup_timeout=300, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     )
     shown: list[dict[str, Any]] = []
 
@@ -114,7 +116,7 @@ def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
             f"import tload, tload._stream; tload._stream.INTERVAL = 0.0\n"
             f"_ = tload.load({str(megabytes)!r}, framework='dlpack', progress=True)"
         )
-        reply = client.execute_interactive(code, timeout=60, output_hook=note, allow_stdin=False)
+        reply = client.execute_interactive(code, timeout=300, output_hook=note, allow_stdin=False)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import tload
 from conftest import require
 
@@ -20,7 +18,6 @@ def run(*arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.timeout(600)
 def test_the_package_and_its_users_are_typed() -> None:
     """Checks the package, the tests, and a program that states the types it expects: `typed_program.py`."""
     require("mypy")
@@ -28,7 +25,6 @@ def test_the_package_and_its_users_are_typed() -> None:
     run("mypy")
 
 
-@pytest.mark.timeout(600)
 def test_the_stub_agrees_with_the_binary() -> None:
     require("mypy")
     require("torch")

@@ -6,8 +6,6 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
 import models
 from conftest import require
 from servers import unused_port
@@ -15,10 +13,11 @@ from servers import unused_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import pytest
+
     import tload
 
 
-@pytest.mark.timeout(240)
 def test_two_ranks_load_the_model_that_transformers_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     torch = require("torch")
@@ -42,14 +41,14 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     torch.distributed.init_process_group("gloo", rank=rank, world_size=2)
     indices: dict[str, Any] = {}
-    read = tload.Checkpoint.read
+    read = tload._stream.read
 
-    def spy(checkpoint: tload.Checkpoint, name: str, index: Any = ..., **keywords: Any) -> Any:
-        tensor = read(checkpoint, name, index, **keywords)
+    def spy(checkpoint: tload.Checkpoint, name: str, *arguments: Any, **keywords: Any) -> Any:
+        tensor = read(checkpoint, name, *arguments, **keywords)
         indices[name] = math.prod(tensor.shape) / math.prod(checkpoint[name].shape)
         return tensor
 
-    vars(tload)["Checkpoint"].read = spy
+    vars(tload._stream)["read"] = spy
     prompt = torch.arange(12)[None]
     for kind in ("tp_size", "fsdp_size"):
         indices.clear()
@@ -61,7 +60,7 @@ def two_ranks(rank: int, folder: Path, port: int) -> None:
         for name, tensor in stock.state_dict().items():
             assert torch.equal(state[name], local(tensor)), name
         with torch.no_grad():
-            assert torch.equal(model(prompt).logits, stock(prompt).logits)
+            models.assert_close(model(prompt).logits, stock(prompt).logits)
         assert indices["lm_head.weight"] == 0.5
         # Either half of each expert, or half of the experts.
         own = [name for name in indices if ".experts." in name]

@@ -183,6 +183,11 @@ def verifies() -> bool:
     return os.environ.get(VARIABLES["verify"], "").strip() not in {"", "off"}
 
 
+def is_strict(options: Options) -> bool:
+    """Return whether bytes that cannot be verified are an error, by the core's rule."""
+    return options.verify not in {None, "off", "auto"}
+
+
 def _with_environment(options: Options, environment: Mapping[str, str]) -> Options:
     for name, variable in VARIABLES.items():
         text = environment.get(variable, "").strip()

@@ -438,13 +438,25 @@ def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKey
         return {name: arrived[name] for name in tensors._raw.names()}  # noqa: SLF001
 
 
-def read(checkpoint: Checkpoint, name: str, index: Index, framework: Framework, device: object) -> Any:
-    """Do what `Checkpoint.read` says."""
+def read(
+    checkpoint: Checkpoint,
+    name: str,
+    index: Index,
+    framework: Framework,
+    device: object,
+    *,
+    options: Options | None = None,
+) -> Any:
+    """Do what `Checkpoint.read` says; `options` win over the environment."""
     make_converter = _converters(framework)
     wanted = _cuda.device_name(device, framework)
     if wanted != "cpu":
-        return load(checkpoint, framework=framework, names=name, slices={name: index}, device=wanted)[name]
-    tensor = open_raw(checkpoint, None).read(name, index, resolve(None, OptionKeywords()))
+        slices = {name: index}
+        return load(checkpoint, framework=framework, names=name, slices=slices, device=wanted, options=options)[name]
+    resolved = resolve(options, OptionKeywords())
+    if framework == "torch":
+        resolved = _torch.with_writable(resolved)
+    tensor = open_raw(checkpoint, None).read(name, index, resolved)
     return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)
 
 

@@ -144,6 +144,8 @@ def test_layers_of_multi_token_prediction_are_renamed_as_there(folder: Path) -> 
 def test_what_is_not_safetensors_is_left_to_sglang(tmp_path: Path) -> None:
     torch.save({"a.weight": torch.arange(3)}, tmp_path / "pytorch_model.bin")
     assert weights_of(loader(), config(tmp_path))["a.weight"].tolist() == [0, 1, 2]
+    with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
+        weights_of(loader({"verify": "require"}), config(tmp_path))
 
 
 def test_from_elsewhere(s3: S3, folder: Path, tmp_path: Path) -> None:

@@ -177,6 +177,11 @@ def test_weights_beside_the_models_own_have_their_prefix(folder: Path, tmp_path:
     assert same(elsewhere, got)
     files = weights_of(loader({"source": [str(path) for path in sorted(folder.glob("model-*"))]}), config(tower), model)
     assert same(files, got)
+    verified = Model()
+    verified.secondary_weights = model.secondary_weights[1:]
+    tload.verify(folder, write=True).check()
+    with pytest.raises(tload.InvalidRequestError, match="cannot be verified"):
+        weights_of(loader({"verify": "require"}), config(folder), verified)
 
 
 def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:

@@ -8,7 +8,8 @@ config = sglang.srt.configs.load_config.LoadConfig(load_format=tload.sglang.Tloa
 ```
 
 The files to read are chosen as `--load-format auto` chooses them, and what is not safetensors is left to SGLang's own
-loader. The keys of `--model-loader-extra-config` are those of the plugin for vLLM, but for `enable_weights_track`,
+loader, or refused if `verify` is strict. The keys of `--model-loader-extra-config` are those of the plugin for vLLM,
+but for `enable_weights_track`,
 which SGLang does not have: see `tload.vllm`. Each process reads every tensor, as with SGLang's own loader.
 
 SGLang takes a URL as the model with its own formats only. Give it as `source`, with configuration and tokenizer from

@@ -54,6 +54,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
             folder = source.model_or_path if place is None else place
             files, use_safetensors = self._files(source, folder, keywords.get("resolved_source"))
             if not use_safetensors:
+                self._settings.refuse_others(f"`{folder}`: files other than safetensors", "SGLang")
                 logger.warning("%s has no safetensors: SGLang's own loader reads it instead of tload", folder)
                 return super()._get_weights_iterator(source, **keywords)  # type: ignore[no-any-return]
             weights = self._stream(sorted(_weights.without_copies(files), key=_weights.natural), folder)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tload import _stream
 from tload._checkpoint import SCHEMES, Checkpoint, open, show  # noqa: A004
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 from tload._options import Options
@@ -140,15 +141,16 @@ def _load(
     cls: Any, checkpoint: Checkpoint, model_args: tuple[Any, ...], kwargs: dict[str, Any], options: Options | None
 ) -> Any:
     def read(name: str, index: Any = ...) -> torch.Tensor:
-        return checkpoint.read(name, index)
+        tensor: torch.Tensor = _stream.read(checkpoint, name, index, "torch", "cpu", options=options)
+        return tensor
 
     # Ranks that share a model read their part of each tensor when they know which. There is nothing to read ahead.
     if any(kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")):
         return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
-    if options is None and device == "cpu" and not device_map and _may_be_mapped(checkpoint):
-        options = Options(cache="map")
-    feed = Feed(checkpoint, in_order_of_use(checkpoint), read, device=device, device_map=device_map, options=options)
+    is_mapped = options is None and device == "cpu" and not device_map and _may_be_mapped(checkpoint)
+    ahead = Options(cache="map") if is_mapped else options
+    feed = Feed(checkpoint, in_order_of_use(checkpoint), read, device=device, device_map=device_map, options=ahead)
     try:
         with _one_at_a_time():
             return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, feed.take, read), **kwargs)

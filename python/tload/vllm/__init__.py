@@ -9,9 +9,9 @@ $ TLOAD_REPLACE_RUNAI=1 vllm serve s3://bucket/model
 ```
 
 MODEL is a folder or the name of a model of a hub, as ever; the files to read are chosen as `--load-format auto` chooses
-them, and what is not safetensors is left to vLLM's own loader. vLLM itself refuses a URL as the model with any format
-but those of Run:ai Model Streamer: give it as `source`, with configuration and tokenizer from MODEL, or let tload take
-that loader's place.
+them, and what is not safetensors is left to vLLM's own loader, or refused if `verify` is strict. vLLM itself refuses a
+URL as the model with any format but those of Run:ai Model Streamer: give it as `source`, with configuration and
+tokenizer from MODEL, or let tload take that loader's place.
 
 Keys of `--model-loader-extra-config`, all optional. An unknown one, or a value that cannot work, is an error.
 
@@ -22,8 +22,8 @@ Keys of `--model-loader-extra-config`, all optional. An unknown one, or a value 
   in the environment.
 - `device`: `"cpu"` (the default), and vLLM copies from there; or `"cuda"`, the GPU of each process.
 - `engine`, `cache`, `order`, `depth`, `in_flight_bytes`, `extent_bytes`, `lanes`, `memory_limit`,
-  `device_memory_limit`, `retries`, `hedge`, `timeout`: See the fields of `tload.Options`. `order` is `"file"` by
-  default, as with vLLM's own loader.
+  `device_memory_limit`, `retries`, `hedge`, `timeout`, `verify`: See the fields of `tload.Options`. `order` is `"file"`
+  by default, as with vLLM's own loader.
 - `enable_weights_track`: As for vLLM's own loader: whether weights that were not loaded are an error.
 
 With several processes on a machine (tensor, pipeline or data parallel) each reads every tensor, as with vLLM's own

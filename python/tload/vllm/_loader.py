@@ -102,6 +102,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
         torchao = self.load_config.safetensors_load_strategy == "torchao"  # the parent found that out
         if torchao or not use_safetensors:
             what = "torchao tensors" if torchao else "files other than safetensors"
+            self._settings.refuse_others(f"`{source.model_or_path}`: {what}", "vLLM")
             logger.warning("`%s` has %s, which vLLM's own loader reads instead of tload", source.model_or_path, what)
             return super()._get_weights_iterator(source)  # type: ignore[no-any-return]
         prefixes = getattr(self, "_encoder_only_lm_prefixes", None)

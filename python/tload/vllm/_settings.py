@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tload import _store
 from tload._errors import Error, InvalidRequestError, advise
-from tload._options import OptionKeywords, Options, resolve
+from tload._options import OptionKeywords, Options, is_strict, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -56,6 +56,16 @@ class Settings:
         if options.cache is None and ranks > 1:
             options = dataclasses.replace(options, cache="buffered")
         return options
+
+    def refuse_others(self, what: str, engine: str) -> None:
+        """Check that unverified bytes are allowed, before the engine's own loader reads files.
+
+        Raises:
+            InvalidRequestError: `verify` refuses them.
+        """
+        if is_strict(self.options):
+            message = f"{what} cannot be verified, as verify= demands: {engine}'s own loader reads them"
+            raise advise(InvalidRequestError, message, "use safetensors files, or set verify to auto or off")
 
 
 def is_url(location: object) -> bool:

@@ -21,6 +21,7 @@ What differs:
 - Processes do not divide files among them. Where `is_distributed=True` would make them, `UnsupportedError` is raised.
 - `FileStreamer` reads ranges of files, not of objects, and they come in order. Of an object store, it lists what is
   below the prefix, not whatever begins with that text.
+- `FileStreamer` does not verify ranges, and refuses to read where `TLOAD_VERIFY` is strict, such as `require`.
 - `pull_files` skips what is there already.
 - Not here are `libstreamer`, `streamer_mock`, and all that is internal there.
 

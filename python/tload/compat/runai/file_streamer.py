@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tload import InvalidRequestError, UnsupportedError
 from tload._errors import advise
+from tload._options import OptionKeywords, is_strict, resolve
 from tload.compat.runai import environment
 from tload.compat.runai.errors import (
     RunaiStreamerInvalidInputException,
@@ -90,6 +91,10 @@ class FileStreamer:
 
     Ranges come in the order in which they were asked for. (Of runai_model_streamer they come in any.) Each is a tensor
     of its own, which nothing overwrites. A range that cannot be read ends the stream; another may be started then.
+
+    Ranges are not verified, because digests are of tensors and files. `TLOAD_VERIFY=auto` changes
+    nothing here; a mode that refuses unverified bytes, such as `require`, is an error.
+    `SafetensorsStreamer` does compare.
     """
 
     def __init__(self) -> None:
@@ -133,6 +138,7 @@ class FileStreamer:
 
         Raises:
             ValueError: The ranges of an earlier call have not all been taken.
+            InvalidRequestError: `TLOAD_VERIFY` refuses unverified bytes.
             UnsupportedError: A path is in an object store.
             RunaiStreamerInvalidInputException: The device is none, or files and stores are mixed.
             RunaiStreamerMemoryLimitException: The limit is smaller than the longest range.
@@ -147,6 +153,10 @@ class FileStreamer:
             message = f"{file_stream_requests[0].path!r}: ranges of objects are not supported, only tensors and files"
             hint = "stream the tensors with SafetensorsStreamer, or pull the file first with pull_files"
             raise advise(UnsupportedError, message, hint)
+        if file_stream_requests and is_strict(resolve(None, OptionKeywords())):
+            message = f"{file_stream_requests[0].path!r}: ranges of files cannot be verified, as TLOAD_VERIFY demands"
+            hint = "stream the tensors with SafetensorsStreamer, or set TLOAD_VERIFY=auto or off"
+            raise advise(InvalidRequestError, message, hint)
         self.device_str = device_name(device)
         sizes = [size for request in file_stream_requests for size in request.sizes]
         limit = environment.memory_limit(sizes, memory_limit)

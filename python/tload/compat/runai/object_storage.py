@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import fnmatch
 import glob
 import os
 import shutil
@@ -14,7 +13,7 @@ import tload
 from tload import InvalidRequestError
 from tload._checkpoint import show
 from tload.compat.runai import environment
-from tload.compat.runai.stores import Kind, folder_url, kind_of
+from tload.compat.runai.stores import Kind, folder_url, kind_of, matches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,8 +54,7 @@ def list_objects(
 
 def is_wanted(text: str, allow: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
     """Whether one of the patterns to allow matches a key or path as a whole, and none of those to ignore."""
-    allowed = allow is None or any(fnmatch.fnmatchcase(text, pattern) for pattern in allow)
-    return allowed and not any(fnmatch.fnmatchcase(text, pattern) for pattern in ignore or ())
+    return (allow is None or matches(text, allow)) and not matches(text, ignore or ())
 
 
 def pull_files(

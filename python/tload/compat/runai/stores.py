@@ -1,8 +1,9 @@
-"""Which store a path is in, and the credentials for S3 that callers hand over."""
+"""Counterpart of `runai_model_streamer.s3_utils`: kinds of paths, patterns of them, and credentials for S3."""
 
 from __future__ import annotations
 
 import enum
+import fnmatch
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -54,6 +55,26 @@ def is_gs_path(path: str) -> bool:
 def is_azure_path(path: str) -> bool:
     """Whether a path is a URL of Azure Blob Storage."""
     return path.startswith(AZURE_PROTOCOL_PREFIX)
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Return whether one of the patterns matches the whole path; `*` matches `/`, too."""
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
+
+def filter_allow(paths: list[str], patterns: list[str]) -> list[str]:
+    """Return the paths that one of the patterns matches."""
+    return [path for path in paths if matches(path, patterns)]
+
+
+def filter_ignore(paths: list[str], patterns: list[str]) -> list[str]:
+    """Return the paths that none of the patterns matches."""
+    return [path for path in paths if not matches(path, patterns)]
+
+
+def removeprefix(s: str, prefix: str) -> str:
+    """Return `s` without the prefix, if it begins with it."""
+    return s.removeprefix(prefix)
 
 
 def kind_of(path: str) -> Kind:
