@@ -8,11 +8,14 @@ mod cp;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod doctor;
+#[cfg(feature = "object")]
+mod ended;
 mod errors;
 mod help;
 #[cfg(target_os = "linux")]
 mod hung;
 mod interrupt;
+mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 #[cfg(feature = "object")]

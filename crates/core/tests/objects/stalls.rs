@@ -124,7 +124,7 @@ fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
 /// A byte now and then is no progress: not the silence that a timeout waits for, and not what anybody waits for.
 #[test]
 fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
-    let bench = Bench::new("0.4");
+    let bench = Bench::new("1");
     let checkpoint = bench.open();
     let drip = Fault::Drip {
         bytes: 64,
