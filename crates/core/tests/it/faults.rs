@@ -283,6 +283,17 @@ fn waiting_ends_when_it_was_to_end() {
     drop(watched);
 }
 
+/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps the load from ending well before
+/// whoever watches the clock has had a turn.
+fn late_failure(mut stream: TensorStream) -> Error {
+    let pauses = (0..16).map(|doublings| Duration::from_millis(1 << doublings));
+    let failure = pauses.into_iter().find_map(|pause| {
+        std::thread::park_timeout(pause);
+        stream.next().expect("there are more tensors").err()
+    });
+    failure.expect("the time is over")
+}
+
 #[test]
 fn a_load_that_takes_longer_than_its_timeout_fails() {
     let folder = folder();
@@ -294,7 +305,7 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
             .expect("opens")
             .options(options);
         // Opening the files for the load may take longer already.
-        let error = loader.stream().map_or_else(|error| error, failure);
+        let error = loader.stream().map_or_else(|error| error, late_failure);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(error.message().contains("timeout"), "{error}");
     }
