@@ -3,7 +3,7 @@
 //! ```text
 //! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 128 + signal
 //!               └─ a second signal, or not done within GRACE (a kernel that does not answer)
-//!                     └─▶ a thread of ours answers (`--json`) and removes them, within REMOVAL ──▶ exit 128 + signal
+//!                     └─▶ our thread answers (`--json`), removes them, within REMOVAL ──▶ exit 128 + signal
 //!                            └─ a third signal: not even that ──▶ exit 128 + signal
 //! ```
 //!
@@ -244,8 +244,8 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     }
 }
 
-/// Answers and removes `left` in the command's stead, and says why nothing else comes. Even that can take for ever, and is not
-/// waited for so long.
+/// Answers and removes `left` in the command's stead, and says why nothing else comes. Even that
+/// can take for ever, and is not waited for so long.
 fn give_up(shared: Arc<Shared>, left: Vec<PathBuf>, status: u8) {
     let (done, is_done) = channel::<()>();
     let task = move || {

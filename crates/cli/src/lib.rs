@@ -33,9 +33,11 @@ use crate::output::answer::Answer;
 
 /// Runs the command with `arguments`, of which the first is the program's name, and returns the exit status.
 ///
-/// Prints results on standard output, and progress, warnings and errors on standard error. With `--json` a failure is on
-/// standard output too, as an object with the key `error`. The statuses are listed at the end of `tload --help`. Listens for Ctrl-C and termination from the first call on; a caller with handlers of its own
-/// (Python) sets them back to the default before, or runs them too.
+/// Prints results on standard output, and progress, warnings and errors on standard error. With
+/// `--json` a failure is on standard output too, as an object with the key `error`. The statuses
+/// are listed at the end of `tload --help`. Listens for Ctrl-C and termination from the first call
+/// on; a caller with handlers of its own (Python) sets them back to the default before, or runs
+/// them too.
 ///
 /// ```
 /// let status = tload_cli::main(["tload", "--version"].map(Into::into));

@@ -1,5 +1,5 @@
-//! The answer of a command under `--json`: one whole object on standard output, also of a command that fails or is told to
-//! end at once.
+//! The answer of a command under `--json`: one whole object on standard output, also of a command
+//! that fails or is told to end at once.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use super::json;
 /// At most one answer: the first one counts, later ones are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    /// Whether the user wants JSON on standard output.
+    /// The user wants JSON on standard output.
     is_wanted: bool,
     /// Locked while an answer is being written.
     is_given: Mutex<bool>,
@@ -44,14 +44,15 @@ impl Answer {
     /// Answers with `error`, if JSON is wanted and nothing else was the answer.
     pub(crate) fn fail(&self, out: &mut dyn Write, error: &Error, exit_status: u8) {
         if self.is_wanted {
-            // What cannot be written is still told by standard error and by the status.
+            // If it cannot be written, standard error and the status still tell of it.
             let outcome = Outcome::failed(Failure::new(error, exit_status));
             drop(self.give(out, &outcome));
         }
     }
 
-    /// Like [`fail`](Self::fail), for a command that no longer answers and may hold the lock of standard output. Leaves an
-    /// answer alone that is just being written: see [`finish`](Self::finish).
+    /// Like [`fail`](Self::fail), for a command that no longer answers and may hold the lock of
+    /// standard output. Leaves an answer alone that is just being written: see
+    /// [`finish`](Self::finish).
     pub(crate) fn fail_at_once(&self, error: &Error, exit_status: u8) {
         let is_free = !matches!(self.is_given.try_lock(), Err(TryLockError::WouldBlock));
         if let (true, Ok(out)) = (is_free, io::stdout().as_fd().try_clone_to_owned()) {

@@ -56,7 +56,8 @@ impl<'a> Failure<'a> {
     }
 }
 
-/// The result of a command as far as there is one, and `error` beside its fields if the command failed.
+/// The result of a command as far as there is one, and `error` beside its fields if the command
+/// failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome<'a, T> {
     #[serde(flatten)]

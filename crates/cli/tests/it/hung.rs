@@ -146,7 +146,8 @@ fn a_signal_ends_what_waits_for_a_mount() {
     }
 }
 
-/// A name in the target stands for the whole file, whichever read does not come back, and the same command goes on from there.
+/// A name in the target stands for the whole file, whichever read does not come back, and the same
+/// command goes on from there.
 #[test]
 fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
     let Some(hung) = Hung::start() else {

@@ -82,3 +82,181 @@ fn synth_removes_what_it_wrote() {
     was_interrupted(&child.wait_with_output().unwrap());
     assert!(!model.exists(), "{:?}", entries(&model));
 }
+
+/// Copies and loads that a signal ends in mid-work. A moment is a range that the store does not
+/// answer, so the command cannot get past it before the signal comes, on any machine.
+#[cfg(feature = "object")]
+mod moments {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::process::{Child, Output, Stdio};
+
+    use tload_lab::{Fault, Operation, Rule};
+
+    use super::signal;
+    use crate::cp::tree;
+    use crate::remote::{Lab, PATIENCE, ends_soon};
+    use crate::{stderr, succeed};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Reads are this long, so one begins within so many bytes of any moment.
+    const EXTENT: u64 = MIB / 4;
+
+    /// Puts a checkpoint of four shards of about six MiB into the store, and returns what it holds.
+    fn files(lab: &Lab) -> BTreeMap<String, Vec<u8>> {
+        let model = lab.path("model");
+        let model = model.to_str().unwrap();
+        succeed(["synth", model, "--size", "24MiB", "--shards", "4"]);
+        let files = tree(Path::new(model));
+        for (name, bytes) in &files {
+            lab.server
+                .put(&format!("bucket/model/{name}"), bytes.clone());
+        }
+        files
+    }
+
+    /// The requests that are never answered in this round: those from some byte on of one shard.
+    /// The first rounds are about lists and headers.
+    fn moment(files: &BTreeMap<String, Vec<u8>>, round: usize) -> Rule {
+        let rule = Rule::always(if round % 2 == 0 {
+            Fault::StallHeaders
+        } else {
+            Fault::StallBody(1000)
+        });
+        let shards: Vec<_> = files
+            .iter()
+            .filter(|(name, _)| name.ends_with(".safetensors"))
+            .collect();
+        let (name, bytes) = shards[round % shards.len()];
+        match round {
+            0 => Rule::always(Fault::StallHeaders).on(Operation::List),
+            1..4 => rule.on(Operation::Get).path(name),
+            _ => {
+                let last = bytes.len() as u64 - EXTENT;
+                let from = last * (round as u64 * 7 % 24) / 24;
+                rule.on(Operation::Get).path(name).from_byte(from.max(1))
+            }
+        }
+    }
+
+    /// Starts the command and waits until the moment has come.
+    fn start(lab: &Lab, arguments: &[&str]) -> Child {
+        let before = lab.server.counts().faulted;
+        let child = spawn(lab, arguments);
+        let has_come = lab
+            .server
+            .wait_until(PATIENCE, |counts| counts.faulted > before);
+        assert!(has_come, "{:?}", lab.server.counts());
+        child
+    }
+
+    fn spawn(lab: &Lab, arguments: &[&str]) -> Child {
+        lab.command(&[arguments, &["--store", "read_timeout=3600"]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Signals once or twice, by turns, and returns what the command said.
+    fn end(child: Child, round: usize) -> Output {
+        let (name, status) = [("TERM", 143), ("HUP", 129)][round % 2];
+        assert!(signal(&child, name), "round {round}: it had ended");
+        if round % 3 == 0 {
+            signal(&child, name);
+        }
+        let output = ends_soon(child);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "round {round}: {text}");
+        output
+    }
+
+    /// Asserts that every name in `target` stands for the whole file.
+    #[track_caller]
+    fn assert_whole(target: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
+        let found = if target.exists() {
+            tree(target)
+        } else {
+            BTreeMap::new()
+        };
+        for (name, bytes) in found {
+            if !name.contains(".tload-partial") {
+                assert!(wanted.get(&name) == Some(&bytes), "{name} is not the file");
+            }
+        }
+    }
+
+    #[test]
+    fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        for round in 0..24 {
+            let target = lab.path(&format!("copy-{round}"));
+            let copy = ["cp", "s3://bucket/model", target.to_str().unwrap()];
+            let (extent, depth) = (EXTENT.to_string(), (1 + round % 3).to_string());
+            let wide = [&copy[..], &["--extent", &extent, "--depth", &depth]].concat();
+            lab.server.fault(moment(&wanted, round));
+            end(start(&lab, &wide), round);
+            assert_whole(&target, &wanted);
+
+            lab.server.clear_faults();
+            assert!(lab.server.wait_for_idle(PATIENCE));
+            let again = lab.run(&copy);
+            assert!(again.status.success(), "{}", stderr(&again));
+            assert!(tree(&target) == wanted, "round {round}");
+            std::fs::remove_dir_all(&target).unwrap();
+        }
+    }
+
+    /// A signal that comes before the command listens does what it does to every process.
+    #[test]
+    fn a_copy_ended_before_it_listens_leaves_nothing_half_written() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        lab.server.fault(Rule::always(Fault::StallHeaders));
+        for round in 0..8 {
+            let target = lab.path("copy");
+            let copy = ["cp", "s3://bucket/model", target.to_str().unwrap()];
+            let child = spawn(&lab, &copy);
+            assert!(signal(&child, "TERM"), "nothing answers it");
+            let output = ends_soon(child);
+            let code = output.status.code();
+            assert!(
+                code.is_none() || code == Some(143),
+                "round {round}: {}",
+                stderr(&output)
+            );
+            assert_whole(&target, &wanted);
+        }
+        lab.server.clear_faults();
+    }
+
+    #[test]
+    fn a_load_ended_at_any_moment_has_the_signals_status() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        let extent = EXTENT.to_string();
+        for round in 0..24 {
+            lab.server.fault(moment(&wanted, round));
+            let load = [
+                "load",
+                "s3://bucket/model",
+                "--digest",
+                "--extent",
+                &extent,
+                "--memory-limit",
+                "16MiB",
+            ];
+            let output = end(start(&lab, &load), round);
+            let errors = stderr(&output);
+            assert!(output.stdout.is_empty(), "half a result");
+            assert!(
+                errors.contains("interrupted") || errors.contains("cancelled"),
+                "{errors}"
+            );
+            lab.server.clear_faults();
+            assert!(lab.server.wait_for_idle(PATIENCE));
+        }
+    }
+}

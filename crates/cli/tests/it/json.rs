@@ -1,5 +1,5 @@
-//! A failure under `--json` is JSON on standard output, whenever it happens: one object with the error, beside the result as far
-//! as there is one. Of deadlines and signals: `hung.rs` and, of a load in mid-work, here.
+//! A failure under `--json` is JSON on standard output, whenever it happens: one object with the
+//! error, beside the result as far as there is one. Deadlines and signals: `hung.rs`.
 
 use std::fs;
 use std::process::Output;
@@ -182,7 +182,7 @@ fn a_benchmark_that_fails_writes_its_error() {
     assert!(answer["cells"].is_array());
 }
 
-/// Of reads of a store that says no, opening spared.
+/// The store refuses reads of what it has let the command open.
 #[test]
 #[cfg(feature = "object")]
 fn a_store_that_fails_in_mid_work_is_json() {
@@ -214,7 +214,8 @@ fn a_store_that_fails_in_mid_work_is_json() {
     }
 }
 
-/// The time may be over in opening or in reading: in both cases there is JSON, and with more time it is in reading.
+/// The time may be over in opening or in reading: in both cases there is JSON, and with more time
+/// it is in reading.
 #[test]
 #[cfg(feature = "object")]
 fn a_load_that_times_out_is_json() {

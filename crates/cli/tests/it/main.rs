@@ -8,8 +8,6 @@ mod cp;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod doctor;
-#[cfg(feature = "object")]
-mod ended;
 mod errors;
 mod help;
 #[cfg(target_os = "linux")]

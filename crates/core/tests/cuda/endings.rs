@@ -127,7 +127,8 @@ fn ended_at_any_copy() {
                     Poll::Ready(Some(tensor)) => kept.push(tensor.expect("loads")),
                 }
             }
-            // A copy of 200,000 bytes and their edges completes three tensors at most; after the moment none was taken.
+            // A copy of 200,000 bytes and their edges completes three tensors at most; after the
+            // moment none was taken.
             assert!(kept.len() <= 3 * more, "seed {seed}");
             let dropping = move || drop((stream, loader));
             if rng.once_in(2) {

@@ -283,8 +283,8 @@ fn waiting_ends_when_it_was_to_end() {
     drop(watched);
 }
 
-/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps the load from ending well before
-/// whoever watches the clock has had a turn.
+/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps
+/// the load from ending well before the thread that watches the clock has had a turn.
 fn late_failure(mut stream: TensorStream) -> Error {
     let pauses = (0..16).map(|doublings| Duration::from_millis(1 << doublings));
     let failure = pauses.into_iter().find_map(|pause| {

@@ -338,7 +338,7 @@ fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
         }
         let parked = std::time::Instant::now();
         std::thread::park_timeout(PATIENCE);
-        assert!(parked.elapsed() < PATIENCE, "nobody woke the task");
+        assert!(parked.elapsed() < PATIENCE, "the task was not woken");
     }
 }
 

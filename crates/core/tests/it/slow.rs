@@ -280,8 +280,8 @@ fn a_read_that_fails_is_an_error_which_says_where() {
     }
 }
 
-/// Repeats a load that a timeout ends, with more time each time, until reads of it hang: on a slow machine a short time may be over
-/// before there are any.
+/// Repeats a load that a timeout ends, with more time each time, until reads of it hang: on a slow
+/// machine a short time may be over before there are any.
 pub(crate) fn until_it_hangs<T>(mut load: impl FnMut(Duration) -> Option<T>) -> T {
     let timeouts = [200, 1000, 5000, 25_000].map(Duration::from_millis);
     timeouts

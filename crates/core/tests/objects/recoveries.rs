@@ -18,7 +18,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A silent store is noticed by `read_timeout`; where none is silent, a busy machine is not to be taken for one.
+    /// A silent store is noticed by `read_timeout`; where none is silent, a busy machine is not to
+    /// be taken for one.
     fn new(site: impl Fn(&Arc<FaultyServer>) -> Site, read_timeout: &str) -> Self {
         let server = Arc::new(FaultyServer::start());
         let mut site = site(&server);

@@ -142,7 +142,8 @@ fn misbehaviour() -> Vec<Row> {
     ]
 }
 
-/// Silence is noticed soon where it is the fault, and elsewhere a busy machine is not taken for a silent store.
+/// Silence is noticed soon where it is the fault, and elsewhere a busy machine is not taken for a
+/// silent store.
 fn site(server: &Arc<FaultyServer>, fault: &Fault) -> Site {
     let is_silent = matches!(fault, Fault::StallHeaders | Fault::StallBody(_));
     let read_timeout = if is_silent { "0.3" } else { "60" };

@@ -208,7 +208,7 @@ impl Listener {
         LISTENER.get_or_init(|| {
             let listener: &'static Self = Box::leak(Box::default());
             tracing::subscriber::set_global_default(listener).expect("the only one");
-            // Another test may have met a call site in the midst of this, and found nobody who listens to it.
+            // Another test may have met a call site in the midst of this, and found no listener.
             tracing::callsite::rebuild_interest_cache();
             listener
         })
