@@ -34,6 +34,11 @@ Exit status:
   11   bytes are not those that a digest was made of (verify, --verify)
   130  interrupted by Ctrl-C; 129 by SIGHUP, 143 by SIGTERM: 128 and the signal's number
 
+With --json a failure prints JSON too, beside the result as far as there is one: {error: {kind,
+message, location, tensor, range, hint, errno, operation, status, code, request_id, attempts,
+credentials, expected, found, by, exit_status}}; `error` is there only then. A command line that
+cannot be parsed is answered in text.
+
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
 GB/s are 10^9 bytes per second.";
 

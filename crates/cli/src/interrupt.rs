@@ -3,7 +3,7 @@
 //! ```text
 //! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 128 + signal
 //!               └─ a second signal, or not done within GRACE (a kernel that does not answer)
-//!                     └─▶ a thread of ours removes them, within REMOVAL ──▶ exit 128 + signal
+//!                     └─▶ our thread answers (`--json`), removes them, within REMOVAL ──▶ exit 128 + signal
 //!                            └─ a third signal: not even that ──▶ exit 128 + signal
 //! ```
 //!
@@ -27,7 +27,9 @@ use tload::{Canceller, Error, ErrorKind, Result};
 
 use crate::exit;
 use crate::host::System;
-use crate::output::error::warn;
+use crate::output::answer::Answer;
+use crate::output::error;
+use crate::output::failure::Failure;
 
 /// How long removing what is temporary may take, when the command does not: GiB of a benchmark are gone in less (2026-11).
 const REMOVAL: Duration = Duration::from_secs(1);
@@ -46,6 +48,7 @@ pub(crate) struct Interrupt {
 
 #[derive(Debug, Default)]
 struct Shared {
+    answer: Answer,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -63,9 +66,9 @@ struct State {
 
 impl Interrupt {
     /// Listens for SIGINT, SIGTERM and SIGHUP, as far as this process was not started to ignore them (`nohup`, a job in
-    /// the background of a script).
-    pub(crate) fn install(system: &System) -> Self {
-        let mut interrupt = Self::unattached();
+    /// the background of a script). `answer` is given in the command's stead when it does not stop.
+    pub(crate) fn install(system: &System, answer: Answer) -> Self {
+        let mut interrupt = Self::unattached(answer);
         // Without a listener (no more descriptors, say) a signal does what it does by default: it ends the process, and
         // what is temporary stays. Not worth refusing a load for.
         if let Ok(mut signals) = Signals::new(heeded(system)) {
@@ -81,9 +84,12 @@ impl Interrupt {
     }
 
     /// One that no signal raises.
-    pub(crate) fn unattached() -> Self {
+    pub(crate) fn unattached(answer: Answer) -> Self {
         Self {
-            shared: Arc::default(),
+            shared: Arc::new(Shared {
+                answer,
+                ..Shared::default()
+            }),
             listener: None,
         }
     }
@@ -111,9 +117,22 @@ impl Interrupt {
         done.expect("it runs once")
     }
 
-    /// The exit status of a command that a signal has stopped; none if there was no signal.
-    pub(crate) fn status(&self) -> Option<u8> {
-        self.shared.lock().raised.map(exit::of_signal)
+    /// The answer of the command.
+    pub(crate) fn answer(&self) -> &Answer {
+        &self.shared.answer
+    }
+
+    /// `error` as JSON has it.
+    pub(crate) fn failure<'a>(&self, error: &'a Error) -> Failure<'a> {
+        Failure::new(error, self.exit_status(error))
+    }
+
+    /// The exit status for `error`: a signal's, if one has stopped the command.
+    pub(crate) fn exit_status(&self, error: &Error) -> u8 {
+        let raised = self.shared.lock().raised;
+        raised
+            .filter(|_| error.kind() == ErrorKind::Cancelled)
+            .map_or_else(|| exit::status(error), exit::of_signal)
     }
 
     /// An error once the user wants to stop.
@@ -206,11 +225,11 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
         return;
     };
     shared.raise(first);
-    let status = i32::from(exit::of_signal(first));
+    let status = exit::of_signal(first);
     let waiting = Arc::clone(shared);
     let wait = move || {
         if let Some(left) = waiting.outlived(GRACE) {
-            give_up(left);
+            give_up(waiting, left, status);
             exit_at_once(status);
         }
     };
@@ -225,14 +244,21 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     }
 }
 
-/// Removes `left` in the command's stead, and says why nothing else comes. Even that can take for ever, and is not waited for so long.
-fn give_up(left: Vec<PathBuf>) {
+/// Answers and removes `left` in the command's stead, and says why nothing else comes. Even that
+/// can take for ever, and is not waited for so long.
+fn give_up(shared: Arc<Shared>, left: Vec<PathBuf>, status: u8) {
     let (done, is_done) = channel::<()>();
     let task = move || {
+        let error = Error::new(
+            ErrorKind::Cancelled,
+            "interrupted, and did not wait for what does not answer",
+        );
+        shared.answer.fail_at_once(&error, status);
         for path in &left {
             remove(path);
         }
-        warn("error: interrupted, and did not wait for what does not answer");
+        error::print(&error);
+        shared.answer.finish();
         drop(done);
     };
     if thread::Builder::new().spawn(task).is_ok() {
@@ -242,8 +268,8 @@ fn give_up(left: Vec<PathBuf>) {
 }
 
 /// Runs nothing that others have left to be run at the end of the process: it might wait for what does not answer.
-fn exit_at_once(status: i32) -> ! {
-    signal_hook::low_level::exit(status)
+fn exit_at_once(status: u8) -> ! {
+    signal_hook::low_level::exit(status.into())
 }
 
 /// A file or directory that is removed when this is dropped, unless it is [kept](Self::keep).
@@ -316,7 +342,7 @@ mod tests {
     #[test]
     fn temporary_files_go_with_their_guard_unless_kept() {
         let folder = tempfile::tempdir().unwrap();
-        let interrupt = Interrupt::unattached();
+        let interrupt = Interrupt::unattached(Answer::default());
         let (gone, kept) = (folder.path().join("gone"), folder.path().join("kept"));
         for path in [&gone, &kept] {
             fs::write(path, "x").unwrap();
@@ -343,18 +369,21 @@ mod tests {
 
     #[test]
     fn a_raised_interrupt_is_an_error_and_ends_waits() {
-        let interrupt = Interrupt::unattached();
+        let interrupt = Interrupt::unattached(Answer::default());
         interrupt.check().unwrap();
-        assert_eq!(interrupt.status(), None);
+        let cancelled = Error::new(ErrorKind::Cancelled, "cancelled");
+        assert_eq!(interrupt.exit_status(&cancelled), 130);
         interrupt.shared.raise(SIGTERM);
         let error = interrupt.wait(Duration::from_secs(60)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Cancelled);
-        assert_eq!(interrupt.status(), Some(143));
+        assert_eq!(interrupt.exit_status(&cancelled), 143);
+        let other = Error::new(ErrorKind::NotFound, "gone");
+        assert_eq!(interrupt.exit_status(&other), exit::status(&other));
     }
 
     #[test]
     fn a_command_is_attended_and_its_panic_stays_one() {
-        let interrupt = Interrupt::unattached();
+        let interrupt = Interrupt::unattached(Answer::default());
         let here = thread::current().id();
         let there = interrupt.attend(|_| thread::current().id());
         assert_ne!(there, here, "signals would be left to it");
@@ -368,7 +397,7 @@ mod tests {
     #[test]
     fn a_second_signal_ends_the_patience_with_the_first() {
         let for_ever = Duration::from_secs(3600);
-        let interrupt = Interrupt::unattached();
+        let interrupt = Interrupt::unattached(Answer::default());
         let left = interrupt.temporary("/nothing/here");
         interrupt.shared.raise(SIGINT);
         thread::scope(|scope| {
@@ -379,7 +408,7 @@ mod tests {
         });
         drop(left);
 
-        let stops = Interrupt::unattached();
+        let stops = Interrupt::unattached(Answer::default());
         stops.shared.raise(SIGINT);
         let shared = Arc::clone(&stops.shared);
         thread::scope(|scope| {

@@ -29,12 +29,15 @@ use crate::args::{Args, Refusal};
 use crate::host::System;
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
+use crate::output::answer::Answer;
 
 /// Runs the command with `arguments`, of which the first is the program's name, and returns the exit status.
 ///
-/// Prints results on standard output, and progress, warnings and errors on standard error. The statuses are listed at
-/// the end of `tload --help`. Listens for Ctrl-C and termination from the first call on; a caller with handlers of its own
-/// (Python) sets them back to the default before, or runs them too.
+/// Prints results on standard output, and progress, warnings and errors on standard error. With
+/// `--json` a failure is on standard output too, as an object with the key `error`. The statuses
+/// are listed at the end of `tload --help`. Listens for Ctrl-C and termination from the first call
+/// on; a caller with handlers of its own (Python) sets them back to the default before, or runs
+/// them too.
 ///
 /// ```
 /// let status = tload_cli::main(["tload", "--version"].map(Into::into));
@@ -50,15 +53,21 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             drop(error.print());
             return u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
         }
-        Err(Refusal::Variable(error)) => {
+        Err(Refusal::Variable {
+            error,
+            answers_in_json,
+        }) => {
+            let status = exit::status(&error);
+            Answer::new(answers_in_json).fail(&mut io::stdout(), &error, status);
             output::error::print(&error);
-            return exit::status(&error);
+            return status;
         }
     };
 
     let limits = Limits::look();
     limits.raise_files();
-    Interrupt::install(&System::real())
+    let answer = Answer::new(args.command.answers_in_json());
+    Interrupt::install(&System::real(), answer)
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
 }
 
@@ -72,11 +81,10 @@ fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &
         // The reader has seen enough (`tload ls … | head`): not a failure.
         Err(error) if output::error::is_closed_pipe(&error) => exit::SUCCESS,
         Err(error) => {
+            let status = interrupt.exit_status(&error);
+            interrupt.answer().fail(&mut out, &error, status);
             output::error::print(&error);
-            let signalled = interrupt
-                .status()
-                .filter(|_| error.kind() == tload::ErrorKind::Cancelled);
-            signalled.unwrap_or_else(|| exit::status(&error))
+            status
         }
     }
 }

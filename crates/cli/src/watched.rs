@@ -103,6 +103,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::*;
+    use crate::output::answer::Answer;
 
     fn late(timeout: Duration) -> Error {
         Error::new(ErrorKind::TimedOut, format!("longer than {timeout:?}"))
@@ -110,7 +111,7 @@ mod tests {
 
     #[test]
     fn what_ends_is_waited_for_and_what_hangs_is_left_behind() {
-        let interrupt = Interrupt::unattached();
+        let interrupt = Interrupt::unattached(Answer::default());
         let (tell, told) = channel::<()>();
         let cancel = || tell.send(()).expect("it listens");
         let watch = |millis, cancel| Watch {

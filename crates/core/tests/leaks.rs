@@ -119,7 +119,7 @@ impl Counts {
         let started = Instant::now();
         loop {
             let now = Self::now();
-            if now.excess(before).is_none() || started.elapsed() > Duration::from_secs(20) {
+            if now.excess(before).is_none() || started.elapsed() > Duration::from_secs(60) {
                 return now;
             }
             std::thread::yield_now();

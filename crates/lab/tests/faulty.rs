@@ -14,7 +14,7 @@ use std::time::Duration;
 use tload_lab::{Fault, FaultyServer, Issue, Operation, Rule};
 
 /// For what must come: a server that hangs fails the test and does not stop it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,7 +84,7 @@ pub(crate) struct BenchArgs {
     /// Where to put it [default: the first real disk of the temporary directory, the current one and /var/tmp]
     #[arg(long, value_name = "DIR", help_heading = "Synthetic checkpoint")]
     pub(crate) dir: Option<PathBuf>,
-    /// Write every sample as JSON
+    /// Write every sample as JSON; of a benchmark that fails, those before and the error
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) json: Option<PathBuf>,
     /// Write every sample as CSV

@@ -54,6 +54,21 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
 }
 
+impl Command {
+    /// Returns whether the answer on standard output is to be JSON.
+    pub(crate) fn answers_in_json(&self) -> bool {
+        match self {
+            Self::Ls(args) => args.json,
+            Self::Load(args) => args.json,
+            Self::Cp(args) => args.json,
+            Self::Verify(args) => args.json,
+            Self::Doctor(args) => args.json,
+            // A benchmark writes files: its command does that.
+            Self::Synth(_) | Self::Bench(_) => false,
+        }
+    }
+}
+
 /// List a checkpoint's tensors, dtypes, shapes, sizes and shards.
 ///
 /// Reads headers only.
@@ -91,7 +106,8 @@ on offsets. In Python, of a dict of name to (dtype, shape, bytes):
 
 JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
 fields of tload::Report in the crate's documentation. A load that began and failed prints its report
-too (without --json on standard error): `outcome` names the failure, and `digest` is null."#;
+too (without --json on standard error), beside `error`: `outcome` names the failure, and `digest` is
+null."#;
 
 /// Stream a checkpoint's tensors into CPU or GPU memory and report how it went.
 ///

@@ -15,21 +15,32 @@ pub(crate) enum Refusal {
     /// Help, a version, or a mistake on the command line: clap's to print.
     Usage(clap::Error),
     /// A variable holds what its option does not take.
-    Variable(Error),
+    Variable { error: Error, answers_in_json: bool },
 }
 
 /// Reads the command line twice: without variables, so that what is wrong then is wrong on the command line; and with them.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
     let bare = every_arg(Args::command(), |arg| arg.env(Resettable::Reset));
-    match bare.try_get_matches_from(arguments) {
+    let answers_in_json = match bare.try_get_matches_from(arguments) {
         Err(error) if error.use_stderr() => return Err(Refusal::Usage(with_tip(error, arguments))),
         // Help shows the variables, so it is left to the second reading.
-        Ok(_) | Err(_) => {}
-    }
+        Err(_) => false,
+        Ok(matches) => {
+            Args::from_arg_matches(&matches).is_ok_and(|args| args.command.answers_in_json())
+        }
+    };
     let full = every_arg(Args::command(), without_empty_variable);
     let matches = match full.clone().try_get_matches_from(arguments) {
         Ok(matches) => matches,
-        Err(error) if error.use_stderr() => return Err(refusal(error, &full)),
+        Err(error) if error.use_stderr() => {
+            return Err(match variable_error(&error, &full) {
+                Some(error) => Refusal::Variable {
+                    error,
+                    answers_in_json,
+                },
+                None => Refusal::Usage(error),
+            });
+        }
         Err(error) => return Err(Refusal::Usage(error)),
     };
     Args::from_arg_matches(&matches).map_err(Refusal::Usage)
@@ -68,18 +79,16 @@ fn without_empty_variable(arg: Arg) -> Arg {
     }
 }
 
-/// `error` came with the variables only: names the one it is about.
-fn refusal(error: clap::Error, command: &clap::Command) -> Refusal {
-    let Some(variable) = variable_of(&error, command) else {
-        return Refusal::Usage(error);
-    };
+/// Names the variable that `error` is about, which came with the variables only.
+fn variable_error(error: &clap::Error, command: &clap::Command) -> Option<Error> {
+    let variable = variable_of(error, command)?;
     let value = std::env::var_os(&variable).unwrap_or_default();
-    let reason = match std::error::Error::source(&error) {
+    let reason = match std::error::Error::source(error) {
         Some(cause) => cause.to_string(),
         None if value.to_str().is_none() => "is not UTF-8".to_owned(),
         None => error.kind().to_string(),
     };
-    Refusal::Variable(Error::new(
+    Some(Error::new(
         ErrorKind::InvalidRequest,
         format!(
             "{}={}: {reason}",

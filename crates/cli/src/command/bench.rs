@@ -12,12 +12,12 @@ use crate::bench::results::Results;
 use crate::bench::target::{Recipe, Target};
 use crate::bench::warnings::{self, Warning};
 use crate::bench::{CacheState, Fio, Gpu, Plan, schedule, sweep, table};
-use crate::export::Exports;
+use crate::export::{self, Exports};
 use crate::host::System;
 use crate::host::record::HostRecord;
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::output::error::{standard_output, warn};
+use crate::output::error::{is_closed_pipe, standard_output, warn};
 use crate::output::progress::Progress;
 use crate::output::quantity::format_count;
 use crate::output::table::render;
@@ -28,6 +28,25 @@ pub(crate) fn run(
     arguments: &[OsString],
     interrupt: &Interrupt,
     out: &mut dyn Write,
+) -> Result<()> {
+    let mut results = None;
+    let outcome = bench(args, arguments, interrupt, out, &mut results);
+    match (&args.json, &outcome) {
+        (Some(path), Err(error)) if !is_closed_pipe(error) => {
+            export::write_failure(path, results.as_ref(), interrupt.failure(error));
+        }
+        _ => {}
+    }
+    outcome
+}
+
+/// Leaves in `results` what it has measured, also when it fails.
+fn bench(
+    args: &BenchArgs,
+    arguments: &[OsString],
+    interrupt: &Interrupt,
+    out: &mut dyn Write,
+    results: &mut Option<Results>,
 ) -> Result<()> {
     let exports = Exports::create(
         args.json.as_deref(),
@@ -64,14 +83,14 @@ pub(crate) fn run(
         store_name(args, &target),
         gpu.as_ref().map(Gpu::describe),
     );
-    let mut results = record(arguments, &target, &plan, host, fio.as_ref());
-    show_head(out, &results).map_err(standard_output)?;
+    let results = results.insert(record(arguments, &target, &plan, host, fio.as_ref()));
+    show_head(out, results).map_err(standard_output)?;
     let mut runner = DiskRunner::new(&target.checkpoint, &opening, fio, interrupt);
-    measure(&plan, &mut runner, &mut results, &known, &exports)?;
+    measure(&plan, &mut runner, results, &known, &exports)?;
     known.extend(runner.into_warnings());
-    results.warnings = texts(&known, &results);
-    exports.write(&results)?;
-    show_table(out, &results).map_err(standard_output)
+    results.warnings = texts(&known, results);
+    exports.write(results)?;
+    show_table(out, results).map_err(standard_output)
 }
 
 fn target<'a>(

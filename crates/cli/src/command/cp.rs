@@ -10,7 +10,6 @@ use crate::args::CopyArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
-use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::watched::Watch;
@@ -32,11 +31,9 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     }
     let report = outcome?;
     if args.json {
-        json::write(out, &report)
-    } else {
-        write_text(out, &report)
+        return interrupt.answer().give(out, &report);
     }
-    .map_err(standard_output)
+    write_text(out, &report).map_err(standard_output)
 }
 
 /// A signal ends it, and the end of its time, whatever it waits for.

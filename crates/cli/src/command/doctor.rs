@@ -15,7 +15,7 @@ use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
-use crate::output::json;
+use crate::output::failure::Outcome;
 use crate::watched::{LAST_WORDS, Watch};
 
 /// `limits`: as the command was started with.
@@ -41,14 +41,16 @@ pub(crate) fn run(
         findings.extend(looked.findings);
         outcome = looked.outcome;
     }
-    let written = if args.json {
-        write_json(out, &findings)
+    if args.json {
+        let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
+        let diagnosis = Diagnosis::of(&findings);
+        let outcome = Outcome::new(&diagnosis, failure);
+        interrupt.answer().give(out, &outcome)?;
     } else {
         write_text(out, &findings)
-    };
-    written
-        .and_then(|()| out.flush())
-        .map_err(standard_output)?;
+            .and_then(|()| out.flush())
+            .map_err(standard_output)?;
+    }
     outcome
 }
 
@@ -128,6 +130,20 @@ struct First<'a> {
     command: &'a str,
 }
 
+impl<'a> Diagnosis<'a> {
+    fn of(findings: &'a [Finding]) -> Self {
+        Self {
+            worst: worst(findings),
+            change_first: first(findings).map(|(finding, change)| First {
+                id: finding.id,
+                urgency: change.urgency,
+                command: &change.command,
+            }),
+            findings,
+        }
+    }
+}
+
 fn worst(findings: &[Finding]) -> Level {
     findings
         .iter()
@@ -178,17 +194,4 @@ fn write_text(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
         }
         None => Ok(()),
     }
-}
-
-fn write_json(out: &mut dyn Write, findings: &[Finding]) -> io::Result<()> {
-    let diagnosis = Diagnosis {
-        worst: worst(findings),
-        change_first: first(findings).map(|(finding, change)| First {
-            id: finding.id,
-            urgency: change.urgency,
-            command: &change.command,
-        }),
-        findings,
-    };
-    json::write(out, &diagnosis)
 }

@@ -13,7 +13,7 @@ use crate::digest::Digest;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
-use crate::output::json;
+use crate::output::failure::Outcome;
 use crate::output::progress::Progress;
 
 /// How often the bar moves while no tensor arrives.
@@ -35,8 +35,14 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let mut digest = args.digest.then(Digest::default);
     let (report, outcome) = stream(&loader, args, interrupt, digest.as_mut())?;
     if let Err(error) = outcome {
-        // Whatever becomes of the report, the load's own error is the one to tell.
-        drop(show_failed(args, &report, out));
+        if args.json {
+            let loaded = Loaded::new(&report, None);
+            let outcome = Outcome::new(&loaded, Some(interrupt.failure(&error)));
+            // Whatever becomes of the report, the load's own error is the one to tell.
+            drop(interrupt.answer().give(out, &outcome));
+        } else {
+            warn(report.to_string().trim_end());
+        }
         return Err(error);
     }
     let digest = digest.map(Digest::finish);
@@ -44,11 +50,10 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         for note in &report.notes {
             warn(&format!("note: {note}"));
         }
-        write_json(out, &report, digest.as_deref())
-    } else {
-        write_text(out, &report, digest.as_deref())
+        let loaded = Loaded::new(&report, digest.as_deref());
+        return interrupt.answer().give(out, &loaded);
     }
-    .map_err(standard_output)
+    write_text(out, &report, digest.as_deref()).map_err(standard_output)
 }
 
 /// Refuses a digest of bytes that only a GPU can look into.
@@ -62,16 +67,6 @@ fn in_sight(loader: &Loader) -> Result<()> {
         format!("--digest looks at bytes in CPU memory; tensors are to go to {device}"),
     )
     .with_hint("leave out --digest, or use device=cpu"))
-}
-
-/// Of a load that began and failed: where its time went, and how far it came.
-fn show_failed(args: &LoadArgs, report: &Report, out: &mut dyn Write) -> io::Result<()> {
-    if args.json {
-        write_json(out, report, None)?;
-        return out.flush();
-    }
-    warn(report.to_string().trim_end());
-    Ok(())
 }
 
 /// Receives every tensor. A load that cannot begin is an error; one that began has a report, whatever came of it.
@@ -122,20 +117,20 @@ struct Loaded<'a> {
     report: &'a Report,
 }
 
+impl<'a> Loaded<'a> {
+    fn new(report: &'a Report, digest: Option<&'a str>) -> Self {
+        Self {
+            gigabytes_per_second: report.bytes_per_second() / 1e9,
+            digest,
+            report,
+        }
+    }
+}
+
 fn write_text(out: &mut dyn Write, report: &Report, digest: Option<&str>) -> io::Result<()> {
     writeln!(out, "{}", report.to_string().trim_end())?;
     match digest {
         Some(digest) => writeln!(out, "digest: {digest}"),
         None => Ok(()),
     }
-}
-
-fn write_json(out: &mut dyn Write, report: &Report, digest: Option<&str>) -> io::Result<()> {
-    let gigabytes_per_second = report.bytes_per_second() / 1e9;
-    let loaded = Loaded {
-        gigabytes_per_second,
-        digest,
-        report,
-    };
-    json::write(out, &loaded)
 }

@@ -11,7 +11,6 @@ use crate::args::LsArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
-use crate::output::json;
 use crate::output::quantity::format_count;
 use crate::output::table::{Align, render};
 
@@ -19,12 +18,10 @@ pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> 
     let from = (&args.store, &args.links);
     let checkpoint = open(&args.location, from, args.time.timeout, interrupt)?;
     let listing = Listing::new(&checkpoint, &selected(&checkpoint, args)?);
-    let written = if args.json {
-        json::write(out, &listing)
-    } else {
-        write_text(out, &listing)
-    };
-    written.map_err(standard_output)
+    if args.json {
+        return interrupt.answer().give(out, &listing);
+    }
+    write_text(out, &listing).map_err(standard_output)
 }
 
 /// The tensors that the user asked for, in file order.

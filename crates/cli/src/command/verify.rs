@@ -10,8 +10,8 @@ use crate::args::VerifyArgs;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{chain, standard_output, warn};
+use crate::output::failure::Outcome;
 use crate::output::flags::with_flags;
-use crate::output::json;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::output::table::{Align, render};
@@ -24,15 +24,17 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         .options(options::verify(args)?)
         .opening(options::opening(store, &args.links));
     let report = watch(verification, &location, args.time.timeout, interrupt)?;
+    let error = report.error();
     if args.json {
-        json::write(out, &report)
+        let failure = error.as_ref().map(|error| interrupt.failure(error));
+        let outcome = Outcome::new(&report, failure);
+        interrupt.answer().give(out, &outcome)?;
     } else {
-        write_text(out, &report)
+        write_text(out, &report).map_err(standard_output)?;
+        // Before the error, which goes another way.
+        out.flush().map_err(standard_output)?;
     }
-    .map_err(standard_output)?;
-    // Before the error, which goes another way.
-    out.flush().map_err(standard_output)?;
-    report.error().map_or(Ok(()), Err)
+    error.map_or(Ok(()), Err)
 }
 
 /// A signal ends it, and the end of its time, whatever it waits for.

@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use tload::{Error, Result};
 
 use crate::bench::results::Results;
+use crate::output;
 use crate::output::error::file as file_error;
+use crate::output::failure::{Failure, Outcome};
 
 /// One format.
 trait Format {
@@ -60,6 +62,16 @@ impl Exports {
         }
         Ok(())
     }
+}
+
+/// Writes what was measured before a failure, and the failure, for programs.
+pub(crate) fn write_failure(path: &Path, results: Option<&Results>, failure: Failure<'_>) {
+    let text = match results {
+        Some(results) => output::json::text(&Outcome::new(results, Some(failure))),
+        None => output::json::text(&Outcome::failed(failure)),
+    };
+    // Where that fails too, standard error and the status tell of it.
+    drop(text.and_then(|text| fs::write(path, text)));
 }
 
 fn export_error(path: &Path, error: io::Error) -> Error {

@@ -1,6 +1,8 @@
 //! What people read: quantities with units, tables, progress and errors.
 
+pub(crate) mod answer;
 pub(crate) mod error;
+pub(crate) mod failure;
 pub(crate) mod flags;
 pub(crate) mod json;
 pub(crate) mod progress;

@@ -151,7 +151,7 @@ fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
         "{}",
         stderr(&output)
     );
-    assert!(!json.exists());
+    assert_eq!(read_json(&json)["error"]["kind"], "invalid_request");
 }
 
 #[test]

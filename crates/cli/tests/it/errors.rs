@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 use std::process::{Output, Stdio};
 
 use crate::{command, run, stderr, succeed};
@@ -171,32 +172,49 @@ fn an_empty_variable_is_none_and_seconds_need_no_unit() {
     }
 }
 
+/// It fails when it has all bytes of a tensor, so it has begun.
 #[test]
 fn a_load_that_began_and_failed_shows_its_report() {
-    // The deadline has passed before a checkpoint of this size can be read.
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
-    succeed(["synth", location, "--size", "64MiB"]);
-    let limit = ["load", location, "--digest", "--timeout", "0.000001"];
-    let output = run(limit);
+    corrupted(&model);
+    let load = ["load", location, "--digest", "--verify"];
+    let output = run(load);
     let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(8), "{text}");
+    assert_eq!(output.status.code(), Some(11), "{text}");
     assert!(output.stdout.is_empty());
-    for wanted in ["(timed_out)", "\ntime ", "\nerror: ", "raise --timeout"] {
+    for wanted in ["(corrupt)", "\ntime ", "\nerror: "] {
         assert_eq!(text.matches(wanted).count(), 1, "{wanted}:\n{text}");
     }
 
-    let output = run([&limit[..], &["--json"]].concat());
-    assert_eq!(output.status.code(), Some(8));
+    let output = run([&load[..], &["--json"]].concat());
+    assert_eq!(output.status.code(), Some(11));
     let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(loaded["report"]["outcome"], "timed_out");
+    assert_eq!(loaded["report"]["outcome"], "corrupt");
     assert_eq!(loaded["digest"], serde_json::Value::Null);
+    assert_eq!(loaded["error"]["kind"], "corrupt");
     assert!(
         stderr(&output).starts_with("error: "),
         "{}",
         stderr(&output)
     );
+}
+
+/// Writes a checkpoint, a manifest beside it, and then a wrong bit.
+pub(crate) fn corrupted(model: &Path) {
+    let location = model.to_str().unwrap();
+    succeed(["synth", location, "--size", "4MiB"]);
+    succeed(["verify", location, "--write"]);
+    let mut shards = fs::read_dir(model)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    let shard = shards
+        .find(|path| path.extension() == Some(OsStr::new("safetensors")))
+        .unwrap();
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(shard, bytes).unwrap();
 }
 
 #[test]

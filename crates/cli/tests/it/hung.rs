@@ -3,6 +3,7 @@
 //! A thread that waits for such a mount cannot be killed. So the process that ends is gone but for that thread until the mount answers:
 //! its first thread is a zombie (`Z`), and nobody is told its status yet.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 use std::thread;
@@ -11,9 +12,10 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
+use crate::cp::tree;
 use crate::interrupt::signal;
 use crate::requirement::requirement;
-use crate::{command, succeed};
+use crate::{command, stderr, succeed};
 
 /// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
 #[test]
@@ -27,7 +29,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// A checkpoint on a mount, which does not answer some request.
 struct Hung {
     mount: Mount,
-    _backing: TempDir,
+    backing: TempDir,
     scratch: TempDir,
 }
 
@@ -43,13 +45,23 @@ impl Hung {
         let mount = Mount::start("hung::serves", backing.path(), &options);
         Some(Self {
             mount: requirement("fuse", mount)?,
-            _backing: backing,
+            backing,
             scratch: tempfile::tempdir().unwrap(),
         })
     }
 
     /// Runs a command until such a request hangs; with this in `TLOAD_TIMEOUT`.
     fn child(&self, name: &str, rule: &Rule, flags: &[&str], timeout: &str) -> Child {
+        let child = self.start_child(name, rule, flags, timeout);
+        assert!(
+            self.mount.wait_for_held(1, PATIENCE),
+            "{name} never asked for {rule}"
+        );
+        child
+    }
+
+    /// Starts a command, from which such requests will hang.
+    fn start_child(&self, name: &str, rule: &Rule, flags: &[&str], timeout: &str) -> Child {
         self.mount.fault(rule);
         let model = text(self.mount.path());
         let target = self.scratch.path().join(name);
@@ -57,17 +69,12 @@ impl Hung {
         if name == "cp" {
             arguments.push(text(&target));
         }
-        let child = command(arguments.into_iter().chain(flags.iter().copied()))
+        command(arguments.into_iter().chain(flags.iter().copied()))
             .env("TLOAD_TIMEOUT", timeout)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .unwrap();
-        assert!(
-            self.mount.wait_for_held(1, PATIENCE),
-            "{name} never asked for {rule}"
-        );
-        child
+            .unwrap()
     }
 
     /// What a command said that ends while the mount does not answer.
@@ -139,6 +146,41 @@ fn a_signal_ends_what_waits_for_a_mount() {
     }
 }
 
+/// A name in the target stands for the whole file, whichever read does not come back, and the same
+/// command goes on from there.
+#[test]
+fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
+    let Some(hung) = Hung::start() else {
+        return;
+    };
+    let wanted = tree(hung.backing.path());
+    let target = hung.scratch.path().join("cp");
+    for round in 0..8 {
+        // Reads are at most 1 MiB, so one begins behind each of these bytes.
+        let rule = hold(Request::Read).from_byte(round << 18);
+        let child = hung.child("cp", &rule, &["--extent", "256KiB"], "");
+        assert!(signal(&child, "TERM"), "round {round}: it had ended");
+        if round % 2 == 0 {
+            signal(&child, "TERM");
+        }
+        let output = hung.output("cp", child);
+        assert_eq!(output.status.code(), Some(143), "round {round}");
+        let found = if target.exists() {
+            tree(&target)
+        } else {
+            BTreeMap::new()
+        };
+        for (name, bytes) in found {
+            if !name.contains(".tload-partial") {
+                assert!(wanted.get(&name) == Some(&bytes), "{name} is not the file");
+            }
+        }
+        succeed(["cp", text(hung.mount.path()), text(&target)]);
+        assert!(tree(&target) == wanted, "round {round}");
+        std::fs::remove_dir_all(&target).unwrap();
+    }
+}
+
 #[test]
 fn a_deadline_ends_what_waits_for_a_mount() {
     let Some(hung) = Hung::start() else {
@@ -150,12 +192,43 @@ fn a_deadline_ends_what_waits_for_a_mount() {
                 Request::Read => (&["--timeout", "200ms"], ""),
                 Request::Open | Request::Stat => (&[], "200ms"),
             };
-            let child = hung.child(name, &hold(request), flags, variable);
+            // It may end before it has asked, where it is slow.
+            let child = hung.start_child(name, &hold(request), flags, variable);
             let output = hung.output(name, child);
             let errors = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(8), "{name}: {errors}");
             assert!(errors.contains(text(hung.mount.path())), "{name}: {errors}");
             assert!(errors.contains("took longer than"), "{name}: {errors}");
+        }
+    }
+}
+
+/// JSON is there however the command ends, also where it does not stop by itself, and is whole.
+#[test]
+fn json_tells_of_a_deadline_and_of_signals() {
+    let Some(hung) = Hung::start() else {
+        return;
+    };
+    for name in ["load", "ls", "verify", "cp", "doctor"] {
+        for (signals, timeout) in [(0, "200ms"), (1, "1h"), (2, "1h")] {
+            let flags = ["--json", "--timeout", timeout];
+            let child = hung.start_child(name, &hold(Request::Open), &flags, "");
+            if signals > 0 {
+                assert!(hung.mount.wait_for_held(1, PATIENCE), "{name}");
+            }
+            for _ in 0..signals {
+                signal(&child, "TERM");
+            }
+            let output = hung.output(name, child);
+            let errors = stderr(&output);
+            let (status, kind) = [(8, "timed_out"), (143, "cancelled")][signals.min(1)];
+            assert_eq!(output.status.code(), Some(status), "{name}: {errors}");
+            let answer: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            let error = &answer["error"];
+            assert_eq!(error["kind"], kind, "{name}: {answer}");
+            assert_eq!(error["exit_status"], status, "{name}: {answer}");
+            let message = error["message"].as_str().unwrap();
+            assert!(errors.contains(message), "{name}: {message}, {errors}");
         }
     }
 }
@@ -166,7 +239,7 @@ fn the_doctor_says_that_a_mount_does_not_answer_and_all_else() {
         return;
     };
     let flags = ["--timeout", "200ms", "--json"];
-    let child = hung.child("doctor", &hold(Request::Open), &flags, "");
+    let child = hung.start_child("doctor", &hold(Request::Open), &flags, "");
     let output = hung.output("doctor", child);
     let errors = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(8), "{errors}");

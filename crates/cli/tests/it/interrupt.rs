@@ -1,14 +1,12 @@
 //! A signal ends what is running, removes what it made, and is status 128 and the signal's number.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 
-use crate::cp::tree;
-use crate::{command, succeed};
+use crate::command;
 
 /// Ctrl-C is the same to us, but a test runner in the background of a script has its children ignore it.
 fn interrupt(child: &Child) {
@@ -22,14 +20,6 @@ pub(crate) fn signal(child: &Child, name: &str) -> bool {
         .stderr(Stdio::null())
         .status();
     told.unwrap().success()
-}
-
-fn start(arguments: &[&str]) -> Child {
-    command(arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
 }
 
 #[track_caller]
@@ -93,55 +83,100 @@ fn synth_removes_what_it_wrote() {
     assert!(!model.exists(), "{:?}", entries(&model));
 }
 
-fn checkpoint(folder: &Path, size: &str) -> String {
-    let model = folder.join("model").to_str().unwrap().to_owned();
-    succeed(["synth", &model, "--size", size, "--shards", "4"]);
-    model
-}
+/// Copies and loads that a signal ends in mid-work. A moment is a range that the store does not
+/// answer, so the command cannot get past it before the signal comes, on any machine.
+#[cfg(feature = "object")]
+mod moments {
+    use std::collections::BTreeMap;
+    use std::path::Path;
+    use std::process::{Child, Output, Stdio};
 
-/// Waits for so many turns of this loop: any moment of a load of milliseconds.
-fn spin(round: usize) {
-    for _ in 0..round * 997 % 211 * 20_000 {
-        std::hint::spin_loop();
-    }
-}
+    use tload_lab::{Fault, Operation, Rule};
 
-/// Every name that is there means the whole file, whenever the copy was ended, and the same command goes on from there.
-#[test]
-fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = checkpoint(folder.path(), "24MiB");
-    let wanted = tree(Path::new(&model));
-    let mut interrupted = 0;
-    for round in 0..24 {
-        let target = folder.path().join("copy");
-        let child = start(&["cp", &model, target.to_str().unwrap(), "--extent", "256KiB"]);
-        // In the midst of it, most times: something is there.
-        while round % 4 > 0 && !target.exists() {
-            thread::yield_now();
+    use super::signal;
+    use crate::cp::tree;
+    use crate::remote::{Lab, PATIENCE, ends_soon};
+    use crate::{stderr, succeed};
+
+    const MIB: u64 = 1 << 20;
+
+    /// Reads are this long, so one begins within so many bytes of any moment.
+    const EXTENT: u64 = MIB / 4;
+
+    /// Puts a checkpoint of four shards of about six MiB into the store, and returns what it holds.
+    fn files(lab: &Lab) -> BTreeMap<String, Vec<u8>> {
+        let model = lab.path("model");
+        let model = model.to_str().unwrap();
+        succeed(["synth", model, "--size", "24MiB", "--shards", "4"]);
+        let files = tree(Path::new(model));
+        for (name, bytes) in &files {
+            lab.server
+                .put(&format!("bucket/model/{name}"), bytes.clone());
         }
-        spin(round);
-        let name = ["TERM", "HUP"][round % 2];
-        signal(&child, name);
+        files
+    }
+
+    /// The requests that are never answered in this round: those from some byte on of one shard.
+    /// The first rounds are about lists and headers.
+    fn moment(files: &BTreeMap<String, Vec<u8>>, round: usize) -> Rule {
+        let rule = Rule::always(if round % 2 == 0 {
+            Fault::StallHeaders
+        } else {
+            Fault::StallBody(1000)
+        });
+        let shards: Vec<_> = files
+            .iter()
+            .filter(|(name, _)| name.ends_with(".safetensors"))
+            .collect();
+        let (name, bytes) = shards[round % shards.len()];
+        match round {
+            0 => Rule::always(Fault::StallHeaders).on(Operation::List),
+            1..4 => rule.on(Operation::Get).path(name),
+            _ => {
+                let last = bytes.len() as u64 - EXTENT;
+                let from = last * (round as u64 * 7 % 24) / 24;
+                rule.on(Operation::Get).path(name).from_byte(from.max(1))
+            }
+        }
+    }
+
+    /// Starts the command and waits until the moment has come.
+    fn start(lab: &Lab, arguments: &[&str]) -> Child {
+        let before = lab.server.counts().faulted;
+        let child = spawn(lab, arguments);
+        let has_come = lab
+            .server
+            .wait_until(PATIENCE, |counts| counts.faulted > before);
+        assert!(has_come, "{:?}", lab.server.counts());
+        child
+    }
+
+    fn spawn(lab: &Lab, arguments: &[&str]) -> Child {
+        lab.command(&[arguments, &["--store", "read_timeout=3600"]].concat())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+
+    /// Signals once or twice, by turns, and returns what the command said.
+    fn end(child: Child, round: usize) -> Output {
+        let (name, status) = [("TERM", 143), ("HUP", 129)][round % 2];
+        assert!(signal(&child, name), "round {round}: it had ended");
         if round % 3 == 0 {
             signal(&child, name);
         }
-        let output = child.wait_with_output().unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let statuses: &[Option<i32>] = match (output.status.code(), name) {
-            // It was over before, or had not begun to listen.
-            (Some(0) | None, _) => &[Some(0), None],
-            (_, "TERM") => &[Some(143)],
-            _ => &[Some(129)],
-        };
-        assert!(
-            statuses.contains(&output.status.code()),
-            "{name}: {:?} {errors}",
-            output.status
-        );
-        interrupted += usize::from(output.status.code().is_some_and(|code| code > 0));
+        let output = ends_soon(child);
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(status), "round {round}: {text}");
+        output
+    }
+
+    /// Asserts that every name in `target` stands for the whole file.
+    #[track_caller]
+    fn assert_whole(target: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
         let found = if target.exists() {
-            tree(&target)
+            tree(target)
         } else {
             BTreeMap::new()
         };
@@ -150,71 +185,78 @@ fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
                 assert!(wanted.get(&name) == Some(&bytes), "{name} is not the file");
             }
         }
-        succeed(["cp", &model, target.to_str().unwrap()]);
-        assert!(tree(&target) == wanted, "round {round}");
-        fs::remove_dir_all(&target).unwrap();
     }
-    assert!(
-        interrupted >= 4,
-        "only {interrupted} of 24 copies were ended"
-    );
-}
 
-/// Waits until the command listens for signals, where that can be seen.
-fn until_it_listens(child: &mut Child) {
-    let catches = |status: &str| {
-        let mask = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigCgt:"))?;
-        let mask = u64::from_str_radix(mask.trim(), 16).ok()?;
-        // SIGTERM, which it sets last.
-        Some(mask >> 14 & 1 == 1)
-    };
-    while let Ok(status) = fs::read_to_string(format!("/proc/{}/status", child.id())) {
-        let is_over = child.try_wait().unwrap().is_some();
-        if is_over || catches(&status) == Some(true) {
-            return;
+    #[test]
+    fn a_copy_ended_at_any_moment_leaves_nothing_half_written() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        for round in 0..24 {
+            let target = lab.path(&format!("copy-{round}"));
+            let copy = ["cp", "s3://bucket/model", target.to_str().unwrap()];
+            let (extent, depth) = (EXTENT.to_string(), (1 + round % 3).to_string());
+            let wide = [&copy[..], &["--extent", &extent, "--depth", &depth]].concat();
+            lab.server.fault(moment(&wanted, round));
+            end(start(&lab, &wide), round);
+            assert_whole(&target, &wanted);
+
+            lab.server.clear_faults();
+            assert!(lab.server.wait_for_idle(PATIENCE));
+            let again = lab.run(&copy);
+            assert!(again.status.success(), "{}", stderr(&again));
+            assert!(tree(&target) == wanted, "round {round}");
+            std::fs::remove_dir_all(&target).unwrap();
         }
-        thread::yield_now();
     }
-}
 
-#[test]
-fn a_load_ended_at_any_moment_has_the_signals_status() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = checkpoint(folder.path(), "96MiB");
-    let mut interrupted = 0;
-    for round in 0..32 {
-        // With the digest of every tensor it takes its time, after it has begun to listen.
-        let mut child = start(&["load", &model, "--digest", "--memory-limit", "16MiB"]);
-        // And sometimes before.
-        if round % 4 > 0 {
-            until_it_listens(&mut child);
+    /// A signal that comes before the command listens does what it does to every process.
+    #[test]
+    fn a_copy_ended_before_it_listens_leaves_nothing_half_written() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        lab.server.fault(Rule::always(Fault::StallHeaders));
+        for round in 0..8 {
+            let target = lab.path("copy");
+            let copy = ["cp", "s3://bucket/model", target.to_str().unwrap()];
+            let child = spawn(&lab, &copy);
+            assert!(signal(&child, "TERM"), "nothing answers it");
+            let output = ends_soon(child);
+            let code = output.status.code();
+            assert!(
+                code.is_none() || code == Some(143),
+                "round {round}: {}",
+                stderr(&output)
+            );
+            assert_whole(&target, &wanted);
         }
-        spin(round);
-        let name = ["TERM", "HUP"][round % 2];
-        signal(&child, name);
-        let output = child.wait_with_output().unwrap();
-        let wanted = [143, 129][round % 2];
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let code = output.status.code();
-        // Before it listens, a signal does what it does to every process.
-        assert!(
-            code.is_none() || code == Some(0) || code == Some(wanted),
-            "{name}: {:?} {errors}",
-            output.status
-        );
-        if code == Some(wanted) {
-            interrupted += 1;
+        lab.server.clear_faults();
+    }
+
+    #[test]
+    fn a_load_ended_at_any_moment_has_the_signals_status() {
+        let lab = Lab::start();
+        let wanted = files(&lab);
+        let extent = EXTENT.to_string();
+        for round in 0..24 {
+            lab.server.fault(moment(&wanted, round));
+            let load = [
+                "load",
+                "s3://bucket/model",
+                "--digest",
+                "--extent",
+                &extent,
+                "--memory-limit",
+                "16MiB",
+            ];
+            let output = end(start(&lab, &load), round);
+            let errors = stderr(&output);
             assert!(output.stdout.is_empty(), "half a result");
             assert!(
                 errors.contains("interrupted") || errors.contains("cancelled"),
                 "{errors}"
             );
+            lab.server.clear_faults();
+            assert!(lab.server.wait_for_idle(PATIENCE));
         }
     }
-    assert!(
-        interrupted >= 6,
-        "only {interrupted} of 32 loads were ended"
-    );
 }

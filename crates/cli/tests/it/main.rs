@@ -13,6 +13,7 @@ mod help;
 #[cfg(target_os = "linux")]
 mod hung;
 mod interrupt;
+mod json;
 #[cfg(target_os = "linux")]
 mod limits;
 #[cfg(feature = "object")]

@@ -17,27 +17,27 @@ use crate::{command, stderr, succeed};
 const MIB: u64 = 1 << 20;
 const SECRET: &str = "hush-hush";
 /// Longer than any answer takes here.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Lab {
-    server: FaultyServer,
+pub(crate) struct Lab {
+    pub(crate) server: FaultyServer,
     folder: TempDir,
 }
 
 impl Lab {
-    fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self {
             server: FaultyServer::start(),
             folder: tempfile::tempdir().unwrap(),
         }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A checkpoint on disk and, with a hidden file, as `s3://bucket/model`.
-    fn checkpoint(&self) -> PathBuf {
+    pub(crate) fn checkpoint(&self) -> PathBuf {
         let model = self.path("model");
         succeed([
             "synth",
@@ -58,7 +58,7 @@ impl Lab {
     }
 
     /// With the options that reach the server, and nothing from the environment.
-    fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let endpoint = format!("endpoint={}", self.server.url());
         let mut all = arguments.to_vec();
         for option in [&endpoint, "anonymous=true", "environment=false"] {
@@ -67,7 +67,7 @@ impl Lab {
         command(all)
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Output {
         self.command(arguments).output().unwrap()
     }
 
@@ -381,7 +381,7 @@ fn an_interrupt_keeps_what_has_arrived_and_says_so() {
 
 /// Waits for the child, which would end by itself only minutes later.
 #[track_caller]
-fn ends_soon(mut child: Child) -> Output {
+pub(crate) fn ends_soon(mut child: Child) -> Output {
     let deadline = Instant::now() + PATIENCE;
     while child.try_wait().unwrap().is_none() {
         let late = Instant::now() > deadline;

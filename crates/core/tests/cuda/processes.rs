@@ -334,12 +334,12 @@ fn counts() -> (usize, usize) {
 }
 
 /// The kernel takes rings apart after they are closed, and the stub's threads end by themselves.
-fn settled(wanted: (usize, usize)) -> (usize, usize) {
+fn settled(wanted: (usize, usize), patience: Duration) -> (usize, usize) {
     let started = Instant::now();
     loop {
         tload::release_staging();
         let now = counts();
-        let over = started.elapsed() > Duration::from_secs(10);
+        let over = started.elapsed() > patience;
         if (now.0 <= wanted.0 && now.1 <= wanted.1) || over {
             return now;
         }
@@ -359,9 +359,9 @@ fn nothing_is_left_of_many_loads() {
         let mut rng = Rng::new(1);
         // What the process needs once.
         (0..12).for_each(|_| one(stub, &files, &mut rng));
-        let before = settled((0, 0));
+        let before = settled((0, 0), Duration::from_secs(5));
         (0..200).for_each(|_| one(stub, &files, &mut rng));
-        let after = settled(before);
+        let after = settled(before, crate::stub::PATIENCE);
         assert!(
             after.0 <= before.0 && after.1 <= before.1,
             "descriptors and threads: {before:?} before, {after:?} after"

@@ -9,7 +9,7 @@ use tload::{Tensor, release_staging};
 use tload_cuda_stub::Stub;
 
 /// How long tests wait for what must come.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the driver counts, and nobody may leave behind.
 const KINDS: [&str; 7] = [

@@ -32,7 +32,7 @@ const EXTENT_BYTES: u64 = 512 << 10;
 const RETRIES: &str = "3";
 
 /// How long tests wait for a read that is to be held.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// In the second shard, in the middle of its second tensor.
 const FLIPPED: u64 = 1_500_000;

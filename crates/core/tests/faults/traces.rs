@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// The kernel takes rings apart after they are closed, and lanes that were left behind end when their reads do.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -329,19 +329,24 @@ fn looking_for_digests_ends_in_time_and_names_what_it_waits_for() {
         return;
     };
     let loader = loader(mount.path(), &Verify::Auto);
+    let manifest = mount.path().join(MANIFEST_NAME);
     mount.fault(
         &Rule::always(Fault::Hold)
             .on(Request::Open)
             .file(MANIFEST_NAME),
     );
-    let hurried = loader.options(options(|it| {
-        it.verify = Verify::Auto;
-        it.timeout = Some(Duration::from_millis(300));
-    }));
-    let error = hurried.stream().expect_err("hangs");
-    assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-    let manifest = mount.path().join(MANIFEST_NAME);
-    assert_eq!(error.location(), manifest.to_str(), "{}", error.chain());
+    // On a busy machine a short time may be over before it looks for them.
+    let timeouts = [300, 3000, 30_000].map(Duration::from_millis);
+    let names_it = timeouts.into_iter().any(|timeout| {
+        let hurried = loader.clone().options(options(|it| {
+            it.verify = Verify::Auto;
+            it.timeout = Some(timeout);
+        }));
+        let error = hurried.stream().expect_err("hangs");
+        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        error.location() == manifest.to_str()
+    });
+    assert!(names_it);
     mount.clear_faults();
     mount.release();
 }

@@ -263,10 +263,10 @@ fn cancelling_wakes_a_caller_who_waits() {
         1,
         "the wait ended before the read did"
     );
-    let dropping = Instant::now();
     drop(stream);
-    assert!(
-        dropping.elapsed() < Duration::from_secs(2),
+    assert_eq!(
+        watched.in_flight().jobs,
+        1,
         "a drop does not wait for storage that hangs"
     );
 }
@@ -283,6 +283,17 @@ fn waiting_ends_when_it_was_to_end() {
     drop(watched);
 }
 
+/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps
+/// the load from ending well before the thread that watches the clock has had a turn.
+fn late_failure(mut stream: TensorStream) -> Error {
+    let pauses = (0..16).map(|doublings| Duration::from_millis(1 << doublings));
+    let failure = pauses.into_iter().find_map(|pause| {
+        std::thread::park_timeout(pause);
+        stream.next().expect("there are more tensors").err()
+    });
+    failure.expect("the time is over")
+}
+
 #[test]
 fn a_load_that_takes_longer_than_its_timeout_fails() {
     let folder = folder();
@@ -294,7 +305,7 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
             .expect("opens")
             .options(options);
         // Opening the files for the load may take longer already.
-        let error = loader.stream().map_or_else(|error| error, failure);
+        let error = loader.stream().map_or_else(|error| error, late_failure);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(error.message().contains("timeout"), "{error}");
     }
@@ -305,7 +316,7 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
         .expect("opens")
         .options(options);
     assert_eq!(loader.stream().expect("starts").flatten().count(), 64);
-    assert!(started.elapsed() < Duration::from_secs(60));
+    assert!(started.elapsed() < Duration::from_secs(600));
 }
 
 /// A stream may be moved to another thread and dropped there, at any moment.

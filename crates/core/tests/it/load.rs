@@ -317,6 +317,9 @@ fn both_ceilings_read_what_a_load_reads() {
 }
 
 /// Counts wake-ups and unparks the test's thread.
+/// Longer than anything here takes; only a failure waits so long.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
@@ -334,11 +337,8 @@ fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
             return item;
         }
         let parked = std::time::Instant::now();
-        std::thread::park_timeout(Duration::from_secs(20));
-        assert!(
-            parked.elapsed() < Duration::from_secs(20),
-            "nobody woke the task"
-        );
+        std::thread::park_timeout(PATIENCE);
+        assert!(parked.elapsed() < PATIENCE, "the task was not woken");
     }
 }
 

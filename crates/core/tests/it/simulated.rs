@@ -16,7 +16,7 @@ use tload::testing::simulation::{Simulation, Watched};
 use tload::{ErrorKind, Order, Tensor};
 
 /// Threads are allowed to take this long before a check gives up on them.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 use crate::requirement::{say, variable};
 

@@ -16,6 +16,7 @@ use tload_lab::slowfs::{Mount, Options as Slowness};
 
 use crate::files::{assert_all, even, folder, location, options, write};
 use crate::requirement;
+use crate::slow::until_it_hangs;
 
 const MIB: usize = 1 << 20;
 
@@ -53,8 +54,12 @@ impl Faulty {
     }
 
     fn stream(&self, options: Options) -> TensorStream {
+        self.try_stream(options).expect("starts")
+    }
+
+    fn try_stream(&self, options: Options) -> tload::Result<TensorStream> {
         let loader = Loader::open(&location(&self.path())).expect("headers are spared");
-        loader.options(options).stream().expect("starts")
+        loader.options(options).stream()
     }
 }
 
@@ -193,17 +198,20 @@ fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_ke
         }) else {
             return;
         };
-        let mut asked = wanted(engine, Cache::Direct);
-        asked.timeout = Some(Duration::from_millis(300));
-        let mut stream = faulty.stream(asked);
-        let error = failure(&mut stream);
-        assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+        let (error, stream) = until_it_hangs(|timeout| {
+            let mut asked = wanted(engine, Cache::Direct);
+            asked.timeout = Some(timeout);
+            // The files may not be open by then.
+            let mut stream = faulty.try_stream(asked).ok()?;
+            let error = failure(&mut stream);
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
+            (stream.report().parked_reads > 0).then_some((error, stream))
+        });
         let message = error.message();
         assert!(message.contains("m.safetensors ["), "{message}");
         assert!(message.contains("are still held for"), "{message}");
         let report = stream.report();
         assert_eq!(report.outcome, "timed_out");
-        assert!(report.parked_reads > 0, "{engine:?}: {report}");
         assert!(parked_bytes() >= report.parked_bytes);
         assert!(report.to_string().contains("parked"), "{report}");
         // It answers: with errors, because it goes away.
@@ -291,8 +299,15 @@ fn a_read_that_pauses_ends_when_the_load_does() {
         let mut asked = wanted(engine, Cache::Direct);
         // Long enough for pauses of many seconds.
         asked.retries = Some(1_000_000);
+        // One read after another, each of them one of the file system's.
+        (asked.depth, asked.extent_bytes) = (Some(1), Some(128 << 10));
         let mut stream = faulty.stream(asked);
-        assert!(stream.wait(Duration::from_millis(300)).is_pending());
+        // The second failure was a retry, so there has been a pause, and there is another.
+        let start = Instant::now();
+        while faulty.mount.served().faults < 2 {
+            assert!(start.elapsed() < PATIENCE, "{}", stream.report());
+        }
+        assert!(stream.try_next().is_pending());
         stream.cancel();
         assert_eq!(failure(&mut stream).kind(), ErrorKind::Cancelled);
         // Without the mount's help: nothing hangs there.

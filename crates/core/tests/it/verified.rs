@@ -21,7 +21,7 @@ use crate::files::{folder, location, mixed, options, write};
 use crate::requirement::{self, say, variable};
 
 /// Threads are allowed to take this long before a check gives up on them.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const SEEDS: u64 = 800;
 

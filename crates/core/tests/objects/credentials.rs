@@ -15,7 +15,7 @@ use tload_lab::{Fault, FaultyServer, Issue, Rule};
 use crate::alone::{command, variable};
 use crate::fixtures::{even, folder, load, options};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "credentials::loads_somewhere";
 
 /// What the process of a case does. Without a case it is no test.

@@ -15,7 +15,7 @@ use crate::alone::is_alone;
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{Site, faulty_at};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 const KEY: &str = "m.safetensors";
 
 struct Bench {

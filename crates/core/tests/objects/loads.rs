@@ -11,7 +11,7 @@ use crate::fixtures::{
 };
 use crate::sites::{self, BUCKET, azure_options, faulty_at, s3_options};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 fn parse(text: &str) -> Location {
     Location::parse(text).expect("a good URL")

@@ -384,7 +384,7 @@ pub(crate) fn read(from: usize, len: usize) -> Vec<u8> {
 }
 
 pub(crate) fn poll(what: &str, mut ready: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !ready() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::yield_now();

@@ -81,6 +81,8 @@ impl fmt::Debug for Request {
 pub struct Counts {
     /// Requests taken up, ever.
     pub requests: usize,
+    /// Requests taken up that a rule applied to, ever.
+    pub faulted: usize,
     /// Requests taken up whose answers are not yet written out.
     pub in_flight: usize,
     /// The most that were in flight at one time.
@@ -279,6 +281,7 @@ impl Inner {
                 span,
             })
         };
+        self.counts.faulted += usize::from(fault.is_some());
         self.log.push(Request {
             order,
             connection,

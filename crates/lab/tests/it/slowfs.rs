@@ -212,7 +212,7 @@ fn what_is_held_is_answered_when_it_is_let_go() {
         mount.fault(&Rule::once(Fault::Hold).on(request));
         std::thread::scope(|scope| {
             let reading = scope.spawn(|| read(&path));
-            let is_held = mount.wait_for_held(1, Duration::from_secs(20));
+            let is_held = mount.wait_for_held(1, Duration::from_secs(60));
             assert_eq!(mount.served().held, u64::from(is_held));
             let was_waiting = !reading.is_finished();
             let_go(&mount);

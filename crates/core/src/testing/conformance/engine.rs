@@ -18,7 +18,7 @@ use crate::error::ErrorKind;
 use crate::testing::fixtures::Rng;
 
 /// Storage is allowed to take this long before a check gives up on it.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The slots of the suite's slab, and their length in bytes.
 const SLOTS: usize = 16;

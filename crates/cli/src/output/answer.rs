@@ -1,0 +1,100 @@
+//! The answer of a command under `--json`: one whole object on standard output, also of a command
+//! that fails or is told to end at once.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+use serde::Serialize;
+use tload::{Error, Result};
+
+use super::error::standard_output;
+use super::failure::{Failure, Outcome};
+use super::json;
+
+/// At most one answer: the first one counts, later ones are dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    /// The user wants JSON on standard output.
+    is_wanted: bool,
+    /// Locked while an answer is being written.
+    is_given: Mutex<bool>,
+}
+
+impl Answer {
+    pub(crate) fn new(is_wanted: bool) -> Self {
+        Self {
+            is_wanted,
+            is_given: Mutex::new(false),
+        }
+    }
+
+    /// Writes `value` as the answer.
+    pub(crate) fn give(&self, out: &mut dyn Write, value: &impl Serialize) -> Result<()> {
+        let mut is_given = self.is_given.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *is_given, true) {
+            return Ok(());
+        }
+        json::write(out, value)
+            .and_then(|()| out.flush())
+            .map_err(standard_output)
+    }
+
+    /// Answers with `error`, if JSON is wanted and nothing else was the answer.
+    pub(crate) fn fail(&self, out: &mut dyn Write, error: &Error, exit_status: u8) {
+        if self.is_wanted {
+            // If it cannot be written, standard error and the status still tell of it.
+            let outcome = Outcome::failed(Failure::new(error, exit_status));
+            drop(self.give(out, &outcome));
+        }
+    }
+
+    /// Like [`fail`](Self::fail), for a command that no longer answers and may hold the lock of
+    /// standard output. Leaves an answer alone that is just being written: see
+    /// [`finish`](Self::finish).
+    pub(crate) fn fail_at_once(&self, error: &Error, exit_status: u8) {
+        let is_free = !matches!(self.is_given.try_lock(), Err(TryLockError::WouldBlock));
+        if let (true, Ok(out)) = (is_free, io::stdout().as_fd().try_clone_to_owned()) {
+            self.fail(&mut File::from(out), error, exit_status);
+        }
+    }
+
+    /// Waits until an answer that is being written is whole.
+    pub(crate) fn finish(&self) {
+        drop(self.is_given.lock());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tload::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn only_the_first_answer_is_written() {
+        let error = Error::new(ErrorKind::Cancelled, "interrupted");
+        let answer = Answer::new(true);
+        let mut out = Vec::new();
+        answer.give(&mut out, &[1]).unwrap();
+        let first = out.clone();
+        answer.give(&mut out, &[2]).unwrap();
+        answer.fail(&mut out, &error, 130);
+        assert_eq!(out, first);
+
+        let mut out = Vec::new();
+        Answer::new(true).fail(&mut out, &error, 130);
+        let written: serde_json::Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(written["error"]["exit_status"], 130);
+        Answer::new(false).fail(&mut Vec::new(), &error, 130);
+    }
+
+    #[test]
+    fn text_mode_has_no_answer() {
+        let mut out = Vec::new();
+        let error = Error::new(ErrorKind::Io, "failed");
+        Answer::new(false).fail(&mut out, &error, 1);
+        assert!(out.is_empty());
+    }
+}
