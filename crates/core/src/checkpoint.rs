@@ -362,12 +362,13 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
     } else {
         HEADER_THREADS_MAX
     };
-    let open = |file: &Location| {
-        let opened = open_shard(file, set, places).map_err(|error| set.missing(file, error));
+    let opened = side_by_side(&set.files, threads, |file| open_shard(file, set, places));
+    let each = set.files.iter().zip(opened);
+    each.map(|(file, opened)| {
+        let opened = opened.map_err(|error| set.missing(file, error));
         opened.map_err(|error| of_many(error, set.files.len()))
-    };
-    let opened = side_by_side(&set.files, threads, open);
-    opened.into_iter().collect()
+    })
+    .collect()
 }
 
 fn open_shard(

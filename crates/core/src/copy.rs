@@ -7,7 +7,7 @@
 mod fetch;
 mod journal;
 mod list;
-mod names;
+pub(crate) mod names;
 mod stop;
 mod target;
 mod work;
@@ -273,7 +273,9 @@ impl Copy {
                 ));
         }
         for name in self.options.names.iter().flatten() {
-            if !entries.iter().any(|entry| entry.name == *name) {
+            // They are sorted.
+            let found = entries.binary_search_by(|entry| entry.name.as_str().cmp(name));
+            if found.is_err() {
                 return Err(Error::new(
                     ErrorKind::NotFound,
                     format!("there is no file {name:?} below it"),

@@ -1,5 +1,6 @@
 //! The sources of one load, opened, in groups that share limits and engines: the files of one file system, the objects of one store.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::buffer::FileView;
@@ -117,14 +118,11 @@ impl Sources {
 
     /// What was tried again beside reads, and why the last time.
     pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
-        let mut tallies: Vec<&Tally> = Vec::new();
-        for tally in self.groups.iter().flat_map(Group::tallies) {
-            // Objects of one checkpoint share theirs.
-            if !tallies.iter().any(|known| known.is(tally)) {
-                tallies.push(tally);
-            }
-        }
-        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.into_iter().map(Tally::so_far).unzip();
+        // Objects of one checkpoint share theirs.
+        let mut seen = HashSet::new();
+        let tallies = self.groups.iter().flat_map(Group::tallies);
+        let tallies = tallies.filter(|tally| seen.insert(tally.address()));
+        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(Tally::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 

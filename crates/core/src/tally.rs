@@ -22,8 +22,8 @@ impl Tally {
             .clone()
     }
 
-    /// Whether both are the same.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
+    /// Tells it from others that are alive: clones have the same.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
     }
 }

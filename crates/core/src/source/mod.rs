@@ -50,6 +50,8 @@ pub(crate) use remote::{Remote, open_deadline};
 pub use residency::{Residency, evict, residency};
 pub(crate) use root::Root;
 #[cfg(feature = "object")]
+#[cfg(all(feature = "object", feature = "testing"))]
+pub(crate) use store::assert_levels_are_whole;
 pub(crate) use store::{Listed, cached, is_offline, snapshot};
 pub use store_options::{StoreKey, StoreOptions};
 

@@ -20,6 +20,7 @@ use object_store::client::{
 };
 
 use super::checksums::{Asks, stated};
+use super::pages;
 use super::reply::{Reply, scrub};
 
 /// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
@@ -127,6 +128,7 @@ impl HttpService for Capturing {
             client: self.number,
             ..Exchange::default()
         });
+        pages::asked(request.uri().query())?;
         let is_ranged = request.headers().contains_key(http::header::RANGE);
         let response = self.inner.execute(request).await?;
         let status = response.status();
@@ -142,6 +144,7 @@ impl HttpService for Capturing {
             }
             let (head, body) = response.into_parts();
             let body = whole(body, ANSWER_MAX).await?;
+            pages::received(body.len())?;
             return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let (head, body) = response.into_parts();

@@ -15,6 +15,7 @@ mod fault;
 mod gcs;
 mod hub;
 mod opening;
+mod pages;
 mod path;
 #[cfg(feature = "aws-config")]
 mod refreshing;
@@ -35,6 +36,8 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 pub(crate) use self::client::READ_TIMEOUT;
 pub(crate) use self::exchange::Exchange;
 pub(crate) use self::fault::Fault;
+#[cfg(feature = "testing")]
+pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 
@@ -232,7 +235,7 @@ impl Store {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }
-        let listing = self.inner.list_with_delimiter(prefix);
+        let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a folder by an empty object that is called like it.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
