@@ -58,8 +58,8 @@ pub struct Checkpoint(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     location: Location,
-    /// Of the index, if one decides.
-    folder: Option<Location>,
+    /// The index, if one decides.
+    index: Option<ShardSource>,
     /// As it was opened: also for what is found beside it later.
     follow_symlinks: bool,
     shards: Vec<Shard>,
@@ -206,7 +206,8 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed
-    /// requests are tried again; nothing else of it counts.
+    /// requests are tried again, and whether objects may lack a validator (`allow_unversioned`);
+    /// nothing else of it counts.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -263,10 +264,10 @@ impl Checkpoint {
             index.require_all(&by_name)?;
         }
         let open_time = started.elapsed();
-        let folder = set.index.as_ref().map(|index| index.location.parent());
+        let index = set.index.as_ref().map(|index| index.source.clone());
         Ok(Self(Arc::new(Opened {
             location,
-            folder,
+            index,
             follow_symlinks: places.follow_symlinks,
             shards,
             tensors,
@@ -311,8 +312,19 @@ impl Checkpoint {
 
     /// The folder that a file of the checkpoint is called by its path below: that of the index, or else the file's own.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
-        let of_index = self.0.folder.clone();
-        of_index.unwrap_or_else(|| shard.location().parent())
+        let named_by = self.0.index.as_ref().unwrap_or(&shard.source);
+        named_by.location().parent()
+    }
+
+    /// Requires that the index is still the one that was read: shards may have been replaced with it
+    /// before they were opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and what asking for it runs into.
+    pub(crate) fn verify_index(&self) -> Result<()> {
+        let index = self.0.index.as_ref();
+        index.map_or(Ok(()), ShardSource::verify_in_place)
     }
 
     /// Whether links may lead out of its folders.
@@ -383,6 +395,7 @@ fn open_shard(
         FIRST_READ_BYTES
     };
     let (source, first) = places.open(location, set.root.as_ref(), first_bytes)?;
+    source.require_versioned()?;
     let (header, crcs) = read_header(&source, first)?;
     Ok((source, header, crcs))
 }
@@ -408,16 +421,17 @@ pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Heade
 /// Which tensors of which shards an index names.
 #[derive(Debug)]
 struct Placement {
-    location: Location,
+    /// The index.
+    source: ShardSource,
     /// In the order in which they are opened.
     shards: Vec<String>,
     shard_of: HashMap<String, String>,
 }
 
 impl Placement {
-    fn new(location: Location, index: Index) -> Self {
+    fn new(source: ShardSource, index: Index) -> Self {
         Self {
-            location,
+            source,
             shards: index.shards,
             shard_of: index.weight_map.into_iter().collect(),
         }
@@ -453,7 +467,7 @@ impl Placement {
                 shortened(shard)
             ),
         )
-        .with_location(&self.location)
+        .with_location(self.source.location())
         .with_tensor(*first)
         .with_hint("index and shards are of different versions; download the checkpoint again"))
     }

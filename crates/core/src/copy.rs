@@ -130,6 +130,9 @@ pub struct CopyReport {
     pub requests: u64,
     /// Requests that were repeated.
     pub retries: u64,
+    /// Copied files whose store sends neither ETag nor Last-Modified (`allow_unversioned`): length,
+    /// first and last bytes were compared once more at the end of each.
+    pub unversioned_files: u64,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
 }
@@ -190,6 +193,7 @@ struct Shared {
     skipped_bytes: AtomicU64,
     requests: AtomicU64,
     retries: AtomicU64,
+    unversioned_files: AtomicU64,
 }
 
 impl Shared {
@@ -364,6 +368,7 @@ impl Copy {
             skipped_bytes: load(&shared.skipped_bytes),
             requests: load(&shared.requests),
             retries: load(&shared.retries),
+            unversioned_files: load(&shared.unversioned_files),
             seconds: started.elapsed().as_secs_f64(),
         }
     }

@@ -19,7 +19,7 @@ counts only for the same source in the same state. A web server lists nothing: o
 the index, its shards and the usual configuration and tokenizer files are copied.
 
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
-  requests, retries, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
+  requests, retries, unversioned_files, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
 pub(crate) struct CopyArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a directory or file
     #[arg(value_name = "SRC")]

@@ -177,7 +177,7 @@ impl ShardSet {
             .collect();
         Ok(Self {
             files,
-            index: Some(Placement::new(location.clone(), index)),
+            index: Some(Placement::new(source, index)),
             root,
         })
     }
@@ -200,7 +200,7 @@ impl ShardSet {
                 shortened(shard)
             ),
         )
-        .with_location(&placement.location)
+        .with_location(placement.source.location())
         .with_hint("the download may be incomplete; fetch the missing shard");
         match error.request().cloned() {
             Some(request) => missing.with_request(request),

@@ -239,7 +239,7 @@ impl Work<'_> {
             .states
             .retain(|state| !Arc::ptr_eq(&state.active, active));
         drop(queue);
-        active.opened.verify()?;
+        active.opened.verify(self.shared)?;
         active.partial.finish(active.opened.stamp())?;
         Shared::add(&self.shared.copied_files, 1);
         Ok(())

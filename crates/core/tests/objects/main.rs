@@ -20,4 +20,5 @@ mod requests;
 mod secrets;
 mod sites;
 mod stalls;
+mod unversioned;
 mod verified;

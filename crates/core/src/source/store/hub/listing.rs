@@ -113,6 +113,7 @@ impl Commit {
         GetOptions {
             if_match: None,
             if_unmodified_since: None,
+            version: None,
             ..options
         }
     }
@@ -145,6 +146,9 @@ impl Commit {
         }
         if let Some(identity) = listed.and_then(|file| file.identity.as_deref()) {
             meta.e_tag = Some(format!("\"{identity}\""));
+        } else {
+            // The address names the commit, which does not change.
+            meta.version = Some(self.name.clone());
         }
         if let Some(modified) = self.modified {
             meta.last_modified = modified;
@@ -158,16 +162,16 @@ impl Commit {
     pub(in super::super) fn level(&self, folder: Option<&Path>) -> Level {
         let root = Path::default();
         let folder = folder.unwrap_or(&root);
-        let mut objects = Vec::new();
-        let mut prefixes = BTreeSet::new();
-        for (path, file) in below {
-            let path = Path::parse(path).expect("was a path");
-            let Some(mut below) = path.prefix_match(folder) else {
         let below = match folder.as_ref() {
             "" => self.files.range::<str, _>(..),
             // '0' follows '/'.
             name => self.files.range(format!("{name}/")..format!("{name}0")),
         };
+        let mut objects = Vec::new();
+        let mut prefixes = BTreeSet::new();
+        for (path, file) in below {
+            let path = Path::parse(path).expect("was a path");
+            let Some(mut below) = path.prefix_match(folder) else {
                 continue;
             };
             match (below.next(), below.next()) {
@@ -192,10 +196,6 @@ impl Commit {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
 /// Checks that each file that an answer of a hub lists is in one folder, and all folders are found.
 ///
 /// # Panics
@@ -217,6 +217,10 @@ pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
     let listed: Vec<String> = commit.files.into_keys().collect();
     assert_eq!(found, listed);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
 
     const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
 
@@ -266,10 +270,6 @@ pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
         assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
     }
 
-    #[test]
-    fn what_the_hub_says_of_a_file_counts() {
-        let commit = commit();
-        for (file, size, tag) in [
     /// A look at every file for each folder takes 10^10 looks: hours.
     #[test]
     fn folders_of_a_large_commit_are_listed_without_looking_at_all_files_each() {
@@ -300,6 +300,10 @@ pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
         assert_eq!(level.prefixes, [Path::from("a/y")]);
     }
 
+    #[test]
+    fn what_the_hub_says_of_a_file_counts() {
+        let commit = commit();
+        for (file, size, tag) in [
             ("model.safetensors", 100, "\"digest\""),
             ("config.json", 5, "\"blob\""),
             ("a b/é.json", 7, "\"of the cache\""),
@@ -329,9 +333,9 @@ pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567"}"#,
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "../x"}]}"#,
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "a//x"}]}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": ""}]}"#,
         ] {
             Commit::parse(answer.as_bytes()).expect_err(answer);
         }
     }
-            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": ""}]}"#,
 }
