@@ -154,7 +154,7 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 	touch $@
 
 # libFuzzer, on a nightly compiler: fuzz/README.md. Every target for so many minutes. What it learns stays in target/fuzz.
-TARGETS ?= header index load location manifest plan slice
+TARGETS ?= header index listing load location manifest plan slice
 FUZZ := cargo +nightly fuzz
 
 fuzz:

@@ -255,6 +255,8 @@ def open(
             - `read_timeout`: Seconds that may pass without a byte arriving. Default: 30.
             - `open_timeout`: Seconds that opening may take, with lists, headers and retries. Default: none.
             - `retries`: How often a failed request is tried again. Default: 8.
+            - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced one may go
+              unnoticed. Default: false.
             - `environment`: Look at the store's own environment variables and configuration files. Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default: none.
 

@@ -40,6 +40,8 @@ class CopyReport:
     """Requests to object stores, without those for lists."""
     retries: int
     """Requests that were repeated."""
+    unversioned_files: int
+    """Copied files whose store sends neither ETag nor Last-Modified (store option `allow_unversioned`)."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
 

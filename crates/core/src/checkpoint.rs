@@ -78,10 +78,19 @@ struct Opened {
 /// manifest says without being read again.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexFile {
-    pub(crate) location: Location,
-    pub(crate) len: u64,
+    source: ShardSource,
     pub(crate) crcs: Crcs,
     pub(crate) sha256: [u8; 32],
+}
+
+impl IndexFile {
+    pub(crate) fn location(&self) -> &Location {
+        self.source.location()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.source.len()
+    }
 }
 
 /// One file of a checkpoint.
@@ -220,7 +229,8 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed
-    /// requests are tried again; nothing else of it counts.
+    /// requests are tried again, and whether objects may lack a validator (`allow_unversioned`);
+    /// nothing else of it counts.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -325,11 +335,8 @@ impl Checkpoint {
 
     /// The folder that a file of the checkpoint is called by its path below: that of the index, or else the file's own.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
-        let index = self.0.index.as_ref();
-        index.map_or_else(
-            || shard.location().parent(),
-            |index| index.location.parent(),
-        )
+        let index = self.0.index.as_ref().map(|index| &index.source);
+        index.unwrap_or(&shard.source).location().parent()
     }
 
     /// Returns the index that it was opened by.
@@ -340,6 +347,17 @@ impl Checkpoint {
     /// Returns whether it is all of a folder or an index, and not files that were named.
     pub(crate) fn is_whole(&self) -> bool {
         self.0.is_whole
+    }
+
+    /// Requires that the index is still the one that was read: shards may have been replaced with it
+    /// before they were opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and what asking for it runs into.
+    pub(crate) fn verify_index(&self) -> Result<()> {
+        let index = self.0.index.as_ref();
+        index.map_or(Ok(()), |index| index.source.verify_in_place())
     }
 
     /// Whether links may lead out of its folders.
@@ -389,12 +407,13 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
     } else {
         HEADER_THREADS_MAX
     };
-    let open = |file: &Location| {
-        let opened = open_shard(file, set, places).map_err(|error| set.missing(file, error));
+    let opened = side_by_side(&set.files, threads, |file| open_shard(file, set, places));
+    let each = set.files.iter().zip(opened);
+    each.map(|(file, opened)| {
+        let opened = opened.map_err(|error| set.missing(file, error));
         opened.map_err(|error| of_many(error, set.files.len()))
-    };
-    let opened = side_by_side(&set.files, threads, open);
-    opened.into_iter().collect()
+    })
+    .collect()
 }
 
 fn open_shard(
@@ -409,6 +428,7 @@ fn open_shard(
         FIRST_READ_BYTES
     };
     let (source, first) = places.open(location, set.root.as_ref(), first_bytes)?;
+    source.require_versioned()?;
     let (header, crcs) = read_header(&source, first)?;
     Ok((source, header, crcs))
 }
@@ -442,11 +462,10 @@ struct Placement {
 
 impl Placement {
     /// Placement of an index that was parsed from `bytes`.
-    fn new(location: Location, index: Index, bytes: &[u8]) -> Self {
+    fn new(source: ShardSource, index: Index, bytes: &[u8]) -> Self {
         Self {
             file: IndexFile {
-                location,
-                len: bytes.len() as u64,
+                source,
                 crcs: Crcs::of(&[bytes]),
                 sha256: Sha256::digest(bytes).into(),
             },
@@ -485,7 +504,7 @@ impl Placement {
                 shortened(shard)
             ),
         )
-        .with_location(&self.file.location)
+        .with_location(self.file.source.location())
         .with_tensor(*first)
         .with_hint("index and shards are of different versions; download the checkpoint again"))
     }

@@ -7,7 +7,7 @@
 mod fetch;
 mod journal;
 mod list;
-mod names;
+pub(crate) mod names;
 mod record;
 mod stop;
 mod target;
@@ -136,6 +136,9 @@ pub struct CopyReport {
     pub requests: u64,
     /// Requests that were repeated.
     pub retries: u64,
+    /// Copied files whose store sends neither ETag nor Last-Modified (`allow_unversioned`): length,
+    /// first and last bytes were compared once more at the end of each.
+    pub unversioned_files: u64,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
 }
@@ -196,6 +199,7 @@ struct Shared {
     skipped_bytes: AtomicU64,
     requests: AtomicU64,
     retries: AtomicU64,
+    unversioned_files: AtomicU64,
 }
 
 impl Shared {
@@ -279,7 +283,9 @@ impl Copy {
                 ));
         }
         for name in self.options.names.iter().flatten() {
-            if !entries.iter().any(|entry| entry.name == *name) {
+            // They are sorted.
+            let found = entries.binary_search_by(|entry| entry.name.as_str().cmp(name));
+            if found.is_err() {
                 return Err(Error::new(
                     ErrorKind::NotFound,
                     format!("there is no file {name:?} below it"),
@@ -367,6 +373,7 @@ impl Copy {
             skipped_bytes: load(&shared.skipped_bytes),
             requests: load(&shared.requests),
             retries: load(&shared.retries),
+            unversioned_files: load(&shared.unversioned_files),
             seconds: started.elapsed().as_secs_f64(),
         }
     }

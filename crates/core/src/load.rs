@@ -314,7 +314,7 @@ impl Loader {
                 lanes,
                 report,
                 complete: completion(&feed, delivered.complete, &prepared.sources, check.as_ref()),
-                verify: verification(&prepared.sources, check.as_ref()),
+                verify: verification(&self.checkpoint, &prepared.sources, check.as_ref()),
             },
             started,
         );
@@ -467,14 +467,7 @@ fn completion(
         }
         add_depths(report, &feed, &sources);
         report.set_opening_retries(sources.tried_again());
-        let refused = sources.files().find(|file| file.is_refused());
-        if let Some(file) = refused {
-            let source = file.source();
-            report.notes.push(format!(
-                "the file system ({}) refused direct I/O, so files were read through the page cache",
-                source.file_system().name
-            ));
-        }
+        report.notes.extend(sources.notes());
     })
 }
 
@@ -495,15 +488,19 @@ fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
     }
 }
 
-/// Lets go of the files at the end, and checks that none changed meanwhile, and that everything was compared.
+/// Lets go of the files at the end, and checks that neither they nor the index changed meanwhile, and
+/// that everything was compared.
 fn verification(
+    checkpoint: &Checkpoint,
     sources: &Arc<Sources>,
     check: Option<&Arc<Check>>,
 ) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
     let (sources, check) = (Arc::clone(sources), check.cloned());
+    let checkpoint = checkpoint.clone();
     Box::new(move || {
         sources.files().for_each(ReadFile::finish);
-        sources.files().try_for_each(ReadFile::verify_unchanged)?;
+        sources.verify_unchanged()?;
+        checkpoint.verify_index()?;
         check.as_ref().map_or(Ok(()), |check| check.finish())
     })
 }

@@ -1,5 +1,6 @@
 //! The sources of one load, opened, in groups that share limits and engines: the files of one file system, the objects of one store.
 
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::within::{Underway, within};
 #[cfg(feature = "object")]
 use crate::{
     error::{Error, ErrorKind},
-    source::ObjectSource,
+    source::{ObjectSource, unversioned_note},
 };
 
 /// Files opened at a time. On a network file system each takes a round trip or two.
@@ -123,16 +124,54 @@ impl Sources {
         self.groups.iter().flat_map(|group| group.files().iter())
     }
 
+    /// Requires that every source is still in the state in which it was opened, where reads did not tell.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Changed`], and what asking runs into.
+    pub(crate) fn verify_unchanged(&self) -> Result<()> {
+        self.files().try_for_each(ReadFile::verify_unchanged)?;
+        #[cfg(feature = "object")]
+        {
+            let objects: Vec<_> = self.objects().collect();
+            let verify = |object: &&ObjectSource| object.verify_unchanged();
+            let verified = side_by_side(&objects, OPENED_AT_A_TIME, verify);
+            verified.into_iter().collect::<Result<()>>()?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the user should know of them.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let refused = self.files().find(|file| file.is_refused());
+        let refused = refused.map(|file| {
+            format!(
+                "the file system ({}) refused direct I/O, so files were read through the page cache",
+                file.source().file_system().name
+            )
+        });
+        #[cfg(feature = "object")]
+        let unversioned = unversioned_note(self.objects());
+        #[cfg(not(feature = "object"))]
+        let unversioned = None;
+        refused.into_iter().chain(unversioned).collect()
+    }
+
+    #[cfg(feature = "object")]
+    fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
+        self.groups.iter().flat_map(|group| match group {
+            Group::Objects(objects) => &**objects,
+            Group::Files(_) => &[],
+        })
+    }
+
     /// What was tried again beside reads, and why the last time.
     pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
-        let mut tallies: Vec<&Tally> = Vec::new();
-        for tally in self.groups.iter().flat_map(Group::tallies) {
-            // Objects of one checkpoint share theirs.
-            if !tallies.iter().any(|known| known.is(tally)) {
-                tallies.push(tally);
-            }
-        }
-        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.into_iter().map(Tally::so_far).unzip();
+        // Objects of one checkpoint share theirs.
+        let mut seen = HashSet::new();
+        let tallies = self.groups.iter().flat_map(Group::tallies);
+        let tallies = tallies.filter(|tally| seen.insert(tally.address()));
+        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(Tally::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 

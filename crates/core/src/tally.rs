@@ -39,8 +39,8 @@ impl Tally {
         (self.process == process::id()).then(lock)
     }
 
-    /// Whether both are the same.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.counted, &other.counted)
+    /// Tells it from others that are alive: clones have the same.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.counted).addr()
     }
 }

@@ -110,6 +110,11 @@ impl FaultyServer {
         self.shared.lock().store.versioned = true;
     }
 
+    /// Sends neither `ETag` nor `Last-Modified` nor a version from now on.
+    pub fn leave_out_validators(&self) {
+        self.shared.lock().store.without_validators = true;
+    }
+
     /// Says from now on, of the object at this path, what its checksums are: with these headers.
     ///
     /// Those that begin with `x-amz-` are sent as S3 does: to who asks for them (`x-amz-checksum-mode: ENABLED`) and not with ranges.

@@ -370,6 +370,37 @@ fn listings_are_cut_into_pages() {
 }
 
 #[test]
+fn lists_without_end_name_another_page_each_time() {
+    for (fault, tokens) in [
+        (Fault::RepeatedPage, ["again", "again"]),
+        (Fault::EndlessPages, ["1", "2"]),
+    ] {
+        let server = server();
+        server.fault(Rule::always(fault).on(Operation::List));
+        let mut client = Client::new(&server);
+        let mut query = "/b?list-type=2".to_owned();
+        for token in tokens {
+            let page = client.get(&query, &[]);
+            assert_eq!(elements(page.text(), "NextContinuationToken"), [token]);
+            assert_eq!(elements(page.text(), "IsTruncated"), ["true"]);
+            query = format!("/b?list-type=2&continuation-token={token}");
+        }
+    }
+}
+
+#[test]
+fn validators_can_be_left_out() {
+    let server = FaultyServer::start();
+    server.put("b/a", "abc");
+    server.leave_out_validators();
+    let answer = Client::new(&server).get("/b/a", &[("Range", "bytes=0-1")]);
+    assert_eq!((answer.status, answer.text()), (206, "ab"));
+    for name in ["etag", "last-modified", "x-amz-version-id"] {
+        assert_eq!(answer.header(name), None);
+    }
+}
+
+#[test]
 fn statuses_come_with_code_and_headers() {
     for (fault, status, code, header) in [
         (

@@ -21,7 +21,7 @@ copied again. A web server lists nothing: of a directory there, the index, its s
 configuration and tokenizer files are copied.
 
 JSON: {location, target, copied_files, copied_bytes, resumed_bytes, skipped_files, skipped_bytes,
-  requests, retries, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
+  requests, retries, unversioned_files, seconds}; `copied_bytes` were read by this copy, `resumed_bytes` by earlier ones.")]
 pub(crate) struct CopyArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a directory or file
     #[arg(value_name = "SRC")]

@@ -103,5 +103,9 @@ fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
         let requests = format_count(report.requests, "request");
         write!(out, "; {requests}, {} repeated", report.retries)?;
     }
+    if report.unversioned_files > 0 {
+        let files = format_count(report.unversioned_files, "file");
+        write!(out, "; {files} without ETag and Last-Modified")?;
+    }
     writeln!(out)
 }

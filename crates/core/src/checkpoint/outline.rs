@@ -5,7 +5,7 @@ use super::OpenOptions;
 use super::place::{Found, Places, ShardSource};
 use super::shards::ShardSet;
 use crate::error::Result;
-use crate::source::{Location, Root};
+use crate::source::{Location, Root, Source};
 
 /// The files of a checkpoint.
 #[derive(Debug)]
@@ -37,7 +37,9 @@ impl Outline {
             .next()
             .unwrap_or_else(|| location.clone());
         let set = ShardSet::named(&at, &places)?;
-        let index = set.index.map(|placement| placement.file.location);
+        let index = set
+            .index
+            .map(|placement| placement.file.source.location().clone());
         let is_folder = index.as_ref() != Some(&at) && set.files != [at.clone()];
         let folder = if is_folder { at } else { at.parent() };
         Ok(Self {

@@ -64,6 +64,29 @@ impl ShardSource {
         }
     }
 
+    /// Requires that several answers can be known to be of one state; see
+    /// [`ObjectSource::require_versioned`]. Files can.
+    pub(super) fn require_versioned(&self) -> Result<()> {
+        match self {
+            Self::File(_) => Ok(()),
+            #[cfg(feature = "object")]
+            Self::Object(object) => object.require_versioned(),
+        }
+    }
+
+    /// Requires that what is in its place is still what was opened. A file that was removed is whole.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and what asking runs into.
+    pub(crate) fn verify_in_place(&self) -> Result<()> {
+        match self {
+            Self::File(file) => file.verify_unchanged(),
+            #[cfg(feature = "object")]
+            Self::Object(object) => object.verify_in_place(),
+        }
+    }
+
     fn inner(&self) -> &dyn Source {
         match self {
             Self::File(file) => &**file,

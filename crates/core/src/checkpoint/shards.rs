@@ -4,10 +4,9 @@
 use super::Placement;
 use super::place::{Found, Places, ShardSource};
 use crate::error::{Error, ErrorKind, Result, counted, shortened};
-use crate::format::{INDEX_BYTES_MAX, natural_cmp, parse_index};
+use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_index};
 use crate::source::{Location, Root, Source};
 
-const SUFFIX: &str = ".safetensors";
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// What `transformers` writes; it wins over other indexes in the same folder.
 const INDEX_NAME: &str = "model.safetensors.index.json";
@@ -185,7 +184,7 @@ impl ShardSet {
             .collect();
         Ok(Self {
             files,
-            index: Some(Placement::new(location.clone(), index, &bytes)),
+            index: Some(Placement::new(source, index, &bytes)),
             root,
             is_whole: true,
         })
@@ -209,7 +208,7 @@ impl ShardSet {
                 shortened(shard)
             ),
         )
-        .with_location(&placement.file.location)
+        .with_location(placement.file.source.location())
         .with_hint("the download may be incomplete; fetch the missing shard");
         match error.request().cloned() {
             Some(request) => missing.with_request(request),
@@ -234,67 +233,25 @@ fn name_below(error: Error, below: &[String]) -> Error {
     error.with_hint(format!("below it are {shown}/{more}: give one of them"))
 }
 
-/// Files named `…-00002-of-00004.safetensors` say themselves how many there are: a missing one must not go unnoticed just
-/// because there is no index.
+/// Refuses a numbered set that lacks a shard: without an index nothing else would tell.
 fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
-    for name in names {
-        let Some((prefix, number, count)) = numbered(name) else {
-            continue;
-        };
-        let has = |wanted: u64| {
-            names
-                .iter()
-                .any(|other| numbered(other) == Some((prefix, wanted, count)))
-        };
-        // Asked once per set, by its member with the lowest number; a count from a file name is not worth trusting far.
-        let lowest = names
-            .iter()
-            .filter_map(|other| numbered(other))
-            .all(|(p, n, c)| (p, c) != (prefix, count) || n >= number);
-        let present = names
-            .iter()
-            .filter(|o| numbered(o).is_some_and(|(p, _, c)| (p, c) == (prefix, count)))
-            .count();
-        if lowest && (present as u64) < count {
-            let missing = (1..=count).find(|&wanted| !has(wanted)).unwrap_or(count);
-            return Err(Error::new(
-                ErrorKind::NotFound,
-                format!(
-                    "shard {missing} of {count} is missing beside {name:?} ({present} are there)"
-                ),
-            )
-            .with_location(location)
-            .with_hint("the download may be incomplete; or give the files to load as a list"));
-        }
-    }
-    Ok(())
-}
-
-/// `"model-00002-of-00004.safetensors"` → `("model-", 2, 4)`.
-fn numbered(name: &str) -> Option<(&str, u64, u64)> {
-    let stem = name.strip_suffix(SUFFIX)?;
-    let (front, count) = stem.rsplit_once("-of-")?;
-    let digits = front
-        .rfind(|c: char| !c.is_ascii_digit())
-        .map_or(0, |at| at + 1);
-    let (prefix, number) = front.split_at(digits);
-    Some((prefix, number.parse().ok()?, count.parse().ok()?))
+    let Some(gap) = missing_shard(names.iter().map(|name| name.as_str())) else {
+        return Ok(());
+    };
+    Err(Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "shard {} of {} is missing beside {:?} ({} are there)",
+            gap.number, gap.count, gap.beside, gap.present
+        ),
+    )
+    .with_location(location)
+    .with_hint("the download may be incomplete; or give the files to load as a list"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shard_names_tell_their_number() {
-        assert_eq!(
-            numbered("model-00002-of-00004.safetensors"),
-            Some(("model-", 2, 4))
-        );
-        assert_eq!(numbered("2-of-4.safetensors"), Some(("", 2, 4)));
-        assert_eq!(numbered("model.safetensors"), None);
-        assert_eq!(numbered("a-of-b.safetensors"), None);
-    }
 
     #[test]
     fn a_numbered_set_must_be_whole() {

@@ -78,7 +78,7 @@ fn glob(pattern: &str) -> Result<GlobMatcher> {
 }
 
 /// The components of a path below the target. Sources are not trusted: a key of an object store may be any text.
-pub(super) fn components(name: &str) -> Result<Vec<&str>> {
+pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
     let components: Vec<&str> = name.split('/').collect();
     let wrong = if name.contains('\0') {
         "holds a zero byte"

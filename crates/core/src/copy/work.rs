@@ -243,7 +243,7 @@ impl Work<'_> {
             .states
             .retain(|state| !Arc::ptr_eq(&state.active, active));
         drop(queue);
-        active.opened.verify()?;
+        active.opened.verify(self.shared)?;
         active.partial.finish(&active.origin)?;
         Shared::add(&self.shared.copied_files, 1);
         Ok(())

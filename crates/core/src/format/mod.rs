@@ -12,4 +12,4 @@ mod shards;
 pub use dtype::Dtype;
 pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
-pub(crate) use shards::{INDEX_BYTES_MAX, Index, natural_cmp, parse_index};
+pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};

@@ -5,7 +5,7 @@
 //! checks that. Errors carry no location: the caller knows which file it read and adds it.
 
 use std::cmp::Ordering;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt;
 
 use serde::Deserialize;
@@ -15,6 +15,9 @@ use serde_json::error::Category;
 use super::header::{AnyValue, first_char};
 use super::header_error::clip;
 use crate::error::{Error, ErrorKind, Result};
+
+/// End of a shard's name.
+pub(crate) const SUFFIX: &str = ".safetensors";
 
 /// Longest index file that we read. The largest published ones are under 30 MB; the bound is the header's, for the
 /// same reason: both list every tensor once.
@@ -128,6 +131,61 @@ fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
     let (digits, rest) = text.split_at(end);
     let zeros = digits.iter().take_while(|&&digit| digit == b'0').count();
     (&digits[zeros..], rest)
+}
+
+/// A hole in a set of shards whose names say how many there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Gap<'a> {
+    /// Lowest number that is missing.
+    pub number: u64,
+    /// Shards that the names say there are.
+    pub count: u64,
+    /// Shards of the set that are there.
+    pub present: u64,
+    /// First name of the set.
+    pub beside: &'a str,
+}
+
+/// Returns the hole of the first set that has one, sets being in the order of their first names.
+///
+/// Files named `…-00002-of-00004.safetensors` belong to a set of four. One pass: a folder may hold
+/// any number of names, in any number of sets.
+pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<Gap<'a>> {
+    let mut places: HashMap<(&str, u64), usize> = HashMap::new();
+    let mut sets: Vec<(&str, u64, BTreeSet<u64>)> = Vec::new();
+    for name in names {
+        let Some((prefix, number, count)) = numbered(name) else {
+            continue;
+        };
+        let place = *places.entry((prefix, count)).or_insert_with(|| {
+            sets.push((name, count, BTreeSet::new()));
+            sets.len() - 1
+        });
+        sets[place].2.insert(number);
+    }
+    sets.into_iter().find_map(|(beside, count, numbers)| {
+        let present = numbers.len() as u64;
+        // Some writers count from 0, so only how many there are tells whether one is missing.
+        (present < count).then(|| {
+            let follow = (1..=count).zip(numbers.range(1..));
+            let before = follow.take_while(|(wanted, there)| wanted == *there);
+            Gap {
+                number: before.last().map_or(1, |(last, _)| last + 1),
+                count,
+                present,
+                beside,
+            }
+        })
+    })
+}
+
+/// `"model-00002-of-00004.safetensors"` → `("model-", 2, 4)`.
+fn numbered(name: &str) -> Option<(&str, u64, u64)> {
+    let stem = name.strip_suffix(SUFFIX)?;
+    let (front, count) = stem.rsplit_once("-of-")?;
+    let prefix = front.trim_end_matches(|c: char| c.is_ascii_digit());
+    let (prefix, number) = front.split_at(prefix.len());
+    Some((prefix, number.parse().ok()?, count.parse().ok()?))
 }
 
 /// A shard is a file in the folder of its index, or below. Both slashes separate here, so that a name which is
@@ -401,5 +459,65 @@ mod tests {
                 assert_eq!(natural_cmp(a, b), i.cmp(&j), "{a:?} and {b:?}");
             }
         }
+    }
+
+    #[test]
+    fn shard_names_tell_their_number() {
+        assert_eq!(
+            numbered("model-00002-of-00004.safetensors"),
+            Some(("model-", 2, 4))
+        );
+        assert_eq!(numbered("2-of-4.safetensors"), Some(("", 2, 4)));
+        assert_eq!(numbered("model.safetensors"), None);
+        assert_eq!(numbered("a-of-b.safetensors"), None);
+        assert_eq!(numbered("é2-of-4.safetensors"), Some(("é", 2, 4)));
+        assert_eq!(numbered("é-of-4.safetensors"), None);
+    }
+
+    #[test]
+    fn the_first_gap_of_the_first_incomplete_set_is_found() {
+        let gap = |names: &[&'static str]| {
+            let names: Vec<_> = names.iter().map(|it| format!("{it}{SUFFIX}")).collect();
+            let found = missing_shard(names.iter().map(String::as_str));
+            found.map(|gap| (gap.number, gap.count, gap.present, gap.beside.to_owned()))
+        };
+        let missing = |number, count, present, beside: &str| {
+            Some((number, count, present, format!("{beside}{SUFFIX}")))
+        };
+        for whole in [
+            &["model"][..],
+            &["m-1-of-2", "m-2-of-2"],
+            &["m-2-of-2", "m-1-of-2", "n-1-of-1"],
+            // Counted from 0.
+            &["m-0-of-2", "m-1-of-2"],
+            &["m-0-of-0"],
+        ] {
+            assert_eq!(gap(whole), None, "{whole:?}");
+        }
+        assert_eq!(gap(&["m-2-of-2"]), missing(1, 2, 1, "m-2-of-2"));
+        let set = ["a-1-of-1", "m-1-of-4", "m-2-of-4", "m-4-of-4", "z-1-of-9"];
+        assert_eq!(gap(&set), missing(3, 4, 3, "m-1-of-4"));
+        // One number in two spellings is one shard.
+        assert_eq!(
+            gap(&["m-1-of-2", "m-01-of-2"]),
+            missing(2, 2, 1, "m-1-of-2")
+        );
+        let most = "m-18446744073709551615-of-18446744073709551615";
+        assert_eq!(gap(&[most]), missing(1, u64::MAX, 1, most));
+    }
+
+    /// Comparing each name with each other takes 10^11 steps: hours, where one pass takes a second.
+    #[test]
+    fn half_a_million_names_are_checked_in_one_pass() {
+        const NAMES: u64 = 500_000;
+        let one_set: Vec<_> = (1..NAMES)
+            .map(|number| format!("m-{number}-of-{NAMES}{SUFFIX}"))
+            .collect();
+        let gap = missing_shard(one_set.iter().map(String::as_str)).expect("the last is missing");
+        assert_eq!((gap.number, gap.present), (NAMES, NAMES - 1));
+        let sets: Vec<_> = (0..NAMES)
+            .map(|set| format!("m{set}-{}-of-1{SUFFIX}", set % 2))
+            .collect();
+        assert_eq!(missing_shard(sets.iter().map(String::as_str)), None);
     }
 }

@@ -6,6 +6,7 @@
 
 mod cache;
 mod cached;
+mod distance;
 mod file;
 mod file_system;
 #[cfg(feature = "object")]
@@ -41,7 +42,7 @@ pub use identity::Identity;
 pub use location::{Location, Protocol};
 pub use memory::MemorySource;
 #[cfg(feature = "object")]
-pub(crate) use object::{Hedging, Receive, with_retries};
+pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};
 #[cfg(feature = "object")]
 pub use object::{ObjectIdentity, ObjectSource};
 pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
@@ -49,6 +50,8 @@ pub use read_file::{Access, DirectIo, ReadFile, RefusedDirect};
 pub(crate) use remote::{Remote, open_deadline};
 pub use residency::{Residency, evict, residency};
 pub(crate) use root::Root;
+#[cfg(all(feature = "object", feature = "testing"))]
+pub(crate) use store::assert_levels_are_whole;
 #[cfg(feature = "object")]
 pub(crate) use store::{Listed, cached, is_offline, snapshot};
 pub use store_options::{StoreKey, StoreOptions};

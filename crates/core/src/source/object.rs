@@ -3,6 +3,7 @@
 //! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, for headers as for extents: it asks for exactly one range,
 //! checks that the answer is of the same object and of that length, and continues where a failed request stopped.
 
+mod opening;
 mod reading;
 
 use std::ops::Range;
@@ -11,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use chrono::{DateTime, Utc};
-use futures_util::StreamExt;
 use object_store::path::Path;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
@@ -22,6 +22,8 @@ use super::{Location, ReadHints, Source, StoreOptions};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::retry::{Retries, Transient};
 use crate::tally::Tally;
+pub(crate) use opening::unversioned_note;
+use opening::{Sample, allows_unversioned, look, unversioned};
 pub(crate) use reading::Hedging;
 
 /// What tells one state of an object from another.
@@ -49,6 +51,8 @@ struct Opened {
     path: Path,
     identity: ObjectIdentity,
     modified: DateTime<Utc>,
+    /// What stands in for a validator, of an object without.
+    sample: Option<Sample>,
     /// Whether requests name the version: S3 has a permission of its own for that, which the caller may lack.
     by_version: AtomicBool,
 }
@@ -77,7 +81,9 @@ impl ObjectSource {
     /// # Errors
     ///
     /// [`ErrorKind::NotFound`], [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] as the store
-    /// answers; [`ErrorKind::Unsupported`] from servers that cannot serve ranges.
+    /// answers; [`ErrorKind::Unsupported`] from servers that cannot serve ranges, and from those
+    /// that send no validator with an object of more than a byte, unless the option
+    /// `allow_unversioned` is set.
     pub fn at(location: &Location, store: &StoreOptions) -> Result<Self> {
         let remote = Remote::start(store)?;
         Self::open(&remote, location, 1, remote.open_deadline()).map(|(source, _)| source)
@@ -125,18 +131,12 @@ impl ObjectSource {
         first: u64,
         deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
-        let (retries, tally) = (remote.options().retries(), remote.tally().clone());
-        let task = {
-            let (store, path, location) = (Arc::clone(&store), path.clone(), location.clone());
-            async move {
-                let opening = || open_once(&store, &path, first);
-                with_retries(retries, &tally, opening)
-                    .await
-                    .map_err(|error| error.with_location(&location))
-            }
+        let look = {
+            let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
+            async move { look(&remote, &store, &path, first).await }
         };
-        let (meta, bytes) = remote
-            .run(deadline, task)
+        let (meta, bytes, sample) = remote
+            .run(deadline, look)
             .map_err(|error| error.or_location(&location))?;
         let identity = ObjectIdentity::of(&meta);
         let opened = Opened {
@@ -147,6 +147,7 @@ impl ObjectSource {
             by_version: AtomicBool::new(identity.version.is_some()),
             identity,
             modified: meta.last_modified,
+            sample,
         };
         Ok((Self(Arc::new(opened)), bytes))
     }
@@ -182,6 +183,69 @@ impl ObjectSource {
             with_retries(retries, &tally, || source.ask_checksums()).await
         });
         asked.map_err(|error| error.or_location(self.location()))
+    }
+
+    /// Requires that more than one answer may be read of it: that it has a validator, or that it may
+    /// lack one. What came whole with one answer needs none.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`].
+    pub(crate) fn require_versioned(&self) -> Result<()> {
+        if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
+            return Ok(());
+        }
+        Err(unversioned().with_location(self.location()))
+    }
+
+    /// Requires that what was read is of one state of the object, where its answers do not tell: of
+    /// one without a validator, length, beginning and end are compared once more. Asks nothing of others.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and whatever else the store answers, translated.
+    pub(crate) fn verify_unchanged(&self) -> Result<()> {
+        let Some(sample) = self.0.sample else {
+            return Ok(());
+        };
+        let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
+        let looked = self.0.remote.run(None, async move {
+            look(&remote, &source.0.store, &source.0.path, sample.first).await
+        });
+        let (meta, _, found) = looked.map_err(|error| error.or_location(self.location()))?;
+        let what = match self.difference(&ObjectIdentity::of(&meta)) {
+            Some(what) => what,
+            None if found != Some(sample) => "its first or last bytes are others".to_owned(),
+            None => return Ok(()),
+        };
+        let fault = changed(&what, FailedRequest::default());
+        Err(fault.error.with_location(self.location()))
+    }
+
+    /// Requires that what is in the object's place is still what was opened: one small request. A
+    /// commit of a hub does not change, so a hub is not asked.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and whatever else the store answers, translated.
+    pub(crate) fn verify_in_place(&self) -> Result<()> {
+        if self.0.sample.is_some() || self.is_empty() || self.0.store.commit_name().is_some() {
+            return self.verify_unchanged();
+        }
+        let source = self.clone();
+        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
+        let asked = self.0.remote.run(None, async move {
+            with_retries(retries, &tally, || source.ask_in_place()).await
+        });
+        asked.map_err(|error| error.or_location(self.location()))
+    }
+
+    /// Asks for the object whatever its version.
+    async fn ask_in_place(&self) -> Result<(), Fault> {
+        let options = self.conditions(false, 0..1);
+        let asked = self.0.store.get(&self.0.path, options).await;
+        let (result, exchange) = asked.map_err(judge)?;
+        self.require_same(&result.meta, &exchange)
     }
 
     async fn ask_checksums(&self) -> Result<Vec<(&'static str, String)>, Fault> {
@@ -226,6 +290,11 @@ impl ObjectSource {
 
     /// The store's answer to a request for `range`.
     async fn ask(&self, range: Range<u64>) -> Result<(GetResult, Exchange), Fault> {
+        self.require_versioned().map_err(|error| Fault {
+            error,
+            transient: None,
+            asked: None,
+        })?;
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let options = self.conditions(by_version, range.clone());
         let fault = match self.0.store.get(&self.0.path, options).await {
@@ -269,23 +338,39 @@ impl ObjectSource {
     }
 
     fn require_same(&self, meta: &ObjectMeta, exchange: &Exchange) -> Result<(), Fault> {
-        let (seen, found) = (&self.0.identity, ObjectIdentity::of(meta));
-        let what = if found.len != seen.len {
+        match self.difference(&ObjectIdentity::of(meta)) {
+            Some(what) => {
+                let request = self.0.store.failed_request(exchange, "GET");
+                Err(changed(&self.0.store.redacted(&what, exchange), request))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns what tells `found` from the state that was opened, in words.
+    fn difference(&self, found: &ObjectIdentity) -> Option<String> {
+        let seen = &self.0.identity;
+        let shown = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
+        let is_weak = self.strong_tag().is_none();
+        Some(if found.len != seen.len {
             format!("its length went from {} to {} bytes", seen.len, found.len)
         } else if found.e_tag != seen.e_tag {
-            let shown = |tag: &Option<String>| tag.clone().unwrap_or_else(|| "none".to_owned());
             format!(
                 "its ETag went from {} to {}",
                 shown(&seen.e_tag),
                 shown(&found.e_tag)
             )
-        } else if self.strong_tag().is_none() && found.modified != seen.modified {
+        } else if is_weak && found.version != seen.version {
+            format!(
+                "its version went from {} to {}",
+                shown(&seen.version),
+                shown(&found.version)
+            )
+        } else if is_weak && found.modified != seen.modified {
             "its modification time moved".to_owned()
         } else {
-            return Ok(());
-        };
-        let request = self.0.store.failed_request(exchange, "GET");
-        Err(changed(&self.0.store.redacted(&what, exchange), request))
+            return None;
+        })
     }
 }
 
@@ -355,55 +440,25 @@ impl ObjectIdentity {
     pub(crate) fn of(meta: &ObjectMeta) -> Self {
         Self {
             len: meta.size,
-            e_tag: meta.e_tag.clone(),
+            e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
             // What S3 calls the version of an object in a bucket that keeps none.
             version: meta.version.clone().filter(|version| version != "null"),
             modified: meta.last_modified.timestamp(),
         }
     }
+
+    /// Returns whether the store tells one state of the object from another, other than by its
+    /// length: by an entity tag, a version, or the time of its last change.
+    pub fn is_versioned(&self) -> bool {
+        // 1970 is what `object_store` says for none.
+        self.e_tag.is_some() || self.version.is_some() || self.modified > 0
+    }
 }
 
-/// The first bytes of an object and what the store says of it.
-async fn open_once(store: &Store, path: &Path, first: u64) -> Result<(ObjectMeta, Vec<u8>), Fault> {
-    let options = GetOptions {
-        range: Some(GetRange::Bounded(0..first)),
-        ..GetOptions::default()
-    };
-    let (result, exchange) = match store.get(path, options).await {
-        Ok(answer) => answer,
-        Err(fault) if may_be_empty(&fault) => {
-            return match store.head(path).await {
-                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new())),
-                _ => Err(fault),
-            };
-        }
-        Err(fault) => return Err(fault),
-    };
-    let meta = result.meta.clone();
-    let wanted = first.min(meta.size);
-    let misbehaved = |message| store.misbehaved(&exchange, message);
-    let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
-    let mut body = result.into_stream();
-    while let Some(more) = body.next().await {
-        bytes.extend_from_slice(&more.map_err(|error| store.fault(&error, &exchange, "GET"))?);
-        if bytes.len() as u64 > wanted {
-            return Err(misbehaved(too_long(wanted)));
-        }
-    }
-    if (bytes.len() as u64) < wanted {
-        return Err(cut_short(misbehaved, bytes.len() as u64, wanted));
-    }
-    Ok((meta, bytes))
-}
-
-/// An object without bytes has no range either, and stores say so in different ways: 416, the whole of nothing, a range that is
-/// none, or (those without HTTP) an error of their own.
-fn may_be_empty(fault: &Fault) -> bool {
-    fault.transient.is_none()
-        && match status(&fault.error) {
-            Some(status) => status == 416 || (200..300).contains(&status),
-            None => fault.error.kind() == ErrorKind::Remote,
-        }
+/// Returns whether an entity tag is the same for everything: `""`, `W/""`.
+fn is_blank(tag: &str) -> bool {
+    let opaque = tag.strip_prefix("W/").unwrap_or(tag);
+    opaque.trim_matches('"').is_empty()
 }
 
 /// Tries `once` again while that may help.
@@ -452,4 +507,36 @@ fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fa
     let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
     fault.transient = Some(Transient::Broken);
     fault
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_nothing_is_no_validator() {
+        let identity = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
+            ObjectIdentity::of(&ObjectMeta {
+                location: Path::default(),
+                last_modified: DateTime::from_timestamp(modified, 0).expect("a time"),
+                size: 1,
+                e_tag: e_tag.map(str::to_owned),
+                version: version.map(str::to_owned),
+            })
+        };
+        for (e_tag, version, modified) in [
+            (Some("\"a\""), None, 0),
+            (Some("W/\"a\""), None, 0),
+            (None, Some("1"), 0),
+            (None, None, 1_767_225_600),
+        ] {
+            assert!(identity(e_tag, version, modified).is_versioned());
+        }
+        for e_tag in [None, Some(""), Some("\"\""), Some("W/\"\"")] {
+            assert!(
+                !identity(e_tag, Some("null"), 0).is_versioned(),
+                "{e_tag:?}"
+            );
+        }
+    }
 }

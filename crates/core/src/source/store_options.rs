@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
+use super::distance::distance;
 use super::location::Protocol;
 use crate::error::{Error, ErrorKind, Result, printable};
 #[cfg(feature = "object")]
@@ -249,6 +250,13 @@ impl StoreOptions {
             ALL,
             "8",
             "how often a failed request is tried again",
+        ),
+        key(
+            "allow_unversioned",
+            Form::Flag,
+            ALL,
+            "false",
+            "read objects that have neither ETag nor Last-Modified; a replaced one may go unnoticed",
         ),
         key(
             "environment",
@@ -513,26 +521,6 @@ fn unknown(key: &str) -> Error {
     }
 }
 
-/// Letters to add, leave out or change to get from one word to the other (Levenshtein).
-fn distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (left_out, letter) in from.chars().enumerate() {
-        let mut diagonal = row.first().copied().unwrap_or_default();
-        let mut left = left_out + 1;
-        if let Some(first) = row.first_mut() {
-            *first = left;
-        }
-        for (cell, other) in row.iter_mut().skip(1).zip(&to) {
-            let changed = diagonal + usize::from(letter != *other);
-            diagonal = *cell;
-            left = changed.min(left + 1).min(*cell + 1);
-            *cell = left;
-        }
-    }
-    row.last().copied().unwrap_or_default()
-}
-
 fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidRequest, message)
 }
@@ -609,18 +597,6 @@ mod tests {
             let error = StoreOptions::new().with(key, "x").expect_err(key);
             assert_eq!(error.hint(), hint, "{key}");
             assert!(error.message().contains("service_account"), "{error}");
-        }
-    }
-
-    #[test]
-    fn words_have_distances() {
-        for (from, to, wanted) in [
-            ("", "", 0),
-            ("", "abc", 3),
-            ("abc", "", 3),
-            ("kitten", "sitting", 3),
-        ] {
-            assert_eq!(distance(from, to), wanted, "{from} {to}");
         }
     }
 

@@ -28,6 +28,11 @@ const PAST_HEADERS: u64 = 1 << 20;
 
 const EXTENT_BYTES: u64 = 512 << 10;
 
+/// Tensors of a shard.
+const TENSORS: usize = 3;
+
+const INDEX: &str = "model.safetensors.index.json";
+
 /// Enough for a fault that passes.
 const RETRIES: &str = "3";
 
@@ -66,6 +71,8 @@ enum Deed {
     Rewrite,
     /// Another file is renamed over it.
     Replace,
+    /// Another index is renamed over that of the checkpoint.
+    ReplaceIndex,
     Remove,
     /// From now on nobody is told how long a file is: the load asks once more at its end.
     FailStatus,
@@ -81,6 +88,7 @@ impl Deed {
             Self::Append => "; appended to meanwhile",
             Self::Rewrite => "; written to meanwhile",
             Self::Replace => "; another file renamed over it meanwhile",
+            Self::ReplaceIndex => "; another index renamed over the checkpoint's meanwhile",
             Self::Remove => "; removed meanwhile",
             Self::FailStatus => "; then `errno=EIO,on=stat`",
             Self::HoldStatus => "; then `hold,on=stat`",
@@ -107,9 +115,23 @@ impl Deed {
                 let beside = write(&path.with_extension("new"), &shard(1, 9));
                 std::fs::rename(beside, path).expect("the same folder");
             }
+            Self::ReplaceIndex => put_index(path, 2),
             Self::Remove => std::fs::remove_file(path).expect("ours"),
         }
     }
+}
+
+/// Puts an index beside a shard, or another one in its place.
+fn put_index(shard: &Path, total_size: u64) {
+    let placed = (0..2).flat_map(|shard| {
+        let file = serde_json::Value::from(format!("m-{shard}.safetensors"));
+        (0..TENSORS).map(move |tensor| (format!("{shard}.{tensor}"), file.clone()))
+    });
+    let weight_map: serde_json::Map<_, _> = placed.collect();
+    let metadata = serde_json::json!({"total_size": total_size});
+    let text = serde_json::json!({"metadata": metadata, "weight_map": weight_map}).to_string();
+    let beside = write(&shard.with_file_name("index.new"), text.as_bytes());
+    std::fs::rename(beside, shard.with_file_name(INDEX)).expect("the same folder");
 }
 
 /// A row about files, and how it is run.
@@ -474,6 +496,11 @@ fn changing() -> Vec<FileFault> {
             ),
         ),
         meanwhile(
+            "another index takes the place of the checkpoint's during the load",
+            Deed::ReplaceIndex,
+            changed(&["another file took its place", INDEX]),
+        ),
+        meanwhile(
             "a file is removed during the load: it is read to its end",
             Deed::Remove,
             Outcome::Loads(Retried::No),
@@ -629,7 +656,7 @@ fn changed_pages() -> Outcome {
 
 /// The bytes of shard `number` in one of its states.
 pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
-    even(&format!("{number}."), state, 3, (1 << 20) + 12_345)
+    even(&format!("{number}."), state, TENSORS, (1 << 20) + 12_345)
 }
 
 /// A checkpoint of two shards, and the two mounts.
@@ -719,6 +746,10 @@ impl Bench {
         if fault.when == When::Opening {
             begin();
         }
+        let has_index = fault.deed == Some(Deed::ReplaceIndex);
+        if has_index {
+            put_index(&self.backing(1), 1);
+        }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
         // Of a file that is truncated views end with it: looking at one ends the process (SIGBUS), as is documented.
@@ -753,6 +784,9 @@ impl Bench {
             || mount.clear_faults(),
         );
         mount.clear_faults();
+        if has_index {
+            std::fs::remove_file(self.backing(1).with_file_name(INDEX)).expect("put above");
+        }
         if fault.deed.is_some() {
             self.restore();
         }

@@ -39,6 +39,10 @@ pub(crate) struct ObjectFault {
     /// Whether it begins before the checkpoint is opened.
     at_opening: bool,
     address: Address,
+    /// Without validators; and whether that is allowed.
+    is_bare: Option<bool>,
+    /// Whether an index is opened.
+    has_index: bool,
     read_timeout: &'static str,
     set: fn(&mut Options),
 }
@@ -57,6 +61,8 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> ObjectFault {
         rules: vec![rule],
         at_opening: false,
         address: Address::Right,
+        is_bare: None,
+        has_index: false,
         // Never the reason, unless a row is about it.
         read_timeout: "20",
         set: |_| {},
@@ -94,6 +100,7 @@ pub(crate) fn rows() -> Vec<ObjectFault> {
         strange(),
         garbled(),
         changing(),
+        bare(),
         unreachable(),
     ];
     groups.into_iter().flatten().collect()
@@ -372,13 +379,39 @@ fn garbled() -> Vec<ObjectFault> {
     ]
 }
 
+const INDEX: &str = "model.safetensors.index.json";
+
+/// An index of the one object.
+fn index(total_size: u64) -> Vec<u8> {
+    let placed = (0..4).map(|tensor| (format!("0.{tensor}"), "m-0.safetensors".into()));
+    let weight_map: serde_json::Map<_, serde_json::Value> = placed.collect();
+    let metadata = serde_json::json!({"total_size": total_size});
+    let index = serde_json::json!({"metadata": metadata, "weight_map": weight_map});
+    index.to_string().into_bytes()
+}
+
 /// Another object, or none any more.
 fn changing() -> Vec<ObjectFault> {
     let changes = |fault, what, says| {
         let outcome = fails(Changed, says, Names::Range, Retried::No);
         on_read(fault, Rule::once(what), outcome)
     };
+    let replaced = Rule::once(Fault::ChangeBefore(index(2))).path(INDEX);
     vec![
+        ObjectFault {
+            has_index: true,
+            rules: vec![replaced],
+            ..on_read(
+                "the index is replaced during the load",
+                Rule::once(Fault::ChangeBefore(index(2))),
+                fails(
+                    Changed,
+                    &["changed while it was read", INDEX],
+                    Names::Location,
+                    Retried::No,
+                ),
+            )
+        },
         changes(
             "the object is replaced during the load",
             Fault::ChangeBefore(even("0.", 9, 4, 1 << 20)),
@@ -403,6 +436,61 @@ fn changing() -> Vec<ObjectFault> {
             "the answer has another ETag",
             Fault::WeakEtag,
             &["its ETag went from"],
+        ),
+    ]
+}
+
+/// A store that does not say in what state its objects are.
+fn bare() -> Vec<ObjectFault> {
+    let says_nothing = |fault, rules: Vec<Rule>, is_allowed: bool, outcome| {
+        let made = rules.first().map(|rule| format!("; {rule}"));
+        let allowed = if is_allowed {
+            "; `allow_unversioned=true`"
+        } else {
+            ""
+        };
+        let unruled = on_read(fault, Rule::always(Fault::NoEtag), outcome);
+        ObjectFault {
+            row: Row {
+                made: format!(
+                    "neither header, always{allowed}{}",
+                    made.unwrap_or_default()
+                ),
+                ..unruled.row
+            },
+            rules,
+            is_bare: Some(is_allowed),
+            ..unruled
+        }
+    };
+    let replaced = Rule::once(Fault::ChangeBefore(even("0.", 9, 4, 1 << 20)));
+    let replaced = replaced.on(Operation::Get).from_byte(1).after(1);
+    vec![
+        says_nothing(
+            "the store sends neither ETag nor Last-Modified",
+            Vec::new(),
+            false,
+            fails(
+                Unsupported,
+                &["neither ETag nor Last-Modified"],
+                Names::Location,
+                Retried::No,
+            ),
+        ),
+        says_nothing(
+            "the store sends neither ETag nor Last-Modified, and that is allowed",
+            Vec::new(),
+            true,
+            Outcome::Loads(Retried::No),
+        ),
+        says_nothing(
+            "the object is replaced during the load, and the store sends neither ETag nor Last-Modified",
+            vec![replaced],
+            true,
+            Outcome::Mixed {
+                kind: Changed,
+                says: &["its first or last bytes"],
+            },
         ),
     ]
 }
@@ -457,7 +545,19 @@ impl ObjectFault {
     /// Runs the row; none if it hangs.
     pub(crate) fn run(&self) -> Option<Ended> {
         let bench = Bench::start();
-        let store = self.store(&bench.server);
+        let mut store = self.store(&bench.server);
+        if let Some(is_allowed) = self.is_bare {
+            bench.server.leave_out_validators();
+            let set = store
+                .options
+                .set("allow_unversioned", is_allowed.to_string());
+            set.expect("an option");
+        }
+        let mut opened = "m-0.safetensors";
+        if self.has_index {
+            bench.server.put(&format!("models/{INDEX}"), index(1));
+            opened = INDEX;
+        }
         let begin = || {
             for rule in &self.rules {
                 bench.server.fault(rule.clone());
@@ -470,7 +570,7 @@ impl ObjectFault {
         (self.set)(&mut wanted);
         watched(
             || {
-                bench.load(&store.options, wanted, || {
+                bench.load_at(opened, &store.options, wanted, || {
                     if !self.at_opening {
                         begin();
                     }
@@ -568,7 +668,18 @@ impl Bench {
         options: Options,
         then: impl FnOnce(),
     ) -> Ended {
-        let location = Location::parse("s3://models/m-0.safetensors").expect("a URL");
+        self.load_at("m-0.safetensors", store, options, then)
+    }
+
+    /// The same of a shard or an index.
+    fn load_at(
+        &self,
+        opened: &str,
+        store: &StoreOptions,
+        options: Options,
+        then: impl FnOnce(),
+    ) -> Ended {
+        let location = Location::parse(&format!("s3://models/{opened}")).expect("a URL");
         let loader = Loader::open_with(&location, store);
         then();
         let loader = loader.map(|loader| loader.options(options));

@@ -159,6 +159,31 @@ fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
     }
 }
 
+/// The shards stay as they are: only the index tells.
+#[test]
+fn an_index_that_was_replaced_during_the_load_is_an_error() {
+    let old = even("t", 1, 4, MIB);
+    let index = |total: u64| {
+        let placed = (0..4).map(|tensor| (format!("t{tensor}"), "m.safetensors".into()));
+        let weight_map: serde_json::Map<_, serde_json::Value> = placed.collect();
+        let metadata = serde_json::json!({"total_size": total});
+        serde_json::json!({"metadata": metadata, "weight_map": weight_map}).to_string()
+    };
+    for (engine, cache) in variants() {
+        let folder = folder();
+        write(&folder.path().join("m.safetensors"), &old);
+        let name = "model.safetensors.index.json";
+        let path = write(&folder.path().join(name), index(1).as_bytes());
+        let replace = || {
+            let other = write(&folder.path().join("new"), index(2).as_bytes());
+            std::fs::rename(other, &path).expect("the same folder");
+        };
+        let ended = load_and(engine, cache, folder.path(), &old, replace);
+        assert_replaced(&ended.expect_err("replaced"), &path);
+        load_and(engine, cache, folder.path(), &old, || {}).expect("the new one");
+    }
+}
+
 #[test]
 fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
     let old = even("t", 1, 4, MIB);

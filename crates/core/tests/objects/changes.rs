@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tload::{Checkpoint, Error, ErrorKind, Loader, Options, Result, Tensor};
 use tload_lab::{Fault, FaultyServer, Rule};
 
-use crate::fixtures::{assert_all, even, load, options};
+use crate::fixtures::{assert_all, even, index, load, options};
 use crate::sites::{Site, faulty_at, faulty_web_at, on_sites};
 
 const KEY: &str = "m.safetensors";
@@ -203,6 +203,60 @@ fn versions_that_may_not_be_read() {
     );
     bench.site.put(KEY, &bench.new);
     expect_changed(&checkpoint, "changed");
+}
+
+const INDEX: &str = "m/model.safetensors.index.json";
+
+/// Puts two shards and an index that has `tensors` of them.
+fn put_indexed(site: &Site, tensors: &[&str]) {
+    let placed = |name: &&str| {
+        (
+            (*name).to_owned(),
+            if name.starts_with('a') {
+                "a.safetensors"
+            } else {
+                "b.safetensors"
+            },
+        )
+    };
+    let placed: Vec<_> = tensors.iter().map(placed).collect();
+    for prefix in ["a", "b"] {
+        site.put(
+            &format!("m/{prefix}.safetensors"),
+            &even(prefix, 1, 2, 70_000),
+        );
+    }
+    site.put(INDEX, &index(&placed));
+}
+
+/// The shards stay as they are: only the index tells.
+fn index_replaced(site: &Rc<Site>) {
+    put_indexed(site, &["a0", "b0"]);
+    let checkpoint = site.checkpoint("m").expect("opens");
+    let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
+    assert_eq!(tensors.len(), 2);
+    site.put(INDEX, &index(&[("a1".to_owned(), "a.safetensors")]));
+    let mut stream = Loader::new(checkpoint).stream().expect("starts");
+    let error = stream
+        .by_ref()
+        .find_map(Result::err)
+        .expect("another index");
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    let location = error.location().expect("of the index");
+    assert!(location.ends_with(INDEX), "{location}");
+    assert_eq!(stream.report().outcome, "changed");
+}
+
+on_sites!(
+    index_replaced: in_memory, faulty, faulty_web, versitygw, s3s_fs, moto, fake_gcs, azurite, nginx,
+);
+
+/// The old version can still be read, but it is not the checkpoint's any more.
+#[test]
+fn an_index_that_is_replaced_in_a_bucket_with_versions_has_changed() {
+    let server = Arc::new(FaultyServer::start());
+    server.keep_versions();
+    index_replaced(&Rc::new(faulty_at(&server)));
 }
 
 /// On real servers: overwritten after it was opened, by more, by less and by as much.

@@ -25,4 +25,5 @@ mod secrets;
 mod sites;
 mod stalls;
 mod tampered;
+mod unversioned;
 mod verified;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tload::{Loader, Options, Result, Selection};
+use tload::{ErrorKind, Loader, Options, Result, Selection};
 use tload_lab::{Fault, FaultyServer, Operation, Request, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
@@ -127,6 +127,28 @@ fn shards_are_opened_at_the_same_time_with_one_request_each() {
             .iter()
             .all(|request| request.headers.contains_key("if-match"))
     );
+}
+
+/// Neither the same page again and again nor ever another one.
+#[test]
+fn a_list_without_end_is_an_error() {
+    let (server, site) = server();
+    site.put("m/a.safetensors", &even("t", 1, 1, 10));
+    for (fault, requests) in [
+        (Fault::RepeatedPage, 2..=3),
+        (Fault::EndlessPages, 1000..=10_000),
+    ] {
+        server.forget_requests();
+        server.fault(Rule::always(fault).on(Operation::List));
+        let error = site.checkpoint("m").expect_err("no list has no end");
+        assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
+        assert!(error.message().contains("without end"), "{}", error.chain());
+        assert!(error.location().is_some() && error.hint().is_some());
+        let sent = server.requests().len();
+        assert!(requests.contains(&sent), "{sent}");
+        server.clear_faults();
+    }
+    site.checkpoint("m").expect("opens");
 }
 
 /// As many as were asked for, and never more.

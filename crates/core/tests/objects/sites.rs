@@ -317,6 +317,11 @@ pub(crate) fn nginx_basic() -> Option<Site> {
     nginx_at(url, "/basic", |_| Vec::new())
 }
 
+/// With neither `ETag` nor `Last-Modified`.
+pub(crate) fn nginx_bare() -> Option<Site> {
+    nginx_at(Nginx::url, "/bare", |_| Vec::new())
+}
+
 /// Each file behind a redirect.
 pub(crate) fn nginx_redirect() -> Option<Site> {
     nginx_at(Nginx::url, "/redirect", |_| Vec::new())

@@ -96,6 +96,22 @@ pub(super) fn list(store: &Store, head: &Head, id: &str) -> Reply {
     )
 }
 
+/// A page with one name, which says that `token` is the next one.
+pub(super) fn without_end(head: &Head, token: &str) -> Reply {
+    let (bucket, _) = bucket_and_key(&head.path);
+    let key = format!("{}{token}", head.query("prefix").unwrap_or_default());
+    let text = format!(
+        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<ListBucketResult><Name>{}</Name>\
+         <IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>\
+         <Contents><Key>{}</Key><LastModified>{}</LastModified><Size>1</Size></Contents>\
+         </ListBucketResult>",
+        escape(bucket),
+        escape(&key),
+        dates::iso(0),
+    );
+    Reply::text(200, "application/xml", text)
+}
+
 fn entries<'a>(
     store: &'a Store,
     bucket: &str,

@@ -70,6 +70,10 @@ pub enum Fault {
     WeakEtag,
     /// Sends a `Last-Modified` with the wrong day of the week.
     BadLastModified,
+    /// Answers every page of a list with the same next page.
+    RepeatedPage,
+    /// Answers every page of a list with a next page that was not named before.
+    EndlessPages,
     /// Flips the bits of the byte at this offset in the object. Applies only to reads that have that byte in them.
     Corrupt(u64),
     /// Sends these bytes in place of an answer, and closes: another protocol, or half a head.
@@ -115,6 +119,8 @@ impl fmt::Display for Fault {
             Self::NoEtag => f.write_str("no ETag"),
             Self::WeakEtag => f.write_str("a weak ETag"),
             Self::BadLastModified => f.write_str("a Last-Modified that is no date"),
+            Self::RepeatedPage => f.write_str("every page names the same next page"),
+            Self::EndlessPages => f.write_str("every page names another next page"),
             Self::Corrupt(byte) => write!(f, "byte {byte} of the object flipped"),
             Self::Garbage(bytes) => {
                 write!(f, "\"{}\" and the end", bytes.escape_ascii())

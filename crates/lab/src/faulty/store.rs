@@ -34,6 +34,8 @@ pub(super) struct Store {
     pub(super) objects: BTreeMap<String, Object>,
     pub(super) page_entries: usize,
     pub(super) versioned: bool,
+    /// Whether answers say nothing of the state that an object is in.
+    pub(super) without_validators: bool,
     /// By path: headers that say what an object's checksums are.
     pub(super) checksums: BTreeMap<String, Vec<(String, String)>>,
     buckets: BTreeSet<String>,
@@ -47,6 +49,7 @@ impl Store {
             objects: BTreeMap::new(),
             page_entries: S3_PAGE_ENTRIES,
             versioned: false,
+            without_validators: false,
             checksums: BTreeMap::new(),
             buckets: BTreeSet::new(),
             versions: BTreeMap::new(),

@@ -25,6 +25,7 @@ const PASSWORD: &str = "testtest";
 /// | `/plain/FILE` | 302 to `/FILE` below [`Nginx::url`] |
 /// | `/basic/FILE` | 401 unless [`Nginx::user`] and [`Nginx::password`] are given |
 /// | `/slow/FILE` | the file at 1 MiB/s per connection |
+/// | `/bare/FILE` | the file, with neither `ETag` nor `Last-Modified` |
 ///
 /// Its entity tags are made of a file's length and the second of its last change.
 #[derive(Debug)]
@@ -147,6 +148,7 @@ http {{
             auth_basic_user_file {folder}/users;
         }}
         location /slow/ {{ alias {folder}/files/; limit_rate 1m; }}
+        location /bare/ {{ alias {folder}/files/; etag off; add_header Last-Modified \"\"; }}
     }}
 }}
 "

@@ -16,6 +16,7 @@ use object_store::client::{
 };
 
 use super::checksums::{Asks, stated};
+use super::pages;
 use super::redactor::Sent;
 use super::reply::Reply;
 
@@ -128,6 +129,7 @@ impl HttpService for Capturing {
                 ..Exchange::default()
             }
         });
+        pages::asked(request.uri().query())?;
         let is_ranged = request.headers().contains_key(http::header::RANGE);
         let response = self.inner.execute(request).await?;
         let status = response.status();
@@ -143,6 +145,7 @@ impl HttpService for Capturing {
             }
             let (head, body) = response.into_parts();
             let body = whole(body, ANSWER_MAX).await?;
+            pages::received(body.len())?;
             return Ok(HttpResponse::from_parts(head, body.into()));
         }
         let (head, body) = response.into_parts();

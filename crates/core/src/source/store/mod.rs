@@ -17,6 +17,7 @@ mod fault;
 mod gcs;
 mod hub;
 mod opening;
+mod pages;
 mod path;
 mod redactor;
 mod redirects;
@@ -39,6 +40,8 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 pub(crate) use self::client::READ_TIMEOUT;
 pub(crate) use self::exchange::Exchange;
 pub(crate) use self::fault::Fault;
+#[cfg(feature = "testing")]
+pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 
@@ -245,7 +248,7 @@ impl Store {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }
-        let listing = self.inner.list_with_delimiter(prefix);
+        let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
         // Consoles mark a folder by an empty object that is called like it.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;

@@ -7,6 +7,7 @@
 mod header;
 mod index;
 mod input;
+mod listing;
 mod load;
 mod location;
 mod manifest;
@@ -21,9 +22,10 @@ pub use input::Input;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All of them.
-pub const TARGETS: [Target; 7] = [
+pub const TARGETS: [Target; 8] = [
     ("header", header::check),
     ("index", index::check),
+    ("listing", listing::check),
     ("load", load::check),
     ("location", location::check),
     ("manifest", manifest::check),

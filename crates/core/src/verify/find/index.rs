@@ -40,7 +40,7 @@ pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()>
             manifest.location
         );
         Error::new(ErrorKind::InvalidRequest, message)
-            .with_location(&index.location)
+            .with_location(index.location())
             .with_hint(ANEW)
     })?;
     compare_with(index, &said)
@@ -60,25 +60,25 @@ pub(super) fn compare_beside(
 ) -> Result<()> {
     let mut said = beside.and_then(|manifest| of_manifest(index, manifest));
     if said.is_none() && choice.is_strict() {
-        let folder = index.location.parent();
+        let folder = index.location().parent();
         let signed = signature::beside(&folder, nearby)?;
-        said = signature::of_file(&index.location, &folder, signed.as_ref()).ok();
+        said = signature::of_file(index.location(), &folder, signed.as_ref()).ok();
     }
     said.map_or(Ok(()), |said| compare_with(index, &said))
 }
 
 fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Statement> {
-    let file = manifest.file(&index.location, &index.location.parent())?;
+    let file = manifest.file(index.location(), &index.location().parent())?;
     Some(Statement::of_manifest(manifest.by(), file))
 }
 
 /// Compares length and all digests: they were made when the index was read, and cost nothing more.
 fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
-    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len) {
-        let (found, by) = (counted(index.len, "byte"), &said.by);
+    if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
+        let (found, by) = (counted(index.len(), "byte"), &said.by);
         let message = format!("has {found}, and {by} says {wanted}");
         return Err(Error::new(ErrorKind::Corrupt, message)
-            .with_location(&index.location)
+            .with_location(index.location())
             .with_comparison(Comparison {
                 expected: counted(wanted, "byte"),
                 found,
@@ -93,7 +93,7 @@ fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
     for expected in &said.whole {
         let found = found(expected.algorithm()).expect("as long as the algorithm has it");
         if found != *expected {
-            return Err(corrupt(&said.by, *expected, found).with_location(&index.location));
+            return Err(corrupt(&said.by, *expected, found).with_location(index.location()));
         }
     }
     Ok(())
@@ -110,7 +110,7 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
         return Ok(());
     };
     let files = shards.iter().map(|shard| shard.source().location());
-    let files = files.chain(checkpoint.index().map(|index| &index.location));
+    let files = files.chain(checkpoint.index().map(IndexFile::location));
     let there: HashSet<String> = files
         .filter_map(|file: &Location| file.below(&folder))
         .collect();
@@ -124,7 +124,7 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     };
     let name = clipped(name);
     let what = match checkpoint.index() {
-        Some(index) => format!("the index {} does not name it", index.location),
+        Some(index) => format!("the index {} does not name it", index.location()),
         None => "it is not there".to_owned(),
     };
     let message = format!(

@@ -138,7 +138,12 @@ impl<'a> Nearby<'a> {
             None => Remote::start(self.store)?,
         };
         let (object, first) = ObjectSource::open(&remote, location, FIRST_BYTES, None)?;
-        whole(&object, first, bytes_max)
+        let came = first.len() as u64;
+        let text = whole(&object, first, bytes_max)?;
+        if came < object.len() {
+            object.verify_unchanged()?;
+        }
+        Ok(text)
     }
 
     #[cfg(not(feature = "object"))]

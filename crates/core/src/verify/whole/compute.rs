@@ -154,9 +154,8 @@ pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) ->
     })?;
     match source {
         ShardSource::File(file) => file.verify_in_place()?,
-        // Every request requires it.
         #[cfg(feature = "object")]
-        ShardSource::Object(_) => {}
+        ShardSource::Object(object) => object.verify_unchanged()?,
     }
     Ok(computed)
 }

@@ -20,6 +20,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::format::Header;
 use crate::side_by_side::side_by_side;
 use crate::source::{Location, Source, StoreOptions};
+#[cfg(feature = "object")]
+use crate::source::{ObjectSource, unversioned_note};
 
 /// First read of a file, bytes: holds the header of most.
 const FIRST_BYTES: usize = 256 << 10;
@@ -104,6 +106,10 @@ impl Found {
             is_written: target.is_some(),
         };
         let subjects = subjects(&outline, named, &about, &opening.store)?;
+        #[cfg(feature = "object")]
+        notes.extend(unversioned_note(
+            subjects.iter().filter_map(Subject::object),
+        ));
         Ok(Self {
             subjects,
             target,
@@ -289,6 +295,14 @@ fn open(outline: &Outline, location: &Location, is_shard: bool) -> Result<Open, 
 }
 
 impl Subject {
+    #[cfg(feature = "object")]
+    fn object(&self) -> Option<&ObjectSource> {
+        match &self.opened.as_ref().ok()?.source {
+            ShardSource::File(_) => None,
+            ShardSource::Object(object) => Some(object),
+        }
+    }
+
     /// Bytes that comparing it takes.
     pub(super) fn bytes_to_read(&self) -> u64 {
         match &self.opened {

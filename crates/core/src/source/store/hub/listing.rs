@@ -22,7 +22,8 @@ pub(crate) struct Commit {
     name: String,
     /// Of the last change, as far as the hub says; files have no time of their own.
     modified: Option<DateTime<Utc>>,
-    files: BTreeMap<Path, File>,
+    /// By path: those below a folder follow one another.
+    files: BTreeMap<String, File>,
 }
 
 /// What the hub says of a file. Not every server that speaks like it says all.
@@ -77,14 +78,16 @@ impl Commit {
         }
         let mut files = BTreeMap::new();
         for sibling in answer.siblings {
-            let path = Path::parse(&sibling.rfilename)
-                .map_err(|_| format!("it lists {:?}, which is no path", sibling.rfilename))?;
+            let path = Path::parse(&sibling.rfilename).ok();
+            let path = path.filter(|path| !path.as_ref().is_empty());
+            let path =
+                path.ok_or_else(|| format!("it lists {:?}, which is no path", sibling.rfilename))?;
             let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
             let file = File {
                 len: sibling.size,
                 identity: digest.or(sibling.blob_id),
             };
-            files.insert(path, file);
+            files.insert(path.into(), file);
         }
         let modified = answer.last_modified.as_deref();
         Ok(Self {
@@ -102,7 +105,7 @@ impl Commit {
 
     /// What the hub calls the contents of a file: SHA-256 of large ones, git's name of small ones.
     pub(in super::super) fn contents_name(&self, file: &Path) -> Option<&str> {
-        self.files.get(file)?.identity.as_deref()
+        self.files.get(file.as_ref())?.identity.as_deref()
     }
 
     /// Where a file is below the repository's own place.
@@ -126,7 +129,7 @@ impl Commit {
     /// that this will do. Hubs have been seen to, with small files: caches in front of them take no notice of ranges.
     pub(in super::super) fn may_come_whole(&self, file: &Path, fault: &Fault) -> bool {
         let status = fault.error.request().and_then(|request| request.status);
-        let len = self.files.get(file).and_then(|file| file.len);
+        let len = self.files.get(file.as_ref()).and_then(|file| file.len);
         status == Some(200)
             && fault.error.kind() == ErrorKind::Unsupported
             && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
@@ -138,7 +141,7 @@ impl Commit {
         file: &Path,
         meta: &mut ObjectMeta,
     ) -> Result<(), String> {
-        let listed = self.files.get(file);
+        let listed = self.files.get(file.as_ref());
         if let Some(len) = listed
             .and_then(|file| file.len)
             .filter(|&len| len != meta.size)
@@ -160,13 +163,20 @@ impl Commit {
         Ok(())
     }
 
-    /// What is directly below a folder.
+    /// Returns the files and folders directly below a folder. Looks only at what is below it: a copy
+    /// asks for every folder of the commit.
     pub(in super::super) fn level(&self, folder: Option<&Path>) -> Level {
         let root = Path::default();
         let folder = folder.unwrap_or(&root);
+        let below = match folder.as_ref() {
+            "" => self.files.range::<str, _>(..),
+            // '0' follows '/'.
+            name => self.files.range(format!("{name}/")..format!("{name}0")),
+        };
         let mut objects = Vec::new();
         let mut prefixes = BTreeSet::new();
-        for (path, file) in &self.files {
+        for (path, file) in below {
+            let path = Path::parse(path).expect("was a path");
             let Some(mut below) = path.prefix_match(folder) else {
                 continue;
             };
@@ -174,13 +184,16 @@ impl Commit {
                 (Some(first), Some(_)) => {
                     prefixes.insert(folder.parts().chain([first]).collect::<Path>());
                 }
-                (Some(_), None) => objects.push(Listed {
-                    location: path.clone(),
-                    len: file.len,
-                    modified: self.modified.map_or(0, |at| at.timestamp()),
-                    e_tag: file.e_tag(),
-                    version: file.identity.is_none().then(|| self.name.clone()),
-                }),
+                (Some(_), None) => {
+                    drop(below);
+                    objects.push(Listed {
+                        location: path,
+                        len: file.len,
+                        modified: self.modified.map_or(0, |at| at.timestamp()),
+                        e_tag: file.e_tag(),
+                        version: file.identity.is_none().then(|| self.name.clone()),
+                    });
+                }
                 (None, _) => {}
             }
         }
@@ -189,6 +202,28 @@ impl Commit {
             prefixes: prefixes.into_iter().collect(),
         }
     }
+}
+
+/// Checks that each file that an answer of a hub lists is in one folder, and all folders are found.
+///
+/// # Panics
+///
+/// When one is missing, or there twice.
+#[cfg(feature = "testing")]
+pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
+    let Ok(commit) = Commit::parse(answer) else {
+        return;
+    };
+    let mut folders = vec![None];
+    let mut found: Vec<String> = Vec::new();
+    while let Some(folder) = folders.pop() {
+        let level = commit.level(folder.as_ref());
+        found.extend(level.objects.into_iter().map(|one| one.location.into()));
+        folders.extend(level.prefixes.into_iter().map(Some));
+    }
+    found.sort_unstable();
+    let listed: Vec<String> = commit.files.into_keys().collect();
+    assert_eq!(found, listed);
 }
 
 #[cfg(test)]
@@ -243,6 +278,36 @@ mod tests {
         assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
     }
 
+    /// A look at every file for each folder takes 10^10 looks: hours.
+    #[test]
+    fn folders_of_a_large_commit_are_listed_without_looking_at_all_files_each() {
+        let files = (0..100_000).map(|file| format!("f{:05}/{file}.json", file / 2));
+        let siblings: Vec<_> = files
+            .map(|name| serde_json::json!({"rfilename": name}))
+            .collect();
+        let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        let folders = commit.level(None).prefixes;
+        assert_eq!(folders.len(), 50_000);
+        let below = folders.iter().map(|folder| commit.level(Some(folder)));
+        assert_eq!(
+            below.map(|level| level.objects.len()).sum::<usize>(),
+            100_000
+        );
+    }
+
+    #[test]
+    fn names_beside_a_folder_are_not_in_it() {
+        let names = ["a", "a-b/x", "a/x", "a/y/z", "a0", "a0/x"];
+        let siblings = names.map(|name| serde_json::json!({"rfilename": name}));
+        let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        let level = commit.level(Some(&Path::from("a")));
+        let objects = level.objects.iter().map(|object| object.location.as_ref());
+        assert_eq!(objects.collect::<Vec<_>>(), ["a/x"]);
+        assert_eq!(level.prefixes, [Path::from("a/y")]);
+    }
+
     #[test]
     fn what_the_hub_says_of_a_file_counts() {
         let commit = commit();
@@ -277,6 +342,7 @@ mod tests {
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567"}"#,
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "../x"}]}"#,
             r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "a//x"}]}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": ""}]}"#,
         ] {
             Commit::parse(answer.as_bytes()).expect_err(answer);
         }

@@ -23,6 +23,8 @@ use tokio::sync::OnceCell;
 
 pub(crate) use self::cache::{cached, is_offline, snapshot};
 pub(super) use self::listing::Commit;
+#[cfg(feature = "testing")]
+pub(crate) use self::listing::assert_levels_are_whole;
 pub(super) use self::refusal::refusal;
 
 use self::settings::{Token, endpoint};

@@ -1,0 +1,296 @@
+//! Objects of servers that send neither `ETag` nor `Last-Modified`: refused, or compared once more at the end.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tload::copy::{Copy, CopyReport};
+use tload::verify::Verification;
+use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor};
+use tload_lab::{Fault, FaultyServer, Rule};
+
+use crate::fixtures::{assert_all, even, folder, index, options};
+use crate::sites::{Site, faulty_at, faulty_web_at, nginx_bare};
+
+const KEY: &str = "m.safetensors";
+
+/// The site, with what allows it to say nothing.
+fn allowing(mut site: Site) -> Site {
+    let set = site.options.set("allow_unversioned", "true");
+    set.expect("an option");
+    site
+}
+
+/// A server that says nothing of the state of its objects, as S3 and as a web server.
+fn bare() -> [(Arc<FaultyServer>, Site); 2] {
+    [faulty_at, faulty_web_at].map(|site| {
+        let server = Arc::new(FaultyServer::start());
+        server.leave_out_validators();
+        let site = site(&server);
+        (server, site)
+    })
+}
+
+/// Two states of one file, of the same length and with the same header.
+fn states() -> [Vec<u8>; 2] {
+    let states = [1, 2].map(|seed| even("t", seed, 4, 1 << 20));
+    assert_eq!(states[0].len(), states[1].len());
+    states
+}
+
+/// One request after the other, of 256 KiB each.
+fn serially(checkpoint: Checkpoint) -> Loader {
+    let serial = options(|it| (it.depth, it.extent_bytes) = (Some(1), Some(256 << 10)));
+    Loader::new(checkpoint).options(serial)
+}
+
+fn load(loader: &Loader) -> (Result<Vec<Tensor>>, Report) {
+    let mut stream = loader.stream().expect("starts");
+    let tensors = stream.by_ref().collect();
+    (tensors, stream.report())
+}
+
+fn expect_refusal(error: &Error) {
+    assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
+    let says = "neither ETag nor Last-Modified";
+    assert!(error.message().contains(says), "{}", error.chain());
+    let location = error.location().expect("of an object");
+    assert!(location.ends_with(KEY), "{location}");
+    let hint = error.hint().expect("what to do");
+    assert!(hint.contains("allow_unversioned=true"), "{hint}");
+}
+
+fn expect_changed(error: &Error, says: &str) {
+    assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+    assert!(error.message().contains(says), "{}", error.chain());
+    let location = error.location().expect("of an object");
+    assert!(location.ends_with(KEY), "{location}");
+    assert!(error.hint().is_some(), "{}", error.chain());
+}
+
+fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
+    let copy = Copy::new(&site.location(key), target);
+    copy.store(site.options.clone()).run()
+}
+
+#[test]
+fn objects_without_a_validator_are_refused_by_default() {
+    for (_server, site) in bare() {
+        // Also one that comes whole with its header: its tensors are asked for once more.
+        for file in [even("t", 1, 4, 1 << 20), even("t", 1, 4, 100)] {
+            site.put(KEY, &file);
+            expect_refusal(&site.checkpoint(KEY).expect_err("cannot be told apart"));
+            if file.len() > 1 << 20 {
+                let target = folder();
+                let error = copy(&site, KEY, target.path()).expect_err("cannot be told apart");
+                expect_refusal(&error);
+                let left = std::fs::read_dir(target.path()).expect("made").count();
+                assert_eq!(left, 0, "nothing was written");
+            }
+        }
+    }
+}
+
+/// One answer is of one state.
+#[test]
+fn a_small_file_without_a_validator_is_copied() {
+    for (_server, site) in bare() {
+        site.put("config.json", b"{}");
+        let target = folder();
+        let report = copy(&site, "config.json", target.path()).expect("copies");
+        assert_eq!((report.copied_files, report.unversioned_files), (1, 0));
+    }
+}
+
+#[test]
+fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so() {
+    for (_server, site) in bare() {
+        let site = allowing(site);
+        for file in [
+            even("t", 1, 4, 1 << 20),
+            even("t", 1, 4, 100),
+            even("t", 1, 0, 0),
+        ] {
+            site.put(KEY, &file);
+            let (tensors, report) = load(&serially(site.checkpoint(KEY).expect("opens")));
+            assert_all(&tensors.expect("loads"), &[&file]);
+            let is_told =
+                |note: &String| note.contains("neither ETag nor Last-Modified of 1 object");
+            let has_read = report.requests > 0;
+            assert_eq!(
+                report.notes.iter().any(is_told),
+                has_read,
+                "{:?}",
+                report.notes
+            );
+        }
+        let target = folder();
+        site.put(KEY, &states()[0]);
+        let report = copy(&site, KEY, target.path()).expect("copies");
+        assert_eq!(report.unversioned_files, 1);
+        let copied = std::fs::read(target.path().join(KEY)).expect("copied");
+        assert!(copied == states()[0]);
+    }
+}
+
+/// Right before the third read of tensors.
+#[test]
+fn an_object_without_a_validator_that_is_replaced_during_a_load_has_changed() {
+    let [old, new] = states();
+    for (replacement, says) in [
+        (new, "first or last bytes"),
+        (even("t", 2, 4, 1 << 21), "length"),
+    ] {
+        for (server, site) in bare() {
+            let site = allowing(site);
+            site.put(KEY, &old);
+            let loader = serially(site.checkpoint(KEY).expect("opens"));
+            let replaced = Fault::ChangeBefore(replacement.clone());
+            server.fault(Rule::once(replaced).from_byte(1).after(2));
+            let (tensors, report) = load(&loader);
+            expect_changed(&tensors.expect_err("another object"), says);
+            assert_eq!(report.outcome, "changed");
+        }
+    }
+}
+
+/// The header is longer than what opening brings, and the same in both states: only the end tells.
+#[test]
+fn objects_that_differ_behind_a_long_header_are_told_apart() {
+    let [old, new] = [1, 2].map(|seed| even(&"n".repeat(300), seed, 2000, 100));
+    assert_eq!(old[..1 << 19], new[..1 << 19], "the same header");
+    for (server, site) in bare() {
+        let site = allowing(site);
+        site.put(KEY, &old);
+        let loader = serially(site.checkpoint(KEY).expect("opens"));
+        server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
+        expect_changed(&load(&loader).0.expect_err("another object"), "last bytes");
+    }
+}
+
+#[test]
+fn single_tensors_of_an_object_that_was_replaced_have_changed() {
+    let [old, new] = states();
+    for (_server, site) in bare() {
+        let site = allowing(site);
+        site.put(KEY, &old);
+        let checkpoint = site.checkpoint(KEY).expect("opens");
+        let read = || checkpoint.read("t1", &tload::Slice::default(), &tload::Options::default());
+        read().expect("reads");
+        site.put(KEY, &new);
+        expect_changed(&read().expect_err("another object"), "first or last bytes");
+        let some = Loader::new(checkpoint.clone()).tensors(Selection::names(["t2"]));
+        expect_changed(
+            &load(&some).0.expect_err("another object"),
+            "first or last bytes",
+        );
+    }
+}
+
+#[test]
+fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file() {
+    let [old, new] = states();
+    for (server, site) in bare() {
+        let site = allowing(site);
+        site.put(KEY, &old);
+        server.fault(
+            Rule::once(Fault::ChangeBefore(new.clone()))
+                .from_byte(1)
+                .after(1),
+        );
+        let target = folder();
+        let error = copy(&site, KEY, target.path()).expect_err("another object");
+        expect_changed(&error, "first or last bytes");
+        assert!(!target.path().join(KEY).exists(), "half old, half new");
+        // What came of the old state is not taken over.
+        copy(&site, KEY, target.path()).expect("copies");
+        let copied = std::fs::read(target.path().join(KEY)).expect("copied");
+        assert!(copied == new);
+    }
+}
+
+#[test]
+fn a_verification_of_an_object_that_is_replaced_meanwhile_fails() {
+    let [old, new] = states();
+    for (server, site) in bare() {
+        let site = allowing(site);
+        site.put(KEY, &old);
+        let verify = || {
+            let verification = Verification::new(&site.location(KEY));
+            verification.opening(&site.options).run().expect("runs")
+        };
+        let notes = verify().notes;
+        assert!(
+            notes.iter().any(|note| note.contains("neither ETag")),
+            "{notes:?}"
+        );
+        let target = folder();
+        let write = |name: &str| {
+            let mut wanted = tload::verify::VerifyOptions::default();
+            wanted.write = Some(tload::verify::ManifestTarget::Path(
+                target.path().join(name),
+            ));
+            let verification = Verification::new(&site.location(KEY)).options(wanted);
+            verification.opening(&site.options).run().expect("runs")
+        };
+        assert!(write("good").written.is_some());
+        server.fault(
+            Rule::once(Fault::ChangeBefore(new.clone()))
+                .from_byte(1 << 18)
+                .after(1),
+        );
+        let report = write("bad");
+        assert!(report.written.is_none(), "a manifest of a mixture");
+        let error = report.files[0].error.as_ref().expect("changed");
+        assert_eq!(error.kind, ErrorKind::Changed.name(), "{}", error.message);
+    }
+}
+
+/// An index without a validator is compared like its shards.
+#[test]
+fn an_index_without_a_validator_that_is_replaced_has_changed() {
+    const INDEX: &str = "m/model.safetensors.index.json";
+    let file = even("t", 1, 2, 1000);
+    let placed = |total: u64| {
+        let text = String::from_utf8(index(&[("t0".to_owned(), "a.safetensors")])).expect("text");
+        text.replace("{}", &format!("{{\"total_size\":{total}}}"))
+            .into_bytes()
+    };
+    for (_server, site) in bare() {
+        let site = allowing(site);
+        site.put("m/a.safetensors", &file);
+        site.put(INDEX, &placed(1));
+        let checkpoint = site.checkpoint("m").expect("opens");
+        load(&serially(checkpoint.clone())).0.expect("loads");
+        site.put(INDEX, &placed(2));
+        let error = load(&serially(checkpoint)).0.expect_err("another index");
+        assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
+        let location = error.location().expect("of the index");
+        assert!(location.ends_with(INDEX), "{location}");
+    }
+}
+
+#[test]
+fn nginx_without_validators() {
+    let (Some(refusing), Some(site)) = (nginx_bare(), nginx_bare()) else {
+        return;
+    };
+    let [old, new] = states();
+    refusing.put(KEY, &old);
+    expect_refusal(&refusing.checkpoint(KEY).expect_err("cannot be told apart"));
+    let site = allowing(site);
+    site.put(KEY, &old);
+    let loader = serially(site.checkpoint(KEY).expect("opens"));
+    let (tensors, report) = load(&loader);
+    assert_all(&tensors.expect("loads"), &[&old]);
+    assert!(
+        report
+            .notes
+            .iter()
+            .any(|note| note.contains("neither ETag"))
+    );
+    site.put(KEY, &new);
+    expect_changed(
+        &load(&loader).0.expect_err("another file"),
+        "first or last bytes",
+    );
+}
