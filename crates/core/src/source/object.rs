@@ -381,7 +381,7 @@ async fn open_once(store: &Store, path: &Path, first: u64) -> Result<(ObjectMeta
     };
     let meta = result.meta.clone();
     let wanted = first.min(meta.size);
-    let misbehaved = |message| store.misbehaved(&exchange, message);
+    let misbehaved = |message: String| store.misbehaved(&exchange, &message);
     let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
     let mut body = result.into_stream();
     while let Some(more) = body.next().await {
