@@ -474,6 +474,7 @@ pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
             Ok(found) => return Ok(found),
             Err(fault) => match wait(retries, &fault, attempts) {
                 Some(wait) => {
+                    tracing::debug!(error = %fault.error, ?wait, "retried");
                     tally.tried_again(&fault.error);
                     tokio::time::sleep(wait).await;
                 }

@@ -198,7 +198,7 @@ fn answers(text: &str) -> Vec<String> {
     answers.push(answer(
         "200 OK",
         "",
-        &format!("{{\"sha\": {:?}, \"siblings\": []}}", text),
+        &format!("{{\"sha\": {text:?}, \"siblings\": []}}"),
     ));
     let sha = "c".repeat(40);
     let listed = serde_json::json!({"sha": sha, "siblings": [{"rfilename": format!("../{text}")}]});

@@ -19,7 +19,7 @@ fn store(pairs: &[(&str, &str)]) -> StoreOptions {
 }
 
 fn open(url: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
-    Checkpoint::open_with(&Location::parse(url)?, &store(pairs))
+    Checkpoint::open_with(&Location::parse(url)?, store(pairs))
 }
 
 fn failure(url: &str, pairs: &[(&str, &str)]) -> Error {

@@ -116,7 +116,7 @@ async fn open_once(
     };
     let meta = result.meta.clone();
     let wanted = range.end.min(meta.size).saturating_sub(range.start);
-    let misbehaved = |message| store.misbehaved(&exchange, message);
+    let misbehaved = |message: String| store.misbehaved(&exchange, &message);
     let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
     let mut body = result.into_stream();
     while let Some(more) = body.next().await {

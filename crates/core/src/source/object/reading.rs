@@ -237,13 +237,13 @@ impl ObjectSource {
                     "the store sent bytes {}..{} when asked for {}..{}",
                     result.range.start, result.range.end, wanted.start, wanted.end
                 );
-                return Err(self.0.store.misbehaved(&exchange, message));
+                return Err(self.0.store.misbehaved(&exchange, &message));
             }
             let len = wanted.end - wanted.start;
             let begin = (result.into_stream(), 0, exchange);
             let pieces = stream::unfold(Some(begin), move |state| async move {
                 let (mut body, came, exchange) = state?;
-                let misbehaved = |message| self.0.store.misbehaved(&exchange, message);
+                let misbehaved = |message: String| self.0.store.misbehaved(&exchange, &message);
                 let fault = match body.next().await {
                     Some(Ok(bytes)) if bytes.len() as u64 > len - came => misbehaved(too_long(len)),
                     Some(Ok(bytes)) => {

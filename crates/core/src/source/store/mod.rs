@@ -207,7 +207,7 @@ impl Store {
         };
         commit
             .describe(path, &mut result.meta)
-            .map_err(|message| self.misbehaved(&exchange, message))?;
+            .map_err(|message| self.misbehaved(&exchange, &message))?;
         Ok((result, exchange))
     }
 
@@ -348,9 +348,9 @@ impl Store {
     }
 
     /// The server does not do what HTTP says: `message` says what it did.
-    pub(crate) fn misbehaved(&self, exchange: &Exchange, message: String) -> Fault {
+    pub(crate) fn misbehaved(&self, exchange: &Exchange, message: &str) -> Fault {
         Fault {
-            error: Error::new(ErrorKind::Remote, self.redacted(&message, exchange))
+            error: Error::new(ErrorKind::Remote, self.redacted(message, exchange))
                 .with_request(self.failed_request(exchange, "GET"))
                 .with_hint(
                     "the server, or a proxy in front of it, answers ranged requests wrongly",
