@@ -212,14 +212,16 @@ impl ObjectSource {
         let looked = self.0.remote.run(None, async move {
             look(&remote, &source.0.store, &source.0.path, sample.first).await
         });
-        let (meta, _, found) = looked.map_err(|error| error.or_location(self.location()))?;
-        let what = match self.difference(&ObjectIdentity::of(&meta)) {
-            Some(what) => what,
-            None if found != Some(sample) => "its first or last bytes are others".to_owned(),
-            None => return Ok(()),
+        let what = match looked {
+            Ok((meta, _, found)) => match self.difference(&ObjectIdentity::of(&meta)) {
+                Some(what) => what,
+                None if found != Some(sample) => "its first or last bytes are others".to_owned(),
+                None => return Ok(()),
+            },
+            Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
+            Err(error) => return Err(error.or_location(self.location())),
         };
-        let fault = changed(&what, FailedRequest::default());
-        Err(fault.error.with_location(self.location()))
+        Err(changed_error(&what).with_location(self.location()))
     }
 
     /// Requires that what is in the object's place is still what was opened: one small request. A
@@ -374,10 +376,13 @@ impl ObjectSource {
     }
 }
 
+/// Said of an object that was removed.
+const GONE: &str = "it is not there any more";
+
 /// What a refusal means for an object that could be read before.
 fn judge(fault: Fault) -> Fault {
     let what = match (fault.error.kind(), status(&fault.error)) {
-        (ErrorKind::NotFound, _) => "it is not there any more",
+        (ErrorKind::NotFound, _) => GONE,
         (_, Some(416)) => "it is shorter than it was",
         _ => return fault,
     };
@@ -488,12 +493,14 @@ fn wait(retries: Retries, fault: &Fault, failed: u32) -> Option<Duration> {
     retries.wait(fault.transient?, failed, fault.asked, fastrand::u32(..))
 }
 
-fn changed(what: &str, request: FailedRequest) -> Fault {
+fn changed_error(what: &str) -> Error {
     let message = format!("changed while it was read: {what}");
+    Error::new(ErrorKind::Changed, message).with_hint("load again once nothing writes to the checkpoint")
+}
+
+fn changed(what: &str, request: FailedRequest) -> Fault {
     Fault {
-        error: Error::new(ErrorKind::Changed, message)
-            .with_request(request)
-            .with_hint("load again when nobody writes to the checkpoint"),
+        error: changed_error(what).with_request(request),
         transient: None,
         asked: None,
     }
