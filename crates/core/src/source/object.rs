@@ -495,7 +495,8 @@ fn wait(retries: Retries, fault: &Fault, failed: u32) -> Option<Duration> {
 
 fn changed_error(what: &str) -> Error {
     let message = format!("changed while it was read: {what}");
-    Error::new(ErrorKind::Changed, message).with_hint("load again once nothing writes to the checkpoint")
+    Error::new(ErrorKind::Changed, message)
+        .with_hint("load again once nothing writes to the checkpoint")
 }
 
 fn changed(what: &str, request: FailedRequest) -> Fault {
