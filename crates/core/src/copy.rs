@@ -136,7 +136,7 @@ pub struct CopyReport {
     pub requests: u64,
     /// Requests that were repeated.
     pub retries: u64,
-    /// Copied files whose store sends neither ETag nor Last-Modified (`allow_unversioned`): length,
+    /// Copied files whose store sends neither `ETag` nor Last-Modified (`allow_unversioned`): length,
     /// first and last bytes were compared once more at the end of each.
     pub unversioned_files: u64,
     /// Seconds from the call to the last byte on disk.

@@ -401,7 +401,7 @@ mod tests {
         };
         let f32 = |name, address, dims| strided(name, Dtype::F32, address, dims, "F32");
         let same = "are the same memory in other shapes or strides";
-        let some = "share some of their memory";
+        let overlapping = "share some of their memory";
         for (a, b, expected) in [
             (f32("a", 0x1000, &columns), f32("b", 0x1000, &columns), None),
             (
@@ -417,12 +417,12 @@ mod tests {
             (
                 f32("a", 0x1000, &[(4, 32), (4, 8)]),
                 f32("b", 0x1008, &[(4, 32), (4, 8)]),
-                Some(some),
+                Some(overlapping),
             ),
             (
                 f32("a", 0x1000, &columns),
                 receiver("b", Dtype::F32, &[4, 4], Some(memory(0x1030, 64))),
-                Some(some),
+                Some(overlapping),
             ),
             (
                 f32("a", 0x1000, &rows),

@@ -36,8 +36,8 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let (report, outcome) = stream(&loader, args, interrupt, digest.as_mut())?;
     if let Err(error) = outcome {
         if args.json {
-            let loaded = Loaded::new(&report, None);
-            let outcome = Outcome::new(&loaded, Some(interrupt.failure(&error)));
+            let result = Loaded::new(&report, None);
+            let outcome = Outcome::new(&result, Some(interrupt.failure(&error)));
             // Whatever becomes of the report, the load's own error is the one to tell.
             drop(interrupt.answer().give(out, &outcome));
         } else {
@@ -50,8 +50,8 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         for note in &report.notes {
             warn(&format!("note: {note}"));
         }
-        let loaded = Loaded::new(&report, digest.as_deref());
-        return interrupt.answer().give(out, &loaded);
+        let result = Loaded::new(&report, digest.as_deref());
+        return interrupt.answer().give(out, &result);
     }
     write_text(out, &report, digest.as_deref()).map_err(standard_output)
 }

@@ -119,7 +119,7 @@ mod moments {
     /// The requests that are never answered in this round: those from some byte on of one shard.
     /// The first rounds are about lists and headers.
     fn moment(files: &BTreeMap<String, Vec<u8>>, round: usize) -> Rule {
-        let rule = Rule::always(if round % 2 == 0 {
+        let rule = Rule::always(if round.is_multiple_of(2) {
             Fault::StallHeaders
         } else {
             Fault::StallBody(1000)
@@ -163,7 +163,7 @@ mod moments {
     fn end(child: Child, round: usize) -> Output {
         let (name, status) = [("TERM", 143), ("HUP", 129)][round % 2];
         assert!(signal(&child, name), "round {round}: it had ended");
-        if round % 3 == 0 {
+        if round.is_multiple_of(3) {
             signal(&child, name);
         }
         let output = ends_soon(child);

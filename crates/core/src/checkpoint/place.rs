@@ -66,6 +66,10 @@ impl ShardSource {
 
     /// Requires that several answers can be known to be of one state; see
     /// [`ObjectSource::require_versioned`]. Files can.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(clippy::unnecessary_wraps, reason = "objects may be refused")
+    )]
     pub(super) fn require_versioned(&self) -> Result<()> {
         match self {
             Self::File(_) => Ok(()),

@@ -112,3 +112,12 @@ pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
     }
     assert_eq!(tensors.len(), found, "no others");
 }
+
+/// Bytes of a local file.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a file that a test looks into, not a file of a checkpoint"
+)]
+pub(crate) fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).expect("the file is there")
+}

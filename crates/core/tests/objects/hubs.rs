@@ -7,7 +7,7 @@ use tload::source::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
 use tload_lab::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 
-use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options};
+use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options, read};
 use crate::sites;
 
 const MODEL: &str = "org/Model-1.5";
@@ -317,14 +317,6 @@ fn a_file_that_is_not_the_one_that_the_hub_lists_is_an_error() {
 fn copy(hub: &Hub, rest: &str, target: &Path) -> CopyReport {
     let copy = Copy::new(&location(rest), target).store(store(hub, &[]));
     copy.run().expect("copies")
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "what a copy wrote, not a file of a checkpoint"
-)]
-fn read(path: &Path) -> Vec<u8> {
-    std::fs::read(path).expect("a file")
 }
 
 fn assert_copied(target: &Path, model: &Model) {

@@ -2,7 +2,7 @@
 //! by their index, or by a file that is gone. On a file system and in an object store.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -18,7 +18,7 @@ use tload::{
     Tensor, Verify,
 };
 
-use crate::fixtures::{even, folder, index, options};
+use crate::fixtures::{even, folder, index, options, read};
 use crate::sites::{self, Site};
 
 const INDEX: &str = "model.safetensors.index.json";
@@ -417,12 +417,4 @@ fn signature(files: &Files) -> Vec<u8> {
 fn hexadecimal(bytes: &[u8]) -> String {
     let digest = Digest::new(Algorithm::Sha256, bytes).expect("32 bytes");
     digest.to_string()["sha256:".len()..].to_owned()
-}
-
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a manifest, not a file of a checkpoint"
-)]
-fn read(path: &Path) -> Vec<u8> {
-    std::fs::read(path).expect("there")
 }

@@ -8,7 +8,7 @@ use tload::verify::Verification;
 use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor};
 use tload_lab::{Fault, FaultyServer, Rule};
 
-use crate::fixtures::{assert_all, even, folder, index, options};
+use crate::fixtures::{assert_all, even, folder, index, options, read};
 use crate::sites::{Site, faulty_at, faulty_web_at, nginx_bare};
 
 const KEY: &str = "m.safetensors";
@@ -127,7 +127,7 @@ fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so
         site.put(KEY, &states()[0]);
         let report = copy(&site, KEY, target.path()).expect("copies");
         assert_eq!(report.unversioned_files, 1);
-        let copied = std::fs::read(target.path().join(KEY)).expect("copied");
+        let copied = read(&target.path().join(KEY));
         assert!(copied == states()[0]);
     }
 }
@@ -203,7 +203,7 @@ fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file
         assert!(!target.path().join(KEY).exists(), "half old, half new");
         // What came of the old state is not taken over.
         copy(&site, KEY, target.path()).expect("copies");
-        let copied = std::fs::read(target.path().join(KEY)).expect("copied");
+        let copied = read(&target.path().join(KEY));
         assert!(copied == new);
     }
 }
