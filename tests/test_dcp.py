@@ -222,6 +222,9 @@ def test_quantized_weights_are_not_taken_for_values(tmp_path: Path) -> None:
     assert "'up.weight' is quantized: its values are those in the checkpoint times 'up.weight_scale_inv'" in error
     assert "hint: use torch's QuantizedHuggingFaceStorageReader" in error
     assert not state["up.weight"].any()
+    path = save(tmp_path / "b.safetensors", {"up.weight": weight, "up.weight_scale": torch.full((1,), 0.5)})
+    assert "times 'up.weight_scale'" in failure(state, reader(path))
+    path = tmp_path / "a.safetensors"
     # With its scales, or as it is, a caller who knows can have it.
     both = {"up.weight": torch.zeros(4, 4), "up.weight_scale_inv": torch.zeros(1, 1)}
     dcp().load(both, storage_reader=reader(path))

@@ -180,6 +180,16 @@ def test_files_of_two_saves_in_two_dtypes_are_refused(tmp_path: Path) -> None:
         reader(tmp_path).read_metadata()
 
 
+def test_what_is_no_file_beside_an_index_does_not_matter(tmp_path: Path) -> None:
+    torch = require("torch")
+    write_checkpoint(tmp_path, [{"w": Content.random("F32", (8,), seed=1)}, {"v": Content.random("F32", (8,), seed=2)}])
+    (tmp_path / "folder.safetensors").mkdir()
+    (tmp_path / "gone.safetensors").symlink_to(tmp_path / "nowhere")
+    state = {"w": torch.zeros(8), "v": torch.zeros(8)}
+    dcp().load(state, storage_reader=reader(tmp_path))
+    assert state["w"].any() and state["v"].any()
+
+
 def test_files_of_ranks_beside_an_index_of_another_save_are_refused(tmp_path: Path) -> None:
     torch = require("torch")
     write_checkpoint(tmp_path, [{"w": Content("F32", (4096, 8), bytes(4096 * 8 * 4))}])

@@ -43,6 +43,7 @@ def assert_prompt(interrupt: Callable[[], float], tries: int) -> None:
     while len(taken) < tries or statistics.median(taken) > PROMISED:
         assert len(taken) < TRIES_MAX, taken
         taken.append(interrupt())
+        assert taken[-1] < 60, "it hung"
 
 
 @contextmanager

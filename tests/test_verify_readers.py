@@ -9,6 +9,7 @@ import asyncio
 import importlib
 import json
 import logging
+import shutil
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -76,11 +77,11 @@ def by_runai(folder: Path) -> None:
         list(streamer.get_tensors())
 
 
-def by_engine(folder: Path) -> None:
+def by_engine(folder: Path, **keywords: Any) -> None:
     settings = importlib.import_module("tload.vllm._settings").read({})
     weights = importlib.import_module("tload.vllm._weights")
     bar = lambda _total: nullcontext(type("Bar", (), {"update": lambda *_: None})())  # noqa: E731
-    list(weights.stream(str(folder), settings, shown="m", open_bar=bar, logger=logging.getLogger("tests")))
+    list(weights.stream(str(folder), settings, shown="m", open_bar=bar, logger=logging.getLogger("tests"), **keywords))
 
 
 def opened(take: Callable[[Any], Any], framework: str = "pt", backend: str = "mmap") -> Callable[[Path], Any]:
@@ -229,6 +230,40 @@ def test_transformers_inside_patch_refuses_what_cannot_be_compared(
     monkeypatch.setenv("TLOAD_VERIFY", "require")
     with pytest.raises(tload.InvalidRequestError, match="cannot be verified"), tload.patch():
         require("transformers").AutoModelForCausalLM.from_pretrained(llama)
+
+
+def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No index and no number tells of the shard: only the manifest does."""
+    torch = require("torch")
+    model = tmp_path / "model"
+    shutil.copytree(llama, model)
+    (model / "model.safetensors.index.json").unlink(missing_ok=True)
+    for number, shard in enumerate(sorted(model.glob("*.safetensors"))):
+        shard.rename(model / f"{chr(ord('a') + number)}.safetensors")
+    manifest = tmp_path / "manifest.json"
+    tload.verify(model, write=manifest).check()
+    state = {name: torch.zeros(info.shape) for name, info in tload.open(model).items()}
+    readers: dict[str, Callable[[], Any]] = {
+        "transformers": lambda: importlib.import_module("tload.transformers").from_pretrained(
+            require("transformers").AutoModelForCausalLM, model
+        ),
+        "vllm and sglang": lambda: by_engine(model, keep=lambda name: True),
+        "load_into": lambda: tload.load_into(state, model, strict=False, cast=True),
+    }
+    for verify in (str(manifest), f"sha256:{manifest}"):
+        monkeypatch.setenv("TLOAD_VERIFY", verify)
+        for read in readers.values():
+            read()
+    next(iter(sorted(model.glob("*.safetensors")))).unlink()
+    for verify in (str(manifest), f"sha256:{manifest}"):
+        monkeypatch.setenv("TLOAD_VERIFY", verify)
+        for name, read in readers.items():
+            with pytest.raises(BaseException) as caught:  # noqa: PT011
+                read()
+            texts = "\n".join(chain(caught.value))
+            assert "CorruptError" in texts and "which is no file of the checkpoint" in texts, (name, texts)
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])

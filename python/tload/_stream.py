@@ -460,6 +460,18 @@ def read(
     return make_converter([tensor.dtype], lambda: [checkpoint[name]])(tensor)
 
 
+def require_files(checkpoint: Checkpoint, options: Options | None) -> None:
+    """Require that a checkpoint has the index and all files that a manifest lists, if `verify` names one.
+
+    A load of tensors that are selected by name does not require it. Integrations name the tensors of a whole model by
+    themselves, and call this before.
+
+    Raises:
+        Error: See `tload.stream` with `verify`.
+    """
+    open_raw(checkpoint, None).require_files(resolve(options, OptionKeywords()))
+
+
 def _converters(framework: object) -> Callable[[Iterable[str], _torch.Infos], Callable[[_tload.Tensor], Any]]:
     if framework == "torch":
         return _torch.converter

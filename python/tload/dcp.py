@@ -33,9 +33,9 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
 from torch.futures import Future
 
-from tload import _boxes, _torch
+from tload import _boxes, _stream, _torch
 from tload._checkpoint import Checkpoint, open, show  # noqa: A004
-from tload._errors import FormatError, InvalidRequestError, UnsupportedError, advise
+from tload._errors import Error, FormatError, InvalidRequestError, UnsupportedError, advise
 from tload._into import load_into
 
 if TYPE_CHECKING:
@@ -65,8 +65,12 @@ GAPS_SHOWN = 4
 COMPARED_BYTES = 64 << 20
 """Bytes of each of two files that are in memory at a time to be compared."""
 
-SCALE = "_scale_inv"
-"""Follows a weight's name in that of the factors by which an 8-bit weight has to be multiplied, block by block."""
+SCALES = ("_scale_inv", "_scale")
+"""Follow a weight's name in that of the factors by which an 8-bit weight has to be multiplied."""
+
+
+QUANTIZED = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"})
+"""Dtypes of weights that have such factors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,7 +204,9 @@ class StorageReader(_StorageReader):
             InvalidRequestError: Shapes or dtypes do not fit.
         """
         requests = [self._request(item, planner) for item in plan.items]
-        self._refuse(requests)
+        # A rank may have no element of a tensor that others of the load have.
+        loaded = {item.storage_index.fqn for item in plan.items} | set(getattr(planner, "state_dict", None) or ())
+        self._refuse(requests, self._saved.keys() - loaded)
         by_checkpoint: dict[int, list[_Request]] = {}
         for request in requests:
             self._compare_copies(request)
@@ -237,15 +243,17 @@ class StorageReader(_StorageReader):
                 continue
             both = _boxes.shared(request.box, other.box)
             for box in _boxes.slabs(both, COMPARED_BYTES // _dtype(saved.info).itemsize):
-                mine, its = (
-                    self._checkpoints[one.checkpoint].read(name, _index(one, box)).reshape(-1).view(torch.uint8)
-                    for one in (saved, other)
-                )
+                mine, its = (self._copy(one, box).reshape(-1).view(torch.uint8) for one in (saved, other))
                 if not torch.equal(mine, its):
                     files = f"{saved.file} and {other.file}"
                     message = f"{show(self._source)}: {files} have different values for {name!r}{_boxes.show(box)}"
                     hint = "remove the files of the earlier save, or save into an empty directory"
                     raise advise(FormatError, message, hint, tensor=name)
+
+    def _copy(self, saved: _Saved, box: Box) -> torch.Tensor:
+        checkpoint, index = self._checkpoints[saved.checkpoint], _index(saved, box)
+        tensor: torch.Tensor = _stream.read(checkpoint, saved.info.name, index, "torch", "cpu", options=self._options)
+        return tensor
 
     def _read(self, checkpoint: Checkpoint, requests: dict[str, _Request]) -> None:
         load_into(
@@ -257,20 +265,20 @@ class StorageReader(_StorageReader):
             options=self._options,
         )
 
-    def _refuse(self, requests: list[_Request]) -> None:
+    def _refuse(self, requests: list[_Request], unread: set[str]) -> None:
         """Raise `InvalidRequestError` that names what does not fit, if there is any."""
         faults: dict[str, str] = {}
         hint = "make the tensors as the checkpoint has them"
-        unread = self._saved.keys() - {request.saved.info.name for request in requests}
         for request in requests:
             info, target = request.saved.info, request.target
-            name, scale = info.name, info.name + SCALE
+            name = info.name
+            scale = next((name + suffix for suffix in SCALES if name + suffix in unread), None)
             if tuple(target.shape) != tuple(request.item.lengths):
                 faults[name] = f"{name!r} is {tuple(target.shape)}, and {tuple(request.item.lengths)} is to be read"
             elif target.dtype != _dtype(info) and not self._cast:
                 faults[name] = f"{name!r} is {target.dtype}, and {_dtype(info)} in the checkpoint"
                 hint = "leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
-            elif target.dtype != _dtype(info) and info.dtype.startswith("F8_") and scale in unread:
+            elif target.dtype != _dtype(info) and info.dtype in QUANTIZED and scale is not None:
                 faults[name] = f"{name!r} is quantized: its values are those in the checkpoint times {scale!r}"
                 hint = "use torch's QuantizedHuggingFaceStorageReader, or load both as they are"
             elif info.dtype == "F4" and not request.is_whole:
@@ -350,10 +358,11 @@ def _folder(source: Source) -> Path | None:
 
 
 def _is_of_a_rank(file: Path) -> bool:
+    # Whatever else lies there is no file of a rank: a directory, a link to nothing.
     try:
         with open(file) as checkpoint:
             return SHARDING_INFO in checkpoint.metadata
-    except FormatError:
+    except Error:
         return False
 
 

@@ -1,5 +1,7 @@
 //! The front door: from a request to a running load. The only file that names every stage.
 
+mod ending;
+
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +13,7 @@ use crossbeam_channel::unbounded;
 use crate::budget::raw_bytes;
 use crate::buffer::{Pool, Shelf, Slab, Target};
 use crate::checkpoint::{Checkpoint, OpenOptions};
-use crate::delivery::{Complete, Delivery};
+use crate::delivery::Delivery;
 use crate::destinations::{Destinations, DeviceRules};
 use crate::engine;
 use crate::error::{Error, Result};
@@ -26,11 +28,11 @@ use crate::request::{Device, Options, Order};
 use crate::room::group_limit;
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
-use crate::source::{Cache, Location, ReadFile};
-use crate::sources::{Group, Sources};
+use crate::source::{Cache, Location};
 use crate::stream::{Shared, StreamSetup, TensorStream};
 use crate::tensor::{Tensor, TensorInfo};
-use crate::verify::{self, Check, Expectation};
+use crate::verify::{self, Expectation};
+use ending::{add_depths, completion, verification};
 
 /// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
 /// has a slot for the largest. Only what is used is touched.
@@ -63,6 +65,10 @@ pub struct Loader {
     options: Options,
     /// By shard: what is expected, in place of what would be found.
     expectations: Option<Arc<[Expectation]>>,
+    /// Whether the caller named the tensors.
+    by_name: bool,
+    /// One tensor mixes no shards: whatever becomes of the index, it is of one state.
+    is_one_tensor: bool,
     shelf: Shelf,
 }
 
@@ -104,6 +110,8 @@ impl Loader {
             slices: Arc::default(),
             options: Options::default(),
             expectations: None,
+            by_name: false,
+            is_one_tensor: false,
             shelf: Shelf::default(),
         }
     }
@@ -116,7 +124,20 @@ impl Loader {
     /// Which tensors to load.
     #[must_use]
     pub fn tensors(mut self, selection: Selection) -> Self {
+        self.by_name = selection.is_by_name();
         self.selection = selection;
+        self
+    }
+
+    /// The checkpoint, if shards of two states of it could be mixed.
+    fn indexed(&self) -> Option<&Checkpoint> {
+        (!self.is_one_tensor).then_some(&self.checkpoint)
+    }
+
+    /// The load is of one tensor, for its own sake.
+    #[must_use]
+    pub(crate) fn of_one_tensor(mut self) -> Self {
+        self.is_one_tensor = true;
         self
     }
 
@@ -219,12 +240,16 @@ impl Loader {
     /// [`crate::ErrorKind::InvalidRequest`] that lists everything that does not fit; nothing has been written then.
     pub fn into_receivers(self, receivers: Vec<Receiver>, rules: ReceiverRules) -> Result<Self> {
         let selected = self.selected()?;
+        let by_name = self.by_name;
         let matched = receivers::matched(&selected, receivers, rules)
             .map_err(|error| error.with_location(self.checkpoint.location()))?;
-        Ok(self
+        let mut loader = self
             .tensors(matched.selection)
             .device_map(matched.devices)
-            .targets(matched.targets))
+            .targets(matched.targets);
+        // The names are those of the caller's memory: of a whole model, as a rule.
+        loader.by_name = by_name;
+        Ok(loader)
     }
 
     fn names(&self) -> Vec<&str> {
@@ -280,7 +305,7 @@ impl Loader {
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &self.options)?;
         let (plan, given) = (&prepared.plan, self.expectations.as_ref());
         let choice = &self.options.verify;
-        let what = verify::Loaded::new(plan, &prepared.tensors, &self.selection);
+        let what = verify::Loaded::new(plan, &prepared.tensors, self.by_name);
         let timeout = self.options.timeout;
         let left = timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
         let check = verify::check(&self.checkpoint, what, given, choice, left)?;
@@ -314,7 +339,7 @@ impl Loader {
                 lanes,
                 report,
                 complete: completion(&feed, delivered.complete, &prepared.sources, check.as_ref()),
-                verify: verification(&self.checkpoint, &prepared.sources, check.as_ref()),
+                verify: verification(self.indexed(), &prepared.sources, check.as_ref()),
             },
             started,
         );
@@ -452,32 +477,6 @@ fn raw_memory(
     }
 }
 
-/// Adds to a report what only the destinations and the files know.
-fn completion(
-    feed: &Arc<Feed>,
-    destinations: Complete,
-    sources: &Arc<Sources>,
-    check: Option<&Arc<Check>>,
-) -> Box<dyn Fn(&mut Report) + Send + Sync> {
-    let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
-    Box::new(move |report| {
-        destinations(report, feed.memories());
-        if let Some(check) = &check {
-            check.report(report);
-        }
-        add_depths(report, &feed, &sources);
-        report.set_opening_retries(sources.tried_again());
-        report.notes.extend(sources.notes());
-    })
-}
-
-/// How deep each group was read, and by how many lanes.
-fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
-    report.lanes = feed.lanes();
-    let groups = sources.groups().iter().map(Group::name);
-    report.set_depths(groups.zip(feed.depths()));
-}
-
 /// A lane tells its stream.
 fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
     let [receiver, hearer, owner] = [(); 3].map(|()| Arc::clone(stream));
@@ -486,23 +485,6 @@ fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
         failing: Box::new(move |error| hearer.lane_failing(error)),
         ended: Box::new(move |result| owner.lane_ended(result)),
     }
-}
-
-/// Lets go of the files at the end, and checks that neither they nor the index changed meanwhile, and
-/// that everything was compared.
-fn verification(
-    checkpoint: &Checkpoint,
-    sources: &Arc<Sources>,
-    check: Option<&Arc<Check>>,
-) -> Box<dyn Fn() -> Result<()> + Send + Sync> {
-    let (sources, check) = (Arc::clone(sources), check.cloned());
-    let checkpoint = checkpoint.clone();
-    Box::new(move || {
-        sources.files().for_each(ReadFile::finish);
-        sources.verify_unchanged()?;
-        checkpoint.verify_index()?;
-        check.as_ref().map_or(Ok(()), |check| check.finish())
-    })
 }
 
 /// A fallback is worth one line in the log of a process; every report has it too.

@@ -79,6 +79,7 @@ impl Checkpoint {
         let loader = Loader::new(self.clone())
             .tensors(Selection::names([name]))
             .slices([(name.to_owned(), slice.clone())])
+            .of_one_tensor()
             .options(options.clone());
         // To its end: only then is it known that the file has not changed meanwhile.
         let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;

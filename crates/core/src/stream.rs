@@ -79,7 +79,7 @@ pub(crate) struct StreamSetup {
     /// Completes a report: memory, copies, notes.
     pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
     /// Run once by the last lane that ends well: are the files still what they were?
-    pub(crate) verify: Box<dyn Fn() -> Result<()> + Send + Sync>,
+    pub(crate) verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
 }
 
 /// What lanes and the caller share.
@@ -91,7 +91,7 @@ pub(crate) struct Shared {
     bytes_total: u64,
     order: Order,
     complete: Box<dyn Fn(&mut Report) + Send + Sync>,
-    verify: Box<dyn Fn() -> Result<()> + Send + Sync>,
+    verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
     started: Instant,
     state: Mutex<State>,
     /// Something to take, or the end.
@@ -247,21 +247,22 @@ impl Shared {
 
     /// A lane has ended, and everything it had in flight is back.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
-        let is_last = {
+        let last = {
             let mut state = self.lock();
             // Before the last lane looks at the files: that a read failed says more than that its file has changed.
             if let Err(error) = result {
                 state.fail(error);
             }
             state.lanes_reading -= 1;
-            state.lanes_reading == 0
+            let is_whole = state.error.is_none() && !state.abandoned && !state.parked;
+            (state.lanes_reading == 0).then_some(is_whole)
         };
         let mut verified = Ok(());
-        if is_last {
-            // Outside the lock: one `fstat` per file.
+        if let Some(is_whole) = last {
+            // Outside the lock: asks file systems and stores.
             verified = lane::caught(|| {
                 self.feed.close();
-                (self.verify)()
+                (self.verify)(is_whole)
             });
         }
         let mut state = self.lock();

@@ -8,6 +8,7 @@ use std::process;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
+use tload::verify::require_files;
 use tload::{Error, ErrorKind, Location, OpenOptions, Slice, TensorInfo};
 
 use crate::error::exception;
@@ -177,6 +178,13 @@ impl Checkpoint {
             interrupt::run(py, read)?
         };
         Ok(Tensor::new(tensor, &Empties::default()))
+    }
+
+    /// Requires that it is made of the files that a manifest lists, if the options name one to verify with.
+    fn require_files(&self, py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
+        let checkpoint = self.share(py)?;
+        let verify = options.read()?.verify;
+        interrupt::run(py, move || require_files(&checkpoint, &verify))
     }
 
     /// Bytes of all tensors.

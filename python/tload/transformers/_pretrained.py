@@ -140,6 +140,8 @@ def from_pretrained(
 def _load(
     cls: Any, checkpoint: Checkpoint, model_args: tuple[Any, ...], kwargs: dict[str, Any], options: Options | None
 ) -> Any:
+    _stream.require_files(checkpoint, options)
+
     def read(name: str, index: Any = ...) -> torch.Tensor:
         tensor: torch.Tensor = _stream.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor

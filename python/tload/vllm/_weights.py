@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import tload
-from tload import _tload
+from tload import _stream, _tload
 from tload._checkpoint import show
 from tload._errors import Error
 
@@ -111,12 +111,12 @@ def stream(
     try:
         with open_source(source, settings) as checkpoint:
             names = wanted(list(checkpoint), keep, unused)
+            options = settings.for_ranks(ranks)
+            _stream.require_files(checkpoint, options)
             if names == []:
                 return
             with (
-                tload.stream(
-                    checkpoint, names=names, device=settings.device, options=settings.for_ranks(ranks)
-                ) as tensors,
+                tload.stream(checkpoint, names=names, device=settings.device, options=options) as tensors,
                 open_bar(sum(info.nbytes for info in tensors.tensors)) as bar,
             ):
                 for name, tensor in tensors:

@@ -86,6 +86,10 @@ impl Shelf {
 
     /// What it keeps for the next load, bytes.
     pub fn kept_bytes(&self) -> u64 {
+        if self.process != process::id() {
+            // The parent's, whose threads may have held the lock during the fork.
+            return 0;
+        }
         let shelved = self.lock();
         let link = shelved.as_ref().and_then(|shelved| shelved.0.as_ref());
         link.map_or(0, |link| link.0.lock().free_bytes())

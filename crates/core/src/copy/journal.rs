@@ -30,7 +30,8 @@ pub(super) struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileState {
     inode: u64,
-    /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set.
+    /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set. File
+    /// systems of images (squashfs, erofs) have none: there it is the modification time, in seconds.
     changed: (i64, i64),
 }
 
@@ -52,6 +53,11 @@ impl Origin {
 
     /// Returns whether it tells one state of the source from another at all.
     fn tells(&self) -> bool {
+        if let Some(file) = self.file {
+            // Times in whole seconds are those of an image, or of a file system that lets two
+            // changes have one time.
+            return file.changed.1 != 0;
+        }
         let is_strong = |tag: &String| !tag.starts_with("W/");
         self.e_tag.as_ref().is_some_and(is_strong)
             || self.version.is_some()
@@ -273,6 +279,8 @@ mod tests {
         assert!(copied.is_same_state(&of("m/a", 1, (5, 6))));
         assert!(!copied.is_same_state(&of("/m/a", 2, (5, 6))));
         assert!(!copied.is_same_state(&of("/m/a", 1, (5, 7))));
+        let image = of("/m/a", 1, (5, 0));
+        assert!(!image.is_same_state(&image), "a time that images have");
         assert_eq!(copied.last_change(), Some((0, 0)), "a time like any other");
         assert_eq!(
             Origin {

@@ -10,6 +10,6 @@ mod header_error;
 mod shards;
 
 pub use dtype::Dtype;
-pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
+pub(crate) use header::{Entry, HEADER_BYTES_MAX, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};

@@ -213,12 +213,18 @@ impl ObjectSource {
             look(&remote, &source.0.store, &source.0.path, sample.first).await
         });
         let what = match looked {
-            Ok((meta, _, found)) => match self.difference(&ObjectIdentity::of(&meta)) {
-                Some(what) => what,
-                None if found != Some(sample) => "its first or last bytes are others".to_owned(),
-                None => return Ok(()),
-            },
+            Ok((meta, ..)) if meta.size != self.len() => {
+                let (seen, found) = (self.len(), meta.size);
+                format!("its length went from {seen} to {found} bytes")
+            }
+            // What else the server says now is not repeated: it may be anything.
+            Ok((_, _, found)) if found != Some(sample) => {
+                "its first or last bytes are others".to_owned()
+            }
+            Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
+            // It was small enough to come with one answer.
+            Err(error) if error.kind() == ErrorKind::Unsupported => "it is longer now".to_owned(),
             Err(error) => return Err(error.or_location(self.location())),
         };
         Err(changed_error(&what).with_location(self.location()))

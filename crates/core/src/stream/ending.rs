@@ -204,14 +204,14 @@ mod tests {
 
     /// What lanes and the caller share of a load of nothing, with so many lanes.
     fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
-        verified(lanes, gate, || Ok(()))
+        verified(lanes, gate, |_| Ok(()))
     }
 
     /// As above; the last lane ends with `verify`.
     fn verified(
         lanes: usize,
         gate: &Arc<Gate>,
-        verify: impl Fn() -> Result<()> + Send + Sync + 'static,
+        verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
     ) -> Arc<Shared> {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
@@ -263,7 +263,7 @@ mod tests {
             // A read that failed before says more.
             (Err(error("failed")), "failed"),
         ] {
-            let shared = verified(2, &Arc::default(), || panic!("compared too late"));
+            let shared = verified(2, &Arc::default(), |_| panic!("compared too late"));
             let lanes = [Ok(()), ending].map(|ending| {
                 let shared = Arc::clone(&shared);
                 std::thread::spawn(move || shared.lane_ended(ending))

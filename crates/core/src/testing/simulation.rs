@@ -198,7 +198,7 @@ impl Simulation {
                         check.report(report);
                     }
                 }),
-                verify: Box::new(move || {
+                verify: Box::new(move |_| {
                     counted.fetch_add(1, Ordering::SeqCst);
                     check.as_ref().map_or(Ok(()), |check| check.finish())
                 }),

@@ -23,9 +23,9 @@ pub(crate) use check::Check;
 pub(crate) use decide::Facts;
 pub use digest::{Algorithm, Digest};
 pub use expected::{Expectation, Expected};
-pub use find::find;
 #[cfg(feature = "testing")]
 pub(crate) use find::parse_signature;
+pub use find::{find, require_files};
 pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
 pub use whole::{
     FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::{Plan, Selection};
+use crate::plan::Plan;
 pub use crate::request::Verify;
 use crate::tensor::TensorInfo;
 use crate::within::{Underway, within};
@@ -57,16 +57,12 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// The load of `tensors` by `plan`, which the caller selected so.
-    pub(crate) fn new(
-        plan: &Arc<Plan>,
-        tensors: &Arc<[TensorInfo]>,
-        selection: &Selection,
-    ) -> Self {
+    /// The load of `tensors` by `plan`, which the caller selected `by_name` or otherwise.
+    pub(crate) fn new(plan: &Arc<Plan>, tensors: &Arc<[TensorInfo]>, by_name: bool) -> Self {
         Self {
             plan: Arc::clone(plan),
             tensors: Arc::clone(tensors),
-            by_name: selection.is_by_name(),
+            by_name,
         }
     }
 }

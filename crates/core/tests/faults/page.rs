@@ -46,6 +46,85 @@ fn heading(place: Place) -> &'static str {
     }
 }
 
+/// Faults that no row can make: what goes wrong, what comes of it, and the test that shows it.
+const ELSEWHERE: [(&str, &str, &str); 15] = [
+    (
+        "the files of ranks have equal headers",
+        "each rank gets its own elements",
+        "tests/test_dcp_ranks.py::test_even_shares_of_ranks_are_told_apart",
+    ),
+    (
+        "the file of a rank is missing",
+        "`invalid_format`: names tensor, rows and files",
+        "tests/test_dcp_ranks.py::test_rows_of_a_missing_rank_are_named",
+    ),
+    (
+        "a URL names a host that is not its cloud's",
+        "no credentials of the environment are sent; the hint names `endpoint`",
+        "crates/core/tests/objects/hosts.rs::azure_credentials_of_the_environment_go_to_no_host_that_only_the_url_names",
+    ),
+    (
+        "a redirect leads to another origin",
+        "loads; the range is sent there, and nothing of the caller",
+        "crates/core/tests/objects/redirects.rs::another_origin_gets_the_range_and_nothing_of_who_asks",
+    ),
+    (
+        "a server repeats a secret",
+        "the error masks it",
+        "crates/core/tests/objects/echoes.rs::errors_repeat_no_secret_that_a_server_repeats",
+    ),
+    (
+        "a copied source is replaced, with equal length and time",
+        "it is copied again",
+        "crates/cli/tests/it/cp.rs::another_version_of_the_same_length_and_time_is_copied",
+    ),
+    (
+        "the branch of a hub moves during a copy",
+        "the copy is of one commit",
+        "crates/core/tests/objects/hubs.rs::a_branch_that_moves_during_a_copy_does_not_mix_commits",
+    ),
+    (
+        "an object without a validator is replaced during a copy",
+        "`changed`; the file is not kept",
+        "crates/core/tests/objects/unversioned.rs::a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file",
+    ),
+    (
+        "a shard is taken out of an index, with `verify=sha256:MANIFEST`",
+        "`corrupt`: names the index, or the file that is missing",
+        "crates/core/tests/objects/tampered.rs::a_checkpoint_that_is_another_by_its_index_or_files_is_refused",
+    ),
+    (
+        "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
+        "loads, in less than 4 MiB",
+        "crates/core/tests/bombs.rs::a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected",
+    ),
+    (
+        "a folder has half a million numbered names",
+        "they are checked in one pass",
+        "crates/core/src/format/shards.rs::half_a_million_names_are_checked_in_one_pass",
+    ),
+    (
+        "a list of a store never ends",
+        "an error",
+        "crates/core/tests/objects/requests.rs::a_list_without_end_is_an_error",
+    ),
+    (
+        "a ring fails while its engine is dropped",
+        "memory of its reads is kept and counted (`parked_bytes`)",
+        "crates/core/src/engine/uring/mod.rs::a_ring_that_fails_while_the_engine_is_dropped_frees_no_memory_in_flight",
+    ),
+    (
+        "the last check of a load panics",
+        "an error of the load",
+        "crates/core/src/stream/ending.rs::a_panic_of_the_last_check_is_an_error_of_the_load",
+    ),
+    (
+        "a process forks while its threads load",
+        "the child loads, and waits for no lock",
+        "tests/test_fork.py::test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads",
+    ),
+];
+
 fn page(rows: &[Row]) -> String {
     let mut page = INTRODUCTION.to_owned();
     for place in [
@@ -71,6 +150,14 @@ fn page(rows: &[Row]) -> String {
             )
             .expect("a string takes all that is written");
         }
+    }
+    page.push_str(
+        "\n## Elsewhere\n\nFaults beside reads of one load. A test of its own makes each.\n",
+    );
+    page.push_str("\n| fault | outcome | shown by |\n|:--|:--|:--|\n");
+    for (fault, outcome, test) in ELSEWHERE {
+        writeln!(page, "| {fault} | {outcome} | `{test}` |")
+            .expect("a string takes all that is written");
     }
     page
 }
@@ -124,6 +211,20 @@ fn again(retried: Retried) -> &'static str {
         Retried::No => "no",
         Retried::Yes => "yes",
         Retried::ByKernel => "by the kernel",
+    }
+}
+
+#[test]
+fn tests_of_faults_elsewhere_exist() {
+    for (_, _, test) in ELSEWHERE {
+        let (file, name) = test.split_once("::").expect("a file and a function");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../..")
+            .join(file);
+        let text = String::from_utf8(crate::files::read(&path)).expect("UTF-8");
+        let is_there =
+            text.contains(&format!("fn {name}(")) || text.contains(&format!("def {name}("));
+        assert!(is_there, "{file} has no test {name}");
     }
 }
 

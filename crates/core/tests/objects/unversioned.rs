@@ -167,6 +167,31 @@ fn objects_that_differ_behind_a_long_header_are_told_apart() {
     }
 }
 
+/// Only the middle of the header differs, behind what opening brings.
+#[test]
+fn objects_that_differ_in_a_long_header_are_told_apart() {
+    let old = even(&"n".repeat(300), 1, 2000, 100);
+    let mut new = old.clone();
+    let header_end = 8 + u64::from_le_bytes(*old.first_chunk().expect("a header"));
+    let middle = 400_000;
+    assert!(header_end > 1 << 19);
+    // Another letter in a tensor's name: still a header.
+    let at = middle
+        + old[middle..]
+            .iter()
+            .position(|&byte| byte == b'n')
+            .expect("a name");
+    new[at] = b'm';
+    for (server, site) in bare() {
+        let site = allowing(site);
+        site.put(KEY, &old);
+        let loader = serially(site.checkpoint(KEY).expect("opens"));
+        server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
+        let error = load(&loader).0.err();
+        expect_changed(&error.expect("another object"), "first or last bytes");
+    }
+}
+
 #[test]
 fn single_tensors_of_an_object_that_was_replaced_have_changed() {
     let [old, new] = states();

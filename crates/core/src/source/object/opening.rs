@@ -16,12 +16,13 @@ use super::{
 };
 use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
+use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 
 /// Bytes of an object that has no validator: only when they are compared again can a replaced object
 /// be noticed at all, other than by its length.
 ///
-/// The first bytes hold the header or much of it, and objects that differ in training differ at
-/// their ends.
+/// The first bytes hold the header: objects with the same one have tensors at the same places. And
+/// objects that differ in training differ at their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
     /// How many first bytes were asked for.
@@ -54,14 +55,25 @@ pub(super) async fn look(
     if behind < meta.size && !allows_unversioned(options) {
         return Err(unversioned());
     }
-    let start = meta.size.saturating_sub(LAST_BYTES).max(behind);
-    let last = if start < meta.size {
-        ask(start..meta.size).await?.1
-    } else {
-        Vec::new()
-    };
-    let crcs = Crcs::of(&[&bytes, &last]);
+    let header_end = header_end(path, &bytes).min(meta.size).max(behind);
+    let start = meta.size.saturating_sub(LAST_BYTES).max(header_end);
+    let mut more = Vec::new();
+    for range in [behind..header_end, start..meta.size] {
+        if !range.is_empty() {
+            more.extend(ask(range).await?.1);
+        }
+    }
+    let crcs = Crcs::of(&[&bytes, &more]);
     Ok((meta, bytes, Some(Sample { first, crcs })))
+}
+
+/// Returns where the header of an object ends that is called like a safetensors file and begins with
+/// `bytes`; zero if there is none.
+fn header_end(path: &Path, bytes: &[u8]) -> u64 {
+    let is_named = path.as_ref().ends_with(SUFFIX);
+    let len = bytes.first_chunk().map(|len| u64::from_le_bytes(*len));
+    let len = len.filter(|&len| is_named && len <= HEADER_BYTES_MAX);
+    len.map_or(0, |len| LENGTH_BYTES + len)
 }
 
 /// Returns a report's note on those of the objects that could change without a trace.

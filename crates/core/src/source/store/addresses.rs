@@ -79,10 +79,17 @@ impl Reach {
         }
     }
 
-    /// Reach of the server that answered; with a proxy, the reach of the proxy.
-    pub(super) fn of_peer(response: &HttpResponse) -> Option<Self> {
+    /// Reach of the server that answered, if the name of its host was resolved here to the address
+    /// that answered. A proxy resolves it elsewhere, and says nothing of the server by its own address.
+    pub(super) fn of_peer(
+        response: &HttpResponse,
+        host: &Url,
+        resolver: &Resolver,
+    ) -> Option<Self> {
         let info = response.extensions().get::<HttpInfo>()?;
-        Some(Self::of(info.remote_addr().ip()))
+        let address = info.remote_addr().ip();
+        let name = host.host_str()?;
+        resolver.resolved(name, address).then(|| Self::of(address))
     }
 }
 
@@ -91,6 +98,8 @@ impl Reach {
 #[derive(Clone, Default)]
 pub(super) struct Resolver {
     limits: Arc<Mutex<BTreeMap<String, Reach>>>,
+    /// Addresses that names stood for when they were resolved last.
+    addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
 }
 
 impl Resolver {
@@ -103,6 +112,14 @@ impl Resolver {
         }
     }
 
+    fn resolved(&self, name: &str, address: IpAddr) -> bool {
+        let addresses = self.addresses.lock();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        addresses
+            .get(name)
+            .is_some_and(|known| known.contains(&address))
+    }
+
     fn limit_of(&self, name: &str) -> Option<Reach> {
         let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         limits.get(name).copied()
@@ -112,6 +129,7 @@ impl Resolver {
 impl Resolve for Resolver {
     fn resolve(&self, name: Name) -> Resolving {
         let limit = self.limit_of(name.as_str());
+        let addresses = Arc::clone(&self.addresses);
         Box::pin(async move {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             let mut found: Vec<SocketAddr> = found.collect();
@@ -121,6 +139,10 @@ impl Resolve for Resolver {
                     return Err(Narrower.into());
                 }
             }
+            let known = found.iter().map(SocketAddr::ip).collect();
+            let mut addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner);
+            addresses.insert(name.as_str().to_owned(), known);
+            drop(addresses);
             fastrand::shuffle(&mut found);
             let found: Addrs = Box::new(found.into_iter());
             Ok(found)

@@ -139,7 +139,7 @@ fn require_trusted(
     place: &Place,
     opening: &Opening,
     configured: Option<&str>,
-    explicit: bool,
+    is_given: bool,
 ) -> Result<()> {
     let origin = |text: &str| Some(url::Url::parse(text).ok()?.origin());
     let foreign = place.endpoint.as_deref().filter(|_| place.is_foreign);
@@ -147,7 +147,7 @@ fn require_trusted(
         return Ok(());
     };
     let is_configured = configured.is_some_and(|text| origin(text) == origin(endpoint));
-    if explicit || is_configured || opening.options.get("endpoint").is_some() {
+    if is_given || is_configured || opening.options.get("endpoint").is_some() {
         return Ok(());
     }
     let host = endpoint.trim_start_matches("https://");
@@ -176,7 +176,6 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
         }
     }
     let configured = builder.get_config_value(&AzureConfigKey::Endpoint);
-    require_trusted(&place, opening, configured.as_deref(), explicit)?;
     for (value, key) in [
         (place.account.as_deref(), AzureConfigKey::AccountName),
         (place.endpoint.as_deref(), AzureConfigKey::Endpoint),
@@ -197,6 +196,16 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
         builder = builder.with_skip_signature(anonymous);
     }
     let value = |key| builder.get_config_value(&key);
+    let has = |key| value(key).is_some();
+    let is_anonymous = value(AzureConfigKey::SkipSignature).as_deref() == Some("true");
+    // With an identity of this machine or user, an option says only which one.
+    let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
+    let is_secret = has(AzureConfigKey::Token)
+        || has(AzureConfigKey::AccessKey)
+        || has(AzureConfigKey::SasKey)
+        || application && has(AzureConfigKey::ClientSecret);
+    let is_given = is_anonymous || explicit && is_secret;
+    require_trusted(&place, opening, configured.as_deref(), is_given)?;
     let emulated = value(AzureConfigKey::UseEmulator).as_deref() == Some("true");
     if value(AzureConfigKey::AccountName).is_none() && !emulated {
         return Err(Error::new(
@@ -345,6 +354,20 @@ mod tests {
             let location = Location::parse(&url).expect("a location");
             let error = place(location.remote().expect("a URL")).expect_err(authority);
             assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{authority}");
+        }
+    }
+
+    #[test]
+    fn an_option_that_only_names_an_identity_is_no_leave_for_a_host_of_the_url() {
+        for option in [
+            ("anonymous", "false"),
+            ("azure_client_id", "hunter2"),
+            ("azure_use_azure_cli", "true"),
+            ("client_secret", "hunter2"),
+        ] {
+            let built = built("abfss://c@acc.example/k", &[option], &[]);
+            let error = built.expect_err("credentials of the machine would go there");
+            assert!(error.hint().is_some_and(|hint| hint.contains("endpoint=")));
         }
     }
 

@@ -71,7 +71,8 @@ impl HttpService for Following {
                 return Err(Refused::Endless.into());
             }
             if from.origin() != to.origin() {
-                let here = Reach::of_host(&from).or_else(|| Reach::of_peer(&response));
+                let here = Reach::of_host(&from)
+                    .or_else(|| Reach::of_peer(&response, &from, &self.resolver));
                 let here = here.unwrap_or(Reach::Public);
                 // Wherever it went in between: the widest counts.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));

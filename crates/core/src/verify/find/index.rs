@@ -15,10 +15,8 @@ use super::nearby::Nearby;
 use super::{FoundManifest, signature};
 use crate::checkpoint::{Checkpoint, IndexFile};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
+use crate::format::SUFFIX;
 use crate::source::{Location, Source};
-
-/// Suffix of files with tensors.
-const SHARD: &str = ".safetensors";
 
 /// Suffix of indexes of such files.
 const INDEX: &str = ".safetensors.index.json";
@@ -116,7 +114,8 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
         .collect();
     let mut listed = manifest.manifest.files.iter();
     let missing = listed.find(|(name, file)| {
-        let is_weights = !file.tensors.is_empty() || name.ends_with(SHARD) || name.ends_with(INDEX);
+        let is_weights =
+            !file.tensors.is_empty() || name.ends_with(SUFFIX) || name.ends_with(INDEX);
         is_weights && !there.contains(*name)
     });
     let Some((name, _)) = missing else {

@@ -23,7 +23,7 @@ use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
 use super::statement::{Counting, Known, Statement};
-use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::checkpoint::{Checkpoint, Shard, ShardSource};
 use crate::error::{Error, ErrorKind, Result};
 use crate::side_by_side::side_by_side;
 #[cfg(feature = "object")]
@@ -99,6 +99,43 @@ pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>
     find_now(checkpoint, choice, false, &Underway::default())
 }
 
+/// Requires that `checkpoint` is made of the files that a manifest lists, if `choice` names one: its
+/// index is the listed one, and no listed file with weights is missing. Nothing is required of a
+/// checkpoint whose files were named one by one.
+///
+/// A load requires this by itself unless its tensors are selected by name. For callers that name the
+/// tensors of a whole model by themselves.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for an index that is another and for a missing file,
+/// [`ErrorKind::InvalidRequest`] for an index that the manifest does not list, and whatever reading
+/// the manifest runs into.
+pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
+    let (Verify::Manifest(location) | Verify::Sha256(Some(location))) = choice else {
+        return Ok(());
+    };
+    let store = StoreOptions::default();
+    let nearby = Nearby::of(checkpoint.shards().iter().map(Shard::source), &store)
+        .following(checkpoint.follows_symlinks());
+    let manifest = chosen(&Location::parse(location)?, &nearby)?;
+    require_manifest_files(checkpoint, &manifest, checkpoint.is_whole())
+}
+
+fn require_manifest_files(
+    checkpoint: &Checkpoint,
+    manifest: &FoundManifest,
+    is_whole: bool,
+) -> Result<()> {
+    if let Some(index) = checkpoint.index() {
+        index::compare(index, manifest)?;
+    }
+    if is_whole {
+        index::require_listed(checkpoint, manifest)?;
+    }
+    Ok(())
+}
+
 /// The same; `underway` is told what is being waited for. Tensors that were selected `by_name` need
 /// not be all that a manifest lists.
 pub(super) fn find_now(
@@ -137,12 +174,7 @@ pub(super) fn find_now(
         Verify::Require | Verify::Sha256(None) => what_there_is(Reach::Needed(counting))?,
         Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
             let found = chosen(&Location::parse(location)?, &nearby)?;
-            if let Some(index) = checkpoint.index() {
-                index::compare(index, &found)?;
-            }
-            if checkpoint.is_whole() && !by_name {
-                index::require_listed(checkpoint, &found)?;
-            }
+            require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
             let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
             said.collect()
         }

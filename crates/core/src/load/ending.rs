@@ -1,0 +1,60 @@
+//! Steps at the end of a load: its files are let go of, changes are looked for, its report is completed.
+//!
+//! Made by `load.rs`, and run by the stream: by its last lane, and when it ends.
+
+use std::sync::Arc;
+
+use crate::checkpoint::Checkpoint;
+use crate::delivery::Complete;
+use crate::error::Result;
+use crate::pipeline::Feed;
+use crate::report::Report;
+use crate::source::ReadFile;
+use crate::sources::{Group, Sources};
+use crate::verify::Check;
+
+/// Adds to a report what only the destinations and the files know.
+pub(super) fn completion(
+    feed: &Arc<Feed>,
+    destinations: Complete,
+    sources: &Arc<Sources>,
+    check: Option<&Arc<Check>>,
+) -> Box<dyn Fn(&mut Report) + Send + Sync> {
+    let (feed, sources, check) = (Arc::clone(feed), Arc::clone(sources), check.cloned());
+    Box::new(move |report| {
+        destinations(report, feed.memories());
+        if let Some(check) = &check {
+            check.report(report);
+        }
+        add_depths(report, &feed, &sources);
+        report.set_opening_retries(sources.tried_again());
+        report.notes.extend(sources.notes());
+    })
+}
+
+/// How deep each group was read, and by how many lanes.
+pub(super) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
+    report.lanes = feed.lanes();
+    let groups = sources.groups().iter().map(Group::name);
+    report.set_depths(groups.zip(feed.depths()));
+}
+
+/// Lets go of the files at the end. Of a load that brought everything, checks that neither they nor
+/// the `index` changed meanwhile, and that everything was compared.
+pub(super) fn verification(
+    index: Option<&Checkpoint>,
+    sources: &Arc<Sources>,
+    check: Option<&Arc<Check>>,
+) -> Box<dyn Fn(bool) -> Result<()> + Send + Sync> {
+    let (sources, check) = (Arc::clone(sources), check.cloned());
+    let index = index.cloned();
+    Box::new(move |is_whole| {
+        sources.files().for_each(ReadFile::finish);
+        if !is_whole {
+            return Ok(());
+        }
+        sources.verify_unchanged()?;
+        index.as_ref().map_or(Ok(()), Checkpoint::verify_index)?;
+        check.as_ref().map_or(Ok(()), |check| check.finish())
+    })
+}
