@@ -316,10 +316,10 @@ fn both_ceilings_read_what_a_load_reads() {
     }
 }
 
-/// Counts wake-ups and unparks the test's thread.
 /// Longer than anything here takes; only a failure waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// Unparks the test's thread when it is woken.
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
