@@ -10,6 +10,8 @@ mod header_error;
 mod shards;
 
 pub use dtype::Dtype;
-pub(crate) use header::{Entry, HEADER_BYTES_MAX, Header, LENGTH_BYTES, header_len, parse};
+#[cfg(feature = "object")]
+pub(crate) use header::HEADER_BYTES_MAX;
+pub(crate) use header::{Entry, Header, LENGTH_BYTES, header_len, parse};
 pub use header_error::HeaderError;
 pub(crate) use shards::{INDEX_BYTES_MAX, Index, SUFFIX, missing_shard, natural_cmp, parse_index};
