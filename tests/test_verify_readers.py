@@ -204,7 +204,7 @@ def test_transformers_refuses_what_cannot_be_compared(
 def test_a_tensor_that_transformers_asks_for_again_is_verified_as_the_options_say(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that share a model read each tensor by itself, as does whoever asks a second time."""
+    """Ranks that share a model read each tensor by itself, as does a caller who asks a second time."""
     pretrained = importlib.import_module("tload.transformers._pretrained")
 
     class Asks:

@@ -62,7 +62,7 @@ struct Opened {
     location: Location,
     /// If one decides.
     index: Option<IndexFile>,
-    /// Whether it is all of a folder or an index, and not files that were named.
+    /// True for all of a folder or an index, false for files that were named.
     is_whole: bool,
     /// As it was opened: also for what is found beside it later.
     follow_symlinks: bool,

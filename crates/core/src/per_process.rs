@@ -57,7 +57,7 @@ impl<T: Default + Send> PerProcess<T> {
             match self.entry.compare_exchange(seen, fresh, success, failure) {
                 Ok(_) => seen = fresh,
                 Err(published) => {
-                    // SAFETY: made above, and nobody has seen it.
+                    // SAFETY: made above, and never shared.
                     drop(unsafe { Box::from_raw(fresh) });
                     seen = published;
                 }

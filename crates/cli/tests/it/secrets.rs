@@ -92,7 +92,7 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
 fn no_command_repeats_a_secret_that_a_server_repeats() {
     let server = tload_lab::FaultyServer::start();
     let token = "hf_hunter2hunter2";
-    // The same in base64, and percent-encoded.
+    // Secrets in base64, and percent-encoded.
     for said in [token, "aGZfaHVudGVyMmh1bnRlcjI=", "hf%5F%68unter2hunter2"] {
         let answer = format!(
             "HTTP/1.1 403 {said}\r\nx-request-id: {said}\r\nx-error-message: Invalid token {said}\r\nContent-Length: 0\r\n\r\n"

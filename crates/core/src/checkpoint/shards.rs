@@ -24,7 +24,7 @@ pub(super) struct ShardSet {
     pub(super) index: Option<Placement>,
     /// The folder that the files must be in; none for those that somebody named one by one.
     pub(super) root: Option<Root>,
-    /// Whether these are all files of a folder or an index, and not files that were named.
+    /// True for all files of a folder or an index, false for files that were named.
     pub(super) is_whole: bool,
 }
 

@@ -21,7 +21,7 @@ pub(super) struct Origin {
     pub(super) version: Option<String>,
     /// Seconds and nanoseconds since 1970; of an object, zero if the store gives no time.
     pub(super) modified: (i64, i64),
-    /// Of a file on a file system.
+    /// State of a file on a file system; none for an object.
     pub(super) file: Option<FileState>,
 }
 

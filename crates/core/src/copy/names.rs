@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// What the name of a file in progress ends with.
 const PARTIAL: &str = ".tload-partial";
 
-/// What the name of a record beside a file ends with.
+/// Suffix of the name of a record beside a file.
 const RECORD: &str = ".tload-copied";
 
 /// Which names are wanted.

@@ -51,7 +51,7 @@ struct Opened {
     path: Path,
     identity: ObjectIdentity,
     modified: DateTime<Utc>,
-    /// What stands in for a validator, of an object without.
+    /// Stands in for a validator where there is none.
     sample: Option<Sample>,
     /// Whether requests name the version: S3 has a permission of its own for that, which the caller may lack.
     by_version: AtomicBool,

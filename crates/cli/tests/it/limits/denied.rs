@@ -126,7 +126,7 @@ fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
     assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
 }
 
-/// What a file is a copy of is then in a hidden file beside it, which nothing but `cp` looks at.
+/// The record of a copied file is then a hidden file beside it, which only `cp` looks at.
 #[test]
 fn without_extended_attributes_a_copy_is_known_all_the_same() {
     let model = Model::with_shards(3);

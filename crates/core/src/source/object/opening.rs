@@ -25,9 +25,9 @@ use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 /// objects that differ in training differ at their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// How many first bytes were asked for.
+    /// Number of first bytes that were asked for.
     pub(super) first: u64,
-    /// Of the first bytes and the last ones.
+    /// Checksums over the first bytes, the rest of the header, and the last bytes.
     crcs: Crcs,
 }
 

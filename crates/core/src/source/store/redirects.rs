@@ -112,7 +112,7 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     let from = Url::parse(&at.to_string()).ok()?;
     let mut to = from.join(to).ok()?;
     to.set_fragment(None);
-    // A user and a password of the server's own choice are nobody's credentials.
+    // A user and a password of the server's own choice are not the caller's credentials.
     if to.has_host() {
         to.set_username("").ok()?;
         to.set_password(None).ok()?;

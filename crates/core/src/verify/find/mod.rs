@@ -136,7 +136,7 @@ fn require_manifest_files(
     Ok(())
 }
 
-/// The same; `underway` is told what is being waited for. Tensors that were selected `by_name` need
+/// Does as [`find`], and tells `underway` what it waits for. Tensors that were selected `by_name` need
 /// not be all that a manifest lists.
 pub(super) fn find_now(
     checkpoint: &Checkpoint,
