@@ -228,7 +228,7 @@ where
             let told = caught(|| {
                 if let Err(error) = &result {
                     setup.feed.stop();
-                    // If it had nothing in flight, or panicked, nobody has heard of it; others may wait for what never comes.
+                    // If it had nothing in flight, or panicked, the stream has not heard of it; others may wait in vain.
                     failing(error);
                 }
                 Ok(())

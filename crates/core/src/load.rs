@@ -65,7 +65,7 @@ pub struct Loader {
     options: Options,
     /// By shard: what is expected, in place of what would be found.
     expectations: Option<Arc<[Expectation]>>,
-    /// Whether the caller named the tensors.
+    /// True if the caller selected tensors by name alone.
     by_name: bool,
     /// One tensor mixes no shards: whatever becomes of the index, it is of one state.
     is_one_tensor: bool,

@@ -89,7 +89,7 @@ mod tests {
             process: process::id() + 1,
             state: Mutex::new(vec![1]),
         }));
-        let held = parents.state.lock().expect("nobody panics with it");
+        let held = parents.state.lock().expect("no thread panics with it");
         FORKED
             .entry
             .store(ptr::from_ref(parents).cast_mut(), Ordering::Release);

@@ -30,7 +30,7 @@ const ATTRIBUTE: &str = "user.tload.copied";
 /// on ext4) are files.
 const BYTES_MAX: usize = 64 << 10;
 
-/// What a finished file is a copy of.
+/// Source that a finished file is a copy of, and its state.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     format: u32,

@@ -1,7 +1,7 @@
 //! Device memory of our own, for loads whose caller brings none.
 //!
 //! Comes from the device's memory pool, in the order of a stream, so that nothing waits for it. Freed behind everything that the
-//! process had given to its GPUs by then: whoever had the memory may have given work with it to a stream that we know nothing of,
+//! process had given to its GPUs by then: its user may have given work with it to a stream that we know nothing of,
 //! also to one of another GPU, which copies from it.
 
 #![expect(unsafe_code, reason = "allocates and frees memory of the driver")]

@@ -217,7 +217,7 @@ impl ObjectSource {
                 let (seen, found) = (self.len(), meta.size);
                 format!("its length went from {seen} to {found} bytes")
             }
-            // What else the server says now is not repeated: it may be anything.
+            // The server's other words are not repeated: they may be anything.
             Ok((_, _, found)) if found != Some(sample) => {
                 "its first or last bytes are others".to_owned()
             }

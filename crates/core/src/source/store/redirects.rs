@@ -127,7 +127,7 @@ fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
         (_, "http" | "https") => {}
         _ => return Err(Refused::Scheme),
     }
-    // What a name stands for is checked when it is resolved.
+    // The addresses of a name are checked when it is resolved.
     if Reach::of_host(to).is_some_and(|target| target > reach) {
         return Err(Refused::Narrower);
     }
