@@ -3,6 +3,7 @@
 //! The one place that names types of the AWS SDK. The SDK reads its own variables and files, each time credentials are wanted: after
 //! an `aws sso login` the next try works. Used by `s3.rs`.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use async_trait::async_trait;
@@ -11,12 +12,15 @@ use aws_config::ecs::EcsCredentialsProvider;
 use aws_config::environment::EnvironmentVariableCredentialsProvider;
 use aws_config::imds::credentials::ImdsCredentialsProvider;
 use aws_config::meta::region::ProvideRegion;
-use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider};
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, load};
 use aws_config::provider_config::ProviderConfig;
 use aws_config::web_identity_token::WebIdentityTokenCredentialsProvider;
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::ProvideCredentials;
 use aws_credential_types::provider::error::CredentialsError;
+use aws_runtime::env_config::EnvConfigValue;
+use aws_runtime::env_config::file::EnvConfigFiles;
+use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
 use super::credentials::CredentialFailure;
@@ -181,21 +185,45 @@ fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
     }
 }
 
-/// The region of a profile, or of the one that `AWS_PROFILE` names.
+/// Returns the region of a profile; without a name, of the one that `AWS_PROFILE` names.
 pub(super) fn region_of_profile(profile: Option<&str>) -> Option<String> {
     let mut builder = ProfileFileRegionProvider::builder();
     if let Some(profile) = profile {
         builder = builder.profile_name(profile);
     }
     let provider = builder.build();
-    // The SDK has no other interface than async, and the caller may be inside of a runtime: hence a thread. It reads two files.
+    let region = block_on(async { provider.region().await })?;
+    Some(region.as_ref().to_owned())
+}
+
+/// Returns the endpoint that a profile configures for S3: that of its `services` section, else its
+/// `endpoint_url`. No environment variable is read for it.
+///
+/// Rules of precedence: <https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>
+pub(super) fn endpoint_of_profile(profile: Option<&str>) -> Option<String> {
+    let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
+    let profile = profile.map(|profile| profile.to_owned().into());
+    let profiles = block_on(async { load(&fs, &env, &files, profile).await.ok() })?;
+    let value = |key| {
+        let setting = EnvConfigValue::new().profile(key).service_id("s3");
+        setting.load(&env, Some(&profiles)).map(|(value, _)| value)
+    };
+    let ignored = value("ignore_configured_endpoint_urls");
+    if ignored.is_some_and(|ignored| ignored.eq_ignore_ascii_case("true")) {
+        return None;
+    }
+    value("endpoint_url").map(Cow::into_owned)
+}
+
+/// Runs a look-up of the SDK, which has no other interface than async, on a thread of its own: the
+/// caller may be inside a runtime. It reads two files.
+fn block_on<T: Send>(lookup: impl Future<Output = Option<T>> + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let read = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
-            runtime.block_on(provider.region())
+            runtime.block_on(lookup)
         });
-        let region = read.join().ok().flatten()?;
-        Some(region.as_ref().to_owned())
+        read.join().ok().flatten()
     })
 }
 

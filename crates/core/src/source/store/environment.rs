@@ -58,6 +58,12 @@ impl Environment {
         names.iter().find_map(|name| self.get(name))
     }
 
+    /// Returns whether endpoints that variables and profiles of AWS configure are to be ignored.
+    pub(super) fn ignores_endpoints(&self) -> bool {
+        self.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+            .is_some_and(|text| text.eq_ignore_ascii_case("true"))
+    }
+
     /// Names in lower case and values for the builder of `object_store`, as its own `from_env` would take them, and those that it
     /// leaves out. With `credentials` false without anything that says who asks: explicit credentials are not to be mixed with
     /// others.
@@ -75,10 +81,7 @@ impl Environment {
             Protocol::Azure => self.azure_gaps(&mut settings),
             Protocol::S3 | Protocol::Http | Protocol::Hub | Protocol::Custom => {}
         }
-        let ignore_endpoints = protocol == Protocol::S3
-            && self
-                .get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
-                .is_some_and(|text| text.eq_ignore_ascii_case("true"));
+        let ignore_endpoints = protocol == Protocol::S3 && self.ignores_endpoints();
         for (name, value) in &self.variables {
             if name.starts_with(prefix) && !(ignore_endpoints && name.starts_with("AWS_ENDPOINT")) {
                 settings.push((name.to_ascii_lowercase(), value.clone()));

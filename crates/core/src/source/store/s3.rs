@@ -100,7 +100,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
     if let Some(pays) = options.flag("request_payer") {
         builder = builder.with_request_payer(pays);
     }
-    builder = with_region(builder, opening);
+    builder = with_profile(builder, opening);
     builder = with_address(builder, opening, bucket);
     require_label(&builder, opening)?;
     let endpoint = endpoint(&builder);
@@ -137,27 +137,46 @@ fn require_url(endpoint: Option<&str>) -> Result<()> {
     .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
 }
 
-fn with_region(builder: AmazonS3Builder, opening: &Opening) -> AmazonS3Builder {
-    if builder
-        .get_config_value(&AmazonS3ConfigKey::Region)
-        .is_some()
-    {
-        return builder;
+/// Takes what neither options nor variables say, region and endpoint, from the profile.
+fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> AmazonS3Builder {
+    let is_set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
+    if !is_set(&builder, AmazonS3ConfigKey::Region) {
+        let region = profile_region(opening);
+        builder = builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned()));
     }
-    let region = profile_region(opening).unwrap_or_else(|| DEFAULT_REGION.to_owned());
-    builder.with_region(region)
+    if endpoint(&builder).is_none()
+        && !opening.environment.ignores_endpoints()
+        && let Some(endpoint) = profile_endpoint(opening)
+    {
+        builder = builder.with_endpoint(endpoint);
+    }
+    builder
 }
 
 #[cfg(feature = "aws-config")]
 fn profile_region(opening: &Opening) -> Option<String> {
+    super::aws::region_of_profile(readable_profile(opening)?)
+}
+
+#[cfg(feature = "aws-config")]
+fn profile_endpoint(opening: &Opening) -> Option<String> {
+    super::aws::endpoint_of_profile(readable_profile(opening)?)
+}
+
+/// Returns the profile that may be read, `None` inside for the ambient one.
+#[cfg(feature = "aws-config")]
+fn readable_profile<'a>(opening: &Opening<'a>) -> Option<Option<&'a str>> {
     let profile = opening.options.get("profile");
-    (opening.looks_around() || profile.is_some())
-        .then(|| super::aws::region_of_profile(profile))
-        .flatten()
+    (opening.looks_around() || profile.is_some()).then_some(profile)
 }
 
 #[cfg(not(feature = "aws-config"))]
 fn profile_region(_: &Opening) -> Option<String> {
+    None
+}
+
+#[cfg(not(feature = "aws-config"))]
+fn profile_endpoint(_: &Opening) -> Option<String> {
     None
 }
 
