@@ -276,6 +276,8 @@ fn redirects_into_narrower_networks_are_refused() {
             "file:///etc/passwd".to_owned(),
             "neither http nor https",
         ),
+        // The proxy's own address, one of this machine, says nothing of a server behind it.
+        ("http://host.invalid", local.clone(), "private network"),
         ("http://10.0.0.1", local.clone(), "private network"),
         ("http://10.0.0.1", metadata.clone(), "private network"),
         ("http://127.0.0.1:9", metadata, "private network"),
