@@ -120,11 +120,11 @@ impl Destinations {
         if !unknown.is_empty() {
             unknown.sort_unstable();
             let message = format!(
-                "targets of tensors that are not loaded: {}",
+                "targets for tensors that are not loaded: {}",
                 unknown.join(", ")
             );
             return Err(Error::new(ErrorKind::InvalidRequest, message)
-                .with_hint("give targets of selected tensors only"));
+                .with_hint("pass targets for selected tensors only"));
         }
         let mut contexts: Vec<Context> = Vec::new();
         let mut open = |ordinal: usize| -> Result<Context> {

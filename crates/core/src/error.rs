@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(error.message(), "a\\u{1b}[31m\\n\\u{202e}é");
         let shown = error.chain();
         assert!(shown.lines().all(|line| line == printable(line)), "{shown}");
-        assert_eq!(shown.lines().count(), 2, "the cause is not repeated: {shown}");
+        assert_eq!(shown.lines().count(), 2, "cause not repeated: {shown}");
 
         let long = "é".repeat(5 << 20);
         let error = Error::new(ErrorKind::Io, &*long)
