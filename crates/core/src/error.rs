@@ -68,7 +68,7 @@ impl ErrorKind {
         Self::Cancelled,
     ];
 
-    /// The kind's name in lower case with underscores, as reports and JSON show it.
+    /// Returns the kind's name in lower case with underscores, as reports and JSON show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
@@ -108,7 +108,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of a load: one word wide, with its cause as [`StdError::source`].
+/// Error of a load: one word wide, with its cause as [`StdError::source`].
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -185,7 +185,7 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
         libc::ETIMEDOUT | libc::EAGAIN => Some(SERVER_HINT),
         #[cfg(target_os = "linux")]
         libc::EREMOTEIO => Some(SERVER_HINT),
-        libc::EACCES | libc::EPERM => Some("let this user read it"),
+        libc::EACCES | libc::EPERM => Some("give this user read permission"),
         _ => None,
     }
 }

@@ -511,7 +511,7 @@ fn say_unpinned_once(slab: Option<&Arc<Slab>>) {
     if let Some(refusal) = facts.and_then(|facts| facts.refusal.as_ref()) {
         // No lock: a process that is forked meanwhile must not block on it.
         if !SAID.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%refusal, "staging memory cannot all be pinned; the driver copies the rest once more");
+            tracing::warn!(%refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The loop of one lane: lease → engine → sink → lease.
 //!
-//! The only code that uses both traits, [`Engine`] and [`Sink`]. It makes no decisions: the
+//! The only code that uses both traits, `Engine` and `Sink`. It makes no decisions: the
 //! [`Feed`] chooses what to read next and into which memory, the engine fills that memory, and the
 //! sink completes tensors. After the first failure the loop starts no more reads, reaps everything
 //! in flight, and returns the failure.

@@ -30,8 +30,8 @@ const EXTENTS_MAX: u64 = 1 << 22;
 #[cfg(feature = "object")]
 const OBJECT_JOBS_MAX: usize = 4096;
 
-/// Maximum number of lanes chosen automatically: beyond it, memory bandwidth is the limit (an
-/// estimate of 2026-11: not measured on machines with more than 2 cores).
+/// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
+/// 2026-11: not measured on machines with more than 2 cores).
 const LANES_MAX: usize = 8;
 
 /// Staging memory has room for this multiple of the bytes in flight at the start.

@@ -68,7 +68,7 @@ pub(crate) struct Matched {
 ///
 /// Receivers that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
-/// filled and share memory in any other way do not fit.
+/// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
     receivers: Vec<Receiver>,
@@ -374,7 +374,7 @@ mod tests {
         );
         let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
         assert!(error.expect_err("twice").message().contains("given twice"));
-        // A view that nothing is loaded into does no harm.
+        // A view that receives no tensor is allowed.
         let only = [info("a", Dtype::U8, &[8])];
         let lenient = ReceiverRules {
             strict: false,

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-/// Bytes that count as progress: an attempt that fails after at least this many resets the count of
-/// failures. A server that sends less on each attempt is not worth retrying indefinitely.
+/// Bytes that count as progress: a failure after at least this many resets the count of failures. A
+/// server that sends less on each attempt is not worth retrying indefinitely.
 pub(crate) const PROGRESS_BYTES: u32 = 64 << 10;
 
 /// Category of a transient error. Errors that a retry cannot fix (403, 404, a changed object) have
@@ -61,7 +61,7 @@ impl Transient {
 /// Limits on the retries of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Maximum number of consecutive retries that bring nothing. Progress resets the count.
+    /// Maximum number of consecutive retries without progress. Progress resets the count.
     pub max: u32,
     /// Maximum number of consecutive retries while the host cannot be reached at all.
     pub unreachable_max: u32,
@@ -117,8 +117,8 @@ const UNREACHABLE_MAX: u32 = 3;
 impl Retries {
     /// Returns how long to wait before the next attempt, or `None` to give up.
     ///
-    /// `failed` counts the consecutive attempts that brought no bytes, including this one; `asked`
-    /// is the server's wait (`Retry-After`); `random` is any number.
+    /// `failed` counts the consecutive attempts without progress, including this one; `asked` is the
+    /// server's wait (`Retry-After`); `random` is any number.
     pub fn wait(
         &self,
         what: Transient,

@@ -10,9 +10,9 @@ use std::path::{Path, PathBuf};
 /// a page that fits a signed word.
 const UNLIMITED: u64 = 1 << 62;
 
-/// Fields of memory that is charged to a group but that the kernel reclaims by itself before it
-/// kills: clean file pages, and its own caches. (`memory.stat`: version 2, and version 1 with the
-/// groups below.)
+/// Fields of `memory.stat` (version 2, and version 1 with the groups below) for memory that is
+/// charged to a group but that the kernel reclaims by itself before it kills: clean file pages, and
+/// its own caches.
 const RECLAIMABLE: [&str; 5] = [
     "active_file",
     "inactive_file",

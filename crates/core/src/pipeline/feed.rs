@@ -81,8 +81,8 @@ impl FeedState {
         slab.is_some_and(|slab| !slab.has_free_slot())
     }
 
-    /// Returns the bytes that each lane may have in flight. A lane that copies does not take more
-    /// work meanwhile: what it holds beyond its share is not available to another lane.
+    /// Returns the bytes that each lane may have in flight. A lane that copies does so before it
+    /// reaps again: no other lane could take over what it holds beyond its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
         if self.schedule.is_exhausted(group) {
             return u64::MAX;

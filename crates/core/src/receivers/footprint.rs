@@ -3,8 +3,8 @@
 use super::Receiver;
 use crate::request::Device;
 
-/// Numbers tried before two receivers count as too irregular to compare. Nested layouts, such as
-/// rows, columns and every second element of one matrix, need less than a hundred.
+/// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
+/// layouts, such as rows, columns and every second element of one matrix, need fewer than a hundred.
 const TRIED_MAX: u32 = 100_000;
 
 /// Positions of a receiver's elements in memory, also if they are not contiguous.
@@ -121,8 +121,8 @@ impl Footprint {
     }
 }
 
-/// Sorts by falling stride, and merges steps that continue where another one ends. The sums stay
-/// the same.
+/// Sorts by descending stride, and merges steps that continue where another one ends. The sums are
+/// unchanged.
 fn simplified(mut steps: Vec<Step>) -> Vec<Step> {
     steps.retain(|step| step.most > 0 && step.stride > 0);
     steps.sort_unstable();
