@@ -117,8 +117,8 @@ const UNREACHABLE_MAX: u32 = 3;
 impl Retries {
     /// Returns how long to wait before the next attempt, or `None` to give up.
     ///
-    /// `failed` counts the consecutive attempts without progress, including this one; `asked` is the
-    /// server's wait (`Retry-After`); `random` is any number.
+    /// `failed` counts the consecutive attempts without progress, including this one; `asked` is
+    /// the server's wait (`Retry-After`); `random` is any number.
     pub fn wait(
         &self,
         what: Transient,

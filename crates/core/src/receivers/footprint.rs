@@ -4,7 +4,8 @@ use super::Receiver;
 use crate::request::Device;
 
 /// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
-/// layouts, such as rows, columns and every second element of one matrix, need fewer than a hundred.
+/// layouts, such as rows, columns and every second element of one matrix, need fewer than a
+/// hundred.
 const TRIED_MAX: u32 = 100_000;
 
 /// Positions of a receiver's elements in memory, also if they are not contiguous.
