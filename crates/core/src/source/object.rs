@@ -61,17 +61,17 @@ struct Opened {
 
 /// Receiver of the bytes and the events of a read.
 pub(crate) trait Receive: Send {
-    /// A request was sent; `again` if the one before it failed.
+    /// Called when a request was sent; `again` if the one before it failed.
     fn requested(&mut self, again: bool);
 
-    /// A request failed and will be retried for the missing part of the range.
+    /// Called when a request failed and will be retried for the missing part of the range.
     fn failed(&mut self, _error: &Error) {}
 
-    /// A request takes much longer than others; `hedged` if a second one was sent for the missing
-    /// part.
+    /// Called when a request takes much longer than others; `hedged` if a second one was sent for
+    /// the missing part.
     fn stalled(&mut self, _hedged: bool) {}
 
-    /// The second request brings the bytes from here on.
+    /// Called when the second request delivers the bytes from here on.
     fn hedge_won(&mut self) {}
 
     /// Receives the next bytes of the range.

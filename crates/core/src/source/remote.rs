@@ -134,7 +134,7 @@ impl Remote {
     }
 
     /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For
-    /// ordinary threads, including those that a runtime of the caller's blocks on.
+    /// ordinary threads, including those on which the caller's runtime runs `block_on`.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         deadline: Option<Instant>,
@@ -158,7 +158,7 @@ impl Remote {
             Err(RecvTimeoutError::Disconnected) => panicked(),
             Err(RecvTimeoutError::Timeout) => Err(Error::new(
                 ErrorKind::TimedOut,
-                "opening exceeded open_timeout",
+                "opening took longer than its timeout (open_timeout)",
             )
             .with_hint("raise open_timeout, or check the endpoint and the network")),
         }

@@ -52,7 +52,7 @@ pub(crate) struct Exchange {
     pub(crate) request_id: Option<String>,
     /// The store's clock minus the local clock, seconds. Measured for failures only.
     pub(crate) skew_seconds: Option<i64>,
-    /// Wait before the next request that the store asks for.
+    /// Delay that the store asks for before the next request.
     pub(crate) retry_after: Option<Duration>,
     /// Region of the bucket, as the store states it.
     pub(crate) region: Option<String>,
@@ -313,7 +313,7 @@ mod tests {
         exchange
     }
 
-    /// Thu, 01 Jan 2026 00:00:00 GMT.
+    /// Seconds since 1970 of Thu, 01 Jan 2026 00:00:00 GMT.
     const NEW_YEAR: u64 = 1_767_225_600;
 
     #[test]

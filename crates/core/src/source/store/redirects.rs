@@ -39,7 +39,7 @@ pub(super) struct Following {
     pub(super) resolver: Resolver,
     /// Sent with each request to the store, unless the request already has headers of these names.
     pub(super) headers: HeaderMap,
-    /// Number of this client.
+    /// Number of this client; `own` is that of the first one that speaks to the store itself.
     pub(super) number: usize,
     pub(super) own: Arc<AtomicUsize>,
 }

@@ -134,7 +134,7 @@ fn require_url(endpoint: Option<&str>) -> Result<()> {
     };
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("the endpoint with the bucket's name in place is not a URL: {error}"),
+        format!("the endpoint with the bucket's name added is not a URL: {error}"),
     )
     .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
 }

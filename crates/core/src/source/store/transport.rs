@@ -26,7 +26,7 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     let cause = cause(error, &texts);
     let verdict = if http.is_some_and(reqwest::Error::is_builder) {
         Verdict::new(ErrorKind::InvalidRequest, "the request cannot be sent")
-            .hint("check the endpoint: plain http:// has to be asked for")
+            .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
     } else if find::<Narrower>(error).is_some() {
@@ -37,7 +37,7 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
             ErrorKind::Remote,
             format!("{host} sends an endless listing or token"),
         )
-        .hint("check the endpoint: this may be no object store")
+        .hint("check the endpoint: it may not be an object store")
     } else if says("certificate") {
         certificate(host, &texts)
     } else if connecting {

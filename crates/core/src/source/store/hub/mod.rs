@@ -53,7 +53,7 @@ pub(super) struct Repository {
 pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
     if is_offline(opening.options) {
         return Err(
-            cache::offline("the request was for the hub").with_location(opening.url.shown())
+            cache::offline("it would be read from the hub").with_location(opening.url.shown())
         );
     }
     let id = HubId::of(&opening.url.authority);
