@@ -135,7 +135,7 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
 @pytest.mark.parametrize(
     ("store", "message", "hint"),
     [
-        ({"colour": SECRET}, 'store option "colour" is unknown; it can be endpoint, region, ', None),
+        ({"colour": SECRET}, 'store option "colour" is unknown; valid keys are endpoint, region, ', None),
         ({"acces_key_id": SECRET}, 'store option "acces_key_id" is unknown', "did you mean access_key_id?"),
         ({"secret_access_key": f"{SECRET}\n"}, "store option secret_access_key contains a control character", None),
         ({"secret_access_key": f"{SECRET}\udcff"}, "store['secret_access_key'] is not Unicode", None),

@@ -517,7 +517,7 @@ fn unknown(key: &str) -> Error {
                 .max_by_key(|(_, name)| name.len())
         });
     let error = invalid(format!(
-        "store option {:?} is unknown; valid are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
+        "store option {:?} is unknown; valid keys are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
          google_ or azure_",
         key,
         names.join(", ")
