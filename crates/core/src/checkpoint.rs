@@ -233,8 +233,9 @@ impl Checkpoint {
     }
 
     /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
-    /// a folder. Of `store` only two options apply: how failed requests are retried, and whether
-    /// objects may lack a validator (`allow_unversioned`).
+    /// a folder. Of the options in `store`, those for retries, `open_timeout`, `read_timeout` and
+    /// `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// connection do not.
     ///
     /// ```
     /// use std::sync::Arc;

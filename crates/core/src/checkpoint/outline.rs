@@ -28,7 +28,7 @@ impl Outline {
     ///
     /// # Errors
     ///
-    /// As there, except for errors about shards.
+    /// As for [`super::Checkpoint::open_with`], except for errors about shards.
     pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
         let places = Places::new(options.clone());
         let nearest = places.nearest(std::slice::from_ref(location))?;

@@ -303,8 +303,8 @@ fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name();
-        // A name that is not UTF-8 ends in neither suffix that counts here, or cannot be shown
-        // safely.
+        // A name that is not UTF-8 has neither suffix that counts here, or cannot be decoded
+        // without guessing.
         if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
             names.push(name.to_owned());
         }

@@ -1,4 +1,5 @@
-//! Tables and a property: every byte of every selected tensor is covered exactly once, at the right place.
+//! Tables and a property: every byte of every selected tensor is covered exactly once, at the right
+//! place.
 
 use proptest::prelude::*;
 
@@ -248,7 +249,8 @@ proptest! {
                 prop_assert!(extent.window as u64 <= layouts[extent.source].extent_bytes + slack);
                 for piece in &plan.pieces[extent.pieces.clone()] {
                     let tensor = &tensors[piece.tensor];
-                    // Pieces of a tensor follow one another, cover it without gap, and lie where the file has them.
+                    // Pieces of a tensor follow one another, cover it without gap, and lie where
+                    // the file has them.
                     prop_assert_eq!(piece.tensor_offset, next_byte[piece.tensor]);
                     prop_assert_eq!(
                         extent.offset + piece.extent_offset as u64,
@@ -279,7 +281,8 @@ proptest! {
         }
     }
 
-    /// Packed tensors are aligned, overlap nobody, and neighbours keep their distance where that aligns them.
+    /// Packed tensors are aligned, do not overlap, and neighbours keep their distance where that
+    /// aligns them.
     #[test]
     fn packed_tensors_are_aligned_and_disjoint(
         tensors in tensors(),
@@ -334,7 +337,8 @@ fn destinations_share_no_region() {
     assert_eq!(largest, [4096, 0, 0]);
 }
 
-/// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is wanted.
+/// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is
+/// wanted.
 fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
     let cut = Slice::new(dims).cut(&[rows, columns], 8).expect("inside");
     Wanted {
@@ -376,7 +380,8 @@ fn a_slice_is_read_without_its_wide_gaps() {
 
 #[test]
 fn windows_of_a_slice_do_not_overlap() {
-    // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so near the next one.
+    // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so
+    // near the next one.
     let columns = Steps {
         start: 0,
         count: 2,
