@@ -515,7 +515,9 @@ impl Placement {
         )
         .with_location(self.file.source.location())
         .with_tensor(*first)
-        .with_hint("the index and the shards are of different versions; download the checkpoint again"))
+        .with_hint(
+            "the index and the shards are of different versions; download the checkpoint again",
+        ))
     }
 }
 

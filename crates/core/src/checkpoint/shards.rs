@@ -232,7 +232,9 @@ fn name_below(error: Error, below: &[String]) -> Error {
     } else {
         String::new()
     };
-    error.with_hint(format!("the folders below it are {shown}/{more}: give one of them"))
+    error.with_hint(format!(
+        "the folders below it are {shown}/{more}: give one of them"
+    ))
 }
 
 /// Rejects a numbered set that lacks a shard: without an index nothing else reveals it.

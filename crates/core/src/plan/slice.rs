@@ -52,7 +52,7 @@ impl From<Range<usize>> for Steps {
 /// ```
 /// use tload::{Slice, Steps};
 ///
-/// // Of a matrix, rows 8 to 15, and of those every second column of the first hundred.
+/// // Rows 8 to 15 of a matrix, and of those every second column of the first hundred.
 /// let columns = Steps { start: 0, count: 50, step: 2, single: false };
 /// let slice = Slice::new([Steps::from(8..16), columns]);
 /// assert_ne!(slice, Slice::default());
@@ -206,7 +206,7 @@ impl Steps {
         match last {
             Some(last) if last < len => Ok(()),
             _ => Err(invalid(format!(
-                "the slice takes {} indices from {} on in steps of {} along dimension {dim}, which has {len}",
+                "the slice (count {}, start {}, step {}) exceeds dimension {dim} of length {len}",
                 self.count, self.start, self.step
             ))),
         }
@@ -427,7 +427,7 @@ mod tests {
         };
         assert_eq!(
             message(vec![steps(1, 4, 2)], &[7], 8),
-            "the slice takes 4 indices from 1 on in steps of 2 along dimension 0, which has 7"
+            "the slice (count 4, start 1, step 2) exceeds dimension 0 of length 7"
         );
         assert!(message(vec![steps(1, usize::MAX, 2)], &[7], 8).contains("dimension 0"));
         assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));

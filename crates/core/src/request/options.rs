@@ -50,7 +50,9 @@ impl FromStr for Device {
         if ["hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("device {text:?} is not supported; tload loads to the CPU and to CUDA GPUs"),
+                format!(
+                    "device {text:?} is not supported; tload loads to the CPU and to CUDA GPUs"
+                ),
             )
             .with_hint("use device=cpu and copy the tensors"));
         }

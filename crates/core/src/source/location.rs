@@ -94,9 +94,7 @@ impl Location {
             return Err(invalid("the location is empty".to_owned()));
         }
         if text.contains('\0') {
-            return Err(invalid(
-                "the location contains a zero byte".to_owned(),
-            ));
+            return Err(invalid("the location contains a zero byte".to_owned()));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text.split_once(":/") {

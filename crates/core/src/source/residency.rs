@@ -257,7 +257,10 @@ mod linux {
             )
         }
         .map_err(|errno| {
-            Error::from_io("cannot map the file to query its pages", errno.into())
+            Error::from_io(
+                "cannot map the file to query its cached pages",
+                errno.into(),
+            )
         })?;
         // SAFETY: the range is mapped, and `answers` has one byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, len, answers.as_mut_ptr()) };
