@@ -335,7 +335,7 @@ impl Checkpoint {
         &self.0.metadata
     }
 
-    /// Returns the bytes of all tensors.
+    /// Returns the total size of all tensors, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
     }

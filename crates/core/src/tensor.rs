@@ -187,9 +187,7 @@ impl Tensor {
             TensorBytes::Empty => &[],
             TensorBytes::Host(bytes) => bytes.as_slice(),
             TensorBytes::Device(_) => panic!("the bytes of {self:?} are in GPU memory"),
-            TensorBytes::Target(_) => {
-                panic!("the bytes of {self:?} are in the caller's memory")
-            }
+            TensorBytes::Target(_) => panic!("the bytes of {self:?} are in the caller's memory"),
         }
     }
 

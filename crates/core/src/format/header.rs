@@ -196,8 +196,8 @@ fn explain(error: &serde_json::Error, reading: Reading, text: &str) -> HeaderErr
     }
 }
 
-/// Rewords serde's messages like all others: `invalid type: null, expected a string` becomes `found
-/// null, wanted a string`.
+/// Rewords serde's messages like all others: `invalid type: null, expected a string` becomes
+/// `found null, wanted a string`.
 fn in_our_words(what: &str) -> Cow<'_, str> {
     let found = what
         .strip_prefix("invalid type: ")
@@ -335,8 +335,8 @@ fn check_end(
 }
 
 /// Returns the bytes that the shape and dtype of `entry` need. Multiplies from left to right and
-/// rejects overflow in any step, as the safetensors crate does: `[0, 2^63, 4]` is empty, `[2^63, 4,
-/// 0]` is an error.
+/// rejects overflow in any step, as the safetensors crate does: `[0, 2^63, 4]` is empty,
+/// `[2^63, 4, 0]` is an error.
 fn byte_len(entry: &Entry) -> Result<u64, HeaderError> {
     let overflow = || HeaderError::ShapeOverflow {
         tensor: entry.name.clone(),

@@ -163,8 +163,8 @@ impl Plan {
         })
     }
 
-    /// Returns the bytes of the largest region of a destination: the least that its budget must
-    /// hold.
+    /// Returns the size of the largest region of a destination, bytes: the least that its budget
+    /// must hold.
     pub fn region_bytes_max(&self, destination: usize) -> usize {
         self.regions_of(destination)
             .map(|region| region.bytes)
@@ -178,7 +178,7 @@ impl Plan {
         regions.filter(move |region| region.destination == destination)
     }
 
-    /// Returns the bytes of the largest window of one read.
+    /// Returns the size of the largest window of one read, bytes.
     pub fn window_bytes_max(&self) -> usize {
         self.extents
             .iter()

@@ -231,7 +231,7 @@ fn place_slice(
     plan.slices.insert(tensor, (strides.clone(), start));
 }
 
-/// Returns the offset of each tensor of a run when packed, and the bytes of all. Neighbours keep
+/// Returns the offset of each tensor of a run when packed, and their total size. Neighbours keep
 /// their distance as long as that aligns them, so that one copy moves several.
 ///
 /// Worked example: 4 bytes, then 1000, then 256, without gaps: they begin at 0, 64 (4 is not a

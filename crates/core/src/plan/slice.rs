@@ -338,7 +338,7 @@ impl Strides {
     }
 
     /// Moves the wanted bytes of a window together, behind the first of them. The window shows the
-    /// tensor from `offset` on, relative to the slice's first byte, and may begin before that.
+    /// tensor from `offset` on, relative to the slice's first byte; a negative offset is before it.
     pub(crate) fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
         let at = |position: u64| {
             let index = i64::try_from(position).expect("files are shorter") - offset;

@@ -1,7 +1,7 @@
 //! Page cache residency of files: queries it and evicts pages.
 //!
-//! Used by loads, which copy resident bytes; by benches, which must prove "cold"; by `tload
-//! doctor`. Supported on Linux; other systems return an error.
+//! Used by loads, which copy resident bytes; by benches, which must prove "cold"; by
+//! `tload doctor`. Supported on Linux; other systems return an error.
 
 #![cfg_attr(
     target_os = "linux",
