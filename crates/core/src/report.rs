@@ -66,7 +66,7 @@ pub struct Report {
     /// Requests to object stores that were retried.
     pub request_retries: u64,
     /// Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
-    /// this load and by other loads of the checkpoint. Not included in `retries`.
+    /// this load and by other loads of the same checkpoint. Not included in `retries`.
     pub opening_retries: u64,
     /// Description of the last retry, of any of these kinds, and its cause.
     pub last_retry: Option<String>,
@@ -264,7 +264,7 @@ impl Report {
         for device in &self.devices {
             writeln!(
                 f,
-                "{:<8} {} in {}, copied in {:.3} s; memory peak {} of {}",
+                "{:<8} {} in {}, {:.3} s of copying; memory peak {} of {}",
                 device.device,
                 format_bytes(device.copied_bytes),
                 if device.copies == 1 {

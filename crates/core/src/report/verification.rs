@@ -1,4 +1,4 @@
-//! Report of the bytes of a load that were compared with digests.
+//! Report of the comparison of a load's bytes with known digests.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::Report;
 use crate::error::{counted, printable};
 use crate::request::format_bytes;
 
-/// Bytes that were compared with digests from an independent source, and bytes that were not.
+/// Comparison of a load's bytes with known digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerificationReport {

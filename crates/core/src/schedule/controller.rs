@@ -18,8 +18,8 @@ const HOLD: Needs = Needs {
     time: Duration::from_millis(20),
 };
 
-/// Throughput ratio up to which the search continues. Below it, noise of 20 ms windows decides (10
-/// to 15 % on a virtual disk).
+/// Minimum throughput ratio of a step for the search to continue. Below it, noise of 20 ms windows
+/// decides (10 to 15 % on a virtual disk).
 const SEARCH_GAIN: f64 = 1.10;
 
 /// Share of a proportional gain that shows a step to be far from the bend, so that the next one may

@@ -14,7 +14,7 @@
 //! * **Hold and probe**, like BBR (Cardwell et al. 2016): between two samples at the limit, take
 //!   one at ½ more or ⅓ less. Each probe is compared with its two neighbours in time, so drift
 //!   cancels; evidence is averaged, and a single comparison must show twice as much as many must.
-//!   Move up for 2.5 %, and back if the gain does not last; move down when that costs less than 1
+//!   Move up for a gain of 2.5 %, and back if the gain does not last; move down for a loss below 1
 //!   %. Probes that change nothing become rare.
 //! * **Search again** when two samples in a row deviate by a quarter from the usual rate:
 //!   throttling has set in, or a competing load has ended.

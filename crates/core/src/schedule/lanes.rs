@@ -18,7 +18,7 @@ pub const WINDOW: Duration = Duration::from_millis(20);
 /// Consecutive windows that must agree.
 const WINDOWS: u32 = 2;
 
-/// Share of busy time above which a lane counts as saturated, percent.
+/// Share of busy time from which on a lane counts as saturated, percent.
 const BUSY_PERCENT: u32 = 85;
 
 /// Throughput gain that a further lane needs to stay, percent.
@@ -250,7 +250,7 @@ mod tests {
         );
     }
 
-    /// Returns the final number of lanes when a second one increases throughput by so many percent.
+    /// Returns the final number of lanes when a second one increases throughput by `percent`.
     fn lanes_with_gain(percent: u64) -> usize {
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 20, 85, |lanes| {

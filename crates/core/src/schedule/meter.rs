@@ -36,7 +36,7 @@ pub(super) struct Meter {
     expected: f64,
     last: Option<Duration>,
     since: Duration,
-    /// Reads in flight at the limit, if no read has begun since the limit was reached.
+    /// Reads in flight at the limit, if no read has begun or ended since the limit was reached.
     full: Option<InFlight>,
     /// Reads in flight when the limit was last reached, at any time.
     turn: InFlight,

@@ -1,9 +1,9 @@
 //! Scheduling policy of a load: the order of extents, and the depth. Pure.
 //!
-//! Reads no clock and does no I/O: the pipeline asks for the next extent and reports what started
-//! and what ended. All lanes share one schedule, so that work is balanced and shards are read in
-//! parallel. Sources that share limits, such as all files of a file system, are a group; a lane
-//! reads the sources of one group.
+//! This module reads no clock and does no I/O: the pipeline requests the next extent and reports
+//! starts and ends of reads. All lanes share one schedule, so that work is balanced and shards are
+//! read in parallel. Sources that share limits, such as all files of a file system, are a group; a
+//! lane reads the sources of one group.
 
 mod controller;
 mod depth;

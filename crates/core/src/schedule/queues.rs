@@ -95,7 +95,7 @@ impl Queues {
         self.remaining
     }
 
-    /// Returns the source to read next. `has_room` returns whether a read of so many bytes may
+    /// Returns the source to read next. `has_room` returns whether a read of the given size may
     /// start; `admit` allocates memory for a region.
     pub(super) fn candidate<E>(
         &mut self,

@@ -285,8 +285,8 @@ fn as_many_sources_are_read_as_there_are_reads() {
         let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
         let mut in_flight = fill(&mut schedule, &plan);
         assert_eq!(sources_of(&plan, &in_flight), jobs);
-        // Some sources answer at once, others never: the latter get no second read while another
-        // source has none.
+        // Some sources complete immediately, others never: the latter get no second read while
+        // another source has none.
         for _ in 0..7 * (64 - jobs) {
             let Some(place) = in_flight
                 .iter()

@@ -57,7 +57,7 @@ pub fn receive(tensor: &Tensor) {
 ///
 /// # Errors
 ///
-/// Returns what is invalid in the header.
+/// The defect of the header.
 pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::HeaderError> {
     crate::format::parse(header, file_bytes).map(|header| header.tensors.len())
 }

@@ -1,4 +1,4 @@
-//! Probe of what a ring on this machine would offer, for `tload doctor`.
+//! Probe of the features of a ring on this machine, for `tload doctor`.
 
 use std::sync::Arc;
 

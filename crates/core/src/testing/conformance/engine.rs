@@ -185,7 +185,7 @@ impl Bench {
             assert_eq!(
                 self.engine().in_flight() + done.len() - before,
                 flying,
-                "what is reaped is no longer in flight"
+                "reaped jobs are no longer in flight"
             );
         }
         done

@@ -44,9 +44,7 @@ pub fn troubled_engine_suite(name: &str, open: Open<'_>) {
     run_all(
         name,
         &[
-            ("only the jobs of the failing source fail", &|| {
-                failures(open)
-            }),
+            ("failures belong to their jobs", &|| failures(open)),
             ("failures now and then", &|| now_and_then(open)),
             ("short answers", &|| short(open)),
         ],

@@ -18,8 +18,8 @@ use crate::testing::receive;
 use crate::testing::sim::SimConfig;
 use crate::testing::simulation::Simulation;
 
-/// Interprets `input` as how to read, what fails, and then the JSON of a file's header or the data
-/// to make one; the tensors' bytes are derived from it.
+/// Interprets `input` as settings of the load, the faults, and then the JSON of a file's header or
+/// the data to make one; the tensors' bytes are derived from it.
 pub(super) fn check(input: &[u8]) {
     let mut input = Input::new(input);
     let seed = input.bits();
