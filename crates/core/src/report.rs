@@ -244,7 +244,7 @@ impl Report {
             .then(|| format!(", {} mapped", format_bytes(self.mapped_bytes)));
         let remote = (self.requests > 0).then(|| {
             let requests = counted(self.requests, "request");
-            format!(", {} by {requests}", format_bytes(self.remote_bytes))
+            format!(", {} in {requests}", format_bytes(self.remote_bytes))
         });
         [mapped, remote].into_iter().flatten().collect()
     }

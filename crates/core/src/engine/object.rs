@@ -72,7 +72,7 @@ pub(super) struct ObjectEngine {
     running: usize,
     /// Requests that have not ended.
     open: usize,
-    /// Jobs that ended before a request was made for them.
+    /// Jobs that failed before a request was made for them.
     ended: Vec<Done>,
     /// Jobs in `waiting`, in requests that run and in `ended`.
     in_flight: usize,

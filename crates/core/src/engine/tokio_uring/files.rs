@@ -39,7 +39,7 @@ impl Files {
     ///
     /// # Errors
     ///
-    /// No more descriptors are available, and all of ours are in use.
+    /// No more descriptors are available, and all of those made here are in use.
     pub(super) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
         let file = &self.files[source];
         let key = (source, access == Access::Direct, file.openings());

@@ -164,7 +164,7 @@ impl Storage {
     }
 }
 
-/// Submits extents in any order, over any number of lanes: a tensor completes never before its last
+/// Submits extents in any order, over any number of lanes: a tensor never completes before its last
 /// piece, and never twice.
 fn each_tensor_once<S: Sink>(
     arrangement: Arrangement,

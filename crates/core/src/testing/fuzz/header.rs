@@ -125,8 +125,8 @@ fn compare(ours: Result<Header, HeaderError>, file: &[u8]) {
     }
 }
 
-/// Returns whether the safetensors crate accepts what tload refuses: see the `stricter` rows of
-/// `tests/it/hostile.rs`.
+/// Returns whether the safetensors crate may accept what tload refuses with this error: see the
+/// `stricter` rows of `tests/it/hostile.rs`.
 fn is_stricter(error: &HeaderError) -> bool {
     if let HeaderError::InvalidEntry { what, .. } = error {
         return what.starts_with("found sequence") || what.starts_with("dtype: found map");

@@ -46,7 +46,7 @@ fn assert_sound(index: &Index) {
                 && components.all(|one| matches!(one, Component::Normal(_)))
         };
         assert!(is_plain(below), "{shard:?} leaves the folder");
-        // The same holds for a system with other separators.
+        // Systems with `\` as a separator must agree.
         assert!(is_plain(Path::new(&shard.replace('\\', "/"))), "{shard:?}");
         let drive = shard.as_bytes().first_chunk::<2>();
         let is_drive =
