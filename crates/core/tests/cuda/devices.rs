@@ -1,4 +1,4 @@
-//! Several devices, several loads at once.
+//! Several devices, and several concurrent loads.
 
 use tload::testing::fixtures::Rng;
 use tload::{Device, ErrorKind, Order, Selection};
@@ -23,7 +23,7 @@ fn two_loads_at_once_to_two_devices() {
     });
 }
 
-/// Some of them keep everything, some drop at once, some give up.
+/// Some of the loads keep all tensors, some drop them at once, and one is dropped early.
 #[test]
 fn eight_loads_at_once() {
     let cuda = cuda();
@@ -68,7 +68,7 @@ fn one_load_to_two_devices_and_the_host() {
     for seed in 0..10 {
         let mut rng = Rng::new(seed);
         let mut files = Files::new();
-        // Every pattern below selects something.
+        // Ensures that every pattern below matches a tensor.
         let lengths = [0, 100, 5000, 2 * MIB + 1];
         let tensors = (0..40)
             .map(|index| {
@@ -95,7 +95,7 @@ fn one_load_to_two_devices_and_the_host() {
         files.assert_all(&tensors);
         for (info, device) in loader.selected().expect("all").iter().zip(devices) {
             let mut named = tensors.iter().filter(|it| it.name() == info.name());
-            let tensor = named.next().expect("it came");
+            let tensor = named.next().expect("every selected tensor arrived");
             let on = tensor.ordinal().map_or(Device::Cpu, Device::Cuda);
             assert!(tensor.byte_len() == 0 || on == device, "{tensor:?} on {on}");
         }
@@ -125,7 +125,7 @@ fn a_device_that_is_not_there_is_refused_and_those_that_are_counted() {
     cuda.stub.set("devices", "1");
     let error = failure(files.loader().device(Device::Cuda(1)).stream());
     assert!(error.message().contains("sees one GPU, cuda:0"), "{error}");
-    // A device that is good does not make up for one that is not.
+    // A valid device does not make up for an invalid one.
     let rules = [(Selection::names(["t1"]), Device::Cuda(7))];
     let error = failure(
         files

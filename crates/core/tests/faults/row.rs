@@ -1,10 +1,10 @@
-//! One fault: where it is, how it is made, who meets it, and what comes of it.
+//! Rows: the place of a fault, how it is made, the engines it is for, and the expected outcome.
 
 use std::fmt;
 
 use tload::{Error, ErrorKind, Report};
 
-/// Where something goes wrong.
+/// Part of the system in which a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Files, on a file system that fails.
@@ -13,17 +13,17 @@ pub(crate) enum Place {
     Objects,
     /// A GPU and its driver.
     Devices,
-    /// What is in the file.
+    /// Contents of a file.
     Contents,
 }
 
-/// How bytes are read.
+/// Way of reading bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
     Uring,
     TokioUring,
     Pread,
-    /// Files shown as memory.
+    /// Memory-mapped files.
     Map,
     Object,
 }
@@ -40,23 +40,23 @@ impl Via {
     }
 }
 
-/// The engines that copy files into memory.
+/// Engines that copy files into memory.
 pub(crate) const ALL_ON_FILES: &[Via] = &[Via::Uring, Via::TokioUring, Via::Pread];
 
-/// Whether something was asked for again.
+/// Expected retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retried {
     No,
-    /// And it is counted.
+    /// Retried, and counted.
     Yes,
-    /// Below us: the kernel asks again by itself, and nobody is told.
+    /// The kernel retries by itself; tload is not told.
     ByKernel,
 }
 
-/// What an error names beside what failed.
+/// Places that an error must name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// The load has no one place.
+    /// None: no single place failed.
     Nothing,
     /// The file or object.
     Location,
@@ -68,19 +68,20 @@ pub(crate) enum Names {
     TensorAndRange,
 }
 
-/// What comes of a fault.
+/// Expected outcome of a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// Every byte is right.
     Loads(Retried),
-    /// One byte is wrong, and nobody can know without something to compare with.
+    /// One byte is wrong, undetectable without a digest to compare with.
     Wrong,
-    /// An error at the end, of this kind, which says all of this and names the file; what was handed out before it may be of two states.
+    /// An error at the end, of this kind, with all of these fragments, that names the file; tensors
+    /// delivered before it may mix two states.
     Mixed {
         kind: ErrorKind,
         says: &'static [&'static str],
     },
-    /// An error of this kind, which says all of this; what was handed out before it is right.
+    /// An error of this kind with all of these fragments; tensors delivered before it are right.
     Fails {
         kind: ErrorKind,
         says: &'static [&'static str],
@@ -103,29 +104,29 @@ pub(crate) const fn fails(
     }
 }
 
-/// A row of the table, without how it is run.
+/// Row of the table, without the means to run it.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) place: Place,
-    /// What goes wrong, in words.
+    /// Description of the fault.
     pub(crate) fault: &'static str,
-    /// How the test makes it so.
+    /// Means by which the test makes it.
     pub(crate) made: String,
     pub(crate) engines: &'static [Via],
     pub(crate) outcome: Outcome,
 }
 
-/// How a load ended.
+/// Actual end of a load.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Bytes of tensors that were handed out and are not those of the source.
+    /// Number of bytes of delivered tensors that differ from the source.
     pub(crate) wrong_bytes: usize,
-    /// Whether all tensors were handed out.
+    /// All tensors were delivered.
     pub(crate) is_whole: bool,
-    /// Bytes of the file that the error names, if it names one.
+    /// Length of the file that the error names, if it names one.
     pub(crate) file_len: Option<u64>,
     pub(crate) error: Option<Error>,
-    /// None if it never began.
+    /// `None` if the load never began.
     pub(crate) report: Option<Report>,
 }
 
@@ -157,7 +158,7 @@ impl fmt::Display for Ended {
 }
 
 impl Row {
-    /// What is not as the row says.
+    /// Returns the deviations from the row, as text.
     pub(crate) fn complaints(&self, ended: &Ended) -> Vec<String> {
         let claims = match self.outcome {
             Outcome::Loads(retried) => [loads(ended), vec![retries(ended, retried)]].concat(),
@@ -174,7 +175,7 @@ impl Row {
                 names,
                 retried,
             } => {
-                let right = (ended.wrong_bytes == 0, "handed out wrong bytes".to_owned());
+                let right = (ended.wrong_bytes == 0, "delivered wrong bytes".to_owned());
                 [failed(ended, kind, says, names, retried), vec![right]].concat()
             }
         };
@@ -225,8 +226,8 @@ fn failed(
     let text = error.chain();
     let mut claims = vec![
         (error.kind() == kind, format!("is not {kind:?}")),
-        (error.hint().is_some(), "says not what to do".to_owned()),
-        (!text.contains(char::from(0)), "is no text".to_owned()),
+        (error.hint().is_some(), "has no hint".to_owned()),
+        (!text.contains(char::from(0)), "contains a NUL character".to_owned()),
         retries(ended, retried),
     ];
     if let Some(report) = &ended.report {
@@ -242,7 +243,7 @@ fn failed(
     let location = (error.location().is_some(), "names no location".to_owned());
     let range = (
         in_file,
-        format!("names no bytes of it: {:?}", error.range()),
+        format!("names no range inside the file: {:?}", error.range()),
     );
     let tensor = (error.tensor().is_some(), "names no tensor".to_owned());
     claims.extend(match names {

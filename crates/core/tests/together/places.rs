@@ -1,4 +1,5 @@
-//! Where loads come from and go to: files by every engine, views, a slow file system, objects, a simulator, and GPUs that are none.
+//! Sources and destinations of loads: files by every engine, views, a slow file system, objects, a
+//! simulator, and simulated GPUs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -25,44 +26,44 @@ const SHARDS: usize = 3;
 /// Tensors of each shard.
 const TENSORS: usize = 20;
 
-/// Every tensor's bytes.
+/// Bytes of every tensor, by name.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Not a test: the process that a slow file system runs in.
+/// Not a test: the process that serves a slow file system.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// What there is to load, and all that has to stay while it is loaded.
+/// Checkpoint in all places, with everything that must outlive its loads.
 pub(crate) struct Land {
     pub(crate) contents: Contents,
     folder: TempDir,
     slow: Option<Mount>,
-    /// Some reads bring a byte that is wrong.
+    /// A mount on which some reads return a wrong byte.
     garbled: Option<Mount>,
-    /// The files again; of their pages, only `mincore` tells.
+    /// The files again, on overlayfs, where only `mincore` tells which pages are cached.
     overlay: Option<Overlay>,
     server: Arc<FaultyServer>,
     garbling: Arc<FaultyServer>,
-    /// Answers without `ETag` and `Last-Modified`.
+    /// Responds without `ETag` and `Last-Modified`.
     unversioned: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
 }
 
-/// One way of loading it.
+/// Way to load the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Files(EngineChoice, Cache),
     Overlay(EngineChoice),
     Views,
-    /// A file system that is slow, answers short, and fails from time to time.
+    /// A file system that is slow, returns short reads, and fails from time to time.
     Slow(EngineChoice),
-    /// A server that does all that servers do.
+    /// A server with all faults of object stores.
     Objects,
-    /// The same faults, and objects of which the server tells no versions.
+    /// A server with the same faults that sends no validators.
     UnversionedObjects,
-    /// Files and objects that come with wrong bytes, and are verified.
+    /// Files with wrong bytes, verified.
     GarbledFiles(EngineChoice),
     GarbledObjects,
     Gpu(usize),
@@ -83,12 +84,12 @@ impl Place {
                 format!("files with wrong bytes, {engine}, verify=require")
             }
             Self::GarbledObjects => "objects with wrong bytes, verify=require".to_owned(),
-            Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (a stand-in)"),
+            Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (simulated)"),
             Self::Simulated => "a simulator".to_owned(),
         }
     }
 
-    /// Whether a load may fail here though nothing is wrong with it.
+    /// Returns whether a load may fail here through an injected fault.
     pub(crate) fn may_fail(self) -> bool {
         let fails = matches!(
             self,
@@ -97,19 +98,19 @@ impl Place {
         fails || self.is_garbled()
     }
 
-    /// Whether wrong bytes come here, and are to be found.
+    /// Returns whether bytes are corrupted here, which verification must detect.
     pub(crate) fn is_garbled(self) -> bool {
         matches!(self, Self::GarbledFiles(_) | Self::GarbledObjects)
     }
 }
 
-/// Past the test harness, which shows what a test prints only when it fails.
+/// Prints past the test harness, which shows a test's output only when it fails.
 pub(crate) fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// As `requirement` of the other tests: a loud skip, or a failure when `TLOAD_REQUIRE` says so.
+/// Like `requirement` of the other tests: a loud skip, or a failure when `TLOAD_REQUIRE` says so.
 fn required<T>(name: &str, found: Result<T, String>) -> Option<T> {
     let reason = match found {
         Ok(found) => return Some(found),
@@ -137,7 +138,7 @@ fn shard_name(shard: usize) -> String {
     format!("m-{shard}.safetensors")
 }
 
-/// Tensors of a few bytes to some hundred thousand, at odd places too.
+/// Builds a shard of tensors of a few bytes to some hundred thousand, half of the time unaligned.
 fn shard(rng: &mut Rng, shard: usize, contents: &mut Contents) -> Vec<u8> {
     let mut file = FileBuilder::new();
     for tensor in 0..TENSORS {
@@ -161,7 +162,7 @@ impl Land {
         let servers = [(); 3].map(|()| Arc::new(FaultyServer::start()));
         let put = |name: &str, bytes: &[u8]| {
             std::fs::write(folder.path().join(name), bytes)
-                .expect("the temporary folder takes files");
+                .expect("the temporary folder is writable");
             for server in &servers {
                 server.put(&format!("models/m/{name}"), bytes.to_vec());
             }
@@ -220,7 +221,8 @@ impl Land {
         }
     }
 
-    /// A loader of everything that is at `place`, with random options; and something wrong there, if it is such a place.
+    /// Returns a loader of the checkpoint at `place` with random options, after injecting a fault
+    /// if the place is faulty.
     pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
         let mut options = Options::default();
         options.lanes = Some(1 + rng.index(3));
@@ -247,7 +249,7 @@ impl Land {
             }
             Place::Overlay(engine) => {
                 options.engine = engine;
-                let overlay = self.overlay.as_ref().expect("only where there is one");
+                let overlay = self.overlay.as_ref().expect("a place of this kind requires it");
                 local(&overlay.path())
             }
             Place::Views => {
@@ -256,9 +258,9 @@ impl Land {
             }
             Place::Slow(engine) => {
                 options.engine = engine;
-                // What the page cache makes of short answers, no reader can notice: tests/it/slow.rs.
+                // Readers cannot notice how the page cache treats short answers: tests/it/slow.rs.
                 options.cache = Cache::Direct;
-                let mount = self.slow.as_ref().expect("only where there is one");
+                let mount = self.slow.as_ref().expect("a place of this kind requires it");
                 local(mount.path())
             }
             Place::Objects | Place::UnversionedObjects => {
@@ -279,7 +281,7 @@ impl Land {
             }
             Place::GarbledFiles(engine) => {
                 (options.engine, options.cache) = (engine, Cache::Direct);
-                let mount = self.garbled.as_ref().expect("only where there is one");
+                let mount = self.garbled.as_ref().expect("a place of this kind requires it");
                 local(mount.path())
             }
             Place::GarbledObjects => {
@@ -297,7 +299,7 @@ impl Land {
     }
 }
 
-/// One of the next answers will not be what was asked for. Nothing that lasts: stalls end with a retry.
+/// Injects a transient fault into one of the next responses; stalls end with a retry.
 fn misbehave(server: &FaultyServer, rng: &mut Rng) {
     let at = rng.index(60_000);
     let fault = match rng.below(9) {
@@ -330,7 +332,7 @@ fn store(server: &FaultyServer) -> StoreOptions {
     .expect("good options")
 }
 
-/// What is in `folder`, written down.
+/// Writes the manifest of `folder` and returns its bytes.
 #[expect(clippy::disallowed_methods, reason = "a test reads what was written")]
 fn manifest(folder: &Path) -> Vec<u8> {
     let mut options = VerifyOptions::default();
@@ -338,11 +340,11 @@ fn manifest(folder: &Path) -> Vec<u8> {
     let report = Verification::new(&Location::from(folder))
         .options(options)
         .run();
-    let written = report.expect("what was just written can be read").written;
+    let written = report.expect("the files are readable").written;
     std::fs::read(written.expect("was asked for")).expect("was just written")
 }
 
-/// From now on one read in six of one byte of each shard, somewhere behind its header, brings another byte.
+/// Corrupts, from now on, one byte behind the header of each shard in one read of six.
 fn garble(rng: &mut Rng, shards: &[Vec<u8>], mount: Option<&Mount>, server: &FaultyServer) {
     for (index, bytes) in shards.iter().enumerate() {
         let half = bytes.len() / 2;
@@ -360,20 +362,20 @@ fn local(folder: &Path) -> Result<Loader> {
     Loader::open(&Location::from(folder))
 }
 
-/// That nobody has used or freed memory of a GPU without being ordered behind its other uses.
+/// Asserts that no use or release of GPU memory was unordered with its other uses.
 pub(crate) fn assert_gpus_are_clean() {
     let stub = Stub::load();
     tload::release_staging();
     assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
 }
 
-/// Late, short, and failing from time to time.
+/// Returns options of a file system that is slow, returns short reads, and fails from time to time.
 fn failing() -> slowfs::Options {
     slowfs::Options {
         latency: Duration::from_micros(500),
         short_every: 7,
         eio_every: 211,
-        // Headers are spared.
+        // Spares the headers.
         fault_from: 4096,
         ..slowfs::Options::default()
     }
