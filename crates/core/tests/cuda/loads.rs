@@ -1,4 +1,4 @@
-//! Whole loads to devices: every byte, whatever the engine and the limits.
+//! Whole loads to devices: every byte, for every engine and limit.
 
 use tload::source::Cache;
 use tload::testing::fixtures::Rng;
@@ -7,10 +7,10 @@ use tload::{Device, Dtype, EngineChoice, Options, Order};
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{bytes, cuda};
 
-/// What this machine has.
+/// Returns the engines that this machine supports.
 fn engines() -> Vec<EngineChoice> {
     let mut engines = vec![EngineChoice::Pread];
-    // Other tests say loudly when there is no ring.
+    // Other tests report loudly when there is no ring.
     if tload::probe::ring().available {
         engines.push(EngineChoice::Uring);
         if cfg!(feature = "tokio-uring") {
@@ -41,7 +41,7 @@ fn a_small_file_arrives() {
     assert!(text.contains("cuda:1"), "{text}");
 }
 
-/// The oracle is the host: what it brings, the device has.
+/// The host load is the oracle for the device load.
 #[test]
 fn the_device_has_what_the_host_has() {
     let _cuda = cuda();
@@ -52,14 +52,14 @@ fn the_device_has_what_the_host_has() {
     assert_eq!(on_host.len(), on_device.len());
     for device in &on_device {
         let mut named = on_host.iter().filter(|host| host.name() == device.name());
-        let host = named.next().expect("on the host too");
+        let host = named.next().expect("loaded on the host too");
         assert_eq!(device.dtype(), host.dtype());
         assert_eq!(device.shape(), host.shape());
         assert!(bytes(device) == host.bytes(), "{device:?}");
     }
 }
 
-/// Every engine, lanes, orders, limits, delays, shards and kinds of tensors, at random.
+/// Random engines, lanes, orders, limits, delays, shards and kinds of tensors.
 #[test]
 fn random_loads_arrive() {
     let cuda = cuda();
@@ -88,7 +88,7 @@ fn random_loads_arrive() {
             it.device_memory_limit = rng.pick(&[None, Some(1)]);
         });
         let ordinal = rng.index(2);
-        // The smallest limits that errors hint at, with some slots or bytes beside them.
+        // The smallest limits that errors hint at, plus some slots or bytes.
         for _ in 0..2 {
             let loader = files.loader().device(Device::Cuda(ordinal));
             match loader.options(options.clone()).stream().map(drop) {
@@ -127,7 +127,7 @@ fn random_loads_arrive() {
     }
 }
 
-/// One slot of staging memory, and a tensor that is many times as long.
+/// One slot of staging memory, and a tensor many times as long.
 #[test]
 fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
     let cuda = cuda();
@@ -152,7 +152,8 @@ fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
     }
 }
 
-/// 64 bytes for whatever has as many; a short one needs no more than its own length, rounded up to a power of two.
+/// Tensors of at least 64 bytes are aligned to 64; shorter ones to their own length, rounded up to
+/// a power of two.
 #[test]
 fn tensors_are_aligned_for_kernels() {
     let _cuda = cuda();
@@ -183,17 +184,17 @@ fn neighbours_share_a_copy_and_memory() {
     files.assert_all(&tensors);
     let device = &report.devices[0];
     assert_eq!(device.copied_bytes, 4000 * 128);
-    assert_eq!(device.copies, report.extents, "one copy a read");
+    assert_eq!(device.copies, report.extents, "one copy per read");
     assert!(device.copies <= 2, "{} copies", device.copies);
     assert_eq!(cuda.stub.count("cuMemAllocAsync"), 1);
-    // What keeps one of them keeps the neighbours' memory, and nothing else.
-    let kept = tensors.into_iter().next().expect("4000 of them");
+    // One kept tensor keeps its region alive, and nothing else.
+    let kept = tensors.into_iter().next().expect("the first of 4000 tensors");
     assert_eq!(cuda.stub.live("allocations"), 1);
     drop(kept);
     assert_eq!(cuda.stub.live("allocations"), 0);
 }
 
-/// Distances that change for alignment's sake cost copies, not bytes.
+/// Distances that change for the sake of alignment cost copies, not bytes.
 #[test]
 fn odd_neighbours_get_copies_of_their_own() {
     let _cuda = cuda();

@@ -1,6 +1,6 @@
-//! The driver of these tests: alone with it, and a look into its memory.
+//! Exclusive use of the stub driver, and access to its memory.
 
-#![expect(unsafe_code, reason = "looks into memory that the stub calls a device")]
+#![expect(unsafe_code, reason = "reads memory that the stub calls a device")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tload::{Tensor, release_staging};
 use tload_cuda_stub::Stub;
 
-/// How long tests wait for what must come.
+/// Timeout for events that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the driver counts, and nobody may leave behind.
+/// Live objects that the driver counts and that must not leak.
 const KINDS: [&str; 7] = [
     "allocations",
     "allocated_bytes",
@@ -22,13 +22,13 @@ const KINDS: [&str; 7] = [
     "host_allocations",
 ];
 
-/// The driver, to oneself. At the end: nothing may have been left behind or done wrong.
+/// Exclusive use of the driver. Dropping it asserts that nothing leaked and no order was violated.
 pub(crate) struct Cuda {
     pub(crate) stub: &'static Stub,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Takes the driver, as new.
+/// Resets the driver and locks it for one test.
 pub(crate) fn cuda() -> Cuda {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +42,7 @@ pub(crate) fn cuda() -> Cuda {
 }
 
 impl Cuda {
-    /// That nobody has used or freed memory without being ordered behind its other uses.
+    /// Asserts that no use or release of memory was unordered with its other uses.
     pub(crate) fn assert_in_order(&self) {
         assert_eq!(
             self.stub.count("violations"),
@@ -52,7 +52,7 @@ impl Cuda {
         );
     }
 
-    /// That nothing is left of any load, once the lanes of those that were dropped have ended.
+    /// Asserts that no load has leaked, once the lanes of dropped loads have ended.
     pub(crate) fn assert_nothing_left(&self) {
         let left = || {
             release_staging();
@@ -65,12 +65,13 @@ impl Cuda {
         while !left().is_empty() && started.elapsed() < PATIENCE {
             std::thread::yield_now();
         }
-        assert_eq!(left(), [], "left behind");
-        // A context that goes takes with it what is in it: that must have been nothing.
-        assert_eq!(self.stub.count("abandoned"), 0, "left in a context");
+        assert_eq!(left(), [], "leaked");
+        // A destroyed context frees what it still contains, which must have been nothing.
+        assert_eq!(self.stub.count("abandoned"), 0, "leaked into a context");
     }
 
-    /// After a fault: everything of the load is gone, and the driver is as new. Nothing is expected of what was in a lost context.
+    /// Waits after a fault until the load has released everything, and resets the driver. Objects
+    /// of a lost context are not counted.
     pub(crate) fn recover(&self) {
         self.assert_in_order();
         let started = Instant::now();
@@ -94,7 +95,7 @@ impl Drop for Cuda {
     }
 }
 
-/// What is in a tensor, wherever it is. The stub's device memory is memory of this process.
+/// Returns the bytes of a tensor on any device. The stub's device memory is memory of this process.
 pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
     if tensor.byte_len() == 0 {
         return Vec::new();
@@ -103,7 +104,7 @@ pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
         return tensor.bytes().to_vec();
     }
     let len = usize::try_from(tensor.byte_len()).expect("small");
-    // SAFETY: the stub's memory is host memory, the tensor (or the test, of memory that it lends) keeps it, and all of its bytes
-    // have arrived.
+    // SAFETY: the stub's memory is host memory, the tensor (or the test, for memory that it lends)
+    // keeps it alive, and all of its bytes have arrived.
     unsafe { std::slice::from_raw_parts(tensor.as_ptr(), len) }.to_vec()
 }
