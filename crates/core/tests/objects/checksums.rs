@@ -1,5 +1,5 @@
-//! What stores say of their objects' own checksums, asked of real ones and of one that says what it is told; and whole checkpoints in
-//! them, compared with that or with a manifest beside them.
+//! Checksums that stores report for their objects, from real stores and from a simulated one; and
+//! whole checkpoints in them, verified with these checksums or with a manifest beside them.
 
 #![expect(clippy::panic, reason = "a test that cannot go on fails there")]
 
@@ -22,9 +22,9 @@ use crate::sites::{self, BUCKET, Site, faulty_at, on_sites, s3_options};
 
 const KEY: &str = "m/model.safetensors";
 
-/// What a load of the object would be compared with.
+/// Returns the expectation that a load of the object would be compared with.
 fn expected(checkpoint: &Checkpoint) -> Expectation {
-    let mut found = find(checkpoint, &Verify::Auto).expect("asks");
+    let mut found = find(checkpoint, &Verify::Auto).expect("looks up");
     assert_eq!(found.len(), 1);
     found.remove(0)
 }
@@ -32,7 +32,7 @@ fn expected(checkpoint: &Checkpoint) -> Expectation {
 #[track_caller]
 fn known(expectation: Expectation) -> (String, Digest) {
     match expectation {
-        Expectation::Of(expected) => (expected.by, expected.whole.expect("of the whole")),
+        Expectation::Of(expected) => (expected.by, expected.whole.expect("a digest of the whole object")),
         Expectation::Nothing { why } => panic!("nothing: {why}"),
     }
 }
@@ -45,15 +45,15 @@ fn unknown(expectation: Expectation) -> String {
     }
 }
 
-/// The checksums of some bytes, as tload computes them of a file on disk.
+/// Returns the checksums of some bytes, as tload computes them for a file on disk.
 fn computed(bytes: &[u8]) -> [Digest; 2] {
     let folder = folder();
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
     let path = folder.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(folder.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let text = std::fs::read(path).expect("written");
-    let manifest = tload::verify::Manifest::parse(&text).expect("our own");
+    let manifest = tload::verify::Manifest::parse(&text).expect("written by tload");
     let file = &manifest.files["model.safetensors"];
     [file.crc64nvme, file.sha256]
 }
@@ -109,7 +109,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
     assert_eq!(head.headers["x-amz-checksum-mode"], "ENABLED");
     assert!(
         head.headers["authorization"].contains("x-amz-checksum-mode"),
-        "it is signed"
+        "the header is signed"
     );
     assert!(head.headers.contains_key("if-match") && head.range.is_none());
 
@@ -132,7 +132,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
         format!("expected {crc} (the object's own CRC-64/NVME and SHA-256), found crc64nvme:");
     assert!(error.message().starts_with(&wanted), "{error}");
 
-    // One checksum of two is enough to be wrong.
+    // One wrong checksum of two is an error.
     site.put(KEY, &file);
     let wrong = base64(&computed(&bad)[1]);
     server.state_checksums(&path, &[stated[0], ("x-amz-checksum-sha256", &wrong), kind]);
@@ -142,7 +142,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
         .expect("differs");
     assert!(error.message().contains("found sha256:"), "{error}");
 
-    let error = find(&checkpoint, &Verify::Auto).expect_err("another object by now");
+    let error = find(&checkpoint, &Verify::Auto).expect_err("the object was replaced");
     assert_eq!(error.kind(), ErrorKind::Changed);
 }
 
@@ -167,7 +167,7 @@ fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
     let report = verified(&site, KEY).expect("reads");
     assert_eq!(report.files[0].outcome, FileOutcome::Unverified);
     assert_eq!(
-        report.error().expect("nothing compared").kind(),
+        report.error().expect("nothing was compared").kind(),
         ErrorKind::Unsupported
     );
 }
@@ -184,7 +184,8 @@ fn who_must_not_ask_gets_no_checksum_and_no_error() {
     assert!(why.contains("its checksum cannot be asked for"), "{why}");
 }
 
-/// A store that has no checksum is one thing, and one that does not say is another: who needs it hears what failed.
+/// A store without checksums differs from a store that does not answer: if a checksum is required,
+/// the error is the request's.
 #[test]
 fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
     let server = Arc::new(FaultyServer::start());
@@ -200,32 +201,32 @@ fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
         let refused = Fault::status(status, code);
         server.fault(Rule::always(refused).on(Operation::Head));
         for choice in [Verify::Require, Verify::Sha256(None)] {
-            let error = find(&checkpoint, &choice).expect_err("the store does not say");
+            let error = find(&checkpoint, &choice).expect_err("the store does not answer");
             assert_eq!(error.kind(), kind, "{}", error.chain());
-            let request = error.request().expect("of a request");
+            let request = error.request().expect("an error of a request");
             assert_eq!(request.status, Some(status));
-            assert!(error.location().expect("names it").ends_with(KEY));
+            assert!(error.location().expect("names the object").ends_with(KEY));
         }
         let why = unknown(expected(&checkpoint));
         assert!(why.contains("its checksum cannot be asked for"), "{why}");
         server.clear_faults();
     }
-    // Somebody else may know: then it need not be asked.
+    // With a manifest, the store is not asked.
     let local = folder();
     std::fs::write(local.path().join("model.safetensors"), &file).expect("a file");
     let path = local.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(local.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let manifest = std::fs::read(&path).expect("written");
     site.put(&format!("m/{MANIFEST_NAME}"), &manifest);
     server.fault(Rule::always(Fault::status(503, "SlowDown")).on(Operation::Head));
     for choice in [Verify::Require, Verify::Sha256(None)] {
-        let found = find(&checkpoint, &choice).expect("the manifest knows");
+        let found = find(&checkpoint, &choice).expect("the manifest has digests");
         assert!(matches!(&found[..], [Expectation::Of(_)]), "{found:?}");
     }
 }
 
-/// What a store says counts as it says it: where only SHA-256 does, its CRC is nothing.
+/// Only the reported algorithms count: a CRC is not accepted where SHA-256 is required.
 #[test]
 fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     let server = Arc::new(FaultyServer::start());
@@ -239,7 +240,7 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     server.state_checksums(&path, &[of_crc, kind]);
     let checkpoint = site.checkpoint(KEY).expect("opens");
     let strong = || {
-        let mut found = find(&checkpoint, &Verify::Sha256(None)).expect("asks");
+        let mut found = find(&checkpoint, &Verify::Sha256(None)).expect("looks up");
         found.remove(0)
     };
     let why = unknown(strong());
@@ -250,7 +251,7 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     assert_eq!(known(strong()).1, computed(&file)[1]);
 }
 
-/// A store that does not answer keeps a load no longer than it may take.
+/// A store that does not answer delays a load at most until its timeout.
 #[test]
 fn asking_for_checksums_ends_with_the_time_of_the_load() {
     let server = Arc::new(FaultyServer::start());
@@ -262,17 +263,17 @@ fn asking_for_checksums_ends_with_the_time_of_the_load() {
         it.verify = Verify::Auto;
         it.timeout = Some(Duration::from_millis(300));
     }));
-    let error = loader.stream().expect_err("nobody answers");
+    let error = loader.stream().expect_err("the store does not answer");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-    assert!(error.location().expect("names it").ends_with(KEY));
+    assert!(error.location().expect("names the object").ends_with(KEY));
     server.clear_faults();
 }
 
-/// A bucket whose uploads come with this checksum.
+/// Creates a bucket and returns a store whose uploads have this checksum.
 fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
     server
         .put(BUCKET, "bucket", b"is made")
-        .expect("the server takes it");
+        .expect("the server accepts it");
     AmazonS3Builder::new()
         .with_endpoint(server.endpoint())
         .with_allow_http(true)
@@ -285,7 +286,7 @@ fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
         .expect("a store")
 }
 
-/// What a real server says of an object that was uploaded with a checksum.
+/// Uploads an object with a checksum and returns what the server reports for it.
 fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Expectation {
     let store = uploads(server, checksum);
     let payload = PutPayload::from(file.to_vec());
@@ -294,7 +295,7 @@ fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Ex
         .build()
         .expect("a runtime")
         .block_on(store.put(&KEY.into(), payload))
-        .expect("the server takes it");
+        .expect("the server accepts it");
     let location = Location::parse(&format!("s3://{BUCKET}/{KEY}")).expect("a URL");
     let options = s3_options(&server.endpoint());
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
@@ -370,14 +371,14 @@ fn a_hub_says_the_sha_256_of_large_files() {
     let outcomes: Vec<_> = report.files.iter().map(|file| file.outcome).collect();
     assert_eq!(outcomes, [FileOutcome::Matches, FileOutcome::Unverified]);
     assert!(report.files[1].silent.join(" ").contains("git's SHA-1"));
-    assert!(report.ok(), "of an index git's name is all there is");
+    assert!(report.ok(), "an index has only git's hash");
     hub.be_terse();
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
     let why = unknown(expected(&checkpoint));
     assert!(why.contains("the hub does not say what is in it"), "{why}");
 }
 
-/// A manifest in the store, beside the shards and their index, is what counts wherever the store is.
+/// A manifest in the store, beside the shards and their index, is used in every kind of store.
 fn recorded_checkpoints(site: &Site) {
     let shards = [even("a", 1, 20, 30_000), even("b", 2, 20, 300_000)];
     let placed: Vec<_> = ["a", "b"]
@@ -407,7 +408,7 @@ fn recorded_checkpoints(site: &Site) {
     }
     let path = local.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(local.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let manifest = std::fs::read(&path).expect("written");
     site.put(&format!("m/{MANIFEST_NAME}"), &manifest);
     let report = verified(site, "m").expect("reads");
@@ -434,7 +435,7 @@ fn recorded_checkpoints(site: &Site) {
     manifests_elsewhere(site, &path);
 }
 
-/// A manifest from elsewhere is the same manifest; one can be written from here to there only.
+/// A manifest from another place is equivalent; a store cannot be written to.
 fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let mut options = VerifyOptions::default();
     options.manifest = Some(Location::from_path(path));
@@ -452,7 +453,7 @@ fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let error = verification
         .opening(site.options.clone())
         .run()
-        .expect_err("is no folder");
+        .expect_err("is not a local folder");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     assert!(error.hint().expect("a hint").contains("--write PATH"));
 }

@@ -1,4 +1,5 @@
-//! Every object store keeps the contracts of a source and of an engine; so do the other sources.
+//! The contracts of sources and engines, for every object store; the contract of sources, for the
+//! other sources.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -84,10 +85,10 @@ fn files_are_sources_too() {
         std::fs::write(&path, bytes).expect("a temporary folder");
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let replace = move |bytes: &[u8]| {
-            // As downloaders do it: written beside and renamed over.
+            // Written beside and renamed over, as downloaders do it.
             let beside = path.with_extension("new");
             std::fs::write(&beside, bytes).expect("a temporary folder");
-            std::fs::rename(&beside, &path).expect("same folder");
+            std::fs::rename(&beside, &path).expect("the same folder");
         };
         SourceUnderTest {
             source: Box::new(source),

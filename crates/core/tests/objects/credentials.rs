@@ -1,7 +1,8 @@
-//! Who asks: credentials from the environment, from profiles and from endpoints, and new ones in the middle of a load.
+//! Credentials from the environment, from profiles and from endpoints, and their renewal during a
+//! load.
 //!
-//! The AWS SDK reads the environment of its process, so each case is a process of its own: `loads_somewhere` loads what its
-//! environment says and prints how that went.
+//! The AWS SDK reads the environment of its process, so each case is a process of its own:
+//! `loads_somewhere` loads the location that its environment names and prints the outcome.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ use crate::listener::Listener;
 const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "credentials::loads_somewhere";
 
-/// What the process of a case does. Without a case it is no test.
+/// Runs in the process of a case. Without a case it does nothing.
 #[test]
 fn loads_somewhere() {
     let Some(location) = variable("CASE_LOCATION") else {
@@ -32,7 +33,7 @@ fn loads_somewhere() {
         ),
         Err(error) => format!("{:?} {:?} {}", error.kind(), error.request(), error.chain()),
     };
-    writeln!(std::io::stdout(), "OUTCOME {outcome}").expect("somebody reads it");
+    writeln!(std::io::stdout(), "OUTCOME {outcome}").expect("the parent reads the pipe");
 }
 
 fn try_load(location: &str) -> Result<Report> {
@@ -83,7 +84,7 @@ impl Case {
         path
     }
 
-    /// What came of it, while `meanwhile` happens.
+    /// Runs the case and `meanwhile`, and returns the outcome.
     fn run_while(&self, meanwhile: impl FnOnce()) -> String {
         let variables: Vec<_> = self
             .variables
@@ -96,14 +97,14 @@ impl Case {
             .spawn()
             .expect("the test binary runs");
         meanwhile();
-        outcome(&child.wait_with_output().expect("it ends"))
+        outcome(&child.wait_with_output().expect("the process ends"))
     }
 
     fn run(&self) -> String {
         self.run_while(|| {})
     }
 
-    /// The access keys of all requests for objects, each once, in their order.
+    /// Returns the access keys of all requests for objects in their order, without repetitions.
     fn keys(&self) -> Vec<String> {
         let mut keys = Vec::new();
         for request in self.server.requests() {
@@ -118,7 +119,7 @@ impl Case {
         keys
     }
 
-    /// Once reading has begun, only `key` is let in.
+    /// Waits until reads are in flight, then accepts only `key`.
     fn replace_key(&self, key: &str) {
         assert!(
             self.server.wait_for_in_flight(2, PATIENCE),
@@ -138,7 +139,7 @@ fn outcome(output: &Output) -> String {
         .map(|(_, outcome)| outcome.trim().to_owned());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(outcome.is_some(), "{text}\n{errors}");
-    outcome.expect("just seen")
+    outcome.expect("asserted above")
 }
 
 const LOADED: &str = "loaded 4000000 bytes, 0 retries";
@@ -154,7 +155,7 @@ fn keys_of_the_environment() {
         .with("AWS_SECRET_ACCESS_KEY", "secret");
     case.server.require_access_key(Some("AKIAENV/"));
     assert!(case.run().starts_with(LOADED), "{}", case.run());
-    // And options win over them.
+    // Options win over the environment.
     let case = case.with(
         "CASE_OPTIONS",
         "access_key_id=AKIAOPT secret_access_key=other",
@@ -180,7 +181,7 @@ fn keys_of_profiles() {
     );
 }
 
-/// A profile of a store beside AWS: its keys must not go to AWS.
+/// The profile belongs to a store other than AWS: its keys must not go to AWS.
 #[test]
 fn keys_of_a_profile_go_to_its_endpoint() {
     let unset = |options: &str| {
@@ -260,11 +261,11 @@ fn keys_of_a_process() {
     assert_eq!(case.keys(), ["AKIATOOL"]);
 }
 
-/// Whether there are other profiles or no configuration at all.
+/// Both with other profiles and without any configuration.
 #[test]
 fn a_profile_that_does_not_exist() {
     for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
-        let case = Case::new().with("CASE_OPTIONS", "profile=nobody");
+        let case = Case::new().with("CASE_OPTIONS", "profile=missing");
         if !config.is_empty() {
             case.write("config", config);
         }
@@ -274,7 +275,7 @@ fn a_profile_that_does_not_exist() {
             "{config:?}: {outcome}"
         );
         assert!(
-            outcome.contains("profile nobody") && outcome.contains("hint:"),
+            outcome.contains("profile missing") && outcome.contains("hint:"),
             "{outcome}"
         );
         assert!(case.server.requests().is_empty());
@@ -319,7 +320,8 @@ fn anonymous_requests_carry_nothing() {
     }
 }
 
-/// The credentials expire while requests are in flight: all go on with new ones, fetched once.
+/// The credentials expire while requests are in flight: all requests continue with new ones,
+/// fetched once.
 #[test]
 fn new_credentials_in_the_middle() {
     let case = Case::new();
@@ -328,7 +330,7 @@ fn new_credentials_in_the_middle() {
     case.server
         .issue_credentials([hour("AKIAONE"), hour("AKIATWO")]);
     case.server.require_access_key(Some("AKIAONE"));
-    // Two requests in flight stall; those that follow them are refused.
+    // Two requests in flight stall; the requests after them are refused.
     case.server
         .fault(Rule::times(2, Fault::StallHeaders).from_byte(1));
     let outcome = case.run_while(|| case.replace_key("AKIATWO"));
@@ -343,7 +345,7 @@ fn new_credentials_in_the_middle() {
     assert_eq!(case.keys().last().map(String::as_str), Some("AKIATWO"));
 }
 
-/// New ones are refused as well, or are not to be had.
+/// The new credentials are refused as well, or cannot be fetched.
 #[test]
 fn no_new_credentials_in_the_middle() {
     for (issue, says) in [
@@ -370,7 +372,7 @@ fn no_new_credentials_in_the_middle() {
     }
 }
 
-/// Keys that the store does not take are refused once, with their origin.
+/// Keys that the store rejects are refused once, with their origin.
 #[test]
 fn keys_that_are_refused_name_their_origin() {
     let case = Case::new()
