@@ -1,4 +1,5 @@
-//! Objects that arrive with wrong bytes in them: a digest finds what no length and no identity shows.
+//! Objects that arrive with wrong bytes: a digest detects corruption that lengths and identities do
+//! not show.
 
 use std::sync::Arc;
 
@@ -31,7 +32,7 @@ fn a_byte_that_a_server_garbles_is_found() {
     let mut stream = loader.stream().expect("starts");
     let tensors: Vec<_> = stream.by_ref().collect::<Result<_, _>>().expect("loads");
     assert_all(&tensors, &[&file]);
-    let verification = stream.report().verification.expect("was asked for");
+    let verification = stream.report().verification.expect("was requested");
     assert_eq!(verification.bytes, file.len() as u64);
 
     server.fault(Rule::once(Fault::Corrupt(3 << 20)).from_byte(1));
