@@ -121,7 +121,7 @@ fn load_with(loader: &Loader, allocator: Ordered) -> Result<(Vec<Tensor>, Report
 }
 
 #[test]
-fn tensors_arrive_in_the_callers_memory_and_know_it() {
+fn tensors_in_caller_memory_return_its_owner() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(1, &[100, 200, 3 * MIB, 64, 2 * MIB]);
@@ -133,7 +133,9 @@ fn tensors_arrive_in_the_callers_memory_and_know_it() {
     for tensor in &tensors {
         let device = tensor.device_bytes().expect("on a GPU");
         let (owner, offset) = device.owner().expect("the caller's");
-        let owner = owner.downcast_ref::<Given>().expect("the owner that was passed");
+        let owner = owner
+            .downcast_ref::<Given>()
+            .expect("the owner that was passed");
         assert_eq!(owner.address + offset as u64, device.address());
     }
     assert_eq!(report.devices[0].copied_bytes, files.total());
@@ -145,7 +147,7 @@ fn tensors_arrive_in_the_callers_memory_and_know_it() {
 }
 
 #[test]
-fn memory_is_asked_for_on_the_callers_thread_only() {
+fn allocator_is_called_on_caller_thread_only() {
     let _cuda = cuda();
     let files = Files::even(2, 40, MIB);
     let seen = Arc::new(Seen::default());
@@ -165,7 +167,7 @@ fn memory_is_asked_for_on_the_callers_thread_only() {
 /// The caller's stream still writes to the memory when the allocator returns it: without ordered
 /// copies there would be a violation, and wrong bytes.
 #[test]
-fn copies_wait_for_the_callers_stream() {
+fn copies_wait_for_allocator_stream() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "3000");
     let files = Files::of_lengths(7, &[100, 200, 3 * MIB, 64, 2 * MIB]);
@@ -183,7 +185,7 @@ fn copies_wait_for_the_callers_stream() {
 
 /// Memory that the caller has not received yet stays within the budget, however slow the caller is.
 #[test]
-fn the_budget_holds_for_the_callers_memory() {
+fn budget_limits_caller_memory() {
     let _cuda = cuda();
     let files = Files::even(3, 32, MIB);
     let seen = Arc::new(Seen::default());
@@ -197,7 +199,10 @@ fn the_budget_holds_for_the_callers_memory() {
     for tensor in stream.by_ref() {
         drop(tensor.expect("loads"));
         received += 1;
-        assert!(seen.calls() <= 5 + received, "at most one more per received tensor");
+        assert!(
+            seen.calls() <= 5 + received,
+            "at most one more per received tensor"
+        );
     }
     assert_eq!(received, 32);
     let report = stream.report();
@@ -291,7 +296,7 @@ fn settle(loader: &Loader, options: &mut Options) {
 }
 
 #[test]
-fn an_allocator_that_fails_ends_the_load_with_what_was_asked_for() {
+fn failing_allocator_ends_load_naming_the_request() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "200");
     let files = Files::even(4, 30, MIB);
@@ -334,7 +339,7 @@ impl DeviceAllocator for Panics {
 }
 
 #[test]
-fn an_allocator_that_panics_leaves_nothing_behind() {
+fn panicking_allocator_leaks_nothing() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "200");
     let files = Files::even(5, 20, MIB);
@@ -368,7 +373,7 @@ impl DeviceAllocator for Small {
 }
 
 #[test]
-fn what_the_allocator_calls_free_is_what_counts() {
+fn allocator_free_bytes_limit_the_budget() {
     let _cuda = cuda();
     let files = Files::of_lengths(6, &[MIB, 4 * MIB, MIB]);
     let seen = Arc::new(Seen::default());

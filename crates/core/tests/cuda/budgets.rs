@@ -34,7 +34,7 @@ fn fill(stream: &TensorStream, budget: u64) {
 /// Nothing is allocated beyond the budget before the caller receives, and then one tensor for each
 /// that it has received.
 #[test]
-fn a_caller_who_stalls_stops_the_load_at_the_budget() {
+fn stalled_caller_stops_load_at_budget() {
     let cuda = cuda();
     let files = Files::even(1, 32, MIB);
     for (lanes, order) in [(1, Order::Ready), (3, Order::Ready), (2, Order::File)] {
@@ -65,7 +65,7 @@ fn a_caller_who_stalls_stops_the_load_at_the_budget() {
 }
 
 #[test]
-fn a_caller_who_keeps_everything_never_starves_the_load() {
+fn caller_keeping_all_tensors_never_starves_load() {
     let cuda = cuda();
     let files = Files::even(2, 40, MIB);
     for (lanes, order) in [(1, Order::Ready), (3, Order::Ready), (3, Order::File)] {
@@ -85,7 +85,7 @@ fn a_caller_who_keeps_everything_never_starves_the_load() {
 }
 
 #[test]
-fn staging_memory_is_the_budget_and_no_more() {
+fn staging_memory_fills_budget_without_exceeding_it() {
     let cuda = cuda();
     let files = Files::even(3, 40, MIB);
     for limit in [300_000, 2 * MIB as u64, 5 * MIB as u64 + 1] {
@@ -113,7 +113,7 @@ fn staging_memory_is_the_budget_and_no_more() {
 }
 
 #[test]
-fn a_limit_that_is_too_small_is_refused_and_the_hint_does() {
+fn too_small_limit_is_refused_and_hinted_limit_suffices() {
     let cuda = cuda();
     let files = Files::of_lengths(4, &[1000, 5 * MIB, 4 * MIB]);
     let limited = |limit, device_limit| {
@@ -156,7 +156,7 @@ fn bytes_read() -> u64 {
 
 /// A GPU without room for the largest tensor is an error at once, not after minutes.
 #[test]
-fn a_gpu_without_room_is_refused_before_the_first_read() {
+fn full_gpu_is_refused_before_first_read() {
     let cuda = cuda();
     let files = Files::of_lengths(5, &[MIB, 20 * MIB, 3 * MIB]);
     let options = |limit| {
@@ -185,7 +185,7 @@ fn a_gpu_without_room_is_refused_before_the_first_read() {
 }
 
 #[test]
-fn the_default_budget_shrinks_to_what_is_free() {
+fn default_budget_shrinks_to_free_memory() {
     let cuda = cuda();
     let files = Files::even(6, 20, MIB);
     let free = 6 * MIB;

@@ -7,7 +7,7 @@ use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::stub::cuda;
 
 #[test]
-fn two_loads_at_once_to_two_devices() {
+fn concurrent_loads_to_two_devices_succeed() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = [Files::even(1, 20, MIB), Files::even(2, 20, MIB)];
@@ -25,7 +25,7 @@ fn two_loads_at_once_to_two_devices() {
 
 /// Some of the loads keep all tensors, some drop them at once, and one is dropped early.
 #[test]
-fn eight_loads_at_once() {
+fn eight_concurrent_loads_succeed() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "50");
     let mut files = Files::new();
@@ -63,7 +63,7 @@ fn eight_loads_at_once() {
 }
 
 #[test]
-fn one_load_to_two_devices_and_the_host() {
+fn one_load_fills_two_devices_and_host() {
     let cuda = cuda();
     for seed in 0..10 {
         let mut rng = Rng::new(seed);
@@ -107,7 +107,7 @@ fn one_load_to_two_devices_and_the_host() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_and_those_that_are_counted() {
+fn missing_device_is_refused_with_visible_count() {
     let cuda = cuda();
     let files = Files::even(3, 2, 1000);
     for ordinal in [2, 99_999] {

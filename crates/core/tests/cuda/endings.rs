@@ -28,7 +28,7 @@ fn loader(files: &Files, options: Options) -> Loader {
 }
 
 #[test]
-fn cancelled_at_any_moment() {
+fn cancellation_at_any_moment_leaks_nothing() {
     let cuda = cuda();
     let files = Files::even(1, 24, MIB);
     for seed in 0..40 {
@@ -64,7 +64,7 @@ fn cancelled_at_any_moment() {
 }
 
 #[test]
-fn dropped_at_any_moment_on_any_thread() {
+fn drop_at_any_moment_on_any_thread_is_safe() {
     let cuda = cuda();
     let files = Files::even(2, 16, MIB);
     for seed in 0..40 {
@@ -87,7 +87,7 @@ fn dropped_at_any_moment_on_any_thread() {
 /// Moments are counted in copies submitted to the driver: before the first, after the last, and
 /// between.
 #[test]
-fn ended_at_any_copy() {
+fn end_at_any_copy_leaks_nothing() {
     let cuda = cuda();
     let files = Files::even(5, 24, 100_000);
     for seed in 0..200 {
@@ -149,7 +149,7 @@ fn ended_at_any_copy() {
 /// Copies that take longer than a drop waits: the lanes end by themselves and keep their slots
 /// until then.
 #[test]
-fn copies_that_hang_do_not_hold_up_who_drops_the_stream() {
+fn hanging_copies_do_not_block_drop() {
     let cuda = cuda();
     let files = Files::even(3, 8, MIB);
     cuda.stub.set("copy_delay_us", "60000000");
@@ -168,7 +168,7 @@ fn copies_that_hang_do_not_hold_up_who_drops_the_stream() {
 }
 
 #[test]
-fn a_load_that_takes_longer_than_its_timeout_fails() {
+fn load_exceeding_timeout_fails() {
     let cuda = cuda();
     let files = Files::even(4, 8, MIB);
     cuda.stub.set("copy_delay_us", "60000000");
@@ -181,7 +181,10 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
         let error = match loader(&files, options).stream() {
             Err(error) => error,
             Ok(mut stream) => {
-                let error = stream.next().expect("an item before the end").expect_err("too slow");
+                let error = stream
+                    .next()
+                    .expect("an item before the end")
+                    .expect_err("too slow");
                 assert_eq!(stream.report().outcome, "timed_out");
                 error
             }
@@ -193,7 +196,7 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
 
 /// Reading fails while earlier bytes are still being copied.
 #[test]
-fn a_file_that_shrinks_ends_the_load_with_copies_in_flight() {
+fn shrinking_file_ends_load_with_copies_in_flight() {
     let cuda = cuda();
     for seed in 0..12 {
         let mut rng = Rng::new(seed);
@@ -204,12 +207,18 @@ fn a_file_that_shrinks_ends_the_load_with_copies_in_flight() {
         options.device_memory_limit = Some(2 * MIB as u64);
         options.memory_limit = Some(900_000);
         let mut stream = loader(&files, options).stream().expect("starts");
-        let first = stream.next().expect("the first of 24 tensors").expect("loads");
+        let first = stream
+            .next()
+            .expect("the first of 24 tensors")
+            .expect("loads");
         let file = OpenOptions::new().write(true).open(files.file("0"));
         file.expect("writable")
             .set_len(12 * MIB as u64 + 777)
             .expect("writable");
-        let error = stream.by_ref().find_map(Result::err).expect("the file was truncated");
+        let error = stream
+            .by_ref()
+            .find_map(Result::err)
+            .expect("the file was truncated");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         crate::fixtures::assert_same(&files.contents, &first);
         drop((stream, first));

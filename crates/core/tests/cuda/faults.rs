@@ -223,14 +223,15 @@ fn run(files: &Files, lanes: usize, order: Order) -> Result<()> {
 }
 
 fn assert_works(cuda: &Cuda, files: &Files) {
-    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads after the fault");
+    let (tensors, _) =
+        load(&files.loader().device(Device::Cuda(0))).expect("loads after the fault");
     files.assert_all(&tensors);
     drop(tensors);
     cuda.recover();
 }
 
 #[test]
-fn faults_are_told_apart_and_leave_nothing() {
+fn driver_faults_are_classified_and_leak_nothing() {
     let cuda = cuda();
     let files = Files::even(1, 12, MIB);
     for wanted in &TABLE {
@@ -257,7 +258,7 @@ fn faults_are_told_apart_and_leave_nothing() {
 /// Every function that a load calls fails once, at each of its first calls: the load completes or
 /// ends with an error, and never hangs, mixes up bytes or leaks.
 #[test]
-fn any_call_may_fail_at_any_time() {
+fn any_failing_driver_call_ends_load_cleanly() {
     let cuda = cuda();
     let files = Files::even(2, 12, MIB);
     let functions = [
@@ -298,13 +299,16 @@ fn any_call_may_fail_at_any_time() {
 
 /// The device has less free memory than when the load began.
 #[test]
-fn memory_that_others_take_meanwhile_is_missed_by_name() {
+fn memory_taken_during_load_is_out_of_memory_with_tensor() {
     let cuda = cuda();
     let files = Files::even(3, 12, MIB);
     let options = options(|it| it.device_memory_limit = Some(4 * MIB as u64));
     let loader = files.loader().device(Device::Cuda(1)).options(options);
     let mut stream = loader.stream().expect("starts");
-    let first = stream.next().expect("the first of 12 tensors").expect("fits");
+    let first = stream
+        .next()
+        .expect("the first of 12 tensors")
+        .expect("fits");
     cuda.stub.set("busy", &(1 << 30).to_string());
     let error = stream.by_ref().find_map(Result::err).expect("no room");
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
@@ -320,7 +324,7 @@ fn memory_that_others_take_meanwhile_is_missed_by_name() {
 
 /// A lost context stays lost: the next load reports it and does not hang.
 #[test]
-fn a_lost_context_is_told_to_every_later_load() {
+fn lost_context_is_reported_by_later_loads() {
     let cuda = cuda();
     let files = Files::even(4, 12, MIB);
     // A second user keeps the context, so it outlives the load.

@@ -122,7 +122,11 @@ pub(crate) fn assert_all(contents: &Contents, tensors: &[Tensor]) {
     let mut seen = std::collections::BTreeSet::new();
     for tensor in tensors {
         assert_same(contents, tensor);
-        assert!(seen.insert(tensor.name()), "{} arrived twice", tensor.name());
+        assert!(
+            seen.insert(tensor.name()),
+            "{} arrived twice",
+            tensor.name()
+        );
     }
     assert_eq!(seen.len(), contents.len(), "all tensors arrived");
 }

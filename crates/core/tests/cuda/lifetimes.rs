@@ -13,7 +13,7 @@ use crate::stub::{bytes, cuda};
 /// A caller's stream may still use a tensor that is dropped on the host: its memory is freed after
 /// that use.
 #[test]
-fn memory_goes_behind_work_that_the_caller_has_given() {
+fn memory_is_freed_after_queued_caller_work() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -40,7 +40,7 @@ fn memory_goes_behind_work_that_the_caller_has_given() {
 /// A stream of another GPU may still copy from a tensor that is dropped on the host: its memory is
 /// freed after that copy, too.
 #[test]
-fn memory_goes_behind_copies_that_another_gpu_has_been_given() {
+fn memory_is_freed_after_queued_peer_copies() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
     // A driver since 12.5, an older one, and one whose devices have no pools.
@@ -62,13 +62,17 @@ fn memory_goes_behind_copies_that_another_gpu_has_been_given() {
         drop(peer);
         assert_eq!(cuda.stub.live("allocations"), 0);
         tload::release_staging();
-        assert_eq!(cuda.stub.live("contexts"), 0, "no context is kept or created");
+        assert_eq!(
+            cuda.stub.live("contexts"),
+            0,
+            "no context is kept or created"
+        );
     }
 }
 
 /// A lost GPU copies nothing, so it does not delay the release of another GPU's memory.
 #[test]
-fn memory_is_freed_also_where_another_gpu_is_lost() {
+fn memory_is_freed_if_another_gpu_is_lost() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -87,7 +91,7 @@ fn memory_is_freed_also_where_another_gpu_is_lost() {
 /// Memory that cannot be freed when it is dropped (for example during a graph capture) is freed
 /// later, possibly by another load: contexts that have other users keep their memory.
 #[test]
-fn memory_that_could_not_be_freed_is_freed_by_a_later_load() {
+fn memory_not_freed_on_drop_is_freed_by_later_load() {
     let cuda = cuda();
     let files = Files::even(2, 3, MIB);
     let other = Context::open(0).expect("the stub has GPU 0");
@@ -109,7 +113,7 @@ fn memory_that_could_not_be_freed_is_freed_by_a_later_load() {
 
 /// If the driver cannot record the context, the drop waits for the device.
 #[test]
-fn memory_is_freed_also_where_the_context_cannot_be_recorded() {
+fn memory_is_freed_if_context_cannot_be_recorded() {
     let cuda = cuda();
     let files = Files::even(2, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -121,7 +125,7 @@ fn memory_is_freed_also_where_the_context_cannot_be_recorded() {
 /// While another thread captures a graph, calls of tload must neither fail nor disturb it; calls
 /// that would are deferred.
 #[test]
-fn a_capture_elsewhere_does_not_disturb_a_load() {
+fn load_survives_graph_capture_on_another_thread() {
     let cuda = cuda();
     let files = Files::even(2, 6, MIB);
     let loader = files.loader().device(Device::Cuda(0));
@@ -134,12 +138,16 @@ fn a_capture_elsewhere_does_not_disturb_a_load() {
     drop(tensors);
     let (again, _) = load(&loader).expect("loads");
     drop(again);
-    assert_eq!(cuda.stub.live("allocations"), 0, "deferred frees are not lost");
+    assert_eq!(
+        cuda.stub.live("allocations"),
+        0,
+        "deferred frees are not lost"
+    );
 }
 
 /// A tensor keeps its context alive when the loader, the stream and all staging memory are gone.
 #[test]
-fn a_tensor_alone_keeps_its_bytes() {
+fn tensor_keeps_its_bytes_after_load_is_dropped() {
     let cuda = cuda();
     let files = Files::even(3, 1, MIB);
     let loader = files.loader().device(Device::Cuda(1));
@@ -159,7 +167,7 @@ fn a_tensor_alone_keeps_its_bytes() {
 
 /// Drivers older than 12.5 cannot record a whole context: frees wait for the device.
 #[test]
-fn an_older_driver_frees_in_order_too() {
+fn older_driver_frees_in_order() {
     let cuda = cuda();
     let files = Files::even(4, 6, MIB);
     for missing in ["cuCtxRecordEvent", "cuEventElapsedTime"] {

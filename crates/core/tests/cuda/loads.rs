@@ -21,7 +21,7 @@ fn engines() -> Vec<EngineChoice> {
 }
 
 #[test]
-fn a_small_file_arrives() {
+fn small_file_loads_to_device() {
     let cuda = cuda();
     let files = Files::of_lengths(1, &[4, 1000, 256, 3_000_000, 0, 17]);
     let loader = files.loader().device(Device::Cuda(1));
@@ -43,7 +43,7 @@ fn a_small_file_arrives() {
 
 /// The host load is the oracle for the device load.
 #[test]
-fn the_device_has_what_the_host_has() {
+fn device_load_equals_host_load() {
     let _cuda = cuda();
     let mut files = Files::new();
     files.mixed("m", &mut Rng::new(7), 60, 200_000);
@@ -61,7 +61,7 @@ fn the_device_has_what_the_host_has() {
 
 /// Random engines, lanes, orders, limits, delays, shards and kinds of tensors.
 #[test]
-fn random_loads_arrive() {
+fn random_loads_are_complete() {
     let cuda = cuda();
     let engines = engines();
     for seed in 0..50 {
@@ -129,7 +129,7 @@ fn random_loads_arrive() {
 
 /// One slot of staging memory, and a tensor many times as long.
 #[test]
-fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
+fn tensor_larger_than_staging_memory_streams_through_it() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(2, &[9 * MIB + 5, 100, 2 * MIB]);
@@ -176,7 +176,7 @@ fn tensors_are_aligned_for_kernels() {
 }
 
 #[test]
-fn neighbours_share_a_copy_and_memory() {
+fn neighbours_share_copy_and_allocation() {
     let cuda = cuda();
     let files = Files::even(4, 4000, 128);
     let loader = files.loader().device(Device::Cuda(0));
@@ -188,7 +188,10 @@ fn neighbours_share_a_copy_and_memory() {
     assert!(device.copies <= 2, "{} copies", device.copies);
     assert_eq!(cuda.stub.count("cuMemAllocAsync"), 1);
     // One kept tensor keeps its region alive, and nothing else.
-    let kept = tensors.into_iter().next().expect("the first of 4000 tensors");
+    let kept = tensors
+        .into_iter()
+        .next()
+        .expect("the first of 4000 tensors");
     assert_eq!(cuda.stub.live("allocations"), 1);
     drop(kept);
     assert_eq!(cuda.stub.live("allocations"), 0);
@@ -196,7 +199,7 @@ fn neighbours_share_a_copy_and_memory() {
 
 /// Distances that change for the sake of alignment cost copies, not bytes.
 #[test]
-fn odd_neighbours_get_copies_of_their_own() {
+fn unaligned_neighbours_are_copied_separately() {
     let _cuda = cuda();
     let files = Files::of_lengths(5, &[100; 50]);
     let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -206,7 +209,7 @@ fn odd_neighbours_get_copies_of_their_own() {
 }
 
 #[test]
-fn nothing_to_load_needs_no_memory() {
+fn empty_tensors_need_no_device_memory() {
     let cuda = cuda();
     let mut files = Files::new();
     let empty = |name: &str| (name.to_owned(), Dtype::F32, 0, Vec::new());
@@ -222,7 +225,7 @@ fn nothing_to_load_needs_no_memory() {
 
 /// A tensor may be used and dropped on any thread, long after the stream.
 #[test]
-fn tensors_travel_and_outlive_the_load() {
+fn tensors_outlive_load_on_any_thread() {
     let cuda = cuda();
     let files = Files::even(6, 30, 100_000);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");

@@ -28,7 +28,7 @@ fn store(files: &Files, shards: usize) -> Arc<InMemory> {
 }
 
 #[test]
-fn objects_arrive_on_a_device() {
+fn objects_load_to_device() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     for seed in 0..6 {
@@ -58,7 +58,7 @@ fn objects_arrive_on_a_device() {
 
 /// A file and an object in one checkpoint: two kinds of engines fill the same staging memory.
 #[test]
-fn files_and_objects_share_a_device() {
+fn files_and_objects_load_to_one_device() {
     let _cuda = cuda();
     let server = tload_lab::FaultyServer::start();
     let mut files = Files::new();

@@ -28,7 +28,7 @@ fn large(cuda: &Cuda) -> (Files, Options) {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_is_used_as_it_is() {
+fn unpinnable_memory_is_used_unpinned() {
     let cuda = cuda();
     let files = Files::even(2, 20, MIB);
     for fault in ["cuMemHostRegister_v2:2", "cuMemHostRegister_v2:801"] {
@@ -56,7 +56,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
+fn memory_is_pinned_in_pieces_if_pinning_at_once_fails() {
     let cuda = cuda();
     let (files, options) = large(&cuda);
     let loader = files.loader().device(Device::Cuda(0)).options(options);
@@ -80,7 +80,7 @@ fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
 }
 
 #[test]
-fn what_can_be_pinned_of_large_memory_is() {
+fn large_memory_is_pinned_as_far_as_possible() {
     let cuda = cuda();
     let (files, options) = large(&cuda);
     // Pinning everything fails, pinning the first piece succeeds, and all later ones fail.
@@ -96,7 +96,7 @@ fn what_can_be_pinned_of_large_memory_is() {
 }
 
 #[test]
-fn staging_memory_serves_one_load_after_another() {
+fn staging_memory_is_reused_by_later_loads() {
     let cuda = cuda();
     let files = Files::even(3, 12, MIB);
     let loader = |limit: u64, device| {
@@ -128,7 +128,7 @@ fn staging_memory_serves_one_load_after_another() {
 }
 
 #[test]
-fn what_a_running_load_uses_is_not_released() {
+fn staging_memory_in_use_is_not_released() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "500");
     let files = Files::even(4, 20, MIB);
@@ -147,7 +147,7 @@ fn what_a_running_load_uses_is_not_released() {
 /// A host-only load through slots leaves memory that is not pinned; a load to a GPU does not reuse
 /// it.
 #[test]
-fn unpinned_memory_is_not_taken_for_a_gpu() {
+fn unpinned_memory_is_not_reused_for_gpu() {
     let cuda = cuda();
     let files = Files::even(5, 4, 1000);
     let memory: Vec<Box<[u8]>> = (0..4).map(|_| vec![0; 1000].into()).collect();

@@ -52,10 +52,10 @@ fn refused() -> Error {
 }
 
 #[test]
-fn the_driver_is_found_where_the_loader_looks() {
+fn driver_is_found_in_library_path() {
     let folder = tload_cuda_stub::folder();
     alone(
-        "the_driver_is_found_where_the_loader_looks",
+        "driver_is_found_in_library_path",
         folder.path(),
         &[],
         || {
@@ -71,80 +71,90 @@ fn the_driver_is_found_where_the_loader_looks() {
 
 /// Many systems have only `libcuda.so.1`.
 #[test]
-fn the_drivers_other_name_will_do() {
+fn driver_is_found_without_unversioned_name() {
     let folder = tload_cuda_stub::folder();
     std::fs::remove_file(folder.path().join("libcuda.so")).expect("the stub was there");
-    alone("the_drivers_other_name_will_do", folder.path(), &[], || {
-        assert!(tload::cuda::driver().is_ok());
-        let files = Files::even(1, 2, 1000);
-        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-        files.assert_all(&tensors);
-    });
-}
-
-#[test]
-fn without_a_driver_the_error_says_so() {
-    let folder = tempfile::tempdir().expect("a folder");
     alone(
-        "without_a_driver_the_error_says_so",
+        "driver_is_found_without_unversioned_name",
         folder.path(),
         &[],
         || {
-            if Path::new("/proc/driver/nvidia/version").exists() {
-                // This machine has a driver of its own.
-                return;
-            }
-            let error = refused();
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(
-                error.message().contains("no CUDA driver was found"),
-                "{error}"
-            );
-            assert!(error.hint().is_some_and(|it| it.contains("device=cpu")));
+            assert!(tload::cuda::driver().is_ok());
+            let files = Files::even(1, 2, 1000);
+            let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+            files.assert_all(&tensors);
         },
     );
 }
 
+#[test]
+fn missing_driver_is_reported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    alone("missing_driver_is_reported", folder.path(), &[], || {
+        if Path::new("/proc/driver/nvidia/version").exists() {
+            // This machine has a driver of its own.
+            return;
+        }
+        let error = refused();
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        assert!(
+            error.message().contains("no CUDA driver was found"),
+            "{error}"
+        );
+        assert!(error.hint().is_some_and(|it| it.contains("device=cpu")));
+    });
+}
+
 /// The file is not even a library.
 #[test]
-fn a_broken_driver_is_no_driver() {
+fn broken_driver_library_is_unsupported() {
     let folder = tempfile::tempdir().expect("a folder");
     for name in ["libcuda.so", "libcuda.so.1"] {
         std::fs::write(folder.path().join(name), "not a library").expect("a temporary folder");
     }
-    alone("a_broken_driver_is_no_driver", folder.path(), &[], || {
-        let error = refused();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
-    });
+    alone(
+        "broken_driver_library_is_unsupported",
+        folder.path(),
+        &[],
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
+        },
+    );
 }
 
 #[test]
-fn a_driver_without_gpus_says_so() {
+fn driver_without_gpus_is_reported() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_DEVICES", "0")];
-    alone("a_driver_without_gpus_says_so", folder.path(), &set, || {
-        let error = refused();
-        assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!(error.message(), "the CUDA driver sees no GPU");
-        assert!(
-            error
-                .hint()
-                .is_some_and(|it| it.contains("CUDA_VISIBLE_DEVICES"))
-        );
-        // The failure is not cached.
-        Stub::load().set("devices", "1");
-        let files = Files::even(1, 2, 1000);
-        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-        files.assert_all(&tensors);
-    });
+    alone(
+        "driver_without_gpus_is_reported",
+        folder.path(),
+        &set,
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(error.message(), "the CUDA driver sees no GPU");
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|it| it.contains("CUDA_VISIBLE_DEVICES"))
+            );
+            // The failure is not cached.
+            Stub::load().set("devices", "1");
+            let files = Files::even(1, 2, 1000);
+            let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+            files.assert_all(&tensors);
+        },
+    );
 }
 
 #[test]
-fn the_toolkits_stub_is_told_from_a_driver() {
+fn toolkit_stub_is_not_mistaken_for_driver() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_STUB_LIBRARY", "1")];
     alone(
-        "the_toolkits_stub_is_told_from_a_driver",
+        "toolkit_stub_is_not_mistaken_for_driver",
         folder.path(),
         &set,
         || {
@@ -161,11 +171,11 @@ fn the_toolkits_stub_is_told_from_a_driver() {
 }
 
 #[test]
-fn an_old_driver_is_refused_with_its_version() {
+fn old_driver_is_refused_with_its_version() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_VERSION", "11030")];
     alone(
-        "an_old_driver_is_refused_with_its_version",
+        "old_driver_is_refused_with_its_version",
         folder.path(),
         &set,
         || {
@@ -179,11 +189,11 @@ fn an_old_driver_is_refused_with_its_version() {
 
 /// The error quotes the driver's own status.
 #[test]
-fn a_driver_that_cannot_begin_is_quoted() {
+fn driver_initialization_failure_is_quoted() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_FAIL", "cuInit:803")];
     alone(
-        "a_driver_that_cannot_begin_is_quoted",
+        "driver_initialization_failure_is_quoted",
         folder.path(),
         &set,
         || {
@@ -197,49 +207,44 @@ fn a_driver_that_cannot_begin_is_quoted() {
 
 /// A forked child gets an error; it neither hangs nor harms its parent.
 #[test]
-fn a_forked_child_gets_a_clear_error() {
+fn forked_child_gets_clear_error() {
     let folder = tload_cuda_stub::folder();
-    alone(
-        "a_forked_child_gets_a_clear_error",
-        folder.path(),
-        &[],
-        || {
-            let files = Files::even(1, 6, MIB);
-            let loader = files.loader().device(Device::Cuda(0));
-            let (mut tensors, _) = load(&loader).expect("loads");
-            // SAFETY: this process has no other thread that could hold a lock: lanes have ended,
-            // and tests run one at a time.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let error = failure(loader.stream());
-                    assert_eq!(error.kind(), ErrorKind::Device, "{}", error.chain());
-                    let hint = error.hint().expect("has a hint");
-                    assert!(hint.contains("fork"), "{hint}");
-                    // The parent's memory cannot be freed here; the attempt has no effect.
-                    tensors.pop();
-                    assert_eq!(tload::release_staging(), 0, "the parent's memory stays");
-                    // Loads to the host still work.
-                    let (tensors, _) = load(&files.loader()).expect("loads");
-                    files.assert_all(&tensors);
-                }));
-                // SAFETY: ends the child without the destructors and exit handlers of its parent.
-                unsafe { libc::_exit(i32::from(child.is_err())) };
-            }
-            assert_eq!(wait_for(child), 0, "the child's status");
-            files.assert_all(&tensors);
-            let (again, _) = load(&loader).expect("loads");
-            files.assert_all(&again);
-            assert_eq!(Stub::load().count("violations"), 0);
-        },
-    );
+    alone("forked_child_gets_clear_error", folder.path(), &[], || {
+        let files = Files::even(1, 6, MIB);
+        let loader = files.loader().device(Device::Cuda(0));
+        let (mut tensors, _) = load(&loader).expect("loads");
+        // SAFETY: this process has no other thread that could hold a lock: lanes have ended,
+        // and tests run one at a time.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let error = failure(loader.stream());
+                assert_eq!(error.kind(), ErrorKind::Device, "{}", error.chain());
+                let hint = error.hint().expect("has a hint");
+                assert!(hint.contains("fork"), "{hint}");
+                // The parent's memory cannot be freed here; the attempt has no effect.
+                tensors.pop();
+                assert_eq!(tload::release_staging(), 0, "the parent's memory stays");
+                // Loads to the host still work.
+                let (tensors, _) = load(&files.loader()).expect("loads");
+                files.assert_all(&tensors);
+            }));
+            // SAFETY: ends the child without the destructors and exit handlers of its parent.
+            unsafe { libc::_exit(i32::from(child.is_err())) };
+        }
+        assert_eq!(wait_for(child), 0, "the child's status");
+        files.assert_all(&tensors);
+        let (again, _) = load(&loader).expect("loads");
+        files.assert_all(&again);
+        assert_eq!(Stub::load().count("violations"), 0);
+    });
 }
 
 /// Any lock may be held by a thread of the parent at the moment of the fork.
 #[test]
-fn a_child_waits_for_no_lock_of_its_parents_threads() {
+fn forked_child_blocks_on_no_lock_of_parent_threads() {
     let folder = tload_cuda_stub::folder();
-    let name = "a_child_waits_for_no_lock_of_its_parents_threads";
+    let name = "forked_child_blocks_on_no_lock_of_parent_threads";
     alone(name, folder.path(), &[], || {
         let files = Files::even(1, 12, 50_000);
         let loader = files
@@ -293,7 +298,7 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
                         drop(loader.clone());
                         tload::release_staging();
                     }));
-                    // SAFETY: ends the child without the destructors and exit handlers of its parent.
+                    // SAFETY: ends the child without destructors and exit handlers of its parent.
                     unsafe { libc::_exit(i32::from(child.is_err())) };
                 }
                 let status = std::panic::catch_unwind(|| wait_for(child));
@@ -353,9 +358,9 @@ fn settled(wanted: (usize, usize), patience: Duration) -> (usize, usize) {
 }
 
 #[test]
-fn nothing_is_left_of_many_loads() {
+fn many_loads_leak_nothing() {
     let folder = tload_cuda_stub::folder();
-    alone("nothing_is_left_of_many_loads", folder.path(), &[], || {
+    alone("many_loads_leak_nothing", folder.path(), &[], || {
         let stub = Stub::load();
         let mut files = Files::new();
         for shard in 0..2 {

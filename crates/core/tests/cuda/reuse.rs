@@ -41,7 +41,7 @@ fn slots_wait_for_their_copies() {
 
 /// Memory that the caller drops is reused by later regions while copies of others run.
 #[test]
-fn memory_of_dropped_tensors_is_used_again_in_order() {
+fn memory_of_dropped_tensors_is_reused_in_order() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "150");
     let files = Files::even(2, 60, 200_000);

@@ -34,7 +34,7 @@ fn delay(cuda: &Cuda, rng: &RefCell<Rng>) {
 }
 
 #[test]
-fn the_sink_keeps_the_contract_in_memory_of_its_own() {
+fn sink_keeps_contract_in_own_memory() {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(1));
     sink_suite(
@@ -57,7 +57,7 @@ fn the_sink_keeps_the_contract_in_memory_of_its_own() {
 }
 
 #[test]
-fn the_sink_keeps_the_contract_in_memory_of_the_callers() {
+fn sink_keeps_contract_in_caller_memory() {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(2));
     sink_suite(

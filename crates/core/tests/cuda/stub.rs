@@ -70,8 +70,8 @@ impl Cuda {
         assert_eq!(self.stub.count("abandoned"), 0, "leaked into a context");
     }
 
-    /// Waits after a fault until the load has released everything, and resets the driver. The contents
-    /// of a lost context are not checked.
+    /// Waits after a fault until the load has released everything, and resets the driver. The
+    /// contents of a lost context are not checked.
     pub(crate) fn recover(&self) {
         self.assert_in_order();
         let started = Instant::now();

@@ -84,7 +84,10 @@ impl Lent {
         let all = self.all();
         assert!(all[MARGIN..MARGIN + self.len] == *bytes, "wrong bytes");
         let mut margins = all[..MARGIN].iter().chain(&all[MARGIN + self.len..]);
-        assert!(margins.all(|byte| *byte == UNTOUCHED), "a byte beside the target was written");
+        assert!(
+            margins.all(|byte| *byte == UNTOUCHED),
+            "a byte beside the target was written"
+        );
     }
 }
 
@@ -100,7 +103,7 @@ impl Drop for Lent {
 
 /// Targets on all devices, small and large, beside tensors that have none.
 #[test]
-fn targets_are_filled_and_nothing_beside_them() {
+fn targets_are_filled_and_margins_untouched() {
     let cuda = cuda();
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
@@ -175,7 +178,7 @@ fn host_targets_need_no_gpu() {
 }
 
 #[test]
-fn a_target_of_another_length_is_refused_before_anything_is_written() {
+fn target_of_wrong_length_is_refused_before_any_write() {
     let cuda = cuda();
     let files = Files::even(2, 3, 1000);
     for (len, device) in [(999, None), (1001, Some(0)), (0, Some(1))] {
@@ -197,7 +200,7 @@ fn a_target_of_another_length_is_refused_before_anything_is_written() {
 
 /// A load that fails half-way releases the caller's memory: no copy writes to it any more.
 #[test]
-fn a_failed_load_lets_go_of_targets() {
+fn failed_load_releases_targets() {
     let cuda = cuda();
     let files = Files::even(3, 8, MIB);
     for (fault, delay) in [("cuMemcpyHtoDAsync_v2:1:5:1", "500"), ("", "3000")] {
@@ -286,7 +289,7 @@ fn receivers_are_filled() {
 
 /// Some tensors of a device have targets there, the others get memory of the load.
 #[test]
-fn one_device_may_have_both() {
+fn device_mixes_targets_and_own_memory() {
     let cuda = cuda();
     let files = Files::even(5, 10, 300_000);
     let lent = Lent::new(&cuda, 300_000, Some(0));
@@ -309,7 +312,7 @@ fn one_device_may_have_both() {
 /// The caller's stream still writes to the memory when the load begins; the load's copies must come
 /// after those writes.
 #[test]
-fn copies_wait_for_what_the_callers_stream_was_given() {
+fn copies_wait_for_writes_in_caller_stream() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "3000");
     let files = Files::even(6, 3, MIB);
@@ -340,7 +343,7 @@ fn copies_wait_for_what_the_callers_stream_was_given() {
 /// A cancelled load ends at once, while reads and copies are in flight. From then on the memory is
 /// the caller's again.
 #[test]
-fn nothing_is_written_to_targets_once_the_stream_has_ended() {
+fn targets_are_not_written_after_stream_end() {
     let cuda = cuda();
     let files = Files::even(3, 24, MIB);
     for (round, device) in [None, Some(0), Some(1)]

@@ -47,7 +47,12 @@ fn wrong(algorithm: Algorithm) -> Wrong {
         whole: None,
         tensors: digests.collect(),
     });
-    let at = checkpoint.get("t3").expect("in the checkpoint").file_range().end - 1;
+    let at = checkpoint
+        .get("t3")
+        .expect("in the checkpoint")
+        .file_range()
+        .end
+        - 1;
     let byte = file[usize::try_from(at).expect("small")] ^ 1;
     let opened = std::fs::OpenOptions::new().write(true).open(&path);
     opened
@@ -83,7 +88,7 @@ fn assert_found(error: &Error) {
 }
 
 #[test]
-fn a_wrong_tensor_is_never_on_a_gpu() {
+fn corrupt_tensor_is_never_delivered_on_gpu() {
     let cuda = cuda();
     for algorithm in Algorithm::ALL {
         let wrong = wrong(algorithm);
@@ -108,7 +113,7 @@ fn a_wrong_tensor_is_never_on_a_gpu() {
 /// The last piece of the wrong tensor is not written; earlier pieces may be.
 #[test]
 #[expect(unsafe_code, reason = "lends memory to loads")]
-fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
+fn corrupt_piece_is_not_written_to_caller_memory() {
     let _cuda = cuda();
     for algorithm in [Algorithm::Crc64Nvme, Algorithm::Sha256] {
         let wrong = wrong(algorithm);

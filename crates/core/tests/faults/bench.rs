@@ -19,7 +19,10 @@ pub(crate) struct Oracle(pub(crate) Vec<Vec<u8>>);
 
 impl Oracle {
     fn file(&self, tensor: &str) -> &[u8] {
-        let shard = tensor.split('.').next().expect("a name with a shard number");
+        let shard = tensor
+            .split('.')
+            .next()
+            .expect("a name with a shard number");
         &self.0[shard.parse::<usize>().expect("a name with a shard number")]
     }
 

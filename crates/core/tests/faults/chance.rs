@@ -85,7 +85,7 @@ fn file_rule(rng: &mut Rng, mounted: Mounted) -> FileRule {
 const OF_FILES: &[ErrorKind] = &[ErrorKind::Io, ErrorKind::Changed, ErrorKind::TimedOut];
 
 #[test]
-fn files_with_faults_by_chance() {
+fn file_loads_survive_random_faults() {
     let _alone = alone();
     let Some(bench) = on_files::Bench::start() else {
         return;
@@ -157,7 +157,7 @@ fn object_rule(rng: &mut Rng) -> Rule {
 const OF_OBJECTS: &[ErrorKind] = &[ErrorKind::Remote, ErrorKind::TimedOut];
 
 #[test]
-fn objects_with_faults_by_chance() {
+fn object_loads_survive_random_faults() {
     let _alone = alone();
     on_objects::warm_up();
     let mut ends = Ends::default();

@@ -128,7 +128,7 @@ fn kinds() -> Vec<EngineKind> {
 }
 
 #[test]
-fn engines_of_files_keep_their_contract_over_short_answers() {
+fn file_engines_keep_contract_over_short_reads() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     shown.behave(Trouble::Short);
@@ -139,7 +139,7 @@ fn engines_of_files_keep_their_contract_over_short_answers() {
 }
 
 #[test]
-fn engines_of_files_keep_their_contract_over_failures() {
+fn file_engines_keep_contract_over_failures() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     for kind in kinds() {
@@ -155,7 +155,7 @@ fn engines_of_files_keep_their_contract_over_failures() {
 }
 
 #[test]
-fn files_keep_the_contract_of_sources_over_short_answers() {
+fn file_sources_keep_contract_over_short_reads() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     shown.behave(Trouble::Short);
@@ -197,7 +197,8 @@ impl Store {
     fn source(&self, name: &str) -> ObjectSource {
         let location = Location::parse(&format!("s3://models/{name}")).expect("a URL");
         // Times out early: nothing stalls here, and failures should end soon.
-        ObjectSource::at(&location, &options_at(&self.server.url(), "20")).expect("the object exists")
+        ObjectSource::at(&location, &options_at(&self.server.url(), "20"))
+            .expect("the object exists")
     }
 
     /// Returns the engine and the name of the second object.
@@ -251,7 +252,7 @@ impl Store {
 }
 
 #[test]
-fn the_engine_of_objects_keeps_its_contract_over_failures() {
+fn object_engine_keeps_contract_over_failures() {
     let _alone = alone();
     let store = Store::start();
     troubled_engine_suite("objects", &|request| {
@@ -266,7 +267,7 @@ fn the_engine_of_objects_keeps_its_contract_over_failures() {
 }
 
 #[test]
-fn objects_keep_the_contract_of_sources_over_failures() {
+fn object_sources_keep_contract_over_failures() {
     let _alone = alone();
     let store = Store::start();
     let broken = Fault::status(500, "InternalError");

@@ -97,7 +97,12 @@ impl Deed {
     }
 
     fn does(self, path: &Path, mount: &Mount) {
-        let file = || OpenOptions::new().append(true).open(path).expect("writable");
+        let file = || {
+            OpenOptions::new()
+                .append(true)
+                .open(path)
+                .expect("writable")
+        };
         let status = |fault| mount.fault(&Rule::always(fault).on(Request::Stat));
         match self {
             Self::Wait => {}
@@ -375,12 +380,8 @@ fn slow() -> Vec<FileFault> {
             timed_out,
         )
         .with(hurried, HURRIED),
-        on_read(
-            "one read hangs forever",
-            Rule::once(Fault::Hold),
-            timed_out,
-        )
-        .with(hurried, HURRIED),
+        on_read("one read hangs forever", Rule::once(Fault::Hold), timed_out)
+            .with(hurried, HURRIED),
         on_any(
             "opening for direct reads hangs forever",
             Rule::always(Fault::Hold).on(Request::Open),

@@ -25,7 +25,7 @@ enum Address {
     /// The store's own.
     Right,
     /// A port without a listener.
-    Nobody,
+    Closed,
     /// A port that drops packets.
     Hole,
     /// The store's own, but with TLS, which it does not speak.
@@ -147,8 +147,14 @@ fn passing() -> Vec<ObjectFault> {
             Fault::StallBody(90_000),
         )
         .impatient(),
-        again("the body is too short, with a matching length", Fault::ShortBody(1000)),
-        again("the body is longer than its length says", Fault::WrongLength(-5)),
+        again(
+            "the body is too short, with a matching length",
+            Fault::ShortBody(1000),
+        ),
+        again(
+            "the body is longer than its length says",
+            Fault::WrongLength(-5),
+        ),
         on_read(
             "the body is shorter than its length says, but complete",
             Rule::once(Fault::WrongLength(5)),
@@ -453,10 +459,7 @@ fn bare() -> Vec<ObjectFault> {
         let unruled = on_read(fault, Rule::always(Fault::NoEtag), outcome);
         ObjectFault {
             row: Row {
-                made: format!(
-                    "both headers omitted{allowed}{}",
-                    made.unwrap_or_default()
-                ),
+                made: format!("both headers omitted{allowed}{}", made.unwrap_or_default()),
                 ..unruled.row
             },
             rules,
@@ -502,7 +505,7 @@ fn unreachable() -> Vec<ObjectFault> {
     vec![
         nowhere(
             "connections are refused",
-            Address::Nobody,
+            Address::Closed,
             "a port without a listener",
             fails(Remote, &["refuse"]),
         ),
@@ -587,7 +590,7 @@ impl ObjectFault {
         let (mut url, mut hole) = (server.url(), None);
         match self.address {
             Address::Right => {}
-            Address::Nobody => {
+            Address::Closed => {
                 // Was free a moment ago.
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
                 url = format!("http://{}", listener.local_addr().expect("bound"));

@@ -62,17 +62,17 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a URL names a host that is not its cloud's",
         "no credentials of the environment are sent; the hint names `endpoint`",
-        "crates/core/tests/objects/hosts.rs::azure_credentials_of_the_environment_go_to_no_host_that_only_the_url_names",
+        "crates/core/tests/objects/hosts.rs::azure_credentials_skip_hosts_named_only_by_url",
     ),
     (
         "a redirect leads to another origin",
         "loads; only the range is sent there, no credentials",
-        "crates/core/tests/objects/redirects.rs::another_origin_gets_the_range_and_nothing_of_who_asks",
+        "crates/core/tests/objects/redirects.rs::cross_origin_redirect_forwards_only_range",
     ),
     (
         "a server echoes a secret",
         "the error masks it",
-        "crates/core/tests/objects/echoes.rs::errors_repeat_no_secret_that_a_server_repeats",
+        "crates/core/tests/objects/echoes.rs::errors_show_no_secret_echoed_by_server",
     ),
     (
         "a copied source is replaced by one of equal length and time",
@@ -82,17 +82,17 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the branch of a Hub repository moves during a copy",
         "the copy is of one commit",
-        "crates/core/tests/objects/hubs.rs::a_branch_that_moves_during_a_copy_does_not_mix_commits",
+        "crates/core/tests/objects/hubs.rs::branch_moving_during_copy_does_not_mix_commits",
     ),
     (
         "an object without a validator is replaced during a copy",
         "`changed`; the file is removed",
-        "crates/core/tests/objects/unversioned.rs::a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file",
+        "crates/core/tests/objects/unversioned.rs::unversioned_object_replaced_during_copy_leaves_no_file",
     ),
     (
         "a shard is removed from an index, with `verify=sha256:MANIFEST`",
         "`corrupt`: names the index, or the file that is missing",
-        "crates/core/tests/objects/tampered.rs::a_checkpoint_that_is_another_by_its_index_or_files_is_refused",
+        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_refused",
     ),
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
@@ -107,7 +107,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a list of a store never ends",
         "an error",
-        "crates/core/tests/objects/requests.rs::a_list_without_end_is_an_error",
+        "crates/core/tests/objects/requests.rs::endless_list_is_error",
     ),
     (
         "a ring fails while its engine is dropped",
@@ -157,8 +157,7 @@ fn page(rows: &[Row]) -> String {
     );
     page.push_str("\n| fault | outcome | test |\n|:--|:--|:--|\n");
     for (fault, outcome, test) in ELSEWHERE {
-        writeln!(page, "| {fault} | {outcome} | `{test}` |")
-            .expect("writing to a string succeeds");
+        writeln!(page, "| {fault} | {outcome} | `{test}` |").expect("writing to a string succeeds");
     }
     page
 }
@@ -216,7 +215,7 @@ fn again(retried: Retried) -> &'static str {
 }
 
 #[test]
-fn tests_of_faults_elsewhere_exist() {
+fn tests_named_on_page_exist() {
     for (_, _, test) in ELSEWHERE {
         let (file, name) = test.split_once("::").expect("a file and a function");
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -230,7 +229,7 @@ fn tests_of_faults_elsewhere_exist() {
 }
 
 #[test]
-fn the_page_is_what_the_rows_say() {
+fn page_matches_rows() {
     let wanted = page(&all());
     if variable("TLOAD_BLESS").is_some() {
         std::fs::write(PATH, &wanted).expect("the docs can be written");

@@ -227,7 +227,10 @@ fn failed(
     let mut claims = vec![
         (error.kind() == kind, format!("is not {kind:?}")),
         (error.hint().is_some(), "has no hint".to_owned()),
-        (!text.contains(char::from(0)), "contains a NUL character".to_owned()),
+        (
+            !text.contains(char::from(0)),
+            "contains a NUL character".to_owned(),
+        ),
         retries(ended, retried),
     ];
     if let Some(report) = &ended.report {

@@ -68,7 +68,7 @@ fn verbose() -> bool {
 }
 
 #[test]
-fn faults_of_files_end_as_the_table_says() {
+fn file_faults_end_as_tabled() {
     let _alone = alone();
     let Some(bench) = on_files::Bench::start() else {
         return;
@@ -88,7 +88,7 @@ fn faults_of_files_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_objects_end_as_the_table_says() {
+fn object_faults_end_as_tabled() {
     let _alone = alone();
     // Opens what the process opens once.
     on_objects::warm_up();
@@ -100,7 +100,7 @@ fn faults_of_objects_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_devices_end_as_the_table_says() {
+fn device_faults_end_as_tabled() {
     let _alone = alone();
     let cuda = crate::stub::cuda();
     let mut findings = Findings::default();
@@ -111,7 +111,7 @@ fn faults_of_devices_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_contents_end_as_the_table_says() {
+fn content_faults_end_as_tabled() {
     let _alone = alone();
     let mut findings = Findings::default();
     for fault in in_contents::rows() {
@@ -121,7 +121,7 @@ fn faults_of_contents_end_as_the_table_says() {
 }
 
 #[test]
-fn the_table_is_whole() {
+fn table_covers_all_places_without_duplicates() {
     let rows = all();
     assert!(
         rows.len() >= ROWS_MIN,

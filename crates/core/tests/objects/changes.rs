@@ -66,7 +66,7 @@ fn load_serially(checkpoint: &Checkpoint) -> Result<Vec<Tensor>> {
 /// Replaced right before the third read: tensors delivered before stay valid, and no bytes of the
 /// new state arrive.
 #[test]
-fn replaced_in_the_middle() {
+fn object_replaced_during_load_is_changed() {
     for (fault, status) in [
         (Fault::ChangeBefore(even("t", 2, 4, 1 << 20)), 412),
         (Fault::ChangeBefore(even("t", 2, 1, 1000)), 412),
@@ -109,7 +109,7 @@ fn replaced_in_the_middle() {
 
 /// The server ignores If-Match: the response is compared.
 #[test]
-fn a_server_that_ignores_the_condition() {
+fn ignored_if_match_is_detected() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     bench.site.put(KEY, &bench.new);
@@ -123,7 +123,7 @@ fn a_server_that_ignores_the_condition() {
 
 /// A weak tag is no valid condition (RFC 9110), but it is compared.
 #[test]
-fn weak_tags() {
+fn weak_etag_is_compared() {
     for site in [faulty_at, faulty_web_at] {
         let bench = Bench::of(site);
         bench.server.fault(Rule::always(Fault::WeakEtag));
@@ -141,7 +141,7 @@ fn weak_tags() {
 
 /// Without a tag, the modification time is compared.
 #[test]
-fn no_tags_but_times() {
+fn modification_time_replaces_missing_etag() {
     let bench = Bench::of(faulty_web_at);
     bench.server.fault(Rule::always(Fault::NoEtag));
     let checkpoint = bench.open();
@@ -152,7 +152,7 @@ fn no_tags_but_times() {
 
 /// A tag that disappears cannot be told from a replaced object.
 #[test]
-fn a_tag_that_disappears() {
+fn disappearing_etag_is_changed() {
     let bench = Bench::of(faulty_web_at);
     let checkpoint = bench.open();
     bench.server.fault(Rule::always(Fault::NoEtag));
@@ -161,7 +161,7 @@ fn a_tag_that_disappears() {
 
 /// With versions, the old state is still readable.
 #[test]
-fn versions_are_asked_for() {
+fn versioned_bucket_serves_old_version() {
     let bench = Bench::new();
     bench.server.keep_versions();
     bench.site.put(KEY, &bench.old);
@@ -178,7 +178,7 @@ fn versions_are_asked_for() {
 
 /// Reading versions needs a permission of its own; without it, the tag is used.
 #[test]
-fn versions_that_may_not_be_read() {
+fn denied_versions_fall_back_to_etag() {
     let bench = Bench::new();
     bench.server.keep_versions();
     bench.site.put(KEY, &bench.old);
@@ -254,7 +254,7 @@ on_sites!(
 
 /// The old version can still be read, but it is no longer the checkpoint's.
 #[test]
-fn an_index_that_is_replaced_in_a_bucket_with_versions_has_changed() {
+fn index_replaced_in_versioned_bucket_is_changed() {
     let server = Arc::new(FaultyServer::start());
     server.keep_versions();
     index_replaced(&Rc::new(faulty_at(&server)));

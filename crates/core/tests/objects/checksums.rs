@@ -32,7 +32,10 @@ fn expected(checkpoint: &Checkpoint) -> Expectation {
 #[track_caller]
 fn known(expectation: Expectation) -> (String, Digest) {
     match expectation {
-        Expectation::Of(expected) => (expected.by, expected.whole.expect("a digest of the whole object")),
+        Expectation::Of(expected) => (
+            expected.by,
+            expected.whole.expect("a digest of the whole object"),
+        ),
         Expectation::Nothing { why } => panic!("nothing: {why}"),
     }
 }
@@ -76,7 +79,7 @@ fn base64(digest: &Digest) -> String {
 }
 
 #[test]
-fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
+fn whole_object_checksum_is_requested_once_and_compared() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 20, 300_000);
@@ -147,7 +150,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
 }
 
 #[test]
-fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
+fn composite_and_missing_checksums_are_not_compared() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -173,7 +176,7 @@ fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
 }
 
 #[test]
-fn who_must_not_ask_gets_no_checksum_and_no_error() {
+fn denied_checksum_request_is_no_error_if_optional() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -187,7 +190,7 @@ fn who_must_not_ask_gets_no_checksum_and_no_error() {
 /// A store without checksums differs from a store that does not answer: if a checksum is required,
 /// the error is the request's.
 #[test]
-fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
+fn failed_checksum_request_is_error_if_required() {
     let server = Arc::new(FaultyServer::start());
     let mut site = faulty_at(&server);
     site.options.set("retries", "0").expect("an option");
@@ -228,7 +231,7 @@ fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
 
 /// Only the reported algorithms count: a CRC is not accepted where SHA-256 is required.
 #[test]
-fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
+fn crc_is_not_accepted_where_sha_256_is_required() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 2, 1000);
@@ -253,7 +256,7 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
 
 /// A store that does not answer delays a load at most until its timeout.
 #[test]
-fn asking_for_checksums_ends_with_the_time_of_the_load() {
+fn checksum_request_ends_at_load_timeout() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -303,7 +306,7 @@ fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Ex
 }
 
 #[test]
-fn versitygw_says_what_was_uploaded() {
+fn versitygw_reports_uploaded_checksum() {
     let Some(server) = require(Versitygw::start()) else {
         return;
     };
@@ -316,7 +319,7 @@ fn versitygw_says_what_was_uploaded() {
 }
 
 #[test]
-fn s3s_fs_says_what_was_uploaded() {
+fn s3s_fs_reports_uploaded_checksum() {
     let Some(server) = require(S3sFs::start()) else {
         return;
     };
@@ -327,7 +330,7 @@ fn s3s_fs_says_what_was_uploaded() {
 }
 
 #[test]
-fn moto_says_nothing_and_that_is_said() {
+fn moto_without_checksum_is_explained() {
     let Some(server) = require(Moto::start()) else {
         return;
     };
@@ -336,7 +339,7 @@ fn moto_says_nothing_and_that_is_said() {
 }
 
 #[test]
-fn google_says_the_crc_of_every_object() {
+fn google_reports_crc_of_every_object() {
     let Some(site) = sites::fake_gcs() else {
         return;
     };
@@ -349,7 +352,7 @@ fn google_says_the_crc_of_every_object() {
 }
 
 #[test]
-fn a_hub_says_the_sha_256_of_large_files() {
+fn hub_reports_sha_256_of_large_files() {
     let (hub, file) = (Hub::start(), even("t", 1, 20, 30_000));
     let index = index(&[("t0".to_owned(), "a.safetensors")]);
     let files: [(&str, &[u8]); 2] = [

@@ -75,7 +75,7 @@ fn engines(site: &Rc<Site>) {
 on_sites!(engines: in_memory, faulty, faulty_web, versitygw, fake_gcs, azurite, nginx, sliced);
 
 #[test]
-fn files_are_sources_too() {
+fn files_keep_source_contract() {
     let folder = folder();
     let opened = Cell::new(0);
     source_suite("files", &|bytes| {
@@ -98,7 +98,7 @@ fn files_are_sources_too() {
 }
 
 #[test]
-fn memory_is_a_source_too() {
+fn memory_keeps_source_contract() {
     source_suite("memory", &|bytes| SourceUnderTest {
         source: Box::new(MemorySource::new("m", bytes)),
         replace: Box::new(|_| {}),

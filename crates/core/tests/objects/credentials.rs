@@ -2,7 +2,7 @@
 //! load.
 //!
 //! The AWS SDK reads the environment of its process, so each case is a process of its own:
-//! `loads_somewhere` loads the location that its environment names and prints the outcome.
+//! `loads_case_location` loads the location that its environment names and prints the outcome.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,11 +18,11 @@ use crate::fixtures::{even, folder, load, options};
 use crate::listener::Listener;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const CHILD: &str = "credentials::loads_somewhere";
+const CHILD: &str = "credentials::loads_case_location";
 
 /// Runs in the process of a case. Without a case it does nothing.
 #[test]
-fn loads_somewhere() {
+fn loads_case_location() {
     let Some(location) = variable("CASE_LOCATION") else {
         return;
     };
@@ -149,7 +149,7 @@ fn hour(key: &str) -> Issue {
 }
 
 #[test]
-fn keys_of_the_environment() {
+fn environment_keys_are_used_unless_options_set() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");
@@ -165,7 +165,7 @@ fn keys_of_the_environment() {
 }
 
 #[test]
-fn keys_of_profiles() {
+fn profile_keys_and_region_are_used() {
     let case = Case::new().with("CASE_OPTIONS", "profile=dev");
     case.write(
         "credentials",
@@ -183,7 +183,7 @@ fn keys_of_profiles() {
 
 /// The profile belongs to a store other than AWS: its keys must not go to AWS.
 #[test]
-fn keys_of_a_profile_go_to_its_endpoint() {
+fn profile_keys_go_to_profile_endpoint() {
     let unset = |options: &str| {
         Case::new()
             .with("AWS_ENDPOINT_URL_S3", "")
@@ -216,7 +216,7 @@ fn keys_of_a_profile_go_to_its_endpoint() {
 }
 
 #[test]
-fn configured_endpoints_of_profiles_can_be_ignored() {
+fn configured_profile_endpoints_can_be_ignored() {
     for (ignore, config) in [
         ("true", ""),
         ("", "ignore_configured_endpoint_urls = true\n"),
@@ -248,7 +248,7 @@ fn configured_endpoints_of_profiles_can_be_ignored() {
 }
 
 #[test]
-fn keys_of_a_process() {
+fn credential_process_keys_are_used() {
     let case = Case::new().with("AWS_PROFILE", "tool");
     let answer = r#"{"Version": 1, "AccessKeyId": "AKIATOOL", "SecretAccessKey": "s"}"#;
     let answer = case.write("answer.json", answer);
@@ -263,7 +263,7 @@ fn keys_of_a_process() {
 
 /// Both with other profiles and without any configuration.
 #[test]
-fn a_profile_that_does_not_exist() {
+fn missing_profile_is_refused_without_request() {
     for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
         let case = Case::new().with("CASE_OPTIONS", "profile=missing");
         if !config.is_empty() {
@@ -283,7 +283,7 @@ fn a_profile_that_does_not_exist() {
 }
 
 #[test]
-fn no_credentials_at_all() {
+fn missing_credentials_are_refused_without_request() {
     let case = Case::new();
     let outcome = case.run();
     assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
@@ -306,7 +306,7 @@ fn no_credentials_at_all() {
 }
 
 #[test]
-fn anonymous_requests_carry_nothing() {
+fn anonymous_requests_carry_no_credentials() {
     let case = Case::new()
         .with("CASE_OPTIONS", "anonymous=true")
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
@@ -323,7 +323,7 @@ fn anonymous_requests_carry_nothing() {
 /// The credentials expire while requests are in flight: all requests continue with new ones,
 /// fetched once.
 #[test]
-fn new_credentials_in_the_middle() {
+fn expired_credentials_are_renewed_during_load() {
     let case = Case::new();
     let url = case.server.credentials_url();
     let case = case.with("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
@@ -347,7 +347,7 @@ fn new_credentials_in_the_middle() {
 
 /// The new credentials are refused as well, or cannot be fetched.
 #[test]
-fn no_new_credentials_in_the_middle() {
+fn failed_credential_renewal_fails_load() {
     for (issue, says) in [
         (hour("AKIATHREE"), "ExpiredToken"),
         (Issue::Failure(500), "container"),
@@ -374,7 +374,7 @@ fn no_new_credentials_in_the_middle() {
 
 /// Keys that the store rejects are refused once, with their origin.
 #[test]
-fn keys_that_are_refused_name_their_origin() {
+fn refused_keys_name_their_origin() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");

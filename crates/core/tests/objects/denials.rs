@@ -47,7 +47,7 @@ fn s3_refuses<Kind>(server: &S3Server<Kind>, no_bucket: &str) -> StoreOptions {
 }
 
 #[test]
-fn versitygw_knows_its_keys() {
+fn versitygw_denials_are_classified() {
     let Some(server) = require(Versitygw::start()) else {
         return;
     };
@@ -90,7 +90,7 @@ fn versitygw_knows_its_keys() {
 }
 
 #[test]
-fn s3s_fs_knows_its_keys() {
+fn s3s_fs_denials_are_classified() {
     let Some(server) = require(S3sFs::start()) else {
         return;
     };
@@ -103,7 +103,7 @@ fn s3s_fs_knows_its_keys() {
 }
 
 #[test]
-fn moto_knows_its_keys() {
+fn moto_denials_are_classified() {
     let Some(server) = require(Moto::start()) else {
         return;
     };
@@ -114,7 +114,7 @@ fn moto_knows_its_keys() {
 }
 
 #[test]
-fn azurite_knows_its_keys() {
+fn azurite_denials_are_classified() {
     let Some(server) = require(Azurite::start()) else {
         return;
     };
@@ -165,7 +165,7 @@ fn azurite_knows_its_keys() {
 }
 
 #[test]
-fn fake_gcs_knows_its_buckets() {
+fn fake_gcs_denials_are_classified() {
     let Some(server) = require(FakeGcs::start()) else {
         return;
     };
@@ -179,7 +179,8 @@ fn fake_gcs_knows_its_buckets() {
     }
     let incomplete = options(&[("endpoint", &server.base_url())]);
     let location = Location::parse("gs://models/a/m.safetensors").expect("a valid URL");
-    let error = Checkpoint::open_with(&location, &incomplete).expect_err("the credentials are missing");
+    let error =
+        Checkpoint::open_with(&location, &incomplete).expect_err("the credentials are missing");
     assert_eq!(error.kind(), PermissionDenied, "{}", error.chain());
     assert!(
         error.hint().expect("a hint").contains("anonymous=true"),

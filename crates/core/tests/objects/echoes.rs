@@ -210,7 +210,7 @@ fn answers(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn errors_repeat_no_secret_that_a_server_repeats() {
+fn errors_show_no_secret_echoed_by_server() {
     let told = Told::of_process();
     let (sender, next) = std::sync::mpsc::channel::<String>();
     let current = std::sync::Mutex::new((next, String::new()));
@@ -253,7 +253,7 @@ fn errors_repeat_no_secret_that_a_server_repeats() {
 
 /// The text around a secret is helpful and stays.
 #[test]
-fn what_a_server_says_beside_a_secret_is_shown() {
+fn server_text_around_masked_secret_is_shown() {
     let body = "<Error><Code>Denied</Code><Message>Invalid user token hf_hunter2hunter2, ask for another</Message></Error>";
     let answer = format!(
         "HTTP/1.1 403 No\r\nContent-Length: {}\r\n\r\n{body}",

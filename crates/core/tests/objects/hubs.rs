@@ -85,7 +85,7 @@ fn asked_of_the_model(hub: &Hub) -> Vec<HubRequest> {
 }
 
 #[test]
-fn a_model_is_a_folder() {
+fn hub_model_opens_like_folder() {
     let (hub, model) = hub();
     hub.commit(MODEL, "refs/pr/1", &model.files());
     hub.commit(MODEL, "a/b", &model.files());
@@ -124,7 +124,7 @@ fn a_model_is_a_folder() {
 }
 
 #[test]
-fn one_commit_is_read_whatever_becomes_of_the_branch() {
+fn one_commit_is_read_while_branch_moves() {
     let (hub, model) = hub();
     let checkpoint = open(&hub, "", &[]).expect("opens");
     let other = Model::new(7);
@@ -147,7 +147,7 @@ fn one_commit_is_read_whatever_becomes_of_the_branch() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_nowhere_else() {
+fn token_goes_to_hub_only() {
     let (hub, model) = hub();
     for access in [
         Access::Private(TOKEN.to_owned()),
@@ -193,7 +193,7 @@ fn refused(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Error {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn hub_refusals_have_hints() {
     use ErrorKind::{NotFound, PermissionDenied};
     let (hub, _) = hub();
     let token = [("token", TOKEN)];
@@ -253,7 +253,7 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
-fn servers_that_are_no_hub_are_named() {
+fn non_hub_server_is_reported_with_endpoint_hint() {
     let server = FaultyServer::start();
     let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
     let error = Checkpoint::open_with(&location(""), &store).expect_err("not a hub");
@@ -273,7 +273,7 @@ fn servers_that_are_no_hub_are_named() {
 }
 
 #[test]
-fn links_that_have_expired_are_asked_for_anew() {
+fn expired_links_are_requested_again() {
     let (hub, model) = hub();
     let checkpoint = open(&hub, "", &[]).expect("opens");
     hub.files()
@@ -299,7 +299,7 @@ fn links_that_have_expired_are_asked_for_anew() {
 }
 
 #[test]
-fn a_file_that_is_not_the_one_that_the_hub_lists_is_an_error() {
+fn file_differing_from_hub_list_is_error() {
     let (hub, _) = hub();
     let commit = hub.commit(MODEL, "main", &Model::new(3).files());
     hub.files().put(
@@ -332,7 +332,7 @@ fn assert_copied(target: &Path, model: &Model) {
 }
 
 #[test]
-fn copies_have_everything_that_the_hub_lists() {
+fn copy_has_every_listed_file() {
     let (hub, model) = hub();
     let target = folder();
     let report = copy(&hub, "", target.path());
@@ -358,7 +358,7 @@ fn copies_have_everything_that_the_hub_lists() {
 /// Mirrors of hubs omit the modification time of a repository; the remaining fields tell commits
 /// apart.
 #[test]
-fn copies_from_a_mirror_without_times_are_of_one_commit() {
+fn copy_from_mirror_without_times_is_of_one_commit() {
     for is_terse in [false, true] {
         let (hub, model) = hub();
         hub.be_undated();
@@ -385,7 +385,7 @@ fn copies_from_a_mirror_without_times_are_of_one_commit() {
 }
 
 #[test]
-fn a_branch_that_moves_during_a_copy_does_not_mix_commits() {
+fn branch_moving_during_copy_does_not_mix_commits() {
     for path in ["config.json", "a 1.safetensors", "b 1.safetensors"] {
         let (hub, model) = hub();
         let other = Model::new(7);
@@ -401,7 +401,7 @@ fn a_branch_that_moves_during_a_copy_does_not_mix_commits() {
 
 /// The copy stopped between two files, and the branch has moved since.
 #[test]
-fn a_copy_that_goes_on_after_its_branch_has_moved_has_one_commit() {
+fn resumed_copy_after_branch_moved_has_one_commit() {
     let (hub, _) = hub();
     hub.be_undated();
     let target = folder();
@@ -423,7 +423,7 @@ fn a_copy_that_goes_on_after_its_branch_has_moved_has_one_commit() {
 }
 
 #[test]
-fn hubs_need_not_say_more_than_names() {
+fn hub_listing_only_names_loads_and_copies() {
     let (hub, model) = hub();
     hub.be_terse();
     let checkpoint = open(&hub, "", &[]).expect("opens");
@@ -435,7 +435,7 @@ fn hubs_need_not_say_more_than_names() {
 }
 
 #[test]
-fn small_files_may_come_as_a_whole() {
+fn small_files_load_without_range_support() {
     let (hub, model) = hub();
     hub.ignore_ranges();
     let checkpoint = open(&hub, "", &[]).expect("opens");

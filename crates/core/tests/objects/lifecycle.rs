@@ -84,8 +84,8 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn dropped_with_requests_in_flight() {
-    if !is_alone("lifecycle::dropped_with_requests_in_flight") {
+fn drop_with_requests_in_flight_leaks_nothing() {
+    if !is_alone("lifecycle::drop_with_requests_in_flight_leaks_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -95,7 +95,10 @@ fn dropped_with_requests_in_flight() {
         Fault::StallBody(0),
     ] {
         let loader = Loader::new(bench.open());
-        assert!(threads("tload-net") > 0, "requests run on threads of their own");
+        assert!(
+            threads("tload-net") > 0,
+            "requests run on threads of their own"
+        );
         let stream = bench.stalled(&loader, fault);
         drop(stream);
         // The threads may live as long as the checkpoint.
@@ -110,7 +113,7 @@ fn dropped_with_requests_in_flight() {
 }
 
 #[test]
-fn cancelled_with_requests_in_flight() {
+fn cancel_with_requests_in_flight_leaks_no_connection() {
     let bench = Bench::new();
     for fault in [Fault::StallHeaders, Fault::StallBody(1000)] {
         let loader = Loader::new(bench.open());
@@ -134,7 +137,7 @@ fn cancelled_with_requests_in_flight() {
 
 /// Cancellation interrupts the backoff.
 #[test]
-fn cancelled_between_two_tries() {
+fn cancel_interrupts_backoff() {
     let bench = Bench::new();
     let loader = Loader::new(bench.open()).options(options(|it| it.depth = Some(1)));
     bench.server.forget_requests();
@@ -155,7 +158,7 @@ fn cancelled_between_two_tries() {
 }
 
 #[test]
-fn a_time_limit_during_silence_and_between_two_tries() {
+fn timeout_applies_to_silence_and_backoff() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     for fault in [
@@ -173,7 +176,7 @@ fn a_time_limit_during_silence_and_between_two_tries() {
 }
 
 #[test]
-fn a_load_after_a_failed_one() {
+fn load_succeeds_after_failed_one() {
     let bench = Bench::new();
     let loader = Loader::new(bench.open()).options(options(|it| it.retries = Some(0)));
     for fault in [
@@ -192,7 +195,7 @@ fn a_load_after_a_failed_one() {
 }
 
 #[test]
-fn two_loads_at_a_time() {
+fn concurrent_loads_do_not_interfere() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     std::thread::scope(|scope| {
@@ -215,8 +218,8 @@ fn two_loads_at_a_time() {
 
 /// Fifty loads that end in every way leak neither descriptors nor threads.
 #[test]
-fn nothing_leaks() {
-    if !is_alone("lifecycle::nothing_leaks") {
+fn loads_ending_in_every_way_leak_nothing() {
+    if !is_alone("lifecycle::loads_ending_in_every_way_leak_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -257,8 +260,8 @@ fn nothing_leaks() {
 /// Moments are counted in requests that the server has accepted: before the first, after the last,
 /// and between. Some of them fail or stall, so that some moments fall into a backoff.
 #[test]
-fn ended_at_any_moment() {
-    if !is_alone("lifecycle::ended_at_any_moment") {
+fn end_at_any_moment_leaks_nothing() {
+    if !is_alone("lifecycle::end_at_any_moment_leaks_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -347,7 +350,7 @@ fn end_at(server: &FaultyServer, rng: &mut Rng, loader: Loader, file: &[u8], end
 
 /// A server that does not respond delays the opening of a checkpoint at most until `open_timeout`.
 #[test]
-fn opening_ends_at_its_own_timeout() {
+fn opening_ends_at_open_timeout() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", vec![0; 64]);
     server.fault(Rule::always(Fault::StallHeaders));
@@ -359,7 +362,8 @@ fn opening_ends_at_its_own_timeout() {
     .expect("valid options");
     for location in ["s3://models/m.safetensors", "s3://models/m"] {
         let location = Location::parse(location).expect("a URL");
-        let error = Checkpoint::open_with(&location, &options).expect_err("the server does not respond");
+        let error =
+            Checkpoint::open_with(&location, &options).expect_err("the server does not respond");
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
         assert_eq!(error.location(), Some(&*location.to_string()));
     }
@@ -367,7 +371,7 @@ fn opening_ends_at_its_own_timeout() {
 
 /// Neither loads nor requests of an opened checkpoint are limited by `open_timeout`.
 #[test]
-fn the_timeout_of_opening_is_over_when_it_is_open() {
+fn open_timeout_does_not_limit_loads() {
     const LIMIT: Duration = Duration::from_millis(300);
     let server = FaultyServer::start();
     let file = even("t", 3, 4, 1000);

@@ -30,7 +30,7 @@ fn engine_of(path: &std::path::Path) -> &'static str {
 
 /// A local file, objects of S3 and one of a web server form one checkpoint.
 #[test]
-fn one_checkpoint_in_several_places() {
+fn checkpoint_spans_files_and_stores() {
     let (folder, s3, web) = (
         folder(),
         Arc::new(FaultyServer::start()),
@@ -141,7 +141,7 @@ fn signed_urls_keep_their_query() {
 }
 
 #[test]
-fn every_form_of_an_azure_url() {
+fn every_azure_url_form_loads() {
     let Some(server) = require(Azurite::start()) else {
         return;
     };
@@ -166,7 +166,7 @@ fn every_form_of_an_azure_url() {
 /// The bucket in the host's name or in the path, through a proxy: nginx accepts requests for any
 /// host.
 #[test]
-fn a_bucket_in_the_host_and_a_proxy() {
+fn bucket_in_host_or_path_loads_through_proxy() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -201,7 +201,7 @@ fn a_bucket_in_the_host_and_a_proxy() {
 
 /// A slow caller stops requests at the memory limit.
 #[test]
-fn a_slow_caller_and_a_limit_of_memory() {
+fn slow_caller_stops_requests_at_memory_limit() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 60, 500_000);
@@ -243,7 +243,7 @@ fn a_slow_caller_and_a_limit_of_memory() {
 
 /// Callers inside a runtime of their own may open, load and drop.
 #[test]
-fn inside_of_a_runtime() {
+fn loads_run_inside_async_runtime() {
     let site = sites::faulty();
     let file = mixed("t", 4, 20, 100_000);
     site.put("a/m.safetensors", &file);
@@ -267,7 +267,7 @@ fn inside_of_a_runtime() {
 
 /// One set of options serves all stores of a checkpoint; keys of other stores are ignored.
 #[test]
-fn options_for_several_stores() {
+fn options_of_other_stores_are_ignored() {
     let site = sites::faulty_web();
     let file = even("t", 4, 2, 1000);
     site.put("m.safetensors", &file);
@@ -277,7 +277,10 @@ fn options_for_several_stores() {
         ("account", "x"),
         ("header.x-team", "weights"),
     ]);
-    let checkpoint = Checkpoint::open_with(&site.location("m.safetensors"), store.expect("valid options"));
+    let checkpoint = Checkpoint::open_with(
+        &site.location("m.safetensors"),
+        store.expect("valid options"),
+    );
     let loaded: Result<Vec<_>> = Loader::new(checkpoint.expect("opens"))
         .stream()
         .expect("starts")

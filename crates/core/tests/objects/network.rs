@@ -47,7 +47,7 @@ fn expect(error: &Error, kind: ErrorKind, attempts: u32, says: &str) {
 }
 
 #[test]
-fn a_host_that_does_not_exist() {
+fn unknown_host_is_reported() {
     for url in [
         "http://host.invalid/m.safetensors",
         "https://host.invalid:8443/a",
@@ -62,7 +62,7 @@ fn a_host_that_does_not_exist() {
 
 /// A port without a listener is retried only a few times.
 #[test]
-fn a_port_that_refuses() {
+fn refused_connection_is_retried_few_times() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     drop(listener);
@@ -85,7 +85,7 @@ fn libc_econnrefused() -> i32 {
 }
 
 #[test]
-fn certificates_of_nobody() {
+fn untrusted_certificate_is_refused() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -128,7 +128,7 @@ fn certificates_of_nobody() {
 }
 
 #[test]
-fn certificates_of_nobody_for_s3() {
+fn untrusted_certificate_is_refused_for_s3() {
     let Some(server) = require(Versitygw::start_tls()) else {
         return;
     };
@@ -186,7 +186,7 @@ impl Bench {
 
 /// No bytes arrive any more: the load ends by its own timeout, or by the read timeout of the store.
 #[test]
-fn a_black_hole() {
+fn silent_connection_times_out() {
     let Some(bench) = Bench::new() else {
         return;
     };
@@ -199,7 +199,9 @@ fn a_black_hole() {
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     let mut site = bench.site;
     site.options.set("retries", "1").expect("an option");
-    let error = site.checkpoint("m.safetensors").expect_err("no bytes arrive");
+    let error = site
+        .checkpoint("m.safetensors")
+        .expect_err("no bytes arrive");
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     bench.proxy.clear().expect("no toxics");
     assert_all(
@@ -210,7 +212,7 @@ fn a_black_hole() {
 
 /// A slow connection is not a silent one.
 #[test]
-fn slow_lines_are_waited_for() {
+fn slow_connection_does_not_time_out() {
     let Some(mut bench) = Bench::new() else {
         return;
     };
@@ -245,7 +247,7 @@ fn slow_lines_are_waited_for() {
 
 /// Connections that break repeatedly, each after a while.
 #[test]
-fn connections_that_do_not_last() {
+fn breaking_connections_are_retried() {
     let Some(bench) = Bench::new() else {
         return;
     };
@@ -259,7 +261,7 @@ fn connections_that_do_not_last() {
 
 /// The server disappears during a load, for good or for a moment.
 #[test]
-fn a_server_that_goes_away() {
+fn disappearing_server_fails_load() {
     let Some(bench) = Bench::new() else {
         return;
     };
@@ -275,7 +277,10 @@ fn a_server_that_goes_away() {
             .expect("starts");
         assert!(bench.server.wait_for_in_flight(1, Duration::from_secs(60)));
         bench.proxy.enable(false).expect("closed");
-        let error = stream.by_ref().find_map(Result::err).expect("the server is gone");
+        let error = stream
+            .by_ref()
+            .find_map(Result::err)
+            .expect("the server is gone");
         assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
         assert!(error.hint().is_some(), "{}", error.chain());
         bench.proxy.enable(true).expect("open again");
@@ -287,9 +292,9 @@ fn a_server_that_goes_away() {
     );
 }
 
-/// Reported at once, without retries.
+/// Each refusal has a hint of its own; only the 503 is retried.
 #[test]
-fn servers_without_ranges() {
+fn web_server_errors_have_specific_hints() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -323,7 +328,7 @@ fn servers_without_ranges() {
 
 /// An unreachable proxy is not reported as an unreachable store.
 #[test]
-fn a_proxy_that_is_not_there() {
+fn unreachable_proxy_is_reported() {
     let store = impatient(&[("proxy", "http://user:hunter2@127.0.0.1:1")]);
     let error = open("http://host.invalid/m.safetensors", &store).expect_err("no proxy");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());

@@ -101,7 +101,7 @@ fn patience_with(fault: &Fault) -> &'static str {
 }
 
 #[test]
-fn once_and_then_what_is_missing() {
+fn retry_requests_only_missing_bytes() {
     for site in [faulty_at, faulty_web_at] {
         let bench = Bench::new(site, "60");
         let checkpoint = bench.open();
@@ -144,7 +144,7 @@ fn once_and_then_what_is_missing() {
 
 /// The delay that a server asks for is respected.
 #[test]
-fn a_server_that_wants_to_be_left_alone() {
+fn retry_after_is_respected() {
     let bench = Bench::new(faulty_at, "60");
     let checkpoint = bench.open();
     bench
@@ -159,7 +159,7 @@ fn a_server_that_wants_to_be_left_alone() {
 
 /// Opening, listing and reading an index are retried like reads.
 #[test]
-fn opening_is_tried_again_too() {
+fn opening_is_retried() {
     for (name, fault, _) in passing() {
         let bench = Bench::new(faulty_at, patience_with(&fault));
         bench
@@ -181,7 +181,8 @@ fn opening_is_tried_again_too() {
         if let Err(error) = &opened {
             panic!("{name}: {}", error.chain());
         }
-        let (tensors, _) = load(&opened.expect("checked above"), Options::default()).expect("loads");
+        let (tensors, _) =
+            load(&opened.expect("checked above"), Options::default()).expect("loads");
         assert_eq!(tensors.len(), 2);
         let requests = bench.server.requests();
         let count = |operation| {
@@ -204,7 +205,7 @@ fn opening_is_tried_again_too() {
 /// Progress resets the count of attempts: as many as needed are made. A request without enough
 /// progress counts.
 #[test]
-fn progress_starts_the_count_anew() {
+fn progress_resets_retry_count() {
     let bench = Bench::new(faulty_at, "60");
     let checkpoint = bench.open();
     bench
@@ -239,7 +240,7 @@ fn progress_starts_the_count_anew() {
 
 /// Many requests in flight and many failures: every byte is right.
 #[test]
-fn a_bad_day() {
+fn many_concurrent_faults_are_survived() {
     let server = Arc::new(FaultyServer::start());
     let mut site = faulty_at(&server);
     site.options.set("read_timeout", "1").expect("an option");

@@ -85,7 +85,7 @@ fn ways(url: &str) -> Vec<(String, Vec<(&'static str, String)>)> {
 }
 
 #[test]
-fn another_origin_gets_the_range_and_nothing_of_who_asks() {
+fn cross_origin_redirect_forwards_only_range() {
     let second = FaultyServer::start();
     let file = even("t", 1, 2, 5000);
     second.put("there/m.safetensors", file.clone());
@@ -124,7 +124,7 @@ fn another_origin_gets_the_range_and_nothing_of_who_asks() {
 }
 
 #[test]
-fn the_head_that_another_origin_gets_is_this_one() {
+fn cross_origin_redirect_sends_exact_headers() {
     let second =
         Listener::start(|_| "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned());
     let first = redirecting(302, &format!("http://u:p@{}/there?a=b#c", second.address));
@@ -151,7 +151,7 @@ fn the_head_that_another_origin_gets_is_this_one() {
 }
 
 #[test]
-fn the_origin_itself_gets_all_again_but_a_referer() {
+fn same_origin_redirect_keeps_headers_without_referer() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", even("t", 1, 2, 5000));
     server.fault(Rule::once(Fault::redirect(
@@ -175,7 +175,7 @@ fn the_origin_itself_gets_all_again_but_a_referer() {
 
 /// Headers that were dropped on a redirect stay dropped.
 #[test]
-fn secrets_do_not_come_back_behind_another_origin() {
+fn dropped_headers_are_not_restored_by_redirect_back() {
     let first = Listener::start(|head| {
         let back = head.starts_with("GET /back") || head.starts_with("HEAD /back");
         let second = head
@@ -206,7 +206,7 @@ fn secrets_do_not_come_back_behind_another_origin() {
 }
 
 #[test]
-fn circles_end_and_are_not_tried_again() {
+fn redirect_loop_fails_without_retry() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", even("t", 1, 2, 5000));
     let url = format!("{}/models/m.safetensors", server.url());
@@ -247,7 +247,7 @@ fn redirects_from_https_to_http_are_refused() {
 }
 
 #[test]
-fn redirects_into_narrower_networks_are_refused() {
+fn redirects_into_private_networks_are_refused() {
     let inside = Listener::start(|_| String::new());
     let port = inside.address.port();
     let local = format!("http://127.0.0.1:{port}/");

@@ -247,7 +247,7 @@ fn claims_of(row: &Row, request: &FailedRequest, last: Option<&str>) -> Vec<(boo
 }
 
 #[test]
-fn what_stays_is_reported() {
+fn persistent_failures_are_reported() {
     let mut complaints = Vec::new();
     let rows: Vec<_> = answers().into_iter().chain(misbehaviour()).collect();
     assert!(rows.len() >= 30, "the table has shrunk to {}", rows.len());
@@ -283,7 +283,7 @@ fn what_stays_is_reported() {
 
 /// Failed lists are reported like failed reads.
 #[test]
-fn lists_are_refused_too() {
+fn failed_lists_are_reported() {
     let mut complaints = Vec::new();
     for (fault, kind, attempts, says) in [
         (
@@ -333,7 +333,7 @@ fn lists_are_refused_too() {
 
 /// The retries of a load win over those of the store.
 #[test]
-fn retries_of_the_load_and_of_the_store() {
+fn load_retries_override_store_retries() {
     let server = Arc::new(FaultyServer::start());
     let fault = Fault::status(500, "InternalError");
     let site = site(&server, &fault);
@@ -355,7 +355,7 @@ fn retries_of_the_load_and_of_the_store() {
 
 /// Error responses of a web server, which have no codes, no request ids and other credentials.
 #[test]
-fn web_servers_refuse_in_fewer_words() {
+fn web_server_refusals_are_classified() {
     for (status, kind, says) in [
         (401, PermissionDenied, "user:password"),
         (403, PermissionDenied, "signed URL"),

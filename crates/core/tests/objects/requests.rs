@@ -51,7 +51,7 @@ fn neighbours_share_requests() {
 }
 
 #[test]
-fn a_large_tensor_is_many_requests() {
+fn large_tensor_is_split_into_requests() {
     let (server, site) = server();
     let file = even("t", 2, 1, 20_000_000);
     site.put("m.safetensors", &file);
@@ -80,7 +80,7 @@ fn a_large_tensor_is_many_requests() {
 
 /// One request per shard, several at a time, returns header, length and identity.
 #[test]
-fn shards_are_opened_at_the_same_time_with_one_request_each() {
+fn shards_open_concurrently_with_one_request_each() {
     let (server, site) = server();
     let shards: Vec<_> = (0..200)
         .map(|at| even(&format!("{at}."), at, 2, 3000))
@@ -132,7 +132,7 @@ fn shards_are_opened_at_the_same_time_with_one_request_each() {
 
 /// Neither a repeated page nor an endless sequence of pages hangs.
 #[test]
-fn a_list_without_end_is_an_error() {
+fn endless_list_is_error() {
     let (server, site) = server();
     site.put("m/a.safetensors", &even("t", 1, 1, 10));
     for (fault, requests) in [
@@ -154,7 +154,7 @@ fn a_list_without_end_is_an_error() {
 
 /// As many requests as requested, and never more.
 #[test]
-fn a_load_has_many_requests_in_flight() {
+fn load_keeps_depth_requests_in_flight() {
     let (server, site) = server();
     site.put("m.safetensors", &even("t", 3, 1, 40 << 20));
     let checkpoint = site.checkpoint("m.safetensors").expect("opens");
@@ -177,7 +177,7 @@ fn a_load_has_many_requests_in_flight() {
 }
 
 #[test]
-fn a_selection_reads_what_it_selects() {
+fn selection_reads_only_selected_tensors() {
     let (server, site) = server();
     for shard in 0..4 {
         let file = even(&format!("{shard}."), shard, 4, 3_000_000);
@@ -203,7 +203,7 @@ fn a_selection_reads_what_it_selects() {
 
 /// Bytes of the first request are not requested again, and a longer header costs one more.
 #[test]
-fn headers_cost_one_request_or_two() {
+fn header_costs_at_most_two_requests() {
     let (server, site) = server();
     site.put("small.safetensors", &even("t", 1, 100, 10));
     site.checkpoint("small.safetensors").expect("opens");

@@ -216,7 +216,10 @@ impl Told {
     }
 
     pub(crate) fn told(&self) -> String {
-        self.0.lock().expect("no thread panics with the lock").clone()
+        self.0
+            .lock()
+            .expect("no thread panics with the lock")
+            .clone()
     }
 }
 
@@ -289,7 +292,7 @@ fn errors_show_no_secret() {
 
 /// Open checkpoints, streams and reports show no secret either.
 #[test]
-fn what_is_open_shows_no_secret() {
+fn open_objects_show_no_secret() {
     let server = Arc::new(FaultyServer::start());
     let file = even("t", 1, 2, 5000);
     for path in [
@@ -359,7 +362,7 @@ fn unreachable_servers_show_no_secret() {
 
 /// Malformed options and URLs show no secret either.
 #[test]
-fn what_is_refused_at_once_shows_no_secret() {
+fn malformed_options_and_urls_show_no_secret() {
     let mut shown = String::new();
     for text in [
         "s3://key:hunter2@bucket/x",

@@ -183,7 +183,7 @@ pub(crate) fn faulty_at(server: &Arc<FaultyServer>) -> Site {
     })
 }
 
-/// The same kind of server, as a plain web server.
+/// A server that fails on command, as a plain web server.
 pub(crate) fn faulty_web() -> Site {
     let server = Arc::new(FaultyServer::start());
     faulty_web_at(&server)
@@ -205,7 +205,9 @@ fn s3<Kind: 'static>(server: S3Server<Kind>) -> Site {
     }
     let base = format!("s3://{BUCKET}");
     Site::at(base, options, move |key, bytes| {
-        server.put(BUCKET, key, bytes).expect("the server accepts it");
+        server
+            .put(BUCKET, key, bytes)
+            .expect("the server accepts it");
     })
 }
 
@@ -234,7 +236,9 @@ pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     let kept = Arc::clone(&proxy);
     let put = move |key: &str, bytes: &[u8]| {
         let _ = &kept;
-        server.put(BUCKET, key, bytes).expect("the server accepts it");
+        server
+            .put(BUCKET, key, bytes)
+            .expect("the server accepts it");
     };
     Some((Site::at(format!("s3://{BUCKET}"), options, put), proxy))
 }
@@ -259,7 +263,11 @@ pub(crate) fn fake_gcs() -> Option<Site> {
     Some(Site::at(
         format!("gs://{BUCKET}"),
         options,
-        move |key, bytes| server.put(BUCKET, key, bytes).expect("the server accepts it"),
+        move |key, bytes| {
+            server
+                .put(BUCKET, key, bytes)
+                .expect("the server accepts it")
+        },
     ))
 }
 
@@ -277,7 +285,11 @@ pub(crate) fn azurite() -> Option<Site> {
     Some(Site::at(
         format!("az://{BUCKET}"),
         options,
-        move |key, bytes| server.put(BUCKET, key, bytes).expect("the server accepts it"),
+        move |key, bytes| {
+            server
+                .put(BUCKET, key, bytes)
+                .expect("the server accepts it")
+        },
     ))
 }
 

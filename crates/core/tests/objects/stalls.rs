@@ -51,7 +51,7 @@ fn loaded(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Rep
 }
 
 #[test]
-fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
+fn stalled_request_is_hedged_and_first_response_wins() {
     // A read timeout of a minute does not detect the stall.
     let bench = Bench::new("60");
     for fault in [Fault::StallBody(100_000), Fault::StallHeaders] {
@@ -91,7 +91,7 @@ fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
 }
 
 #[test]
-fn nothing_is_sent_twice_when_that_is_not_wanted() {
+fn disabled_hedging_sends_nothing_twice() {
     let bench = Bench::new("1.5");
     let checkpoint = bench.open();
     bench
@@ -108,7 +108,7 @@ fn nothing_is_sent_twice_when_that_is_not_wanted() {
 
 /// At most one request in twenty is hedged, however many stall.
 #[test]
-fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
+fn hedging_is_limited_when_whole_store_is_slow() {
     let bench = Bench::new("0.9");
     let checkpoint = bench.open();
     bench.server.fault(
@@ -125,7 +125,7 @@ fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
 /// A trickle of bytes is not progress: neither the silence that the timeout detects nor a usable
 /// transfer.
 #[test]
-fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
+fn dripping_server_times_out_without_load_timeout() {
     let bench = Bench::new("1");
     let checkpoint = bench.open();
     let drip = Fault::Drip {
@@ -146,14 +146,17 @@ fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
     assert_eq!(report.request_retries, 1, "{report}");
     let requests = bench.server.requests();
     let range = |index: usize| requests[index].range.clone().expect("a range");
-    assert!(range(4).start > range(3).start, "continues where it stopped");
+    assert!(
+        range(4).start > range(3).start,
+        "continues where it stopped"
+    );
     assert_eq!(range(4).end, range(3).end);
 }
 
 /// A server that accepts requests and never responds: all memory is freed, since nothing else
 /// writes to it.
 #[test]
-fn a_blackhole_ends_in_a_timeout_and_leaves_nothing_behind() {
+fn silent_server_times_out_and_leaks_nothing() {
     let bench = Bench::new("60");
     let checkpoint = bench.open();
     bench

@@ -144,7 +144,7 @@ fn attacks() -> [Attack; 5] {
     ]
 }
 
-/// The same files in a folder and in a store, and their manifest apart from both.
+/// Files in a folder and in a store, with their manifest apart from both.
 struct Places {
     model: TempDir,
     site: Site,
@@ -247,7 +247,7 @@ fn glob() -> Selection {
 }
 
 #[test]
-fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
+fn tampered_index_or_file_set_is_refused() {
     for attack in attacks() {
         let what = attack.name;
         let mut files = (attack.files)();
@@ -294,7 +294,7 @@ fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
 }
 
 #[test]
-fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
+fn named_files_and_tensors_may_be_part_of_manifest() {
     let mut files = without_index();
     let places = Places::new(&files);
     files.remove("b.safetensors");
@@ -333,7 +333,7 @@ fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
 
 /// As older versions or other programs may have written it.
 #[test]
-fn a_manifest_without_the_index_is_refused_with_what_to_do() {
+fn manifest_without_index_is_refused_with_hint() {
     let files = with_index();
     let places = Places::new(&files);
     let path = &places.manifest.1;
@@ -347,7 +347,8 @@ fn a_manifest_without_the_index_is_refused_with_what_to_do() {
     for checkpoint in places.checkpoints(&files) {
         for choice in [places.sha256(), places.crc()] {
             for selection in [Selection::all(), Selection::names(["a0"])] {
-                let error = load(&checkpoint, &choice, selection).expect_err("the index is not listed");
+                let error =
+                    load(&checkpoint, &choice, selection).expect_err("the index is not listed");
                 assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{}", error.chain());
                 let hint = error.hint().expect("a hint");
                 assert!(hint.contains("tload verify --write --force"), "{hint}");
@@ -361,7 +362,7 @@ fn a_manifest_without_the_index_is_refused_with_what_to_do() {
 /// A manifest beside the checkpoint is used even if the caller does not name it, and so is a
 /// signature.
 #[test]
-fn an_index_is_compared_with_what_is_beside_it() {
+fn index_is_compared_with_adjacent_manifest_or_signature() {
     let all = [Verify::Auto, Verify::Require, Verify::Sha256(None)];
     for (beside, choices) in [
         ("tload-manifest.json", &all[..]),
@@ -384,7 +385,8 @@ fn an_index_is_compared_with_what_is_beside_it() {
         places.fill(&files);
         for checkpoint in places.checkpoints(&files) {
             for choice in choices {
-                let error = load(&checkpoint, choice, Selection::all()).expect_err("the index differs");
+                let error =
+                    load(&checkpoint, choice, Selection::all()).expect_err("the index differs");
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
                 let location = error.location().expect("a location");
                 assert!(location.ends_with(INDEX), "{}", error.chain());

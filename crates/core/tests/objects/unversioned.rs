@@ -74,7 +74,7 @@ fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
 }
 
 #[test]
-fn objects_without_a_validator_are_refused_by_default() {
+fn objects_without_validator_are_refused_by_default() {
     for (_server, site) in bare() {
         // Includes a file that arrives whole with its header: its tensors are requested once more.
         for file in [even("t", 1, 4, 1 << 20), even("t", 1, 4, 100)] {
@@ -93,7 +93,7 @@ fn objects_without_a_validator_are_refused_by_default() {
 
 /// A single response is of one state.
 #[test]
-fn a_small_file_without_a_validator_is_copied() {
+fn small_file_without_validator_is_copied() {
     for (_server, site) in bare() {
         site.put("config.json", b"{}");
         let target = folder();
@@ -103,7 +103,7 @@ fn a_small_file_without_a_validator_is_copied() {
 }
 
 #[test]
-fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so() {
+fn allowed_objects_without_validator_load_with_note() {
     for (_server, site) in bare() {
         let site = allowing(site);
         for file in [
@@ -135,7 +135,7 @@ fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so
 
 /// Replaced right before the third read of tensors.
 #[test]
-fn an_object_without_a_validator_that_is_replaced_during_a_load_has_changed() {
+fn unversioned_object_replaced_during_load_is_changed() {
     let [old, new] = states();
     for (replacement, says) in [
         (new, "first or last bytes"),
@@ -157,7 +157,7 @@ fn an_object_without_a_validator_that_is_replaced_during_a_load_has_changed() {
 /// The header is longer than the first read and equal in both states: only the end of the object
 /// differs.
 #[test]
-fn objects_that_differ_behind_a_long_header_are_told_apart() {
+fn objects_differing_after_long_header_are_distinguished() {
     let [old, new] = [1, 2].map(|seed| even(&"n".repeat(300), seed, 2000, 100));
     assert_eq!(old[..1 << 19], new[..1 << 19], "the same header");
     for (server, site) in bare() {
@@ -165,13 +165,16 @@ fn objects_that_differ_behind_a_long_header_are_told_apart() {
         site.put(KEY, &old);
         let loader = serially(site.checkpoint(KEY).expect("opens"));
         server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
-        expect_changed(&load(&loader).0.expect_err("the object was replaced"), "last bytes");
+        expect_changed(
+            &load(&loader).0.expect_err("the object was replaced"),
+            "last bytes",
+        );
     }
 }
 
 /// Only the middle of the header differs, behind the first read.
 #[test]
-fn objects_that_differ_in_a_long_header_are_told_apart() {
+fn objects_differing_inside_long_header_are_distinguished() {
     let old = even(&"n".repeat(300), 1, 2000, 100);
     let mut new = old.clone();
     let header_end = 8 + u64::from_le_bytes(*old.first_chunk().expect("a header"));
@@ -190,12 +193,15 @@ fn objects_that_differ_in_a_long_header_are_told_apart() {
         let loader = serially(site.checkpoint(KEY).expect("opens"));
         server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
         let error = load(&loader).0.err();
-        expect_changed(&error.expect("the object was replaced"), "first or last bytes");
+        expect_changed(
+            &error.expect("the object was replaced"),
+            "first or last bytes",
+        );
     }
 }
 
 #[test]
-fn single_tensors_of_an_object_that_was_replaced_have_changed() {
+fn tensor_of_replaced_unversioned_object_is_changed() {
     let [old, new] = states();
     for (_server, site) in bare() {
         let site = allowing(site);
@@ -204,7 +210,10 @@ fn single_tensors_of_an_object_that_was_replaced_have_changed() {
         let read = || checkpoint.read("t1", &tload::Slice::default(), &tload::Options::default());
         read().expect("reads");
         site.put(KEY, &new);
-        expect_changed(&read().expect_err("the object was replaced"), "first or last bytes");
+        expect_changed(
+            &read().expect_err("the object was replaced"),
+            "first or last bytes",
+        );
         let some = Loader::new(checkpoint.clone()).tensors(Selection::names(["t2"]));
         expect_changed(
             &load(&some).0.expect_err("the object was replaced"),
@@ -214,7 +223,7 @@ fn single_tensors_of_an_object_that_was_replaced_have_changed() {
 }
 
 #[test]
-fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file() {
+fn unversioned_object_replaced_during_copy_leaves_no_file() {
     let [old, new] = states();
     for (server, site) in bare() {
         let site = allowing(site);
@@ -236,7 +245,7 @@ fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file
 }
 
 #[test]
-fn a_verification_of_an_object_that_is_replaced_meanwhile_fails() {
+fn unversioned_object_replaced_during_verification_fails() {
     let [old, new] = states();
     for (server, site) in bare() {
         let site = allowing(site);
@@ -274,7 +283,7 @@ fn a_verification_of_an_object_that_is_replaced_meanwhile_fails() {
 
 /// An index without a validator is compared like its shards.
 #[test]
-fn an_index_without_a_validator_that_is_replaced_has_changed() {
+fn replaced_unversioned_index_is_changed() {
     const INDEX: &str = "m/model.safetensors.index.json";
     let file = even("t", 1, 2, 1000);
     let placed = |total: u64| {
@@ -289,7 +298,9 @@ fn an_index_without_a_validator_that_is_replaced_has_changed() {
         let checkpoint = site.checkpoint("m").expect("opens");
         load(&serially(checkpoint.clone())).0.expect("loads");
         site.put(INDEX, &placed(2));
-        let error = load(&serially(checkpoint)).0.expect_err("the index was replaced");
+        let error = load(&serially(checkpoint))
+            .0
+            .expect_err("the index was replaced");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         let location = error.location().expect("an error of the index");
         assert!(location.ends_with(INDEX), "{location}");
@@ -297,7 +308,7 @@ fn an_index_without_a_validator_that_is_replaced_has_changed() {
 }
 
 #[test]
-fn nginx_without_validators() {
+fn nginx_without_validators_is_refused_unless_allowed() {
     let (Some(refusing), Some(site)) = (nginx_bare(), nginx_bare()) else {
         return;
     };

@@ -13,7 +13,7 @@ use crate::sites::faulty_at;
 const KEY: &str = "m.safetensors";
 
 #[test]
-fn a_byte_that_a_server_garbles_is_found() {
+fn corrupt_byte_from_server_is_detected() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 4, 1 << 20);

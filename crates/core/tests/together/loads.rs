@@ -180,7 +180,8 @@ fn assert_right(contents: &Contents, tensor: &Tensor, seed: u64) {
         return;
     }
     let found = if tensor.ordinal().is_some() {
-        // SAFETY: the stub's memory is host memory, the tensor keeps it alive, and all of its bytes have arrived.
+        // SAFETY: the stub's memory is host memory, the tensor keeps it alive, and all of its bytes
+        // have arrived.
         unsafe { std::slice::from_raw_parts(tensor.as_ptr(), wanted.len()) }
     } else {
         tensor.bytes()

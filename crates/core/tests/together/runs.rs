@@ -38,7 +38,7 @@ fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Syn
 
 /// Runs for `TLOAD_SOAK_MINUTES` minutes if that is set.
 #[test]
-fn streams_of_all_kinds_do_not_disturb_one_another() {
+fn concurrent_streams_do_not_interfere() {
     if let Some(minutes) = variable("TLOAD_SOAK_MINUTES") {
         return soak(minutes.parse().expect("a number"));
     }
