@@ -147,16 +147,10 @@ fn passing() -> Vec<ObjectFault> {
             Fault::StallBody(90_000),
         )
         .impatient(),
-        again(
-            "the body is too short, with a matching length",
-            Fault::ShortBody(1000),
-        ),
-        again(
-            "the body is longer than its length says",
-            Fault::WrongLength(-5),
-        ),
+        again("body and Content-Length are short", Fault::ShortBody(1000)),
+        again("the body exceeds Content-Length", Fault::WrongLength(-5)),
         on_read(
-            "the body is shorter than its length says, but complete",
+            "the body falls short of Content-Length, but is complete",
             Rule::once(Fault::WrongLength(5)),
             Outcome::Loads(Retried::No),
         ),

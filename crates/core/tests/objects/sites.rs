@@ -205,9 +205,7 @@ fn s3<Kind: 'static>(server: S3Server<Kind>) -> Site {
     }
     let base = format!("s3://{BUCKET}");
     Site::at(base, options, move |key, bytes| {
-        server
-            .put(BUCKET, key, bytes)
-            .expect("the server accepts it");
+        server.put(BUCKET, key, bytes).expect("the put succeeds");
     })
 }
 
@@ -236,9 +234,7 @@ pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     let kept = Arc::clone(&proxy);
     let put = move |key: &str, bytes: &[u8]| {
         let _ = &kept;
-        server
-            .put(BUCKET, key, bytes)
-            .expect("the server accepts it");
+        server.put(BUCKET, key, bytes).expect("the put succeeds");
     };
     Some((Site::at(format!("s3://{BUCKET}"), options, put), proxy))
 }
@@ -263,11 +259,7 @@ pub(crate) fn fake_gcs() -> Option<Site> {
     Some(Site::at(
         format!("gs://{BUCKET}"),
         options,
-        move |key, bytes| {
-            server
-                .put(BUCKET, key, bytes)
-                .expect("the server accepts it")
-        },
+        move |key, bytes| server.put(BUCKET, key, bytes).expect("the put succeeds"),
     ))
 }
 
@@ -285,11 +277,7 @@ pub(crate) fn azurite() -> Option<Site> {
     Some(Site::at(
         format!("az://{BUCKET}"),
         options,
-        move |key, bytes| {
-            server
-                .put(BUCKET, key, bytes)
-                .expect("the server accepts it")
-        },
+        move |key, bytes| server.put(BUCKET, key, bytes).expect("the put succeeds"),
     ))
 }
 

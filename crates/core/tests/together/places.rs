@@ -249,10 +249,7 @@ impl Land {
             }
             Place::Overlay(engine) => {
                 options.engine = engine;
-                let overlay = self
-                    .overlay
-                    .as_ref()
-                    .expect("a place of this kind requires it");
+                let overlay = self.overlay.as_ref().expect("mounted for this place");
                 local(&overlay.path())
             }
             Place::Views => {
@@ -263,10 +260,7 @@ impl Land {
                 options.engine = engine;
                 // Readers cannot notice how the page cache treats short answers: tests/it/slow.rs.
                 options.cache = Cache::Direct;
-                let mount = self
-                    .slow
-                    .as_ref()
-                    .expect("a place of this kind requires it");
+                let mount = self.slow.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
             Place::Objects | Place::UnversionedObjects => {
@@ -287,10 +281,7 @@ impl Land {
             }
             Place::GarbledFiles(engine) => {
                 (options.engine, options.cache) = (engine, Cache::Direct);
-                let mount = self
-                    .garbled
-                    .as_ref()
-                    .expect("a place of this kind requires it");
+                let mount = self.garbled.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
             Place::GarbledObjects => {
