@@ -729,7 +729,7 @@ impl Bench {
     ) -> Ended {
         let location = Location::from(self.mount(mounted).path());
         // Failures while the checkpoint is opened are retried, too.
-        let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("good options");
+        let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("valid options");
         let loader = Loader::open_with(&location, retries);
         then();
         let loader = loader.map(|loader| loader.options(options));

@@ -635,7 +635,7 @@ pub(crate) fn options_at(url: &str, read_timeout: &str) -> StoreOptions {
         ("read_timeout", read_timeout),
         ("connect_timeout", "0.3"),
     ];
-    StoreOptions::from_pairs(pairs).expect("good options")
+    StoreOptions::from_pairs(pairs).expect("valid options")
 }
 
 /// Store with one file of four tensors.

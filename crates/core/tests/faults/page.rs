@@ -66,7 +66,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     ),
     (
         "a redirect leads to another origin",
-        "loads; only the range is sent there, no credentials",
+        "loads; the range is sent there, without credentials and caller headers",
         "crates/core/tests/objects/redirects.rs::cross_origin_redirect_forwards_only_range",
     ),
     (

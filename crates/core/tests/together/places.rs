@@ -329,7 +329,7 @@ fn store(server: &FaultyServer) -> StoreOptions {
         ("secret_access_key", "testtest".to_owned()),
         ("read_timeout", "1".to_owned()),
     ])
-    .expect("good options")
+    .expect("valid options")
 }
 
 /// Writes the manifest of `folder` and returns its bytes.
