@@ -4,7 +4,10 @@
 //! Unlike a mapping, the memory is not zeroed: Miri reports every read of bytes that were never
 //! written.
 
-#![expect(unsafe_code, reason = "allocates, and frees when every piece was unmapped")]
+#![expect(
+    unsafe_code,
+    reason = "allocates, and frees when every piece was unmapped"
+)]
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;

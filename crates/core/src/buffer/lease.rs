@@ -1,12 +1,13 @@
 //! Exclusive right to one window of memory.
 //!
 //! ```text
-//!  Region::carve / Slab::lease ──▶ Lease ──engine: submit … reap──▶ Filled ──sink──▶ dropped: the window is free
-//!                                    └──────────── failed ──────────────────────────▶ dropped: the window is free
+//! Region::carve / Slab::try_lease ─▶ Lease ─ engine: submit … reap ─▶ Filled ─ sink ─▶ dropped
+//!                                      └────────────── failed ───────────────────────▶ dropped
 //! ```
 //!
-//! The engine owns the lease while the kernel may write, so a read can never outlive its memory. A [`Filled`] is a lease whose
-//! first bytes are known to be written; only engines can make one.
+//! Dropping the lease frees the window. The engine owns the lease while the kernel may write, so a
+//! read can never outlive its memory. A [`Filled`] is a lease whose first bytes are known to be
+//! written; only engines can make one.
 
 #![expect(
     unsafe_code,
@@ -37,8 +38,8 @@ pub(super) enum Owner {
     Slot(SlotGuard),
 }
 
-// SAFETY: the window is reachable through this lease alone (`Region::carve` and `Slab::lease` hand out each window to one
-// lease at a time), and the owners are `Send`.
+// SAFETY: the window is reachable through this lease alone (`Region::carve` and `Slab::lease` hand
+// out each window to one lease at a time), and the owners are `Send`.
 unsafe impl Send for Lease {}
 // SAFETY: `&Lease` gives out no access to the bytes.
 unsafe impl Sync for Lease {}
@@ -48,8 +49,8 @@ impl Lease {
     ///
     /// # Safety
     ///
-    /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader may
-    /// reach it until this lease is dropped.
+    /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader
+    /// may reach it until this lease is dropped.
     pub(super) unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
@@ -218,7 +219,8 @@ pub struct Filled {
 impl Filled {
     /// Bytes that were read.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer written to.
+        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
+        // written to.
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
     }
 

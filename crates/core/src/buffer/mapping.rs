@@ -231,7 +231,8 @@ fn map(len: usize) -> rustix::io::Result<*mut u8> {
 #[cfg(not(miri))]
 fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: callers pass ranges of a mapping that they made and own, and give up every pointer into it.
+        // SAFETY: callers pass ranges of a mapping that they made and own, and give up every
+        // pointer into it.
         let _ = unsafe { munmap(start.cast(), len) };
     }
 }

@@ -272,7 +272,8 @@ impl RegionBytes {
             return 0;
         }
         assert!(self.region.view().is_none(), "a view is read-only");
-        // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this one.
+        // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this
+        // one.
         let target = unsafe { self.start.sub(excess) };
         // SAFETY: source and target lie inside the mapping, to which the caller promised exclusive
         // access; `copy_to` allows the overlap.
