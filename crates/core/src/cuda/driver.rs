@@ -149,7 +149,7 @@ fn refused(error: DriverError) -> Error {
         ),
         _ => (
             "the CUDA driver cannot be initialised",
-            "see whether `nvidia-smi` works, and whether the kernel log has messages of the NVIDIA driver",
+            "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
         ),
     };
     Error::new(ErrorKind::Unsupported, message)
@@ -173,9 +173,7 @@ pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
             "this or an earlier failure has lost the GPU's context: start a new process; the kernel log (dmesg, Xid) may show \
              why"
         }
-        _ => {
-            "see whether `nvidia-smi` works, and whether the kernel log has messages of the NVIDIA driver"
-        }
+        _ => "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
     };
     let kind = match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
