@@ -10,7 +10,7 @@ use super::bell::Bell;
 use super::target::KeepAlive;
 use crate::cuda::Allocation;
 
-/// Budget of device bytes that a load may hold and the caller has not received yet.
+/// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
 pub struct DeviceBudget(Arc<Shared>);
 

@@ -1,4 +1,4 @@
-//! Private read mapping of a file: every process that maps the file shares its page-cache pages;
+//! Private mapping of a file: all processes that map the file share its pages in the page cache, and
 //! nothing is copied.
 //!
 //! No loader can remove one hazard: when the file is truncated, touching the missing pages kills
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "a view is read-only")]
+    #[should_panic(expected = "a load never writes to a view")]
     fn a_view_is_no_memory_to_fill() {
         let view = FileView::new(file(4096), 4096, true).expect("maps");
         let _ = RegionWriter::over(&Arc::new(view), 0, 4096, 1)

@@ -38,8 +38,8 @@ pub(super) enum Owner {
     Slot(SlotGuard),
 }
 
-// SAFETY: the window is reachable through this lease alone (`Region::carve` and `Slab::lease` hand
-// out each window to one lease at a time), and the owners are `Send`.
+// SAFETY: the window is reachable through this lease alone (`Region::carve` and
+// `Slab::try_lease` hand out each window to one lease at a time), and the owners are `Send`.
 unsafe impl Send for Lease {}
 // SAFETY: `&Lease` gives out no access to the bytes.
 unsafe impl Sync for Lease {}
@@ -70,7 +70,7 @@ impl Lease {
         self.len == 0
     }
 
-    /// Returns whether the window is a view of a file: its bytes need no read, and it is read-only.
+    /// Returns whether the window is a view of a file, which is populated and never written to.
     pub fn is_view(&self) -> bool {
         match &self.owner {
             Owner::Region { region, .. } => region.view().is_some(),
@@ -105,7 +105,7 @@ impl Lease {
     ///
     /// For a view.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        assert!(!self.is_view(), "a view is read-only");
+        assert!(!self.is_view(), "a load never writes to a view");
         self.start.as_ptr()
     }
 
@@ -115,7 +115,7 @@ impl Lease {
     ///
     /// For a view.
     pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
-        assert!(!self.is_view(), "a view is read-only");
+        assert!(!self.is_view(), "a load never writes to a view");
         // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self`
         // makes it exclusive, and `MaybeUninit` makes no claim about its contents.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
@@ -129,7 +129,7 @@ impl Lease {
         }
     }
 
-    /// Asserts that the first `len` bytes have been written.
+    /// Converts a lease whose first `len` bytes have been written.
     ///
     /// # Safety
     ///
@@ -156,7 +156,7 @@ impl Lease {
     ///
     /// For a view.
     pub fn filling(self) -> Filling {
-        assert!(!self.is_view(), "a view is read-only");
+        assert!(!self.is_view(), "a load never writes to a view");
         Filling {
             lease: self,
             len: 0,
@@ -230,7 +230,7 @@ impl Filled {
     ///
     /// For a view.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(!self.lease.is_view(), "a view is read-only");
+        assert!(!self.lease.is_view(), "a load never writes to a view");
         // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
         // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }

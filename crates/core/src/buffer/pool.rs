@@ -262,8 +262,9 @@ impl Shared {
         }
     }
 
-    /// Prepares the pool for another load. Returns `false` while the caller has not received
-    /// everything from the last one: a caller who never takes it would hold the new load's budget.
+    /// Prepares the pool for another load, and returns whether that is possible. It is not if the
+    /// limit differs, or while the caller has not received everything from the last load: a caller
+    /// who never takes it would hold the new load's budget.
     fn restart(&self, limit: u64) -> bool {
         let mut state = self.lock();
         let idle = self.limit == limit && state.charged == state.free_bytes();

@@ -219,8 +219,8 @@ impl RegionBytes {
     ///
     /// # Panics
     ///
-    /// For a view, which is read-only, and for pieces that are out of order or outside of the
-    /// region.
+    /// For a view, which a load never writes to, and for pieces that are out of order or outside of
+    /// the region.
     ///
     /// # Safety
     ///
@@ -230,7 +230,7 @@ impl RegionBytes {
         region: Arc<Region>,
         pieces: impl Iterator<Item = (usize, usize)>,
     ) -> (Self, usize) {
-        assert!(region.view().is_none(), "a view is read-only");
+        assert!(region.view().is_none(), "a load never writes to a view");
         let start = region.start();
         let (mut len, mut copied) = (0, 0);
         for (offset, bytes) in pieces {
@@ -260,7 +260,7 @@ impl RegionBytes {
     ///
     /// # Panics
     ///
-    /// For a view, which is read-only.
+    /// For a view, which a load never writes to.
     ///
     /// # Safety
     ///
@@ -271,7 +271,7 @@ impl RegionBytes {
         if excess == 0 {
             return 0;
         }
-        assert!(self.region.view().is_none(), "a view is read-only");
+        assert!(self.region.view().is_none(), "a load never writes to a view");
         // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this
         // one.
         let target = unsafe { self.start.sub(excess) };
