@@ -1,5 +1,5 @@
-//! Private mapping of a file: all processes that map the file share its pages in the page cache, and
-//! nothing is copied.
+//! Private mapping of a file: all processes that map the file share its pages in the page cache,
+//! and nothing is copied.
 //!
 //! No loader can remove one hazard: when the file is truncated, touching the missing pages kills
 //! the process (`SIGBUS`). While a load runs, a truncated file is an error

@@ -271,7 +271,10 @@ impl RegionBytes {
         if excess == 0 {
             return 0;
         }
-        assert!(self.region.view().is_none(), "a load never writes to a view");
+        assert!(
+            self.region.view().is_none(),
+            "a load never writes to a view"
+        );
         // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this
         // one.
         let target = unsafe { self.start.sub(excess) };
