@@ -1,4 +1,5 @@
-//! Before `cuInit`, and what the environment sets. One test in a process of its own: both can be seen once.
+//! State before `cuInit`, and settings from the environment. One test in a process of its own: both
+//! can be observed once.
 
 #![expect(
     unsafe_code,

@@ -1,4 +1,4 @@
-//! Devices, contexts, versions, symbols, and how the library is found.
+//! Devices, contexts, versions, symbols, and the name of the library.
 
 use std::ptr::NonNull;
 

@@ -1,4 +1,4 @@
-//! Device memory, pools, pinned host memory: who has what, and how much is left.
+//! Device memory, pools and pinned host memory: ownership and free bytes.
 
 use crate::driver::*;
 
@@ -187,10 +187,10 @@ fn pools_run_out_too() {
     let first = alloc_async(1000, stream).unwrap();
     assert_eq!(alloc_async(1, stream), Err(OUT_OF_MEMORY));
     free_async(first, stream).unwrap();
-    // The stream's order allows the same memory again, before any of this has run.
+    // The stream's order allows reusing the same memory before any of this has run.
     alloc_async(1000, stream).unwrap();
     assert_eq!(alloc(1), Err(OUT_OF_MEMORY));
-    // With the context goes what the pool holds.
+    // Destroying the context frees what the pool holds.
     release(0).unwrap();
     retain(0).unwrap();
     assert_eq!(memory(), Ok((1000, 1000)));

@@ -1,4 +1,4 @@
-//! Streams and events: asynchronous, in order, and gone when they are let go.
+//! Streams and events: asynchronous, ordered, and removed when destroyed.
 
 use crate::driver::*;
 
@@ -183,7 +183,7 @@ fn bandwidth_makes_copies_of_a_device_take_turns() {
     }
     event_record(end, streams[1]).unwrap();
     event_synchronize(end).unwrap();
-    // Nothing is faster than that; how much slower it is, is the machine's affair.
+    // No copy is faster than that; how much slower it is depends on the machine.
     assert!(elapsed(start, end).unwrap() >= 79.0);
     let untimed = event(2).unwrap();
     event_record(untimed, 0).unwrap();
