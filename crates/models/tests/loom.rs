@@ -60,7 +60,7 @@ impl Watched {
 unsafe impl Sync for Watched {}
 
 #[test]
-fn nobody_who_waits_for_the_bell_is_forgotten() {
+fn event_count_waiters_are_never_lost() {
     model(3, || {
         let (bell, free) = (Arc::new(Bell::default()), Arc::new(AtomicBool::new(false)));
         let waiters: Vec<_> = (0..2)
@@ -89,7 +89,7 @@ fn nobody_who_waits_for_the_bell_is_forgotten() {
 /// Two tensors of a region, on two threads, each received and dropped or only dropped; meanwhile a
 /// lane waits for their memory.
 #[test]
-fn memory_goes_from_tensors_to_the_next_region_once() {
+fn dropped_tensors_memory_reused_by_one_region() {
     for [first, second] in [[true, true], [true, false], [false, false]] {
         model(2, move || {
             let bell = Plain::new(Bell::default());
@@ -142,7 +142,7 @@ fn memory_goes_from_tensors_to_the_next_region_once() {
 /// The last tensor is received while its load is given up, and the memory of another one comes
 /// back.
 #[test]
-fn a_pool_that_is_closed_meanwhile_keeps_nothing_and_loses_nothing() {
+fn pool_closed_concurrently_keeps_and_leaks_nothing() {
     model(3, || {
         let pool = Plain::new(Pool::new(2 * PAGE as u64, Plain::default()));
         let mut writer = pool.try_region(PAGE, 1).expect("maps").expect("fits");
@@ -165,7 +165,7 @@ fn a_pool_that_is_closed_meanwhile_keeps_nothing_and_loses_nothing() {
 }
 
 #[test]
-fn a_slot_has_one_owner_at_a_time() {
+fn slot_has_single_owner() {
     model(2, || {
         let bell = Plain::new(Bell::default());
         let slab = Slab::new(PAGE, 1, Plain::clone(&bell)).expect("maps");
@@ -197,7 +197,7 @@ fn a_slot_has_one_owner_at_a_time() {
 /// The caller may use its memory freely once the gate is closed, by either of two threads: a load
 /// that parks its reads, and a caller that cancels.
 #[test]
-fn nobody_writes_behind_a_closed_gate() {
+fn closed_gate_blocks_writes() {
     model(2, || {
         let gate = Arc::new(Gate::default());
         let memory = Arc::new(Watched::default());
@@ -232,7 +232,7 @@ fn nobody_writes_behind_a_closed_gate() {
 
 /// Closing the gate waits for work queued inside it.
 #[test]
-fn a_closing_gate_waits_for_what_was_queued() {
+fn gate_close_drains_queued_work() {
     model(3, || {
         let gate = Arc::new(Gate::default());
         let queued = Arc::new(AtomicBool::new(false));

@@ -61,7 +61,7 @@ fn one_lane() {
 }
 
 #[test]
-fn streams_that_are_read_to_their_end() {
+fn stream_read_to_end_returns_all_tensors() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(!seed);
         let simulation = simulation(&mut rng);
@@ -83,7 +83,7 @@ fn streams_that_are_read_to_their_end() {
 }
 
 #[test]
-fn streams_that_are_cancelled_while_a_read_begins_or_ends() {
+fn stream_cancelled_during_read_settles() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(seed ^ 0xE4D);
         let mut simulation = simulation(&mut rng);
@@ -110,7 +110,7 @@ fn streams_that_are_cancelled_while_a_read_begins_or_ends() {
 }
 
 #[test]
-fn headers_good_and_broken() {
+fn header_parser_handles_valid_and_corrupt_input() {
     let mut rng = Rng::new(1);
     let file = (0..6).fold(FileBuilder::new(), |file, index| {
         file.tensor(
@@ -136,7 +136,7 @@ fn headers_good_and_broken() {
 }
 
 #[test]
-fn the_host_sink() {
+fn host_sink_passes_suite() {
     sink_suite(
         "host",
         Arrangement::InPlace,

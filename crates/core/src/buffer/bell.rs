@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_before_the_wait_is_not_missed() {
+    fn event_before_wait_is_not_missed() {
         let bell = Bell::default();
         let seen = bell.count();
         bell.ring();
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn wakes_a_sleeper() {
+    fn event_wakes_sleeper() {
         let bell = Bell::default();
         let seen = bell.count();
         std::thread::scope(|scope| {

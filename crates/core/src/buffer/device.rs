@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn charges_end_with_their_owner_and_the_peak_stays() {
+    fn device_charge_released_on_drop_peak_kept() {
         let budget = DeviceBudget::new(0, 100, Arc::default());
         let first = budget.try_charge(60).expect("fits");
         assert!(budget.try_charge(41).is_none());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_rings_when_bytes_come_back() {
+    fn released_charge_notifies_waiters() {
         let bell = Arc::<Bell>::default();
         let budget = DeviceBudget::new(0, 1, Arc::clone(&bell));
         let before = bell.count();

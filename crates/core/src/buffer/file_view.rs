@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_over_a_file_shows_its_bytes_and_nobody_writes_there() {
+    fn view_region_exposes_file_bytes_read_only() {
         let view = FileView::new(file(10_000), 10_000, false).expect("maps");
         let mut writer = RegionWriter::over(&Arc::new(view), 4096, 5904, 1);
         let lease = writer.carve(5904);
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "a load never writes to a view")]
-    fn a_view_is_no_memory_to_fill() {
+    fn view_as_uninit_panics() {
         let view = FileView::new(file(4096), 4096, true).expect("maps");
         let _ = RegionWriter::over(&Arc::new(view), 0, 4096, 1)
             .carve(4096)
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_gone_are_an_error_and_no_signal() {
+    fn view_populate_truncated_file_returns_efault() {
         let file = file(3 * 4096);
         let view = FileView::new(&file, 3 * 4096, false).expect("maps");
         file.set_len(4096).expect("truncates");

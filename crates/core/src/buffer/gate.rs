@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_waits_for_who_is_inside_and_for_what_they_queued() {
+    fn gate_close_waits_for_writers_and_drains() {
         let gate = Gate::default();
         let (written, drained) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
         let seen = Arc::clone(&drained);

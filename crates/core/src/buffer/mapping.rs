@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_joined_again_only_in_order() {
+    fn mapping_join_requires_adjacent_order() {
         let mut front = Mapping::anonymous(8192).expect("two pages can be mapped");
         let back = front.split_off(4096);
         assert_eq!((front.len(), back.len()), (4096, 4096));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_mapping_is_an_error() {
+    fn oversized_mapping_returns_out_of_memory() {
         let error = Mapping::anonymous(1 << 60).expect_err("an exbibyte cannot be mapped");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }

@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_beyond_the_limit_and_recovers_when_a_region_is_dropped() {
+    fn pool_at_limit_refuses_until_region_dropped() {
         let pool = pool(64 << 10);
         let first = pool.try_region(48 << 10, 1).expect("maps").expect("fits");
         assert!(
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn received_regions_leave_the_budget_and_come_back_recycled() {
+    fn received_region_uncharged_then_recycled() {
         let pool = pool(8192);
         let mut writer = pool.try_region(8192, 2).expect("maps").expect("fits");
         let lease = writer.carve(8192);
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pool_keeps_nothing() {
+    fn closed_pool_keeps_no_memory() {
         let pool = pool(8192);
         let writer = pool.try_region(4096, 1).expect("maps").expect("fits");
         pool.close();
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_carries_memory_to_the_next_load_of_the_same_limit() {
+    fn region_cache_same_limit_reuses_memory() {
         let shelf = Shelf::default();
         let first = shelf.pool(8192);
         drop(first.try_region(8192, 1).expect("maps").expect("fits"));
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_frees_with_its_loader_and_refuses_a_pool_that_owes_memory() {
+    fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
         let shelf = Shelf::default();
         let owing = shelf.pool(8192);
         let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn small_regions_share_a_stride_if_the_budget_has_it() {
+    fn small_regions_within_budget_share_stride() {
         let pool = pool(STRIDE_BYTES as u64);
         let two: Vec<_> = (0..2)
             .map(|_| pool.try_region(1 << 20, 1).expect("maps").expect("fits"))
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_mapping_is_cut_to_measure_and_joined_again() {
+    fn free_mapping_split_and_rejoined() {
         let pool = pool(64 << 10);
         drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
         let halves: Vec<_> = (0..2)
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn free_memory_of_another_size_makes_room() {
+    fn free_mapping_too_small_is_evicted() {
         let pool = pool(64 << 10);
         drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
         drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));

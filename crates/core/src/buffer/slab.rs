@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_out_once_and_comes_back() {
+    fn slot_leased_once_until_dropped() {
         let slab = Slab::new(5000, 2, Arc::default()).expect("maps");
         let first = slab.try_lease(5000).expect("free");
         let second = slab.try_lease(1).expect("free");

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_used_again_if_it_fits_and_freed_on_request() {
+    fn returned_staging_reused_if_fitting_and_freed_on_release() {
         release_staging();
         let first = Staging::take(&need(4096, 8)).expect("maps");
         assert!(!first.facts().reused);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_stay_inside_their_spans() {
+    fn staging_slots_do_not_cross_spans() {
         let mut staging = Staging::fresh(&need(4096, 8), None).expect("maps");
         staging.spans = vec![0..12288, 12288..32768];
         assert_eq!(staging.offsets(8192), [0, 12288, 20480]);

@@ -3,7 +3,7 @@
 use crate::driver::*;
 
 #[test]
-fn a_function_fails_when_it_was_told_to() {
+fn injected_fault_fails_function() {
     let session = session();
     session
         .stub
@@ -21,7 +21,7 @@ fn a_function_fails_when_it_was_told_to() {
 }
 
 #[test]
-fn a_copy_fails_while_it_runs_and_the_context_is_lost() {
+fn failing_copy_loses_context() {
     let session = session();
     let stream = stream(1).unwrap();
     let (memory, buffer) = (alloc(10).unwrap(), Buffer::new(10, 4));
@@ -57,7 +57,7 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn a_child_of_fork_has_no_driver() {
+fn forked_child_gets_not_initialized() {
     let _session = session();
     assert_eq!(child::status(), i32::try_from(NOT_INITIALIZED).unwrap());
 }

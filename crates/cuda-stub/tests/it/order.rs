@@ -5,7 +5,7 @@ use crate::driver::*;
 const NON_BLOCKING: usize = 1;
 
 #[test]
-fn a_pinned_buffer_written_before_its_copy_has_run_is_seen() {
+fn pinned_buffer_overwritten_before_copy_is_violation() {
     let session = session();
     let (stream, done) = (stream(NON_BLOCKING).unwrap(), event(2).unwrap());
     let memory = alloc(1000).unwrap();
@@ -99,7 +99,7 @@ fn order_goes_through_third_streams() {
 }
 
 #[test]
-fn a_wait_takes_the_record_of_its_call() {
+fn stream_wait_uses_record_at_call() {
     let session = session();
     let (one, two) = (stream(NON_BLOCKING).unwrap(), stream(NON_BLOCKING).unwrap());
     let event = event(2).unwrap();
@@ -159,7 +159,7 @@ fn a_free_needs_an_order_after_all_uses() {
 }
 
 #[test]
-fn a_free_at_once_needs_a_wait_of_the_host() {
+fn immediate_free_without_host_wait_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let memory = alloc(10).unwrap();
@@ -204,7 +204,7 @@ fn memory_that_is_freed_before_its_copy_runs_loses_the_context() {
 }
 
 #[test]
-fn pinned_memory_goes_when_its_copies_are_known_to_have_run() {
+fn unregister_before_copy_completes_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let buffer = Buffer::new(10, 1);
@@ -235,7 +235,7 @@ fn pinned_memory_goes_when_its_copies_are_known_to_have_run() {
 }
 
 #[test]
-fn adopted_memory_is_watched_as_the_drivers_own() {
+fn adopted_memory_misuse_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let foreign = Buffer::new(10, 1);

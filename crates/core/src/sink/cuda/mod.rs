@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_keep_their_distance_share_a_copy() {
+    fn pieces_with_equal_distance_share_copy() {
         let pieces = [piece(10, 5), piece(15, 5), piece(24, 6), piece(30, 10)];
         let all: Vec<_> = runs(&pieces, true, |piece| 1000 + piece.extent_offset as u64).collect();
         let whole = Run {
