@@ -1,4 +1,5 @@
-//! Plots of benchmarks that never ran. `TLOAD_UPDATE_PLOT=1 cargo test -p tload-cli plot` accepts a change of `sweep.svg`.
+//! Plots of benchmarks that never ran. `TLOAD_UPDATE_PLOT=1 cargo test -p tload-cli plot` accepts a
+//! change of `sweep.svg`.
 
 use std::path::PathBuf;
 
@@ -28,7 +29,8 @@ fn swept() -> Plan {
     plan
 }
 
-/// Three rounds, 10 MB/s apart, of loads that are faster from cell to cell. `ceiling` is that of a cell.
+/// Three rounds, 10 MB/s apart, of loads that are faster from cell to cell. `ceiling` is that of a
+/// cell.
 fn measured(plan: &Plan, ceiling: impl Fn(f64) -> f64) -> Results {
     let mut results = results(plan);
     results.checkpoint.synthetic = None;
