@@ -147,7 +147,7 @@ fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
         stderr(&output)
     );
     assert!(
-        stderr(&output).contains("hint: name the file .svg"),
+        stderr(&output).contains("hint: use a name with .svg"),
         "{}",
         stderr(&output)
     );
@@ -214,7 +214,7 @@ fn files_in_memory_are_not_called_cold() {
     assert!(text.contains("not cold"), "{text}");
     let warnings = stderr(&output);
     assert!(warnings.contains("keeps files in memory"), "{warnings}");
-    assert!(warnings.contains("page cache in play"), "{warnings}");
+    assert!(warnings.contains("wrong state of the page cache"), "{warnings}");
 }
 
 #[test]
@@ -263,5 +263,5 @@ fn a_bad_export_path_fails_before_anything_is_measured() {
     let output = run(["bench", "--size", "4GiB", "--json", json.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert!(stderr(&output).contains("cannot write the export"));
-    assert!(stderr(&output).contains("hint: create the folder first"));
+    assert!(stderr(&output).contains("hint: create the directory first"));
 }

@@ -80,7 +80,7 @@ fn usage_errors_are_status_2() {
         2,
         &["cannot be used with"],
     );
-    fails(&["synth", "x", "--size", "1KiB"], 2, &["wants at least"]);
+    fails(&["synth", "x", "--size", "1KiB"], 2, &["needs at least"]);
     fails(&["fly"], 2, &["unrecognized subcommand"]);
 }
 

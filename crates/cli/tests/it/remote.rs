@@ -227,7 +227,7 @@ fn a_benchmark_says_remote_and_counts_requests() {
     );
     let markdown = fs::read_to_string(markdown).unwrap();
     assert!(markdown.contains("| stream | remote |"), "{markdown}");
-    assert!(markdown.contains(" requests, 0 repeated, "), "{markdown}");
+    assert!(markdown.contains(" requests, 0 retried, "), "{markdown}");
 }
 
 #[test]
