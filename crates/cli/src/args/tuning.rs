@@ -78,7 +78,7 @@ pub(crate) struct TuningArgs {
     /// [default: true]
     #[arg(long, value_name = "BOOL", env = "TLOAD_HEDGE", hide_env_values = true)]
     pub(crate) hedge: Option<bool>,
-    /// Time limit for opening, and another one for loading: 10 (seconds), 500ms, 30s, 2m [default:
+    /// Time limit for opening and, separately, for loading: 10 (seconds), 500ms, 30s, 2m [default:
     /// none]
     #[arg(
         long,
@@ -200,8 +200,8 @@ pub(crate) struct LimitArgs {
     )]
     pub(crate) cache: Cache,
     /// Compare the bytes read with known digests during the load: auto (if there are any), require
-    /// (fail if there are none), sha256 (like require, but not by CRCs, which can be forged),
-    /// sha256:MANIFEST, off, or a tload manifest; --verify alone means auto [default: off]
+    /// (fail if there are none), sha256 (like require, but CRCs do not count, because they can be
+    /// forged), sha256:MANIFEST, off, or a tload manifest; --verify alone means auto [default: off]
     #[arg(
         long,
         value_name = "auto|require|sha256|off|MANIFEST",

@@ -11,7 +11,7 @@ pub(crate) fn write(out: &mut dyn Write, value: &impl Serialize) -> io::Result<(
     out.write_all(text(value)?.as_bytes())
 }
 
-/// Returns the text that [`write`] writes.
+/// Returns the text that [`write()`] writes.
 pub(crate) fn text(value: &impl Serialize) -> io::Result<String> {
     Ok(escaped(&serde_json::to_string_pretty(value)?) + "\n")
 }
