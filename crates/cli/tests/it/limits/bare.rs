@@ -6,7 +6,7 @@ use crate::command;
 
 const EMPTY: &str = "mount -t tmpfs none";
 
-/// What an empty file system is mounted over.
+/// Directories that an empty file system is mounted over.
 const HIDDEN: [&[&str]; 6] = [
     &["/proc"],
     &["/sys"],
@@ -21,7 +21,7 @@ fn what_is_not_mounted_is_not_missed() {
     let model = Model::with_shards(3);
     for hidden in HIDDEN {
         let what = hidden.join(" ");
-        // Of links that lead to one another the second is there already.
+        // If the directories are links to each other, the second already exists.
         let mounts: Vec<_> = hidden
             .iter()
             .map(|place| format!("{EMPTY} {place}"))
@@ -80,7 +80,8 @@ fn without_an_environment_or_a_home_everything_is_found() {
     }
 }
 
-/// A load writes no temporary files; a benchmark of its own checkpoint does, and says where it could not.
+/// A load writes no temporary files; a benchmark of a synthetic checkpoint does, and names the
+/// directory where it cannot.
 #[test]
 fn a_folder_for_temporary_files_is_not_wanted() {
     let model = Model::with_shards(3);

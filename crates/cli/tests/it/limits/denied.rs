@@ -1,4 +1,4 @@
-//! What the system denies: rings, writing, a network.
+//! Denials by the system: rings, writing, a network.
 
 use super::under::Under;
 use super::{Model, assert_refused, shown};
@@ -95,7 +95,8 @@ fn without_a_network_a_store_is_an_error_that_says_so() {
     }
 }
 
-/// A shard that is another user's: the others are compared, and what the system said of it is told once, as it is.
+/// A shard of another user: the other shards are compared, and the system's error is printed once,
+/// unchanged.
 #[test]
 fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
     use std::os::unix::fs::PermissionsExt;
@@ -126,7 +127,7 @@ fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
     assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
 }
 
-/// The record of a copied file is then a hidden file beside it, which only `cp` looks at.
+/// The record of a copied file is then a hidden file beside it, which only `cp` reads.
 #[test]
 fn without_extended_attributes_a_copy_is_known_all_the_same() {
     let model = Model::with_shards(3);

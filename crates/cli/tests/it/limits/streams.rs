@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use super::{Model, shown};
 use crate::stderr;
 
-/// Runs a line of shell, in which `tload` is `"$0"` and the checkpoint `"$1"`.
+/// Runs a line of shell in which `"$0"` is `tload` and `"$1"` the checkpoint.
 fn shell(line: &str, model: &Model) -> Output {
     Command::new("bash")
         .args(["-o", "pipefail", "-c", line, env!("CARGO_BIN_EXE_tload")])
