@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_attended_and_its_panic_stays_one() {
+    fn attend_runs_on_other_thread_and_propagates_panic() {
         let interrupt = Interrupt::unattached(Answer::default());
         let here = thread::current().id();
         let there = interrupt.attend(|_| thread::current().id());
@@ -403,7 +403,7 @@ mod tests {
 
     /// No wait here uses up its time limit of an hour.
     #[test]
-    fn a_second_signal_ends_the_patience_with_the_first() {
+    fn second_signal_skips_grace_period() {
         let for_ever = Duration::from_secs(3600);
         let interrupt = Interrupt::unattached(Answer::default());
         let left = interrupt.temporary("/nothing/here");

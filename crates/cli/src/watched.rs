@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_waited_for_and_what_hangs_is_left_behind() {
+    fn finished_task_is_joined_and_hung_task_orphaned() {
         let interrupt = Interrupt::unattached(Answer::default());
         let (tell, told) = channel::<()>();
         let cancel = || tell.send(()).expect("the task listens");

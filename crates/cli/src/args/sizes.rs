@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_say_what_they_may_be() {
+    fn counts_out_of_range_name_the_range() {
         assert_eq!(depth("4096"), Ok(4096));
         assert_eq!(lanes(" 1 "), Ok(1));
         for text in ["0", "4097", "-1", "x", "", "99999999999999999999"] {

@@ -136,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_stray_pages_are_forgiven() {
+    fn residency_tolerates_stray_pages_only() {
         assert_eq!(classify(0, 4 << 30), Found::Cold);
         assert_eq!(classify(4 << 20, 4 << 30), Found::Cold);
         assert_eq!(classify(5 << 20, 4 << 30), Found::Mixed);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_disk_gets_a_small_checkpoint_and_memory_is_the_last_resort() {
+    fn small_disk_shrinks_checkpoint_and_tmpfs_is_last() {
         let candidates = vec![
             candidate("/tmp", 64 << 30, true),
             candidate(".", (1 << 30) + 5, false),

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_meet_the_best_within_rounds() {
+    fn verdict_compares_defaults_within_rounds() {
         let mut results = swept();
         // The disk halves its speed in round 2: the ratio does not move.
         for (round, speed) in [(1, 1.0), (2, 0.5)] {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_sweep_or_without_defaults_there_is_nothing_to_say() {
+    fn verdicts_without_sweep_or_defaults_are_empty() {
         let mut alone = plan(1, 1);
         alone.cells[0].configuration.depth = None;
         alone.cells[0].configuration.extent_bytes = None;

@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_and_loads_above_their_ceiling_are_doubted() {
+    fn short_runs_and_loads_above_ceiling_warn() {
         let texts = |ours: f64, ceiling: f64| -> Vec<String> {
             let mut results = results(&plan(1, 1));
             results.add(0, sample(1, Contender::Tload, ours));

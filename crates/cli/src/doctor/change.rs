@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_comes_before_what_hangs_and_that_before_what_is_slow() {
+    fn first_change_is_ordered_failure_hang_speed() {
         let mut findings = Vec::new();
         assert_eq!(first(&findings), None);
         findings.push(finding("fine", None));

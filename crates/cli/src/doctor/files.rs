@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_checkpoint_the_largest_known_are_meant() {
+    fn open_files_without_checkpoint_uses_largest_known() {
         assert_eq!(finding(limit(1024, 1024), None).level, Level::Ok);
         let small = finding(limit(256, 1024), None);
         assert_eq!(small.level, Level::Note);

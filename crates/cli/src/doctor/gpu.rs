@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_there_is_its_reason_and_what_to_do() {
+    fn missing_driver_gives_reason_and_advice() {
         let (_folder, system) = system(&[]);
         let findings = findings(&system, &Err(refusal()));
         assert_eq!(findings.len(), 2);
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_that_fails_hides_no_other() {
+    fn failing_gpu_keeps_other_findings() {
         let works = Device {
             text: "cuda:1 works".to_owned(),
             pinning: Ok(Pinning {

@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_compared_with_the_largest_tensor() {
+    fn cgroup_memory_below_largest_tensor_warns() {
         let small = of_group(256 * MIB, 56 * MIB, 100 * MIB);
         assert!(
             small.value.starts_with("256.0 MiB, 200.0 MiB left ("),
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_nobody_gets_are_worth_a_change() {
+    fn disabled_huge_pages_advise_change() {
         let file = "sys/kernel/mm/transparent_hugepage/enabled";
         let (_folder, never) = system(&[(file, "always madvise [never]\n")]);
         let change = huge_pages(&never).change.expect("worth it");

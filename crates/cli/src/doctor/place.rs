@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_mount_can_hang_and_says_how_not_to() {
+    fn hard_mount_warns_and_advises_soft() {
         let hard = of_mount(
             "nfs4",
             "rw,hard,timeo=600,retrans=2,rsize=1048576,nconnect=8",

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_forbids_rings_is_named() {
+    fn ring_refusal_names_its_cause() {
         let switch = |text| ("proc/sys/kernel/io_uring_disabled", text);
         let filter = |text| ("proc/self/status", text);
         let (on, off) = (filter("Seccomp:\t2\n"), filter("Seccomp:\t0\n"));

@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_shown_and_the_rest_as_it_is_without() {
+    fn settings_show_values_and_defaults() {
         let none = of(&[("TLOAD_TIMEOUT", " ")]);
         assert_eq!((none.level, none.change), (Level::Ok, None));
         assert_eq!(

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_has_what_it_has_left() {
+    fn threads_left_in_cgroup_are_reported() {
         let (_folder, system) = system(&[
             ("proc/self/cgroup", "9:pids:/job\n0::/\n"),
             ("sys/fs/cgroup/pids/job/pids.max", "100\n"),

@@ -109,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_compared_says_why_and_how_it_could_be() {
+    fn missing_checksums_give_reason_and_write_command() {
         let manifest = || Ok("manifest /m/tload-manifest.json".to_owned());
         let none = || Err("no manifest, and not from a hub".to_owned());
         let command = "tload verify /m --write";

@@ -42,7 +42,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn what_is_not_mounted_is_named() {
+    fn unmounted_proc_and_sys_are_reported() {
         let (_folder, bare) = system(&[]);
         for finding in findings(&bare) {
             assert_eq!(

@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_field_ends_it() {
+    fn markdown_escapes_field_and_line_ends() {
         let fields = ["a|b".to_owned(), "c\nd\u{1b}".to_owned()];
         assert_eq!(line(&fields), "| a\\|b | c\\nd\\u{1b} |\n");
         assert_eq!(code("tload ls"), "`tload ls`");

@@ -70,7 +70,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn a_partition_has_its_disks_queue() {
+    fn partition_reports_queue_of_its_disk() {
         let (folder, system) = system(&[
             (
                 "sys/devices/vda/queue/scheduler",

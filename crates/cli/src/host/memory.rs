@@ -24,7 +24,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn available_is_what_machine_and_group_both_have() {
+    fn available_memory_is_minimum_of_machine_and_cgroup() {
         let files = |free| {
             [
                 ("proc/self/cgroup", "0::/a\n"),

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_so() {
+    fn unreadable_file_reports_reason() {
         let (_folder, system) = testing::system(&[("proc/self/status", "Name:\tx\n")]);
         let missing = system
             .field("proc/self/status", "Seccomp")

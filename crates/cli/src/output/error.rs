@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_closed_standard_output_is_forgiven() {
+    fn only_closed_stdout_counts_as_closed_pipe() {
         let broken = || io::Error::from_raw_os_error(BROKEN_PIPE);
         assert!(is_closed_pipe(&standard_output(broken())));
         assert!(!is_closed_pipe(&file(

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_stands_beside_the_error_and_alone_without_one() {
+    fn outcome_has_result_and_optional_error() {
         let error = Error::new(ErrorKind::Io, "failed");
         let result = json!({"files": 1});
         let failed = Outcome::new(&result, Some(Failure::new(&error, 1)));

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_stays() {
+    fn other_text_is_unchanged() {
         for text in [
             "",
             "longer than its timeout of 1s",

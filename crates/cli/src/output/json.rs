@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_read_what_terminals_do_not_obey() {
+    fn json_escapes_control_characters_reversibly() {
         let name = "a\u{1b}[2J\n\u{7f}\u{9b}\u{202e}\u{e0041}é\u{1f980}\"\\";
         let written = text(&[name]).unwrap();
         assert!(

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_split_into_buffers_does_not_show() {
+    fn random_bytes_do_not_depend_on_buffer_size() {
         assert_eq!(bytes(Dtype::U8, &[64, 8, 31]), bytes(Dtype::U8, &[103]));
     }
 

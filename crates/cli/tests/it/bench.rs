@@ -89,7 +89,7 @@ fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
 }
 
 #[test]
-fn a_sweep_says_how_near_the_defaults_come_to_its_best() {
+fn sweep_reports_ratio_of_defaults_to_best() {
     let folder = tempfile::tempdir().unwrap();
     let (json, plot) = (
         folder.path().join("out.json"),

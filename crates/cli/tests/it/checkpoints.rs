@@ -150,7 +150,7 @@ fn files_are_named_and_indexed_as_hubs_do() {
 }
 
 #[test]
-fn a_full_directory_is_replaced_only_by_force_and_only_its_checkpoint() {
+fn synth_force_replaces_only_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path();
     fs::write(directory.join("notes.txt"), "mine").unwrap();

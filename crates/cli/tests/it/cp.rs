@@ -193,7 +193,7 @@ fn links_to_folders_are_followed_wherever_they_do_not_lead_round() {
 }
 
 #[test]
-fn what_is_left_out_is_not_looked_at() {
+fn excluded_files_are_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("a.json"), "a");

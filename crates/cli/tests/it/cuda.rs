@@ -252,7 +252,7 @@ fn doctor_shows_every_gpu_and_pins_memory() {
 }
 
 #[test]
-fn doctor_says_what_stands_in_the_way_of_a_gpu() {
+fn doctor_reports_missing_driver() {
     let find = Machine::without_driver().doctor(&[]);
     let driver = find("cuda").unwrap();
     assert_eq!(driver["level"], "note");
@@ -275,7 +275,7 @@ fn doctor_says_what_stands_in_the_way_of_a_gpu() {
 }
 
 #[test]
-fn bench_says_where_to_and_what_the_way_took() {
+fn bench_reports_device_and_copy_time() {
     let machine = Machine::new();
     let (model, json, csv) = (
         machine.model(),

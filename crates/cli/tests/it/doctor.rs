@@ -43,7 +43,7 @@ fn every_finding_has_an_id_a_level_and_a_value() {
 }
 
 #[test]
-fn a_checkpoint_adds_its_place() {
+fn checkpoint_adds_storage_findings() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
@@ -119,7 +119,7 @@ fn checksums_are_a_note_until_there_is_a_manifest() {
 }
 
 #[test]
-fn a_bad_location_hides_nothing_of_the_machine() {
+fn bad_location_keeps_machine_findings() {
     let output = run(["doctor", "/nonexistent/model", "--json"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

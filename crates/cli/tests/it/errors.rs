@@ -285,7 +285,7 @@ fn more_than_the_disk_holds_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_failure() {
+fn closed_pipe_mid_output_exits_successfully() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();

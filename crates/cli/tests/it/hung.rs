@@ -235,7 +235,7 @@ fn json_tells_of_a_deadline_and_of_signals() {
 }
 
 #[test]
-fn the_doctor_says_that_a_mount_does_not_answer_and_all_else() {
+fn doctor_reports_hung_mount_and_machine_findings() {
     let Some(hung) = Hung::start() else {
         return;
     };

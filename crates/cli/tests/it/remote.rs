@@ -110,7 +110,7 @@ fn status(output: &Output, wanted: i32) -> String {
 }
 
 #[test]
-fn listed_and_loaded_it_is_the_checkpoint_on_disk() {
+fn remote_checkpoint_equals_local_one() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let local = succeed(["ls", model.to_str().unwrap(), "--json"]);
@@ -292,7 +292,7 @@ fn interrupted(lab: &Lab, target: &Path) -> String {
 }
 
 #[test]
-fn what_has_arrived_is_not_asked_for_again() {
+fn resumed_copy_skips_received_ranges() {
     let lab = Lab::start();
     let target = lab.path("copy");
     interrupted(&lab, &target);
@@ -318,7 +318,7 @@ fn what_has_arrived_is_not_asked_for_again() {
 }
 
 #[test]
-fn an_object_that_was_replaced_is_begun_anew() {
+fn replaced_object_restarts_copy() {
     let lab = Lab::start();
     let target = lab.path("copy");
     interrupted(&lab, &target);
@@ -330,7 +330,7 @@ fn an_object_that_was_replaced_is_begun_anew() {
 }
 
 #[test]
-fn an_object_that_is_replaced_meanwhile_is_never_mixed() {
+fn object_replaced_during_copy_is_never_mixed() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -487,7 +487,7 @@ fn hidden_folders_are_not_listed_and_deep_ones_refused() {
 }
 
 #[test]
-fn faults_on_the_way_do_not_show_in_the_copy() {
+fn copy_despite_faults_is_identical() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(3));
@@ -524,7 +524,7 @@ fn a_folder_of_a_web_server_is_copied_by_its_index() {
 }
 
 #[test]
-fn what_lies_beside_the_weights_is_left_out_only_if_it_is_not_there() {
+fn companion_files_are_skipped_only_if_missing() {
     let lab = Lab::start();
     lab.server.put(
         "bucket/m/model.safetensors",

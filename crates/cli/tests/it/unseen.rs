@@ -129,7 +129,7 @@ fn check(arguments: &[&OsStr], succeeds: bool) -> Vec<u8> {
 }
 
 #[test]
-fn names_give_no_orders_in_any_command() {
+fn hostile_names_are_escaped_in_every_command() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let model = model(&folder);
     let os = OsStr::new;
@@ -194,7 +194,7 @@ fn names_give_no_orders_in_any_command() {
 }
 
 #[test]
-fn errors_give_no_orders_in_any_command() {
+fn hostile_file_contents_are_escaped_in_errors() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for path in broken(&folder) {
         for command in ["ls", "load", "bench", "doctor"] {

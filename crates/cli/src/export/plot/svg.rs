@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_text_stays_text() {
+    fn svg_escapes_any_text() {
         let text = "a<b> & \"c\" ]]> 'd'\n\u{1b}[0m\0\u{ffff} é";
         let mut svg = Svg::new(10.0, 10.0);
         svg.text((1.0, 2.0), 12, Anchor::Start, text);

@@ -252,7 +252,7 @@ fn without_a_sweep_there_are_bars() {
 }
 
 #[test]
-fn what_is_not_measured_yet_is_not_drawn() {
+fn unmeasured_cells_are_not_drawn() {
     for plan in [swept(), plan(1, 1)] {
         let svg = Plot.render(&results(&plan));
         let found = counts(&svg, ["point", "whisker", "tload", "ceiling", "fio"]);

@@ -8,7 +8,7 @@ use crate::stderr;
 const REFUSALS: [(i32, &str); 2] = [(libc::EPERM, "seccomp"), (libc::ENOSYS, "gVisor")];
 
 #[test]
-fn without_rings_everything_works_and_says_why_it_is_threads() {
+fn load_without_rings_uses_threads_and_reports_reason() {
     let model = Model::with_shards(3);
     for (errno, hint) in REFUSALS {
         let under = Under::new().without_rings(errno);
@@ -98,7 +98,7 @@ fn without_a_network_a_store_is_an_error_that_says_so() {
 /// A shard of another user: the other shards are compared, and the system's error is printed once,
 /// unchanged.
 #[test]
-fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
+fn unreadable_file_does_not_stop_verification() {
     use std::os::unix::fs::PermissionsExt;
     let model = Model::with_shards(3);
     crate::succeed(["verify", &model.text(), "--write"]);
@@ -129,7 +129,7 @@ fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
 
 /// The record of a copied file is then a hidden file beside it, which only `cp` reads.
 #[test]
-fn without_extended_attributes_a_copy_is_known_all_the_same() {
+fn copy_without_xattrs_is_recognised_by_record_file() {
     let model = Model::with_shards(3);
     let folder = model.folder.path();
     let place = folder.join("ramfs");

@@ -28,7 +28,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 }
 
 #[test]
-fn a_filter_of_system_calls_is_named_as_what_forbids_rings() {
+fn seccomp_filter_is_named_as_cause() {
     let model = Model::with_shards(3);
     for errno in [libc::EPERM, libc::ENOSYS] {
         let report = examine(&Under::new().without_rings(errno), &model);

@@ -96,7 +96,7 @@ fn the_command_raises_its_limit_of_open_files_as_far_as_it_may() {
 }
 
 #[test]
-fn however_few_descriptors_there_are_it_loads_or_says_that() {
+fn few_descriptors_load_or_report_the_limit() {
     let model = Model::with_shards(2);
     let mut loaded = Vec::new();
     for descriptors in (3..24).chain([40, 64]) {
@@ -123,7 +123,7 @@ fn however_few_descriptors_there_are_it_loads_or_says_that() {
 }
 
 #[test]
-fn however_few_threads_there_are_it_loads_or_says_that() {
+fn few_threads_load_or_report_the_limit() {
     let model = Model::with_shards(3);
     let mut loaded = Vec::new();
     for threads in [1, 2, 3, 4, 5, 6, 8, 12] {

@@ -16,7 +16,7 @@ fn shell(line: &str, model: &Model) -> Output {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
+fn closed_pipe_exits_successfully() {
     let model = Model::with_shards(3);
     for line in [
         r#""$0" ls "$1" | head -1"#,
@@ -50,7 +50,7 @@ fn closed_streams_change_nothing() {
 }
 
 #[test]
-fn an_output_that_takes_nothing_is_an_error() {
+fn unwritable_stdout_is_an_error() {
     let model = Model::with_shards(3);
     for subcommand in ["ls", "load", "doctor"] {
         let output = shell(&format!(r#""$0" {subcommand} "$1" > /dev/full"#), &model);
