@@ -263,7 +263,7 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
             with pytest.raises(BaseException) as caught:  # noqa: PT011
                 read()
             texts = "\n".join(chain(caught.value))
-            assert "CorruptError" in texts and "which is no file of the checkpoint" in texts, (name, texts)
+            assert "CorruptError" in texts and "which is not a file of the checkpoint" in texts, (name, texts)
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])

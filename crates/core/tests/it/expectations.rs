@@ -133,7 +133,7 @@ fn a_header_that_cannot_be_compared_is_said_or_refused() {
             .tensors(Selection::names(names.iter().copied()))
             .expectations([Expectation::Of(expected.clone())])
     };
-    let why = "is of the header only as part of the whole file";
+    let why = "covers the header only as part of the whole file";
     for choice in [Verify::Require, Verify::Sha256(None)] {
         let error = load(&loader(&choice, &expected, &["a"])).expect_err("is not known");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
@@ -182,7 +182,7 @@ fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
         let error = load(&some).expect_err("the whole cannot be compared");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
         let hint = error.hint().expect("a hint");
-        assert!(hint.contains("load all tensors of the file"), "{hint}");
+        assert!(hint.contains("load every tensor of the file"), "{hint}");
     }
     // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64 before them. In this order the bits of
     // a message are divided, the lowest of each byte first.

@@ -508,13 +508,13 @@ fn what_cannot_be_compared_is_said_or_refused() {
     let cases = [
         ("nobody knows it", &nothing, Selection::all(), false),
         (
-            "is of the whole file",
+            "covers the whole file",
             &whole,
             Selection::names(["b0"]),
             false,
         ),
         (
-            "only a slice of tensor \"b0\" is read",
+            "a slice of tensor \"b0\" was requested",
             &each,
             Selection::names(["b0"]),
             true,

@@ -315,7 +315,7 @@ fn what_nobody_knows_is_no_success_until_it_is_recorded() {
     assert!(error.hint().unwrap().contains("--write"), "{error}");
     for silent in [
         "there is no tload-manifest.json",
-        "not in a hub's cache",
+        "neither in a hub's cache",
         "there is no model.sig",
     ] {
         let said = &report.files[0].silent;
@@ -330,7 +330,7 @@ fn a_manifest_is_not_replaced_unless_asked_and_not_compared_with_then() {
     let beside = || Some(ManifestTarget::Beside);
     let error = model.run(|it| it.write = beside()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-    assert!(error.message().contains("is there already"), "{error}");
+    assert!(error.message().contains("already exists"), "{error}");
     let mut other = model.bytes(SHARDS[1]);
     *other.last_mut().unwrap() ^= 1;
     model.put(SHARDS[1], &other);
