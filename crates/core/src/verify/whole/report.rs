@@ -66,7 +66,7 @@ pub enum FileOutcome {
     Extra,
     /// There is nothing to compare it with.
     Unverified,
-    /// The file could not be read, or is not part of a valid checkpoint.
+    /// The file could not be read, or its header is invalid.
     Failed,
 }
 
