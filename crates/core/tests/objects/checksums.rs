@@ -161,7 +161,7 @@ fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
     server.state_checksums(&format!("{BUCKET}/{KEY}"), &composite);
     let why = unknown(expected(&checkpoint));
     assert!(
-        why.contains("of the parts that it was uploaded in"),
+        why.contains("covers the parts of its upload"),
         "{why}"
     );
     let report = verified(&site, KEY).expect("reads");
