@@ -1,4 +1,5 @@
-//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and what happens to its files meanwhile.
+//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and changes of its
+//! files during reads.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -17,66 +18,66 @@ use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+/// Process that [`Mount::start`] starts to serve the file system; not a test.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// Behind headers, and behind what the kernel reads ahead of them.
+/// Offset behind headers, and behind the kernel's readahead of them.
 const PAST_HEADERS: u64 = 1 << 20;
 
 const EXTENT_BYTES: u64 = 512 << 10;
 
-/// Tensors of a shard.
+/// Number of tensors of a shard.
 const TENSORS: usize = 3;
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Enough for a fault that passes.
+/// Retries that suffice for a transient fault.
 const RETRIES: &str = "3";
 
-/// How long tests wait for a read that is to be held.
+/// Maximum wait of a test for a held read.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// In the second shard, in the middle of its second tensor.
+/// Offset in the middle of the second tensor of the second shard.
 const FLIPPED: u64 = 1_500_000;
 
-/// Which of the two mounts.
+/// Mount to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mounted {
-    /// Every read reaches the file system: what engines ask for is what it is asked for.
+    /// Mount on which every read reaches the file system, as the engine sent it.
     Uncached,
-    /// Through the page cache, unless readers go past it.
+    /// Mount with the page cache, unless readers bypass it.
     Cached,
 }
 
-/// From when on something goes wrong.
+/// Time at which a fault begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     /// Before the checkpoint is opened.
     Opening,
-    /// When it is open and before the load begins.
+    /// After the checkpoint is opened and before the load begins.
     Reading,
 }
 
-/// What somebody does to the second shard while a read of it is held.
+/// Action on the second shard while a read of it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
-    /// Nothing; the read is let go.
+    /// Nothing; the read is released.
     Wait,
     Truncate,
     Append,
-    /// Written to in place.
+    /// The shard is written to in place.
     Rewrite,
     /// Another file is renamed over it.
     Replace,
     /// Another index is renamed over that of the checkpoint.
     ReplaceIndex,
     Remove,
-    /// From now on nobody is told how long a file is: the load asks once more at its end.
+    /// Status queries fail from now on: the load makes one more at its end.
     FailStatus,
-    /// From now on this is not answered at all.
+    /// Status queries are held from now on.
     HoldStatus,
 }
 
@@ -107,7 +108,7 @@ impl Deed {
             Self::Rewrite => {
                 let open = OpenOptions::new().write(true).open(path).expect("ours");
                 open.write_all_at(&shard(1, 9), 0).expect("ours");
-                // Whatever the clock of the file system, it is another time.
+                // Differs from the time of the file system's clock in any case.
                 let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
                 file().set_modified(time).expect("ours");
             }
@@ -121,7 +122,7 @@ impl Deed {
     }
 }
 
-/// Puts an index beside a shard, or another one in its place.
+/// Puts an index beside a shard, or replaces it.
 fn put_index(shard: &Path, total_size: u64) {
     let placed = (0..2).flat_map(|shard| {
         let file = serde_json::Value::from(format!("m-{shard}.safetensors"));
@@ -134,7 +135,7 @@ fn put_index(shard: &Path, total_size: u64) {
     std::fs::rename(beside, shard.with_file_name(INDEX)).expect("the same folder");
 }
 
-/// A row about files, and how it is run.
+/// Row about files, and the settings to run it.
 #[derive(Clone, Debug)]
 pub(crate) struct FileFault {
     pub(crate) row: Row,
@@ -163,7 +164,7 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
     }
 }
 
-/// A rule as it stands, of other requests than reads or from the first byte on.
+/// Creates a row with a rule as given, for requests other than reads or from the first byte on.
 fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> FileFault {
     FileFault {
         when,
@@ -176,7 +177,7 @@ fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> File
     }
 }
 
-/// While a read of the second shard is held.
+/// Creates a row with an action while a read of the second shard is held.
 fn meanwhile(fault: &'static str, deed: Deed, outcome: Outcome) -> FileFault {
     let held = on_read(fault, Rule::once(Fault::Hold).file("m-1"), outcome);
     FileFault {
@@ -239,7 +240,7 @@ pub(crate) fn rows() -> Vec<FileFault> {
     groups.into_iter().flatten().collect()
 }
 
-/// Reads that fail.
+/// Returns rows of reads that fail.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn failing() -> Vec<FileFault> {
     let again = Outcome::Loads(Retried::Yes);
@@ -337,7 +338,7 @@ fn failing() -> Vec<FileFault> {
     ]
 }
 
-/// Reads that take their time, or all of it.
+/// Returns rows of reads that are slow, or never return.
 fn slow() -> Vec<FileFault> {
     let timed_out = fails(
         TimedOut,
@@ -345,7 +346,7 @@ fn slow() -> Vec<FileFault> {
             "timeout of 400ms",
             "wait",
             "cannot be taken back",
-            // Of which file comes first where threads read both.
+            // Either file: where several threads read, either may be first.
             ".safetensors [",
         ],
         Names::Nothing,
@@ -410,7 +411,7 @@ fn slow() -> Vec<FileFault> {
     ]
 }
 
-/// Reads that bring too little, or the wrong bytes.
+/// Returns rows of reads that return too few bytes, or wrong ones.
 fn short() -> Vec<FileFault> {
     let whole = Outcome::Loads(Retried::No);
     vec![
@@ -458,7 +459,7 @@ fn short() -> Vec<FileFault> {
     ]
 }
 
-/// Files that change while they are read.
+/// Returns rows of files that change while they are read.
 fn changing() -> Vec<FileFault> {
     let changed = |says| fails(Changed, says, Names::Location, Retried::No);
     vec![
@@ -508,7 +509,7 @@ fn changing() -> Vec<FileFault> {
     ]
 }
 
-/// Before the first tensor is read.
+/// Returns rows of faults before the first tensor is read.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn opening() -> Vec<FileFault> {
     let opens = |fault, number, kind, says| {
@@ -616,7 +617,7 @@ fn opening() -> Vec<FileFault> {
     ]
 }
 
-/// Files that are shown as memory.
+/// Returns rows of memory-mapped files.
 fn mapped() -> Vec<FileFault> {
     vec![
         on_read(
@@ -654,12 +655,12 @@ fn changed_pages() -> Outcome {
     )
 }
 
-/// The bytes of shard `number` in one of its states.
+/// Returns the bytes of shard `number` in one of its states.
 pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
     even(&format!("{number}."), state, TENSORS, (1 << 20) + 12_345)
 }
 
-/// A checkpoint of two shards, and the two mounts.
+/// Checkpoint of two shards, and the two mounts.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
     backing: TempDir,
@@ -692,7 +693,7 @@ impl Bench {
         Some(bench)
     }
 
-    /// Files as they were, and no faults.
+    /// Restores the files, and removes all faults.
     pub(crate) fn restore(&self) {
         for mount in [&self.uncached, &self.cached] {
             mount.clear_faults();
@@ -717,12 +718,12 @@ impl Bench {
         }
     }
 
-    /// Opens the checkpoint, then does `then`, then loads.
+    /// Opens the checkpoint, then runs `then`, then loads.
     pub(crate) fn load(&self, mounted: Mounted, options: Options, then: impl FnOnce()) -> Ended {
         self.load_and(mounted, options, then, |tensor| tensor.bytes().to_vec())
     }
 
-    /// The same. `bytes` looks into a tensor.
+    /// Like [`Self::load`]; `bytes` reads a tensor.
     fn load_and(
         &self,
         mounted: Mounted,
@@ -731,7 +732,7 @@ impl Bench {
         bytes: impl Fn(&Tensor) -> Vec<u8>,
     ) -> Ended {
         let location = Location::from(self.mount(mounted).path());
-        // What fails while the checkpoint is opened is tried again, too.
+        // Failures while the checkpoint is opened are retried, too.
         let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("good options");
         let loader = Loader::open_with(&location, retries);
         then();
@@ -739,7 +740,7 @@ impl Bench {
         load(&self.oracle, loader, bytes)
     }
 
-    /// Runs a row with one engine; none if it hangs.
+    /// Runs a row with one engine; `None` if it hangs.
     pub(crate) fn run(&self, fault: &FileFault, via: Via) -> Option<Ended> {
         let mount = self.mount(fault.mounted);
         let begin = || fault.rules.iter().for_each(|rule| mount.fault(rule));
@@ -752,7 +753,8 @@ impl Bench {
         }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
-        // Of a file that is truncated views end with it: looking at one ends the process (SIGBUS), as is documented.
+        // Views of a truncated file end with it: reading one ends the process (SIGBUS), as
+        // documented.
         let is_view = via == Via::Map && fault.deed == Some(Deed::Truncate);
         let bytes = |tensor: &Tensor| {
             if is_view && tensor.name().starts_with("1.") {
@@ -768,7 +770,7 @@ impl Bench {
                     if fault.when == When::Reading {
                         begin();
                     }
-                    // Nobody waits for it where nothing is done meanwhile.
+                    // The receiver is gone if no action is taken meanwhile.
                     let _ = started.send(());
                 };
                 self.load_and(fault.mounted, wanted, then, bytes)
@@ -794,7 +796,7 @@ impl Bench {
     }
 }
 
-/// What makes a load read in this way.
+/// Returns options that make a load read in this way.
 pub(crate) fn options_of(via: Via) -> Options {
     options(|it| {
         it.extent_bytes = Some(EXTENT_BYTES);
@@ -809,7 +811,7 @@ pub(crate) fn options_of(via: Via) -> Options {
     })
 }
 
-/// Whether this machine can read so.
+/// Returns whether this machine can read in this way.
 pub(crate) fn is_there(via: Via) -> bool {
     match via {
         Via::Uring => requirement::uring().is_some(),
