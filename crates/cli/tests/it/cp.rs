@@ -1,4 +1,4 @@
-//! `cp` between folders: the files that it copies, skips, replaces, resumes and refuses.
+//! `cp` between folders: what it takes, skips, replaces, resumes and refuses.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::requirement::requirement;
 use crate::{run, stderr, succeed};
 
-/// Returns all files below a directory: path and bytes.
+/// All files below a directory: path and bytes.
 pub(crate) fn tree(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -41,7 +41,7 @@ fn modified(path: &Path) -> (i64, i64) {
     (metadata.mtime(), metadata.mtime_nsec())
 }
 
-/// Returns the output of `cp --json` for a copy that must succeed.
+/// What `cp --json` says of a copy that must succeed.
 #[track_caller]
 fn copy(source: &Path, target: &Path, more: &[&str]) -> Value {
     let mut arguments = vec![
@@ -102,7 +102,7 @@ fn a_copy_is_whole_loads_the_same_and_is_not_made_twice() {
     let digest = |path| serde_json::from_str::<Value>(&digest(path)).unwrap()["digest"].clone();
     assert_eq!(digest(&target), digest(&model));
 
-    // The file has the same length and another time: it is copied again. The others are not.
+    // The same length, and another time: copied again. The others are not.
     let config = target.join("config.json");
     write(&config, vec![b' '; wanted["config.json"].len()]);
     let report = copy(&model, &target, &[]);
@@ -214,8 +214,7 @@ fn what_is_left_out_is_not_looked_at() {
     );
 }
 
-/// Creates a source of 12 KiB, and a target with a file in progress whose journal claims `done`:
-/// the file holds zeros, to tell the claimed bytes from copied ones.
+/// A source of 12 KiB, and a target with a file in progress of which `done` is said to be there: of zeros, so that one sees.
 fn interrupted(folder: &Path, change: impl Fn(&mut Value)) -> (Vec<u8>, Vec<u8>) {
     interrupted_and(folder, change, || {})
 }
@@ -309,14 +308,14 @@ fn another_version_of_the_same_length_and_time_is_copied() {
     assert_eq!(modified(&target.join("a.bin")), (0, 0));
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 
-    // Replaces the old file, as a download does.
+    // In place of the old file, as a download does it.
     write_at_epoch(&folder.path().join("next"), "new");
     fs::rename(folder.path().join("next"), model.join("a.bin")).unwrap();
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(read(), "new");
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 
-    // Writes into the old file.
+    // Into the old file.
     write_at_epoch(&model.join("a.bin"), "wer");
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(read(), "wer");
@@ -327,7 +326,7 @@ fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write_at_epoch(&model.join("a.bin"), "right");
-    // A file of an older tload, or of another program, has no record.
+    // A file of an older tload, or of another program: nothing says what it is a copy of.
     write_at_epoch(&target.join("a.bin"), "other");
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(names(&target), ["a.bin"]);
@@ -337,7 +336,7 @@ fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
         |copied: &Path| write_at_epoch(copied, "longer than before"),
         |copied: &Path| write(copied, "wrong"),
         |copied: &Path| {
-            // Another file with the same length and time.
+            // Another file, with the same length and time.
             write_at_epoch(&copied.with_extension("new"), "wrong");
             fs::rename(copied.with_extension("new"), copied).unwrap();
         },
@@ -379,7 +378,7 @@ fn a_file_in_progress_of_another_user_is_not_taken_over() {
     }
     fs::remove_file(&partial).unwrap();
 
-    // A finished file of another user does not count as a copy either.
+    // Nor is a finished one of another user's believed to be a copy.
     copy(&model, &target, &[]);
     chown(target.join("a.bin"), Some(OTHER), Some(OTHER)).unwrap();
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
@@ -389,8 +388,7 @@ fn a_file_in_progress_of_another_user_is_not_taken_over() {
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 }
 
-/// Only bytes that both the file in progress and its journal have are kept, and only those of one
-/// owner.
+/// Only what the file in progress and its journal have in common is believed, and only of one owner.
 #[test]
 fn a_journal_of_another_user_is_not_believed() {
     let is_root = rustix::process::geteuid().is_root();
@@ -433,8 +431,7 @@ fn nothing_is_written_through_links() {
     assert_eq!(fs::read_to_string(path("outside/a.bin")).unwrap(), "old");
     assert_eq!(names(&path("outside")), ["a.bin"]);
 
-    // A link with the file's own name is replaced, and one with the name of the file in progress
-    // refused.
+    // A link under the file's own name is replaced, and one under the name in progress refused.
     fs::remove_file(path("copy/deep")).unwrap();
     fs::create_dir(path("copy/deep")).unwrap();
     symlink(path("outside/a.bin"), path("copy/deep/a.bin")).unwrap();

@@ -1,4 +1,4 @@
-//! `verify`: its output, the manifest that it writes, and its exit status.
+//! `verify`: what it prints, what it writes, and its exit status.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{run, stderr, succeed};
 
-/// Checkpoint of three shards.
+/// A checkpoint of three shards.
 struct Model {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Model {
         self.path.to_str().unwrap()
     }
 
-    /// Returns the path of a file, as text.
+    /// The path of a file, as text.
     fn at(&self, name: &str) -> String {
         self.path.join(name).to_str().unwrap().to_owned()
     }

@@ -1,4 +1,4 @@
-//! Loads under supervision: compares every tensor at once, and detects a hang.
+//! A load under watch: what it hands out is compared at once, and one that hangs is found out.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -10,10 +10,10 @@ use tload::{Loader, Location, Result, Tensor};
 
 use crate::row::Ended;
 
-/// No load of these tests takes longer: a longer one hangs.
+/// No load of these tests takes longer: more is a hang.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// Files of a checkpoint, by the prefixes of their tensors' names: `0.` means the first.
+/// The files of a checkpoint as they are, by the beginnings of their tensors' names: `0.` is of the first.
 pub(crate) struct Oracle(pub(crate) Vec<Vec<u8>>);
 
 impl Oracle {
@@ -22,13 +22,13 @@ impl Oracle {
         &self.0[shard.parse::<usize>().expect("named so")]
     }
 
-    /// Returns the expected bytes of a tensor.
+    /// What a tensor has in it.
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let file = safetensors::SafeTensors::deserialize(self.file(name)).expect("a valid file");
         file.tensor(name).expect("in the file").data().to_owned()
     }
 
-    /// Counts the bytes that differ from the file.
+    /// Bytes that are not those of the file.
     fn wrong_bytes(&self, name: &str, bytes: &[u8]) -> usize {
         let wanted = self.bytes(name);
         let differ = wanted.iter().zip(bytes).filter(|(a, b)| a != b).count();
@@ -43,14 +43,14 @@ impl Oracle {
         self.0.iter().map(count).sum()
     }
 
-    /// Returns the length of the file whose name ends `location`.
+    /// The length of the file that `location` ends with the name of.
     fn len_of(&self, location: Option<&str>) -> Option<u64> {
         let number = location?.strip_suffix(".safetensors")?.rsplit('-').next()?;
         Some(self.0.get(number.parse::<usize>().ok()?)?.len() as u64)
     }
 }
 
-/// Loads everything and compares it on arrival. `bytes` reads a tensor.
+/// Loads all of it and compares as it comes. `bytes` looks into a tensor.
 pub(crate) fn load(
     oracle: &Oracle,
     loader: Result<Loader>,
@@ -87,7 +87,7 @@ pub(crate) fn load(
     }
 }
 
-/// Writes a manifest beside a checkpoint, and returns its text.
+/// Writes down beside a checkpoint what its bytes are, and returns what is written.
 pub(crate) fn write_manifest(checkpoint: &Location) -> Vec<u8> {
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
@@ -96,8 +96,7 @@ pub(crate) fn write_manifest(checkpoint: &Location) -> Vec<u8> {
     crate::files::read(Path::new(&written.expect("was asked for")))
 }
 
-/// Runs `load` on a thread of its own and `meanwhile` on this one. Returns `None` if `load` hangs;
-/// then `unstick` releases it, so that it ends.
+/// Runs `load` on a thread of its own and `meanwhile` on this one. None if it hangs; then `unstick` lets it go, so that it ends.
 pub(crate) fn watched<T: Send>(
     load: impl FnOnce() -> T + Send,
     meanwhile: impl FnOnce(),
@@ -106,7 +105,7 @@ pub(crate) fn watched<T: Send>(
     std::thread::scope(|scope| {
         let (ended, end) = channel();
         scope.spawn(move || {
-            // The receiver is gone if the load ends too late.
+            // Nobody listens to one that came too late.
             let _ = ended.send(load());
         });
         meanwhile();
@@ -118,8 +117,7 @@ pub(crate) fn watched<T: Send>(
     })
 }
 
-/// Locks the process: its open and mapped resources are counted, and the GPU driver is shared by
-/// the process.
+/// The process to oneself: what it has open and mapped is counted, and the driver of the GPU is the process's.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,8 +1,8 @@
-//! Random faults, several in one load: the load returns the right bytes, or an error of a kind that
-//! one of the faults explains; and leaves nothing behind.
+//! Faults drawn by chance, several in one load: the right bytes, or an error of a kind that one of the faults explains; nothing else, and
+//! nothing left behind.
 //!
-//! Everything is derived from a seed, except the system's scheduling. `TLOAD_SEEDS=N` runs N seeds,
-//! and `TLOAD_SEED=S` only seed S.
+//! Everything follows from a seed, but for what the system's scheduler makes of it. `TLOAD_SEEDS=N` draws N times, and
+//! `TLOAD_SEED=S` draws seed S alone.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::requirement::variable;
 use crate::row::{Ended, Via};
 use crate::traces::Traces;
 
-/// Default number of seeds of each test.
+/// Draws of each test, unless somebody asks for more.
 const SEEDS: u64 = 24;
 
 fn seeds() -> Vec<u64> {
@@ -29,7 +29,7 @@ fn seeds() -> Vec<u64> {
     }
 }
 
-/// Returns random options of a load.
+/// What a load may ask for.
 fn options(rng: &mut Rng, via: Via) -> Options {
     let mut options = options_of(via);
     options.order = rng.pick(&[Order::Ready, Order::File]);
@@ -43,7 +43,7 @@ fn options(rng: &mut Rng, via: Via) -> Options {
     options
 }
 
-/// Sets limits, by which requests that never return end.
+/// Whatever never answers ends by this.
 fn limit(rng: &mut Rng, options: &mut Options, rules: usize) {
     options.timeout = (rules > 0).then_some(Duration::from_millis(rng.pick(&[300, 600, 900])));
 }
@@ -56,7 +56,7 @@ fn file_rule(rng: &mut Rng, mounted: Mounted) -> FileRule {
         libc::EAGAIN,
         libc::EINTR,
     ]));
-    // Short responses can leave wrong bytes in the kernel's page cache; see `tests/it/slow.rs`.
+    // What the kernel makes of answers that are short in its page cache is not always true; see `tests/it/slow.rs`.
     let short = match mounted {
         Mounted::Uncached => FileFault::Short(rng.pick(&[0, 1, 4095, 4097, 77_777, 300_000])),
         Mounted::Cached => errno,
@@ -112,7 +112,7 @@ fn files_with_faults_by_chance() {
             || (),
             || mount.clear_faults(),
         );
-        // Releases held requests: everything that waits for them ends, and frees its resources.
+        // Lets go of what is held: whatever waits for it ends, and gives back what it has.
         mount.clear_faults();
         let shown: Vec<_> = rules.iter().map(ToString::to_string).collect();
         let told = format!(
@@ -187,7 +187,7 @@ fn objects_with_faults_by_chance() {
     ends.assert_both();
 }
 
-/// Counts of the ends of loads: a test whose loads all fail, or never do, shows nothing.
+/// How many loads ended how: a test whose loads all fail, or never do, shows nothing.
 #[derive(Default)]
 struct Ends {
     whole: usize,

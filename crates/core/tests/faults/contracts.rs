@@ -1,5 +1,5 @@
-//! The contracts over storage that is short, late and failing: files on `slowfs`, objects of the
-//! faulty server. `tests/cuda/sinks.rs` tests those of sinks over a driver with delays.
+//! The contracts, over storage that is short, late and fails: files on `slowfs`, objects of the faulty server. Sinks keep theirs over a
+//! driver with delays in `tests/cuda/sinks.rs`.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::on_objects::options_at;
 use crate::requirement::requirement;
 use crate::row::Via;
 
-/// Folder whose files are read through a mount that fails on command.
+/// A folder whose files are read through a mount that fails on command.
 struct Shown {
     backing: TempDir,
     mount: Mount,
@@ -48,7 +48,7 @@ impl Shown {
         }))
     }
 
-    /// Returns a name that was not used before.
+    /// A name that was not used before.
     fn next(&self) -> String {
         self.opened.replace(self.opened.get() + 1).to_string()
     }
@@ -58,7 +58,7 @@ impl Shown {
         FileSource::open(&Location::from_path(&path)).expect("just written")
     }
 
-    /// Opens the files of a request for a load.
+    /// Files of a request, opened for a load.
     fn files(&self, request: &EngineRequest<'_>) -> Arc<[ReadFile]> {
         let here = self.next();
         let refused = RefusedDirect::default();
@@ -98,7 +98,7 @@ impl Shown {
         }
     }
 
-    /// Makes reads behave this way from now on.
+    /// Reads behave so from now on.
     fn behave(&self, trouble: Trouble) {
         self.mount.clear_faults();
         let eio = FileFault::Errno(libc::EIO);
@@ -173,7 +173,7 @@ fn files_keep_the_contract_of_sources_over_short_answers() {
     });
 }
 
-/// Store whose requests fail on command.
+/// A store whose requests fail on command.
 struct Store {
     server: FaultyServer,
     opened: Cell<usize>,
@@ -195,11 +195,11 @@ impl Store {
 
     fn source(&self, name: &str) -> ObjectSource {
         let location = Location::parse(&format!("s3://models/{name}")).expect("a URL");
-        // Short timeouts: nothing stalls here, and failures must end soon.
+        // Impatient: nothing stalls here, and failures are to be over soon.
         ObjectSource::at(&location, &options_at(&self.server.url(), "20")).expect("is there")
     }
 
-    /// Returns the engine, and the name of the second object.
+    /// The engine, and what the second object is called.
     fn engine(&self, request: &EngineRequest<'_>) -> (EngineUnderTest, String) {
         let mut names = Vec::new();
         for (index, bytes) in request.contents.iter().enumerate() {

@@ -1,5 +1,4 @@
-//! Faults of file contents: some of each kind. `tests/it/hostile.rs` has all of them, with their
-//! exact messages.
+//! Faults of what is in a file: some of each sort. All of them, with their exact lines, are in `tests/it/hostile.rs`.
 
 use tload::ErrorKind::InvalidFormat;
 use tload::testing::fixtures::FileBuilder;
@@ -9,7 +8,7 @@ use crate::bench::{Oracle, load, watched};
 use crate::files::{folder, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// Row about a file, and the file.
+/// A row about a file, and the file.
 #[derive(Clone, Debug)]
 pub(crate) struct ContentFault {
     pub(crate) row: Row,
@@ -29,7 +28,7 @@ fn row(fault: &'static str, made: &str, file: Vec<u8>, outcome: Outcome) -> Cont
     }
 }
 
-/// Returns a header with its length, and `bytes` zeros.
+/// A header with its length, and `bytes` zeros.
 fn file(header: &str, bytes: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -37,7 +36,7 @@ fn file(header: &str, bytes: usize) -> Vec<u8> {
     file
 }
 
-/// Returns a file of two tensors of four bytes, at these offsets.
+/// Two tensors of four bytes, at these offsets.
 fn two(a: [u64; 2], b: [u64; 2]) -> Vec<u8> {
     let entry = |name, [begin, end]: [u64; 2]| {
         format!(r#""{name}":{{"dtype":"U8","shape":[4],"data_offsets":[{begin},{end}]}}"#)
@@ -122,7 +121,7 @@ pub(crate) fn rows() -> Vec<ContentFault> {
 }
 
 impl ContentFault {
-    /// Runs the row; `None` if it hangs.
+    /// Runs the row; none if it hangs.
     pub(crate) fn run(&self) -> Option<Ended> {
         let folder = folder();
         let path = write(&folder.path().join("m-0.safetensors"), &self.file);
@@ -133,7 +132,7 @@ impl ContentFault {
             || (),
             || (),
         );
-        // Errors may name bytes beyond the file.
+        // Bytes that are not there are named too.
         ended.map(|ended| Ended {
             file_len: None,
             ..ended

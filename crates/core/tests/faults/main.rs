@@ -1,9 +1,8 @@
-//! Faults of storage and their outcomes: one table for files, objects and GPUs, run row by row and
-//! printed into `docs/faults.md`; the contracts over failing storage; and loads with random faults.
+//! What may go wrong with storage, and what then happens: one table for files, objects and GPUs, run row by row and printed into
+//! `docs/faults.md`; the contracts over storage that fails; and loads with faults drawn by chance.
 //!
-//! A new fault is one more row, in `on_files.rs`, `on_objects.rs`, `on_devices.rs` or
-//! `in_contents.rs`. Run with `TLOAD_BLESS=1` to regenerate the page, and with `TLOAD_SEEDS=1000`
-//! for more random loads.
+//! A new fault is one more row, in `on_files.rs`, `on_objects.rs`, `on_devices.rs` or `in_contents.rs`. Run with `TLOAD_BLESS=1` to write the
+//! page anew, and with `TLOAD_SEEDS=1000` to draw more often.
 #![cfg(target_os = "linux")]
 
 mod bench;

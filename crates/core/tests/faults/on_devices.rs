@@ -1,4 +1,4 @@
-//! Faults of GPUs and their driver, simulated by the stub (`tload_cuda_stub`).
+//! Faults of GPUs and their driver, which the stub plays (`tload_cuda_stub`).
 
 use tload::ErrorKind::{Device as DeviceFailed, OutOfMemory};
 use tload::{Device, ErrorKind, Loader, Location, Options};
@@ -8,13 +8,13 @@ use crate::files::{even, folder, options, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 use crate::stub::{Cuda, bytes};
 
-/// Row about devices, and the settings to run it.
+/// A row about devices, and how it is run.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceFault {
     pub(crate) row: Row,
     key: &'static str,
     value: &'static str,
-    /// Sets the options of the load.
+    /// Whether the driver is as new when the fault is taken away: not after what costs it the context.
     set: fn(&mut Options),
 }
 
@@ -141,7 +141,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
 }
 
 impl DeviceFault {
-    /// Runs the row on a driver that was reset; `None` if it hangs.
+    /// Runs the row on a driver that is as new; none if it hangs.
     pub(crate) fn run(&self, cuda: &Cuda) -> Option<Ended> {
         let folder = folder();
         let file = even("0.", 1, 12, 1 << 20);

@@ -1,5 +1,4 @@
-//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and changes of its
-//! files during reads.
+//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and what happens to its files meanwhile.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -18,66 +17,66 @@ use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// Process that [`Mount::start`] starts to serve the file system; not a test.
+/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// Offset behind headers, and behind the kernel's readahead of them.
+/// Behind headers, and behind what the kernel reads ahead of them.
 const PAST_HEADERS: u64 = 1 << 20;
 
 const EXTENT_BYTES: u64 = 512 << 10;
 
-/// Number of tensors of a shard.
+/// Tensors of a shard.
 const TENSORS: usize = 3;
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Retries that suffice for a transient fault.
+/// Enough for a fault that passes.
 const RETRIES: &str = "3";
 
-/// Maximum wait of a test for a held read.
+/// How long tests wait for a read that is to be held.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Offset in the middle of the second tensor of the second shard.
+/// In the second shard, in the middle of its second tensor.
 const FLIPPED: u64 = 1_500_000;
 
-/// Mount to use.
+/// Which of the two mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mounted {
-    /// Mount on which every read reaches the file system, as the engine sent it.
+    /// Every read reaches the file system: what engines ask for is what it is asked for.
     Uncached,
-    /// Mount with the page cache, unless readers bypass it.
+    /// Through the page cache, unless readers go past it.
     Cached,
 }
 
-/// Time at which a fault begins.
+/// From when on something goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     /// Before the checkpoint is opened.
     Opening,
-    /// After the checkpoint is opened and before the load begins.
+    /// When it is open and before the load begins.
     Reading,
 }
 
-/// Action on the second shard while a read of it is held.
+/// What somebody does to the second shard while a read of it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
-    /// Nothing; the read is released.
+    /// Nothing; the read is let go.
     Wait,
     Truncate,
     Append,
-    /// The shard is written to in place.
+    /// Written to in place.
     Rewrite,
     /// Another file is renamed over it.
     Replace,
     /// Another index is renamed over that of the checkpoint.
     ReplaceIndex,
     Remove,
-    /// Status queries fail from now on: the load makes one more at its end.
+    /// From now on nobody is told how long a file is: the load asks once more at its end.
     FailStatus,
-    /// Status queries are held from now on.
+    /// From now on this is not answered at all.
     HoldStatus,
 }
 
@@ -108,7 +107,7 @@ impl Deed {
             Self::Rewrite => {
                 let open = OpenOptions::new().write(true).open(path).expect("ours");
                 open.write_all_at(&shard(1, 9), 0).expect("ours");
-                // Differs from the time of the file system's clock in any case.
+                // Whatever the clock of the file system, it is another time.
                 let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
                 file().set_modified(time).expect("ours");
             }
@@ -122,7 +121,7 @@ impl Deed {
     }
 }
 
-/// Puts an index beside a shard, or replaces it.
+/// Puts an index beside a shard, or another one in its place.
 fn put_index(shard: &Path, total_size: u64) {
     let placed = (0..2).flat_map(|shard| {
         let file = serde_json::Value::from(format!("m-{shard}.safetensors"));
@@ -135,7 +134,7 @@ fn put_index(shard: &Path, total_size: u64) {
     std::fs::rename(beside, shard.with_file_name(INDEX)).expect("the same folder");
 }
 
-/// Row about files, and the settings to run it.
+/// A row about files, and how it is run.
 #[derive(Clone, Debug)]
 pub(crate) struct FileFault {
     pub(crate) row: Row,
@@ -164,7 +163,7 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
     }
 }
 
-/// Creates a row with a rule as given, for requests other than reads or from the first byte on.
+/// A rule as it stands, of other requests than reads or from the first byte on.
 fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> FileFault {
     FileFault {
         when,
@@ -177,7 +176,7 @@ fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> File
     }
 }
 
-/// Creates a row with an action while a read of the second shard is held.
+/// While a read of the second shard is held.
 fn meanwhile(fault: &'static str, deed: Deed, outcome: Outcome) -> FileFault {
     let held = on_read(fault, Rule::once(Fault::Hold).file("m-1"), outcome);
     FileFault {
@@ -240,7 +239,7 @@ pub(crate) fn rows() -> Vec<FileFault> {
     groups.into_iter().flatten().collect()
 }
 
-/// Returns rows of reads that fail.
+/// Reads that fail.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn failing() -> Vec<FileFault> {
     let again = Outcome::Loads(Retried::Yes);
@@ -338,7 +337,7 @@ fn failing() -> Vec<FileFault> {
     ]
 }
 
-/// Returns rows of reads that are slow, or never return.
+/// Reads that take their time, or all of it.
 fn slow() -> Vec<FileFault> {
     let timed_out = fails(
         TimedOut,
@@ -346,7 +345,7 @@ fn slow() -> Vec<FileFault> {
             "timeout of 400ms",
             "wait",
             "cannot be taken back",
-            // Either file: where several threads read, either may be first.
+            // Of which file comes first where threads read both.
             ".safetensors [",
         ],
         Names::Nothing,
@@ -411,7 +410,7 @@ fn slow() -> Vec<FileFault> {
     ]
 }
 
-/// Returns rows of reads that return too few bytes, or wrong ones.
+/// Reads that bring too little, or the wrong bytes.
 fn short() -> Vec<FileFault> {
     let whole = Outcome::Loads(Retried::No);
     vec![
@@ -459,7 +458,7 @@ fn short() -> Vec<FileFault> {
     ]
 }
 
-/// Returns rows of files that change while they are read.
+/// Files that change while they are read.
 fn changing() -> Vec<FileFault> {
     let changed = |says| fails(Changed, says, Names::Location, Retried::No);
     vec![
@@ -509,7 +508,7 @@ fn changing() -> Vec<FileFault> {
     ]
 }
 
-/// Returns rows of faults before the first tensor is read.
+/// Before the first tensor is read.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn opening() -> Vec<FileFault> {
     let opens = |fault, number, kind, says| {
@@ -617,7 +616,7 @@ fn opening() -> Vec<FileFault> {
     ]
 }
 
-/// Returns rows of memory-mapped files.
+/// Files that are shown as memory.
 fn mapped() -> Vec<FileFault> {
     vec![
         on_read(
@@ -655,12 +654,12 @@ fn changed_pages() -> Outcome {
     )
 }
 
-/// Returns the bytes of shard `number` in one of its states.
+/// The bytes of shard `number` in one of its states.
 pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
     even(&format!("{number}."), state, TENSORS, (1 << 20) + 12_345)
 }
 
-/// Checkpoint of two shards, and the two mounts.
+/// A checkpoint of two shards, and the two mounts.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
     backing: TempDir,
@@ -693,7 +692,7 @@ impl Bench {
         Some(bench)
     }
 
-    /// Restores the files, and removes all faults.
+    /// Files as they were, and no faults.
     pub(crate) fn restore(&self) {
         for mount in [&self.uncached, &self.cached] {
             mount.clear_faults();
@@ -718,12 +717,12 @@ impl Bench {
         }
     }
 
-    /// Opens the checkpoint, then runs `then`, then loads.
+    /// Opens the checkpoint, then does `then`, then loads.
     pub(crate) fn load(&self, mounted: Mounted, options: Options, then: impl FnOnce()) -> Ended {
         self.load_and(mounted, options, then, |tensor| tensor.bytes().to_vec())
     }
 
-    /// Like [`Self::load`]; `bytes` reads a tensor.
+    /// The same. `bytes` looks into a tensor.
     fn load_and(
         &self,
         mounted: Mounted,
@@ -732,7 +731,7 @@ impl Bench {
         bytes: impl Fn(&Tensor) -> Vec<u8>,
     ) -> Ended {
         let location = Location::from(self.mount(mounted).path());
-        // Failures while the checkpoint is opened are retried, too.
+        // What fails while the checkpoint is opened is tried again, too.
         let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("good options");
         let loader = Loader::open_with(&location, retries);
         then();
@@ -740,7 +739,7 @@ impl Bench {
         load(&self.oracle, loader, bytes)
     }
 
-    /// Runs a row with one engine; `None` if it hangs.
+    /// Runs a row with one engine; none if it hangs.
     pub(crate) fn run(&self, fault: &FileFault, via: Via) -> Option<Ended> {
         let mount = self.mount(fault.mounted);
         let begin = || fault.rules.iter().for_each(|rule| mount.fault(rule));
@@ -753,8 +752,7 @@ impl Bench {
         }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
-        // Views of a truncated file end with it: reading one ends the process (SIGBUS), as
-        // documented.
+        // Of a file that is truncated views end with it: looking at one ends the process (SIGBUS), as is documented.
         let is_view = via == Via::Map && fault.deed == Some(Deed::Truncate);
         let bytes = |tensor: &Tensor| {
             if is_view && tensor.name().starts_with("1.") {
@@ -770,7 +768,7 @@ impl Bench {
                     if fault.when == When::Reading {
                         begin();
                     }
-                    // The receiver is gone if no action is taken meanwhile.
+                    // Nobody waits for it where nothing is done meanwhile.
                     let _ = started.send(());
                 };
                 self.load_and(fault.mounted, wanted, then, bytes)
@@ -796,7 +794,7 @@ impl Bench {
     }
 }
 
-/// Returns options that make a load read in this way.
+/// What makes a load read in this way.
 pub(crate) fn options_of(via: Via) -> Options {
     options(|it| {
         it.extent_bytes = Some(EXTENT_BYTES);
@@ -811,7 +809,7 @@ pub(crate) fn options_of(via: Via) -> Options {
     })
 }
 
-/// Returns whether this machine can read in this way.
+/// Whether this machine can read so.
 pub(crate) fn is_there(via: Via) -> bool {
     match via {
         Via::Uring => requirement::uring().is_some(),
