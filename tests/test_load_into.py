@@ -161,7 +161,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path:
     assert isinstance(caught.value, tload.InvalidRequestError)
     for text in (
         '1 missing in the checkpoint: "missing"',
-        '1 of the checkpoint unexpected: "extra"',
+        '1 unexpected in the checkpoint: "extra"',
         '"shape" has shape [2, 3] in the checkpoint, [3, 2] here',
         '"dtype" is F32 in the checkpoint, F16 here',
     ):
@@ -180,7 +180,7 @@ def test_without_strict_what_both_have_is_loaded(tmp_path: Path) -> None:
     assert report.tensors == 1
     assert tload.load_into({"x": torch.zeros(2)}, path, strict=False).tensors == 0
     assert tload.load_into({}, path, strict=False).tensors == 0
-    with pytest.raises(tload.InvalidRequestError, match="2 of the checkpoint unexpected"):
+    with pytest.raises(tload.InvalidRequestError, match="2 unexpected in the checkpoint"):
         tload.load_into({}, path)
 
 
@@ -301,7 +301,7 @@ def test_targets_that_share_memory_are_refused(which: str, tmp_path: Path) -> No
     found = str(caught.value)
     assert relation in found
     assert '"a" and "b" ' in found or '"b" and "a" ' in found
-    assert caught.value.hint == "leave out one of those that share memory, or give each its own"
+    assert caught.value.hint == "omit one of the tensors that share memory, or give each its own memory"
     assert not one.any(), "nothing was written"
     # One of them alone may be loaded: the other one is a view of it.
     tload.load_into({"a": one, "b": other}, path, cast=True, strict=False, names="a")

@@ -1,4 +1,5 @@
-//! How much memory a load may take, on the host and on each GPU: known, and checked, before the first read. Pure.
+//! Memory budget of a load, on the host and on each GPU: known and checked before the first read.
+//! Pure.
 
 use crate::buffer::Mapping;
 use crate::error::{Error, ErrorKind, Result};
@@ -7,43 +8,47 @@ use crate::request::{Options, format_bytes};
 use crate::room::GroupLimit;
 use crate::tensor::TensorInfo;
 
-/// The budget when none is given, bytes: room for the tensors of several shards of a dense model side by side. A checkpoint with
-/// tensors near that size or above gets room for its largest one beside others: a quarter of it, or all that may be in flight. (A
-/// load over 16 connections of 20 MB/s each lost a tenth of its time with less: connections idled at the end of each large
-/// tensor, 2026-11.)
+/// Default budget in bytes: room for the tensors of several shards of a dense model side by side. A
+/// checkpoint with tensors near that size or above gets room for its largest tensor and more: a
+/// quarter of that, or the maximum in flight if that is larger. (A load over 16 connections of 20
+/// MB/s each lost a tenth of its time with less: connections idled at the end of each large tensor,
+/// 2026-11.)
 const MEMORY_LIMIT: u64 = 512 << 20;
 
-/// Most staging memory unless the caller says otherwise, bytes: pinning more takes longer than the first reads.
+/// Default maximum of staging memory, in bytes: pinning more takes longer than the first reads.
 const STAGING_BYTES_MAX: u64 = 512 << 20;
 
-/// Of what a control group leaves, a load without a limit of its own takes this share at most: the caller keeps what it receives, and
-/// needs memory for other things too. (An estimate of 2026-11.)
+/// Divisor of the memory that the control group has left: without a limit of its own, a load takes
+/// at most this share. The caller keeps what it receives, and needs memory for other things too.
+/// (An estimate of 2026-11.)
 const ROOM_SHARE: u64 = 2;
 
-/// And in steps of this share of the group's limit: a loader uses its memory again only for loads with the same budget.
+/// Divisor of the group's limit that gives the step of budgets: a loader reuses its memory only for
+/// loads with the same budget.
 const ROOM_STEPS: u64 = 16;
 
-/// Threads, rings and plan of a load, bytes: beside its budget. (An estimate of 2026-11.)
+/// Bytes for the threads, rings and plan of a load, in addition to its budget. (An estimate of
+/// 2026-11.)
 const BESIDE_BYTES: u64 = 16 << 20;
 
-/// What a load asks of memory.
+/// Memory requirements of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) tensors: &'a [TensorInfo],
     /// Bytes that may be in flight.
     pub(crate) in_flight: u64,
-    /// The same on the way to somewhere else.
+    /// Bytes in flight that staging memory should have room for.
     pub(crate) staged: u64,
-    /// Reads of the largest size that may be in flight.
+    /// Number of reads of the largest size that may be in flight.
     pub(crate) reads: usize,
     /// The limit of this process's control group, if it has one.
     pub(crate) group: Option<&'a GroupLimit>,
-    /// Bytes that earlier loads have left for this one: the group counts them as used.
+    /// Bytes that earlier loads have left for this one: the control group counts them as used.
     pub(crate) kept: u64,
 }
 
-/// Host memory of a load, bytes.
+/// Host memory budget of a load, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HostBudget {
     /// For tensors that live on the host.
@@ -52,24 +57,25 @@ pub(crate) struct HostBudget {
     pub(crate) slot: u64,
     /// Staging slots.
     pub(crate) slots: u64,
-    /// Most bytes that staging memory may have when there is some left from an earlier load.
+    /// Maximum size of staging memory that is reused from an earlier load.
     pub(crate) staging_max: u64,
 }
 
 impl Demand<'_> {
-    /// Host memory: `host` is the destination whose tensors live there, `staged` whether others take a way over staging memory.
+    /// Returns the host memory budget. `host` is the destination whose tensors live on the host;
+    /// `staged` tells whether other tensors pass through staging memory.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, or what the control group leaves, with what
-    /// would do.
+    /// [`ErrorKind::OutOfMemory`] if the caller's limit, or the memory that the control group has
+    /// left, is too small, with the size that would suffice.
     pub(crate) fn host(
         &self,
         host: Option<usize>,
         staged: bool,
         options: &Options,
     ) -> Result<HostBudget> {
-        // A destination whose tensors have no bytes needs none.
+        // A destination whose tensors have no bytes needs no memory.
         let host = host.filter(|host| self.plan.regions_of(*host).next().is_some());
         let largest = host.map_or(0, |host| {
             Mapping::charge(self.plan.region_bytes_max(host)) as u64
@@ -114,9 +120,11 @@ impl Demand<'_> {
         })
     }
 
-    /// What of `wanted` the control group has room for: whoever goes beyond is killed without an error.
+    /// Returns the part of `wanted` that fits into the control group: a process that exceeds its
+    /// limit is killed without an error.
     ///
-    /// Worked example: 240 of 256 MiB are left and 512 are wanted. Half of them are 120; in steps of 16, that is 112 MiB.
+    /// Worked example: 240 of 256 MiB are left and 512 are wanted. Half of the 240 is 120; in steps
+    /// of 16, that is 112 MiB.
     fn within(
         &self,
         group: &GroupLimit,
@@ -147,11 +155,12 @@ impl Demand<'_> {
             None => error,
         };
         Err(error.with_hint(format!(
-            "give the container more memory, free some, or set memory_limit to at least {needed} bytes to try all the same"
+            "give the container more memory, free some, or set memory_limit to at least {needed} bytes to try anyway"
         )))
     }
 
-    /// All that may be in flight, and as many slots again as reads: while some are being filled, others are being copied out.
+    /// Returns enough slots for all bytes in flight plus one for each read: while some slots are
+    /// being filled, others are being copied out.
     fn slots_wanted(&self, slot: u64) -> u64 {
         let most = STAGING_BYTES_MAX.checked_div(slot).unwrap_or(0).max(1);
         let in_flight = self.staged.checked_div(slot).unwrap_or(0);
@@ -160,11 +169,13 @@ impl Demand<'_> {
             .clamp(1, most)
     }
 
-    /// Bytes of GPU `ordinal`, whose tensors are those of `destination`, when `free` are free.
+    /// Returns the budget of GPU `ordinal`, which holds the tensors of `destination`, given that
+    /// `free` bytes are free.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the limit that the caller has set is too small, or when the GPU has less free.
+    /// [`ErrorKind::OutOfMemory`] if the caller's limit is too small, or if the GPU has less free
+    /// memory than required.
     pub(crate) fn device(
         &self,
         destination: usize,
@@ -186,11 +197,12 @@ impl Demand<'_> {
             return Ok(limit);
         }
         if given.is_none() && largest <= free {
-            // The caller may hold what it has received while the next is to be brought; allocators take memory in steps.
+            // The caller may hold what it has received while the next tensor is allocated;
+            // allocators take memory in steps.
             let room = (free - free / 64).saturating_sub(largest);
             return Ok(room.max(largest));
         }
-        // What it cannot do without, or what it was told to use.
+        // The minimum that is needed, or the limit that was set.
         let wanted = if given.is_none() { largest } else { wanted };
         Err(Error::new(
             ErrorKind::OutOfMemory,
@@ -229,11 +241,11 @@ impl Demand<'_> {
             ),
         )
         .with_tensor(self.largest_tensor(destination).name())
-        // Not rounded: whoever follows it must succeed.
+        // Not rounded: following the hint must succeed.
         .with_hint(format!("set {option} to at least {needed} bytes"))
     }
 
-    /// Of small tensors that share the largest region, the largest.
+    /// Returns the largest of the tensors in the largest region, which small tensors may share.
     fn largest_tensor(&self, destination: usize) -> &TensorInfo {
         let bytes = self.plan.region_bytes_max(destination);
         let in_largest = |tensor: &usize| {
@@ -251,14 +263,14 @@ impl Demand<'_> {
     }
 }
 
-/// Bytes of `wanted` that reads without tensors may take in a control group.
+/// Returns the bytes of `wanted` that reads without tensors may take in a control group.
 pub(crate) fn raw_bytes(group: Option<&GroupLimit>, wanted: usize) -> usize {
     let most = group.map(|group| share(group, group.left()));
     most.and_then(|most| usize::try_from(most).ok())
         .map_or(wanted, |most| most.min(wanted))
 }
 
-/// What of the bytes that a group has left one load takes.
+/// Returns the share that one load takes of the bytes that a group has left.
 fn share(group: &GroupLimit, left: u64) -> u64 {
     let step = (group.bytes / ROOM_STEPS).max(1);
     left / ROOM_SHARE / step * step
@@ -268,7 +280,7 @@ fn slot_too_large(slot: u64, limit: u64) -> Error {
     Error::new(
         ErrorKind::OutOfMemory,
         format!(
-            "one read of {} ({slot} bytes) is staged at a time at least; the memory limit is {} ({limit} bytes)",
+            "staging takes at least one read of {} ({slot} bytes); the memory limit is {} ({limit} bytes)",
             format_bytes(slot),
             format_bytes(limit)
         ),
@@ -302,7 +314,7 @@ mod tests {
         infos.collect()
     }
 
-    /// Tensors of so many bytes each, the first `host` of them in place, the others packed.
+    /// Plan for these tensors, the first `host` of them in place, the others packed.
     fn plan(tensors: &[TensorInfo], host: usize) -> Plan {
         let wanted: Vec<_> = tensors
             .iter()
@@ -381,7 +393,7 @@ mod tests {
         );
         assert_eq!(pool(&group(256 * MIB, 200 * MIB), 0, None), 32 * MIB);
         assert_eq!(pool(&group(64 << 30, 0), 0, None), MEMORY_LIMIT);
-        // Whoever asks for more gets it.
+        // An explicit limit overrides the default.
         assert_eq!(pool(&small, 0, Some(300 * MIB)), 300 * MIB);
 
         let error = budget(&[32 * MIB, MIB], &group(256 * MIB, 220 * MIB), 0, None);

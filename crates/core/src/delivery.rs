@@ -1,4 +1,4 @@
-//! What the destinations of a load are given: budgets, memory, and sinks to complete tensors there.
+//! Budgets, memory and sinks of the destinations of a load.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -30,17 +30,17 @@ pub(crate) struct Delivery {
     arrivals: Vec<Arrival>,
     slab: Option<Arc<Slab>>,
     bell: Arc<Bell>,
-    /// Of memory of the caller's.
+    /// Gate of the caller's memory.
     gate: Arc<Gate>,
 }
 
-/// One destination.
+/// Memory and sink of one destination.
 struct Arrival {
     memory: Memory,
     sink: Maker,
 }
 
-/// What sinks are made of, one for each lane.
+/// Factory for the sinks of one destination, one for each lane.
 #[derive(Clone)]
 enum Maker {
     Host(HostSink),
@@ -49,11 +49,13 @@ enum Maker {
 }
 
 impl Delivery {
-    /// Gets memory for the load, within its budgets. With an `allocator`, device memory is left for it to give.
+    /// Allocates memory for the load, within its budgets. With an `allocator`, device memory is
+    /// left to it.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::OutOfMemory`] for a budget that cannot do, or memory that is not there; [`crate::ErrorKind::Device`].
+    /// [`crate::ErrorKind::OutOfMemory`] for a budget that is too small, or if memory cannot be
+    /// allocated; [`crate::ErrorKind::Device`].
     pub(crate) fn new(
         prepared: &Prepared,
         options: &Options,
@@ -72,7 +74,7 @@ impl Delivery {
             kept: kept_bytes(shelf, destinations),
         };
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
-        // Views take none of it, but for tensors that they cannot align.
+        // Views need no host memory, except for tensors that they cannot align.
         let host = destinations
             .list()
             .iter()
@@ -124,22 +126,23 @@ impl Delivery {
         })
     }
 
-    /// Staging memory, for engines to register.
+    /// Returns the staging memory, for engines to register.
     pub(crate) fn slab(&self) -> Option<&Arc<Slab>> {
         self.slab.as_ref()
     }
 
-    /// Closed before the caller hears of an end that comes early.
+    /// Returns the gate of the caller's memory, which is closed before the caller is told of an
+    /// early end.
     pub(crate) fn gate(&self) -> &Arc<Gate> {
         &self.gate
     }
 
-    /// Rings when memory comes back.
+    /// Returns the bell that rings when memory is freed.
     pub(crate) fn bell(&self) -> &Arc<Bell> {
         &self.bell
     }
 
-    /// Where the caller's allocator is to give memory.
+    /// Returns the regions that the caller's allocator must provide memory for.
     pub(crate) fn regions(&self) -> Vec<Arc<DeviceRegions>> {
         let regions = |arrival: &Arrival| match &arrival.memory {
             Memory::Device(regions) => Some(Arc::clone(regions)),
@@ -148,7 +151,8 @@ impl Delivery {
         self.arrivals.iter().filter_map(regions).collect()
     }
 
-    /// The memories for a feed, what opens a lane's sink, and what completes a report.
+    /// Splits into the memories of a feed, the function that opens a lane's sinks, and the function
+    /// that completes a report.
     pub(crate) fn split(self) -> Delivered {
         let plan = self.plan;
         let (memories, makers): (Vec<_>, Vec<_>) = self
@@ -183,10 +187,10 @@ impl Delivery {
     }
 }
 
-/// Completes a report with what only destinations know; the memories are the feed's.
+/// Completes a report with what only the destinations know; the feed owns the memories.
 pub(crate) type Complete = Box<dyn Fn(&mut Report, &[Memory]) + Send + Sync>;
 
-/// What a load runs with.
+/// Parts of a delivery that a running load uses.
 pub(crate) struct Delivered {
     pub(crate) memories: Vec<Memory>,
     pub(crate) open_sink: Arc<OpenSink<RouteSink>>,
@@ -278,7 +282,7 @@ impl Maker {
                     });
                     report.devices.len() - 1
                 });
-                // A device may get memory of the load's and fill the caller's in one load.
+                // One load may both allocate memory of a device and fill the caller's memory there.
                 let entry = &mut report.devices[index];
                 entry.memory_limit += limit;
                 entry.memory_peak += peak;
@@ -290,7 +294,7 @@ impl Maker {
     }
 }
 
-/// Host memory that earlier loads have left for this one.
+/// Returns the bytes of host memory that earlier loads have left for this one.
 fn kept_bytes(shelf: &Shelf, destinations: &Destinations) -> u64 {
     let staging = if destinations.staged() {
         kept_staging() as u64
@@ -316,7 +320,7 @@ fn staging(budget: HostBudget, context: Option<&Context>, bell: &Arc<Bell>) -> R
     ))
 }
 
-/// By destination: bytes of its device, if tensors of the load's live there.
+/// Returns the budget of each destination's device in bytes, if the load allocates tensors there.
 fn device_budgets(
     demand: &Demand<'_>,
     prepared: &Prepared,

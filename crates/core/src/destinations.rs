@@ -1,6 +1,7 @@
-//! Where each tensor of a load is to live, and what of the system that takes.
+//! Destination of each tensor of a load, and the devices that this needs.
 //!
-//! Opens the devices; decides nothing about reads. Tensors of one destination share a budget and a sink.
+//! Opens the devices; decides nothing about reads. Tensors of one destination share a budget and a
+//! sink.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,20 +13,20 @@ use crate::plan::{Arrangement, Selection};
 use crate::request::Device;
 use crate::tensor::TensorInfo;
 
-/// One place that tensors of a load go to.
+/// Kind of memory that tensors of a load go to.
 #[derive(Clone, Debug)]
 pub(crate) enum Destination {
-    /// Host memory of the load's.
+    /// Host memory that the load allocates.
     Host,
-    /// GPU memory of the load's, or of the caller's allocator.
+    /// GPU memory from the load or from the caller's allocator.
     Cuda(Context),
-    /// Host memory of the caller's.
+    /// Host memory of the caller.
     HostTargets,
-    /// GPU memory of the caller's.
+    /// GPU memory of the caller.
     CudaTargets(Context),
 }
 
-/// Where all tensors of a load go.
+/// Destinations of all tensors of a load.
 #[derive(Debug)]
 pub(crate) struct Destinations {
     list: Vec<Destination>,
@@ -35,14 +36,14 @@ pub(crate) struct Destinations {
     targets: Arc<[Option<Target>]>,
 }
 
-/// What tells two destinations apart.
+/// Identity of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     device: Device,
     of_the_caller: bool,
 }
 
-/// A device for tensors by name: the first rule that selects a name holds.
+/// Devices by tensor name: the first rule that selects a name applies.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceRules {
     pub(crate) rules: Vec<(Selection, Device)>,
@@ -50,7 +51,7 @@ pub(crate) struct DeviceRules {
 }
 
 impl DeviceRules {
-    /// The device of each of `names`, of which `selected` are loaded.
+    /// Returns the device of each name selected by index from `names`.
     ///
     /// # Errors
     ///
@@ -68,7 +69,7 @@ impl DeviceRules {
 }
 
 impl Destinations {
-    /// Everything into host memory of the load's, whatever the devices: for measuring reads.
+    /// Creates destinations with everything in host memory of the load, for measuring reads.
     pub(crate) fn host(tensors: &[TensorInfo]) -> Self {
         Self {
             list: vec![Destination::Host],
@@ -77,11 +78,13 @@ impl Destinations {
         }
     }
 
-    /// Tensors that have a target go there; the others to their device. Opens every device that is needed.
+    /// Assigns tensors with a target to it and the others to their device. Opens every device that
+    /// is needed.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a target of another length than its tensor; as [`Context::open`].
+    /// [`ErrorKind::InvalidRequest`] for a target whose length differs from its tensor's; the
+    /// errors of [`Context::open`].
     pub(crate) fn new(
         tensors: &[TensorInfo],
         devices: &[Device],
@@ -117,11 +120,11 @@ impl Destinations {
         if !unknown.is_empty() {
             unknown.sort_unstable();
             let message = format!(
-                "targets of tensors that are not loaded: {}",
+                "targets for tensors that are not loaded: {}",
                 unknown.join(", ")
             );
             return Err(Error::new(ErrorKind::InvalidRequest, message)
-                .with_hint("give targets of selected tensors only"));
+                .with_hint("pass targets for selected tensors only"));
         }
         let mut contexts: Vec<Context> = Vec::new();
         let mut open = |ordinal: usize| -> Result<Context> {
@@ -168,13 +171,13 @@ impl Destinations {
         self.list.iter().map(arrangement).collect()
     }
 
-    /// Whether bytes take a way over staging memory.
+    /// Returns whether bytes pass through staging memory.
     pub(crate) fn staged(&self) -> bool {
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
         !self.list.iter().all(in_place)
     }
 
-    /// A GPU that reads from staging memory, if one does.
+    /// Returns a GPU that reads from staging memory, if there is one.
     pub(crate) fn gpu(&self) -> Option<&Context> {
         self.list.iter().find_map(|destination| match destination {
             Destination::Cuda(context) | Destination::CudaTargets(context) => Some(context),

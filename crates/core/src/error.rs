@@ -1,7 +1,8 @@
-//! The one error type of the crate: what failed, where, which bytes or tensor, and what to do.
+//! The crate's one error type: what failed, where, which bytes or tensor, and what to do.
 //!
-//! Everything in the crate reports through [`Error`]. Its [`ErrorKind`] is chosen by what the caller can do about it,
-//! not by where it happened. `Display` is one line and never repeats its source; printers walk the chain.
+//! Every function of the crate reports failures as [`Error`]. An [`ErrorKind`] is chosen by what
+//! the caller can do about it, not by where the error occurred. `Display` is one line and never
+//! repeats its source; printers walk the chain.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -12,35 +13,37 @@ use std::ops::Range;
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, chosen by what the caller can do about it.
+/// Category of an error, chosen by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A file, folder, shard or object is not there: fix the path.
+    /// A file, folder, shard or object does not exist: fix the path.
     NotFound,
-    /// It is there and may not be read: fix the permissions or credentials.
+    /// It exists but may not be read: fix the permissions or credentials.
     PermissionDenied,
     /// The bytes are not a valid checkpoint: get a good file.
     InvalidFormat,
-    /// The bytes are not those that a digest was made of: get the file again.
+    /// The bytes do not match their digest: get the file again.
     Corrupt,
     /// A name or pattern selects no tensor: fix the name.
     NoSuchTensor,
-    /// The call asks for something contradictory or impossible: fix the call.
+    /// The request is contradictory or impossible: fix the call.
     InvalidRequest,
-    /// This engine, kernel or build cannot do it: choose another.
+    /// This engine, kernel or build does not support the request: choose another.
     Unsupported,
     /// A limit or the machine's memory is too small: raise the limit or ask for less.
     OutOfMemory,
     /// The operating system failed a read: retry, or look at the disk.
     Io,
-    /// An object store cannot be reached, or failed again and again: retry later, or look at network and server.
+    /// An object store cannot be reached, or failed repeatedly: retry later, or look at network and
+    /// server.
     Remote,
     /// The GPU or its driver failed: look at the GPU, or start a new process.
     Device,
-    /// A file or object changed or shrank while it was read: load again when nobody writes to it.
+    /// A file or object changed or shrank while it was read: load again when it is no longer
+    /// written to.
     Changed,
-    /// The load's own deadline passed, or an object store did not answer in time.
+    /// The load's deadline passed, or an object store did not respond in time.
     TimedOut,
     /// The caller cancelled the load.
     Cancelled,
@@ -65,7 +68,7 @@ impl ErrorKind {
         Self::Cancelled,
     ];
 
-    /// The kind's name in lower case with underscores, as reports and JSON show it.
+    /// Returns the kind's name in lower case with underscores, as reports and JSON show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotFound => "not_found",
@@ -85,11 +88,11 @@ impl ErrorKind {
         }
     }
 
-    /// The kind for an error of the operating system.
+    /// Returns the kind for an error of the operating system.
     pub(crate) fn from_io(error: &io::Error) -> Self {
-        // Not `wildcard`-free on purpose: std's list is open, and everything else is plain I/O.
+        // No exhaustive match on purpose: std's list is open, and everything else is plain I/O.
         if error.kind() == io::ErrorKind::InvalidInput && error.raw_os_error().is_none() {
-            // Refused before the system was asked: a path with a zero byte.
+            // Refused before any system call: a path with a zero byte.
             Self::InvalidRequest
         } else if error.kind() == io::ErrorKind::NotFound {
             Self::NotFound
@@ -105,7 +108,7 @@ impl ErrorKind {
     }
 }
 
-/// An error of a load: one word wide, with its cause as [`StdError::source`].
+/// Error of a load: one word wide, with its cause as [`StdError::source`].
 pub struct Error(Box<Inner>);
 
 struct Inner {
@@ -120,32 +123,32 @@ struct Inner {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// What was compared, of bytes that are not as expected.
+/// Expected and found values of bytes that failed verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Comparison {
-    /// What was expected: a checksum, or a length.
+    /// The expected checksum or length.
     pub expected: String,
-    /// What was found.
+    /// The checksum or length found.
     pub found: String,
-    /// Who expects it.
+    /// Origin of the expectation.
     pub by: String,
 }
 
-/// What is known of a request to an object store that failed.
+/// Details of a failed request to an object store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FailedRequest {
-    /// What was asked for: `"GET"`, `"LIST"`, …
+    /// The operation: `"GET"`, `"LIST"`, …
     pub operation: String,
-    /// The HTTP status, if an answer came.
+    /// The HTTP status, if a response arrived.
     pub status: Option<u16>,
     /// The store's own name for the failure, for example `"SlowDown"`.
     pub code: Option<String>,
-    /// What the store calls the request: its operators find it by that.
+    /// The store's identifier of the request, by which its operators find it.
     pub request_id: Option<String>,
-    /// How often it was tried.
+    /// The number of attempts.
     pub attempts: u32,
-    /// Where the credentials came from; never what they are.
+    /// The origin of the credentials; never the credentials.
     pub credentials: Option<String>,
 }
 
@@ -169,10 +172,9 @@ impl fmt::Display for FailedRequest {
     }
 }
 
-const SERVER_HINT: &str =
-    "look at the server of the file system, and at the network between here and there";
+const SERVER_HINT: &str = "check the server of the file system and the network path to it";
 
-/// What to do when storage fails with this number.
+/// Returns the hint for a storage failure with this `errno`.
 fn storage_hint(errno: i32) -> Option<&'static str> {
     match errno {
         libc::EIO => Some(
@@ -183,14 +185,15 @@ fn storage_hint(errno: i32) -> Option<&'static str> {
         libc::ETIMEDOUT | libc::EAGAIN => Some(SERVER_HINT),
         #[cfg(target_os = "linux")]
         libc::EREMOTEIO => Some(SERVER_HINT),
-        libc::EACCES | libc::EPERM => Some("let this user read it"),
+        libc::EACCES | libc::EPERM => Some("give this user read permission"),
         _ => None,
     }
 }
 
 impl Error {
-    /// A new error: `message` says what was found and what was wanted, in lower case and without a full stop. Of a very long one the
-    /// beginning is kept, and what terminals obey is escaped: see [`printable`].
+    /// Creates an error. `message` says what was found and what was wanted, in lower case and
+    /// without a full stop. Very long messages are truncated; control characters are escaped: see
+    /// [`printable`].
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner {
             kind,
@@ -205,9 +208,10 @@ impl Error {
         }))
     }
 
-    /// An error of the operating system while doing `what` (for example `"cannot open"`); keeps the `errno`.
+    /// Creates an error from one of the operating system while doing `what` (for example `"cannot
+    /// open"`); keeps the `errno`.
     ///
-    /// Says what to do about what storage fails with; whoever knows more may say something else.
+    /// Adds a hint for common storage failures; callers that know more may replace it.
     pub fn from_io(what: impl Into<String>, error: io::Error) -> Self {
         let hint = error.raw_os_error().and_then(storage_hint);
         let new = Self::new(ErrorKind::from_io(&error), what).with_source(error);
@@ -217,7 +221,7 @@ impl Error {
         }
     }
 
-    /// `text` is not one of the names that `what` can have.
+    /// Creates the error for a `text` that is not one of the valid names of `what`.
     pub(crate) fn unknown_name(what: &str, text: &str, names: &[&str]) -> Self {
         Self::new(
             ErrorKind::InvalidRequest,
@@ -225,14 +229,15 @@ impl Error {
         )
     }
 
-    /// Names the file or object that the error is about.
+    /// Sets the file or object that the error is about.
     #[must_use]
     pub fn with_location(mut self, location: impl fmt::Display) -> Self {
         self.0.location = Some(printable(&shortened(&location.to_string())));
         self
     }
 
-    /// Names the object that the error is about, unless it is about something else: a file of certificates, for example.
+    /// Sets the object that the error is about, unless a location is set already (a certificate
+    /// file, for example).
     #[cfg(feature = "object")]
     pub(crate) fn or_location(self, location: impl fmt::Display) -> Self {
         if self.0.location.is_some() {
@@ -242,49 +247,51 @@ impl Error {
         }
     }
 
-    /// Names the tensor that the error is about. Kept as it is, and shown escaped and shortened.
+    /// Sets the tensor that the error is about. The name is kept unchanged, and shown escaped and
+    /// shortened.
     #[must_use]
     pub fn with_tensor(mut self, tensor: impl Into<String>) -> Self {
         self.0.tensor = Some(tensor.into());
         self
     }
 
-    /// Names the bytes of the file that the error is about.
+    /// Sets the bytes of the file that the error is about.
     #[must_use]
     pub fn with_range(mut self, range: Range<u64>) -> Self {
         self.0.range = Some(range);
         self
     }
 
-    /// Says what to do about it, as one imperative sentence without a full stop.
+    /// Sets what to do about it, as one imperative sentence without a full stop.
     #[must_use]
     pub fn with_hint(mut self, hint: impl Into<String>) -> Self {
         self.0.hint = Some(fit(&hint.into()));
         self
     }
 
-    /// Says which request to an object store failed.
+    /// Sets the failed request to an object store.
     #[must_use]
     pub fn with_request(mut self, request: FailedRequest) -> Self {
         self.0.request = Some(request);
         self
     }
 
-    /// Says what was compared.
+    /// Sets the expected and found values.
     #[must_use]
     pub fn with_comparison(mut self, comparison: Comparison) -> Self {
         self.0.comparison = Some(comparison);
         self
     }
 
-    /// Keeps the cause.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// The same error for somebody else who met it. Of its cause only the number of the system is kept, or the text.
+    /// Returns a copy of the error for another caller that ran into it. Only the `errno` or the
+    /// text of the cause is kept.
     pub(crate) fn again(&self) -> Self {
         let inner = &*self.0;
         Self(Box::new(Inner {
@@ -303,47 +310,47 @@ impl Error {
         }))
     }
 
-    /// What the caller can do about it.
+    /// Returns the category: what the caller can do about the error.
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// What was found and what was wanted, without location, tensor and range.
+    /// Returns what was found and what was wanted, without location, tensor and range.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// The file or object, as the user wrote it.
+    /// Returns the file or object, as the user wrote it.
     pub fn location(&self) -> Option<&str> {
         self.0.location.as_deref()
     }
 
-    /// The tensor.
+    /// Returns the tensor.
     pub fn tensor(&self) -> Option<&str> {
         self.0.tensor.as_deref()
     }
 
-    /// The bytes of the file, from its start.
+    /// Returns the bytes of the file, counted from its start.
     pub fn range(&self) -> Option<Range<u64>> {
         self.0.range.clone()
     }
 
-    /// What to do about it.
+    /// Returns what to do about the error.
     pub fn hint(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
 
-    /// The request that failed, if the error is an object store's.
+    /// Returns the failed request, if the error is from an object store.
     pub fn request(&self) -> Option<&FailedRequest> {
         self.0.request.as_ref()
     }
 
-    /// What was compared, if the error is that bytes are not as expected: of one file or tensor.
+    /// Returns the expected and found values, if one file or tensor failed verification.
     pub fn comparison(&self) -> Option<&Comparison> {
         self.0.comparison.as_ref()
     }
 
-    /// The operating system's error number, if one is in the chain.
+    /// Returns the operating system's error number, if the chain has one.
     pub fn errno(&self) -> Option<i32> {
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
         while let Some(error) = cause {
@@ -358,13 +365,15 @@ impl Error {
         None
     }
 
-    /// The error, its causes, and the request if one failed, on one line each, then the hint: what a program prints.
+    /// Returns the text that a program prints: the error, its causes and the failed request if
+    /// there is one, each on its own line, then the hint.
     pub fn chain(&self) -> String {
         let mut text = self.to_string();
         let mut cause: Option<&(dyn StdError + 'static)> = self.source();
         while let Some(error) = cause {
             let line = fit(&error.to_string());
-            // A typed cause (`HeaderError`) is kept for programs to match on; people need not read it twice.
+            // A typed cause (`HeaderError`) is kept for programs to match on; the text need not
+            // repeat it.
             if !text.ends_with(&line) {
                 text.push_str("\n  caused by: ");
                 text.push_str(&line);
@@ -383,11 +392,13 @@ impl Error {
     }
 }
 
-/// The text as it may be printed: names come from files that we do not trust, terminals obey control characters (C0, DEL, C1), and
-/// what nobody sees turns what everybody sees around ("Trojan Source", CVE-2021-42574). Both are escaped as Rust writes them, for
-/// example `\n`, `\u{1b}` and `\u{202e}`; all else stays.
+/// Returns `text` escaped for printing. Names come from untrusted files; terminals obey control
+/// characters (C0, DEL, C1), and invisible characters reorder visible ones ("Trojan Source",
+/// CVE-2021-42574). Both are escaped as Rust writes them, for example `\n`, `\u{1b}` and
+/// `\u{202e}`; everything else is unchanged.
 ///
-/// Everything that tload prints goes through this function, or through Rust's `{:?}`, which escapes the same and more.
+/// All output of tload passes through this function or through Rust's `{:?}`, which escapes a
+/// superset.
 ///
 /// ```
 /// assert_eq!(tload::printable("a\u{1b}[2J\u{202e}é\n"), "a\\u{1b}[2J\\u{202e}é\\n");
@@ -404,8 +415,9 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// Characters without a shape of their own that change how others are shown, or hide: Unicode's category Cf as far as it is in use for
-/// text (Unicode 16, `DerivedGeneralCategory.txt`), its separators of lines and paragraphs, and tags.
+/// Returns whether a character has no shape of its own but hides others or changes how they are
+/// shown: Unicode's category Cf as far as it is in use for text (Unicode 16,
+/// `DerivedGeneralCategory.txt`), line and paragraph separators, and tags.
 fn is_unseen(character: char) -> bool {
     matches!(
         character,
@@ -421,19 +433,19 @@ fn is_unseen(character: char) -> bool {
     )
 }
 
-/// Most bytes of a name, of a file or a tensor, that a message shows: a hostile one may be 100 MB long. File systems take 255 for a
-/// component; paths of a few of them are shown whole.
+/// Maximum number of bytes of a file or tensor name that a message shows: a hostile name may be 100
+/// MB long. File systems allow 255 per component; paths of a few components are shown whole.
 const NAME_BYTES_MAX: usize = 1024;
 
-/// Most bytes of a message, with the names in it.
+/// Maximum number of bytes of a message, including the names in it.
 const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// A name, or its beginning if it is very long.
+/// Returns a name, truncated if it is very long.
 pub(crate) fn shortened(name: &str) -> Cow<'_, str> {
     cut(name, NAME_BYTES_MAX)
 }
 
-/// `text`, cut at a character near `bytes_max`, with its length behind it if something is missing.
+/// Truncates `text` at a character boundary near `bytes_max` and appends its full length.
 fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
     if text.len() <= bytes_max {
         return Cow::Borrowed(text);
@@ -443,12 +455,12 @@ fn cut(text: &str, bytes_max: usize) -> Cow<'_, str> {
     Cow::Owned(format!("{shown}… ({} bytes)", text.len()))
 }
 
-/// A message as it is kept: fit to be printed.
+/// Returns a message as it is stored: truncated and escaped.
 fn fit(text: &str) -> String {
     printable(&cut(text, MESSAGE_BYTES_MAX))
 }
 
-/// `"1 tensor"`, `"2 tensors"`: `noun` is one that takes an `s`.
+/// Returns a count with its noun: `"1 tensor"`, `"2 tensors"`. `noun` must take an `s`.
 pub(crate) fn counted(count: u64, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
@@ -464,7 +476,7 @@ impl fmt::Display for Error {
             f.write_str(": ")?;
         }
         if let Some(tensor) = &inner.tensor {
-            // `{:?}` escapes control characters: names come from files that we do not trust.
+            // `{:?}` escapes control characters: names come from untrusted files.
             write!(f, "tensor {:?}: ", shortened(tensor))?;
         }
         f.write_str(&inner.message)
@@ -538,7 +550,7 @@ mod tests {
         assert_eq!(error.message(), "a\\u{1b}[31m\\n\\u{202e}é");
         let shown = error.chain();
         assert!(shown.lines().all(|line| line == printable(line)), "{shown}");
-        assert_eq!(shown.lines().count(), 2, "the cause says the same: {shown}");
+        assert_eq!(shown.lines().count(), 2, "cause not repeated: {shown}");
 
         let long = "é".repeat(5 << 20);
         let error = Error::new(ErrorKind::Io, &*long)
@@ -553,7 +565,7 @@ mod tests {
 
     #[test]
     fn unseen_characters_are_those_that_rust_escapes_too() {
-        // Up to the tags; others are for scripts of their own, and do nothing to letters.
+        // Only up to the tags: others belong to particular scripts, and do not affect letters.
         for character in ('\0'..'\u{e0080}').filter(|&c| is_unseen(c) || c.is_control()) {
             let debug = format!("{:?}", format!("a{character}"));
             assert!(debug.contains('\\'), "{:x}", u32::from(character));

@@ -1,4 +1,4 @@
-//! The thread of one lane: opens its engine there, runs the pipeline, and says how it ended.
+//! Thread of one lane: opens its engine on the thread, runs the pipeline, and reports how it ended.
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -17,39 +17,39 @@ use crate::report::{Counters, EngineReport};
 use crate::request::EngineChoice;
 use crate::sink::Sink;
 
-/// What a lane of a load is made of.
+/// Everything that a lane of a load needs to start.
 #[derive(Clone, Debug)]
 pub(crate) struct LaneSetup {
     pub(crate) feed: Arc<Feed>,
-    /// Whose sources it reads.
+    /// The group whose sources it reads.
     pub(crate) group: usize,
     /// Its number among the group's lanes.
     pub(crate) index: usize,
-    /// Whether the load begins with it; others begin when the feed wants them.
+    /// True if it begins with the load; others begin when the feed needs them.
     pub(crate) begins_now: bool,
     pub(crate) engine: LaneEngine,
     pub(crate) counters: Arc<Counters>,
 }
 
-/// Which engine a lane opens.
+/// Engine that a lane opens.
 #[derive(Clone, Debug)]
 pub(crate) enum LaneEngine {
     Files {
         setup: Arc<EngineSetup>,
         kind: EngineKind,
         choice: EngineChoice,
-        /// Why this kind.
+        /// Reason for this kind.
         reason: String,
     },
     #[cfg(feature = "object")]
     Objects {
         setup: Arc<ObjectSetup>,
-        /// Of an engine for files.
+        /// The requested engine, which applies to files.
         choice: EngineChoice,
     },
 }
 
-/// The engine that a lane has opened; of several, what is worth saying of all.
+/// Engine that a lane has opened. The engines of several lanes are merged into one.
 #[derive(Clone, Debug)]
 pub(crate) struct Opened {
     group: usize,
@@ -57,37 +57,37 @@ pub(crate) struct Opened {
     pub(crate) refusal: Option<Refusal>,
 }
 
-/// Makes a lane's sink, on the thread that uses it.
+/// Opens a lane's sink, on the thread that uses it.
 pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
 
-/// Takes finished tensors.
+/// Callback that takes finished tensors.
 type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
 
-/// The same, and those who hear of a failure.
+/// Callbacks for finished tensors and for failures.
 type Listeners<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a dyn Fn(&Error));
 
-/// What a lane tells to whom.
+/// Callbacks of a lane.
 pub(crate) struct LaneEvents<T> {
-    /// Every finished tensor, to be taken out of the list.
+    /// Takes every finished tensor out of the list.
     pub(crate) deliver: Deliver<T>,
-    /// Its first failure, while what it has in flight has not come back yet.
+    /// Receives the lane's first failure, while its reads in flight have not returned yet.
     pub(crate) failing: Box<dyn Fn(&Error) + Send>,
-    /// The last word: after the engine is gone and all memory is given back.
+    /// Receives the final result, after the engine is dropped and all memory is returned.
     pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
 }
 
-/// Why lanes could not begin, and what is left of those that did.
+/// Failure to start lanes, with the threads of those that did start.
 #[derive(Debug)]
 pub(crate) struct Refused {
     pub(crate) error: Error,
-    /// They have been told to end, and may be reading from storage that does not answer.
+    /// They have been told to stop, and may be blocked in reads that storage does not complete.
     pub(crate) threads: Vec<JoinHandle<()>>,
-    /// Lanes that have not been started: `ended` is not called for them.
+    /// Number of lanes that have not been started: `ended` is not called for them.
     pub(crate) missing: usize,
 }
 
 impl Refused {
-    /// The error, when those that had begun have ended.
+    /// Joins the lanes that had begun, then returns the error.
     pub(crate) fn joined(self) -> Error {
         for thread in self.threads {
             // Panics have been caught inside.
@@ -101,7 +101,8 @@ impl Refused {
 ///
 /// # Errors
 ///
-/// The first lane's refusal. Waits for none of the others: `ended` is still called for each that had started, when storage lets it.
+/// The refusal of the first lane that fails. Waits for none of the others: `ended` is still called
+/// for each lane that had started, once storage lets it.
 pub(crate) fn start<S>(
     lanes: Vec<LaneSetup>,
     sink: &Arc<OpenSink<S>>,
@@ -113,8 +114,8 @@ where
 {
     let (opened, openings) = bounded(lanes.len());
     let feeds: Vec<_> = lanes.iter().map(|lane| Arc::clone(&lane.feed)).collect();
-    // The others wait until they are wanted, and need not begin at all: where threads are scarce, they must not take what those
-    // that do need.
+    // The other lanes wait until they are needed, and may never begin: where threads are scarce,
+    // they must not take those of the lanes that do begin.
     let numbered = lanes.into_iter().enumerate();
     let (now, later): (Vec<_>, Vec<_>) = numbered.partition(|(_, lane)| lane.begins_now);
     let (mut threads, mut missing) = (Vec::new(), now.len());
@@ -141,7 +142,7 @@ where
     for (index, lane) in later {
         match spawn(index, lane, Arc::clone(sink), events(), None) {
             Ok(thread) => threads.push(thread),
-            // Nobody waits for it.
+            // No thread waits for this lane.
             Err(_) => (events().ended)(Ok(())),
         }
     }
@@ -171,7 +172,7 @@ fn openings_of(
     for opening in openings.iter().take(lanes) {
         match opening {
             Ok(opened) => match by_group.get(&opened.group) {
-                // One lane's fallback is worth more than the others' success.
+                // One lane's fallback is more informative than the success of the others.
                 Some(_) if opened.refusal.is_none() => {}
                 _ => drop(by_group.insert(opened.group, opened)),
             },
@@ -182,7 +183,7 @@ fn openings_of(
 }
 
 impl Opened {
-    /// Of two groups, each with its engine.
+    /// Merges the engines of two groups.
     fn and(self, other: Self) -> Self {
         let mut report = self.report;
         let is_new = |all: &str, one: &str, between: &str| !all.split(between).any(|it| it == one);
@@ -228,12 +229,13 @@ where
             let told = caught(|| {
                 if let Err(error) = &result {
                     setup.feed.stop();
-                    // If it had nothing in flight, or panicked, the stream has not heard of it; others may wait in vain.
+                    // If the lane had nothing in flight, or panicked, the stream does not know of
+                    // the failure yet, and other lanes would wait in vain.
                     failing(error);
                 }
                 Ok(())
             });
-            // Memory first, then the news, which must come whatever happens before.
+            // Memory first, then the notification, which must be sent whatever happened before.
             let freed = caught(|| {
                 drop((sink, deliver, failing, setup));
                 Ok(())
@@ -260,24 +262,24 @@ fn run<S: Sink>(
         let sink = sink()?;
         Ok((engine, report, sink))
     });
-    // The sink goes first: what it holds may be memory that the engine has registered.
+    // The sink is dropped first: it may hold memory that the engine has registered.
     let (mut engine, report, mut sink) = match (both, &opened) {
         (Ok(both), _) => both,
         (Err(error), Some(opened)) => {
-            // Whoever started the lanes returns it.
+            // The thread that started the lanes returns it.
             return opened
                 .send(Err(error))
                 .map_err(|unsent| unsent.0.err().unwrap_or_else(unheard));
         }
         (Err(error), None) => {
-            // The lanes that are there can do without this one.
+            // The load can proceed without this lane.
             tracing::debug!(%error, "a further lane could not begin");
             setup.feed.lane_failed(setup.group);
             return Ok(());
         }
     };
     if let Some(opened) = opened {
-        // Whoever started the lanes may have given up on another one's refusal.
+        // The thread that started the lanes may have given up because another lane was refused.
         let _ = opened.send(Ok(report));
     }
     let work = LaneWork {
@@ -332,17 +334,17 @@ impl LaneEngine {
     }
 }
 
-/// A lane that could not say that it cannot begin.
+/// Error of a lane that could not report why it cannot begin.
 fn unheard() -> Error {
     Error::new(ErrorKind::Io, "a lane could not begin")
 }
 
-/// Runs `work`; a panic in it becomes an error, because a load must end whatever happens.
+/// Runs `work` and turns a panic into an error, because a load must end whatever happens.
 pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(bug(&*panic)))
 }
 
-/// A panic of ours, as an error.
+/// Error for a panic, which is a bug of this crate.
 fn bug(panic: &(dyn Any + Send)) -> Error {
     let text = panic
         .downcast_ref::<String>()

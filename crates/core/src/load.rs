@@ -1,4 +1,5 @@
-//! The front door: from a request to a running load. The only file that names every stage.
+//! The public entry point: turns a request into a running load. The only file that names every
+//! stage.
 
 mod ending;
 
@@ -34,15 +35,16 @@ use crate::tensor::{Tensor, TensorInfo};
 use crate::verify::{self, Expectation};
 use ending::{add_depths, completion, verification};
 
-/// Address space for the windows of a ceiling, bytes: an engine for objects may have thousands of small jobs in flight, and each
-/// has a slot for the largest. Only what is used is touched.
+/// Maximum address space for the windows of a ceiling, in bytes: an object engine may have
+/// thousands of small jobs in flight, and each has a slot large enough for the largest job. Only
+/// used slots are touched.
 const SLAB_BYTES_MAX: usize = 2 << 30;
 
-/// Which tensors of a checkpoint to load, to where, within what limits.
+/// Configuration of a load: which tensors of a checkpoint, to which devices, within which limits.
 ///
-/// Between two loads a loader keeps the memory of tensors that the caller has dropped, at most the budget: the next load need not
-/// touch fresh memory. Dropping the loader (and its clones) frees it.
-///
+/// Between two loads, a loader keeps the memory of tensors that the caller has dropped, up to the
+/// budget, so that the next load need not touch fresh memory. Dropping the loader and its clones
+/// frees it.
 /// ```no_run
 /// use tload::{Loader, Location, Selection};
 ///
@@ -63,21 +65,23 @@ pub struct Loader {
     targets: Arc<HashMap<String, Target>>,
     slices: Arc<HashMap<String, Slice>>,
     options: Options,
-    /// By shard: what is expected, in place of what would be found.
+    /// Expectations by shard, which replace those that would be discovered.
     expectations: Option<Arc<[Expectation]>>,
     /// True if the caller selected tensors by name alone.
     by_name: bool,
-    /// One tensor mixes no shards: whatever becomes of the index, it is of one state.
+    /// True for a load of one tensor, which cannot mix shards: even if the index changes, the
+    /// tensor is consistent.
     is_one_tensor: bool,
     shelf: Shelf,
 }
 
-/// What a load is compared with: the same reads without tensors.
+/// Kind of baseline to compare a load with: the same reads without tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ceiling {
-    /// Into a few registered windows that are used again: what storage and engine can do.
+    /// Reads into a few registered windows that are reused: the limit of storage and engine.
     Recycled,
-    /// Every byte into fresh huge-page memory of its own, kept to the end: what a load that keeps everything can do.
+    /// Reads every byte into its own fresh huge-page memory, kept to the end: the limit of a load
+    /// that keeps every tensor.
     Fresh,
 }
 
@@ -91,7 +95,8 @@ impl Loader {
         Checkpoint::open(location).map(Self::new)
     }
 
-    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
+    /// Opens the checkpoint at `location` with [`OpenOptions`], or
+    /// [`StoreOptions`](crate::StoreOptions) alone.
     ///
     /// # Errors
     ///
@@ -100,7 +105,8 @@ impl Loader {
         Checkpoint::open_with(location, options).map(Self::new)
     }
 
-    /// Loads from an open checkpoint: all tensors, into host memory, with default options.
+    /// Creates a loader for an open checkpoint: all tensors, into host memory, with default
+    /// options.
     pub fn new(checkpoint: Checkpoint) -> Self {
         Self {
             checkpoint,
@@ -116,12 +122,12 @@ impl Loader {
         }
     }
 
-    /// The checkpoint.
+    /// Returns the checkpoint.
     pub fn checkpoint(&self) -> &Checkpoint {
         &self.checkpoint
     }
 
-    /// Which tensors to load.
+    /// Sets the tensors to load.
     #[must_use]
     pub fn tensors(mut self, selection: Selection) -> Self {
         self.by_name = selection.is_by_name();
@@ -129,70 +135,75 @@ impl Loader {
         self
     }
 
-    /// The checkpoint, if shards of two states of it could be mixed.
+    /// Returns the checkpoint, if the load could mix shards of two states of it.
     fn indexed(&self) -> Option<&Checkpoint> {
         (!self.is_one_tensor).then_some(&self.checkpoint)
     }
 
-    /// The load is of one tensor, for its own sake.
+    /// Marks the load as one of a single tensor.
     #[must_use]
     pub(crate) fn of_one_tensor(mut self) -> Self {
         self.is_one_tensor = true;
         self
     }
 
-    /// Where to.
+    /// Sets the device of all tensors.
     #[must_use]
     pub fn device(mut self, device: Device) -> Self {
         self.devices.otherwise = device;
         self
     }
 
-    /// Where to, by name: the first rule that selects a name holds; [`Self::device`] is for the others.
+    /// Sets devices by name: the first rule that selects a name applies; [`Self::device`] is the
+    /// default for the others.
     #[must_use]
     pub fn device_map(mut self, rules: impl IntoIterator<Item = (Selection, Device)>) -> Self {
         self.devices.rules = rules.into_iter().collect();
         self
     }
 
-    /// Memory of the caller's for tensors by name: their bytes are written there, and the tensors that the stream brings only say
-    /// that this is done. Tensors without a target get memory of the load's.
+    /// Sets caller memory for tensors, by name. The bytes are written there, and the tensors that
+    /// the stream yields only report completion. Tensors without a target get memory that the load
+    /// allocates.
     #[must_use]
     pub fn targets(mut self, targets: impl IntoIterator<Item = (String, Target)>) -> Self {
         self.targets = Arc::new(targets.into_iter().collect());
         self
     }
 
-    /// Slices of tensors, by name: of these only that much is read, and comes as a tensor of its own shape. Gaps that cost less to
-    /// read than to skip are read and thrown away; [`Report::read_bytes`] beside [`Report::tensor_bytes`] says how much that is. A
-    /// slice selects nothing by itself.
+    /// Sets slices of tensors, by name. Only the slice is read, and it is yielded as a tensor with
+    /// the slice's shape. Gaps that are cheaper to read than to skip are read and discarded;
+    /// compare [`Report::read_bytes`] with [`Report::tensor_bytes`] for the amount. A slice does
+    /// not select its tensor.
     #[must_use]
     pub fn slices(mut self, slices: impl IntoIterator<Item = (String, Slice)>) -> Self {
         self.slices = Arc::new(slices.into_iter().collect());
         self
     }
 
-    /// Within what limits.
+    /// Sets the limits and preferences of the load.
     #[must_use]
     pub fn options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// What the files are expected to be, one for each of [`Checkpoint::shards`]: compared in place of what [`Options::verify`] would
-    /// find, and as strictly as that says; with [`crate::Verify::Off`] not at all.
+    /// Sets the expectations of the files, one for each of [`Checkpoint::shards`]. They replace
+    /// those that [`Options::verify`] would discover and are enforced as strictly as it says; with
+    /// [`crate::Verify::Off`] they are ignored.
     #[must_use]
     pub fn expectations(mut self, expectations: impl IntoIterator<Item = Expectation>) -> Self {
         self.expectations = Some(expectations.into_iter().collect());
         self
     }
 
-    /// The tensors that the load will bring, in file order.
+    /// Returns the tensors that the load will yield, in file order.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing, and for a slice of a tensor that is not there;
-    /// [`crate::ErrorKind::InvalidRequest`] for a slice of what the tensor does not have.
+    /// [`crate::ErrorKind::NoSuchTensor`] for a name or pattern that selects nothing, and for a
+    /// slice of a tensor that does not exist; [`crate::ErrorKind::InvalidRequest`] for a slice
+    /// outside the tensor's shape.
     pub fn selected(&self) -> Result<Vec<TensorInfo>> {
         let all = self.checkpoint.tensors();
         let selected = self.selection.resolve(&self.names());
@@ -212,7 +223,7 @@ impl Loader {
             .collect()
     }
 
-    /// The device of each of these tensors; that of a tensor with a target of its own is the target's.
+    /// Returns the device of each selected tensor; for a tensor with a target, that of the target.
     ///
     /// # Errors
     ///
@@ -232,12 +243,14 @@ impl Loader {
         Ok(devices)
     }
 
-    /// Loads into what the caller has, each tensor into the receiver of its name: selection, devices and targets are set. Tensors
-    /// whose receiver has no memory come in memory of the load's, on the receiver's device, for the caller to copy.
+    /// Configures the load to fill existing tensors: each tensor goes into the receiver of its
+    /// name. Sets selection, devices and targets. A tensor whose receiver has no memory is yielded
+    /// in memory of the load on the receiver's device, for the caller to copy.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::InvalidRequest`] that lists everything that does not fit; nothing has been written then.
+    /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
+    /// that case.
     pub fn into_receivers(self, receivers: Vec<Receiver>, rules: ReceiverRules) -> Result<Self> {
         let selected = self.selected()?;
         let by_name = self.by_name;
@@ -247,7 +260,7 @@ impl Loader {
             .tensors(matched.selection)
             .device_map(matched.devices)
             .targets(matched.targets);
-        // The names are those of the caller's memory: of a whole model, as a rule.
+        // The names are those of the caller's memory: usually a whole model.
         loader.by_name = by_name;
         Ok(loader)
     }
@@ -257,7 +270,7 @@ impl Loader {
         tensors.map(TensorInfo::name).collect()
     }
 
-    /// Where the selected tensors go.
+    /// Maps the selected tensors to destinations.
     fn destinations(&self, tensors: &[TensorInfo]) -> Result<Destinations> {
         let names = self.names();
         let selected = self.selection.resolve(&names)?;
@@ -268,14 +281,15 @@ impl Loader {
         Destinations::new(tensors, &devices, &self.targets)
     }
 
-    /// Starts the load. Tensors arrive while later ones are still being read.
+    /// Starts the load. Tensors are yielded while later ones are still being read.
     ///
     /// # Errors
     ///
-    /// Everything that can be known before the first read: [`NoSuchTensor`], [`InvalidRequest`], [`OutOfMemory`] for a budget that
-    /// the largest tensor does not fit into or a GPU with too little memory, [`Unsupported`] for an engine or a cache mode that was
-    /// demanded and is not to be had, or without a CUDA driver, [`Device`][DeviceFailed] when that fails, [`Changed`] for a file
-    /// that was replaced, [`Corrupt`] for one that is known to be another than was expected.
+    /// Everything that can be known before the first read: [`NoSuchTensor`]; [`InvalidRequest`];
+    /// [`OutOfMemory`] for a budget smaller than the largest tensor or a GPU with too little
+    /// memory; [`Unsupported`] for a requested engine or cache mode that is unavailable, or without
+    /// a CUDA driver; [`Device`][DeviceFailed] if the driver fails; [`Changed`] for a file that was
+    /// replaced; [`Corrupt`] for a file known to differ from its expectation.
     ///
     /// [`Corrupt`]: crate::ErrorKind::Corrupt
     /// [`NoSuchTensor`]: crate::ErrorKind::NoSuchTensor
@@ -288,11 +302,12 @@ impl Loader {
         self.start(None)
     }
 
-    /// The same, with GPU memory that `allocator` gives on the thread that calls this and the stream.
+    /// Starts the load with GPU memory from `allocator`, which runs on the thread that calls this
+    /// method and the stream.
     ///
     /// # Errors
     ///
-    /// As [`Self::stream`], and what the allocator fails with.
+    /// As [`Self::stream`], and the errors of the allocator.
     pub fn stream_with(&self, allocator: Box<dyn DeviceAllocator>) -> Result<TensorStream> {
         self.start(Some(allocator))
     }
@@ -369,8 +384,9 @@ impl Loader {
         Ok(stream)
     }
 
-    /// Reads everything that [`Self::stream`] would read, with the same plan and the same engine, and throws it away. The report's
-    /// seconds begin with the first read, when engines are open and memory is registered.
+    /// Reads everything that [`Self::stream`] would read, with the same plan and the same engine,
+    /// and discards it. The report's seconds begin with the first read, when engines are open and
+    /// memory is registered.
     ///
     /// # Errors
     ///
@@ -381,7 +397,7 @@ impl Loader {
         let destinations = Destinations::host(&selected);
         let mut options = self.options.clone();
         if options.cache == Cache::Map {
-            // What is not read at all has no ceiling; copying the files is what it saves.
+            // A mapped load reads nothing and so has no ceiling; measure the copy that it saves.
             options.cache = Cache::Auto;
         }
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &options)?;
@@ -452,8 +468,9 @@ impl Loader {
     }
 }
 
-/// Memory to read into without making tensors, what of it lanes should register, and how many jobs it is enough for. Fresh memory
-/// is not registered: that would touch it all, serially, before the first read.
+/// Allocates memory to read into without creating tensors. Returns the memory, the slab that lanes
+/// should register, and the number of jobs that it holds. Fresh memory is not registered: that
+/// would touch all of it, serially, before the first read.
 fn raw_memory(
     plan: &Plan,
     prepared: &Prepared,
@@ -477,7 +494,7 @@ fn raw_memory(
     }
 }
 
-/// A lane tells its stream.
+/// Connects the events of a lane to its stream.
 fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
     let [receiver, hearer, owner] = [(); 3].map(|()| Arc::clone(stream));
     LaneEvents {
@@ -487,19 +504,19 @@ fn lane_events(stream: &Arc<Shared>) -> LaneEvents<(usize, Tensor)> {
     }
 }
 
-/// A fallback is worth one line in the log of a process; every report has it too.
+/// Logs once per process that staging memory is not pinned; every report has it too.
 fn say_unpinned_once(slab: Option<&Arc<Slab>>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     let facts = slab.and_then(|slab| slab.facts());
     if let Some(refusal) = facts.and_then(|facts| facts.refusal.as_ref()) {
-        // No lock: a process that is forked meanwhile must not wait for it.
+        // No lock: a process that is forked meanwhile must not block on it.
         if !SAID.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%refusal, "staging memory cannot all be pinned; the driver copies the rest once more");
+            tracing::warn!(%refusal, "not all staging memory can be pinned; the driver makes an extra copy of the rest");
         }
     }
 }
 
-/// The same.
+/// Logs once per process that io_uring is unavailable.
 fn say_once(refusal: Option<&engine::Refusal>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if let Some(refusal) = refusal

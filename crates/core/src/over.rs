@@ -1,4 +1,4 @@
-//! The word that a load is over, for those who wait for something else meanwhile.
+//! Cancellation flag of one load: set once; wakes threads that are blocked elsewhere.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 type Listener = Box<dyn Fn() + Send>;
 
-/// Raised once, when nothing more is to be started.
+/// Flag that is raised once, when the load must start nothing more.
 #[derive(Default)]
 pub struct Over {
     raised: AtomicBool,
@@ -14,7 +14,7 @@ pub struct Over {
 }
 
 impl Over {
-    /// Tells every listener. Further calls do nothing.
+    /// Raises the flag and calls every listener. Further calls do nothing.
     pub(crate) fn raise(&self) {
         let listeners = {
             let mut listeners = self
@@ -29,12 +29,13 @@ impl Over {
         }
     }
 
-    /// Whether it has been raised.
+    /// Returns whether the flag has been raised.
     pub fn is_raised(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// Calls `listener` when it is raised; at once if it has been. Listeners must not block.
+    /// Calls `listener` when the flag is raised, or at once if it has been. Listeners must not
+    /// block.
     pub fn listen(&self, listener: impl Fn() + Send + 'static) {
         let mut listeners = self
             .listeners

@@ -1,9 +1,11 @@
-//! Memory that a load has left behind: of reads that storage has not answered and nobody can take back.
+//! Accounting of orphaned memory: that of reads which storage has not completed and which cannot be
+//! cancelled.
 //!
-//! When a load is over, its lanes let go of what they can. A read that a dead mount does not answer stays with the kernel, and so
-//! does its memory: it must not be freed under it, nor used for something else. The lane's thread keeps both, with its engine, which
-//! only that thread may use, until the completions have been seen; then it frees everything and ends. Nobody waits for it. Here
-//! is counted what such lanes hold.
+//! When a load ends, its lanes cancel what they can. A read on a dead mount stays with the kernel,
+//! and so does its memory, which must be neither freed nor reused until the kernel lets go. The
+//! lane's thread keeps both, with its engine, which only that thread may use, until it has seen the
+//! completions; then it frees everything and ends. No thread waits for it. This module counts the
+//! memory that such lanes hold.
 
 use std::sync::{Arc, Weak};
 
@@ -11,20 +13,21 @@ use crate::engine;
 use crate::per_process::PerProcess;
 use crate::pipeline::Feed;
 
-/// The loads that are over and were not done.
+/// Loads that have ended with reads in flight.
 static LEFT: PerProcess<Vec<Weak<Feed>>> = PerProcess::new();
 
-/// A load is over while its lanes still have something in flight.
+/// Registers a load that has ended while its lanes still have reads in flight.
 pub(crate) fn leave(feed: &Arc<Feed>) {
     let mut left = LEFT.lock();
-    // A good time to forget those that are done by now.
+    // Drop the entries of loads that have no reads in flight by now.
     left.retain(|feed| feed.upgrade().is_some_and(|feed| feed.waiting().reads > 0));
     left.push(Arc::downgrade(feed));
 }
 
-/// Bytes of memory that loads of this process have left to the kernel: they are over, and storage has not answered all their reads.
-/// They are freed when it does; until then they are in no load's budget. Memory of a ring that failed with reads in flight is counted
-/// too, and never freed.
+/// Returns the bytes of memory that ended loads of this process have left to the kernel, because
+/// storage has not completed all their reads. They are freed when it does; until then they belong
+/// to no load's budget. Memory of a ring that failed with reads in flight is counted too, and never
+/// freed.
 pub fn parked_bytes() -> u64 {
     let left: Vec<_> = {
         let left = LEFT.lock();

@@ -1,8 +1,8 @@
-//! State that belongs to one process: a process that fork makes begins with state of its own.
+//! State that belongs to one process: a forked child begins with its own.
 //!
-//! A thread of the parent may hold a lock at the moment of a fork. It is not there in the child to
-//! unlock it, so the child would wait for ever; and memory, threads and devices that the state is
-//! about are the parent's anyway. So no child takes a lock of its parent's.
+//! A thread of the parent may hold a lock at the moment of a fork. That thread does not exist in
+//! the child, which would wait forever for the lock; and the memory, threads and devices that the
+//! state describes belong to the parent anyway. So a child never takes a lock of its parent.
 
 #![expect(
     unsafe_code,
@@ -14,7 +14,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A lock for a `static`, with a fresh value in each process.
+/// Lock for a `static`, with a fresh value in each process.
 pub(crate) struct PerProcess<T: 'static> {
     /// Null until it is first locked.
     entry: AtomicPtr<Entry<T>>,
@@ -48,7 +48,7 @@ impl<T: Default + Send> PerProcess<T> {
             {
                 return entry;
             }
-            // The parent's stays as it is: its values are not this process's to drop.
+            // The parent's entry stays unchanged: its values must not be dropped by this process.
             let fresh = Box::into_raw(Box::new(Entry {
                 process: here,
                 state: Mutex::default(),
@@ -81,7 +81,7 @@ mod tests {
         assert_eq!(*SHARED.lock(), 8);
     }
 
-    /// Two processes cannot be told apart here but by their number; `tests/test_fork.py` forks.
+    /// Processes are told apart only by their number here; `tests/test_fork.py` forks.
     #[test]
     fn a_value_of_another_process_is_neither_locked_nor_dropped() {
         static FORKED: PerProcess<Vec<u32>> = PerProcess::new();

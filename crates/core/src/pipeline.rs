@@ -1,13 +1,14 @@
 //! The loop of one lane: lease → engine → sink → lease.
 //!
-//! The only code that sees both seams. It decides nothing: the [`Feed`] says what to read next and into which memory, the
-//! engine fills it, the sink completes tensors. After the first failure it starts nothing more, reaps everything in flight, and
-//! returns that failure.
+//! The only code that uses both traits, `Engine` and `Sink`. It makes no decisions: the
+//! [`Feed`] chooses what to read next and into which memory, the engine fills that memory, and the
+//! sink completes tensors. After the first failure the loop starts no more reads, reaps everything
+//! in flight, and returns the failure.
 //!
 //! ```text
-//!   feed.take() ─▶ Job ─▶ engine.submit … engine.reap ─▶ Done ─▶ (check) ─▶ sink.submit … sink.reap ─▶ deliver
-//!        ▲                                                 │
-//!        └──────────────── feed.ended() ◀──────────────────┘
+//!   feed.take() ─▶ Job ─▶ engine.submit … reap ─▶ Done ─▶ (check) ─▶ sink.submit … reap ─▶ deliver
+//!        ▲                                          │
+//!        └───────────── feed.ended() ◀──────────────┘
 //! ```
 
 mod feed;
@@ -26,13 +27,13 @@ use crate::report::{Counters, Stage};
 use crate::schedule::WINDOW;
 use crate::sink::Sink;
 
-/// Runs one lane of `group` until nothing is left, or to the first failure.
+/// Runs one lane of `group` until nothing is left to read, or until the first failure.
 ///
-/// `deliver` gets every finished tensor. `counters` is added to.
+/// `deliver` receives every finished tensor. `counters` are incremented.
 ///
 /// # Errors
 ///
-/// The first failure of engine or sink, after all that was in flight has come back.
+/// The first failure of engine or sink, after everything in flight has been reaped.
 pub fn run<E: Engine, S: Sink>(
     feed: &Feed,
     group: usize,
@@ -46,7 +47,7 @@ pub fn run<E: Engine, S: Sink>(
     let (mut failure, mut failed) = (None, false);
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();
-    // The window of every extent that the engine has.
+    // Start of the window of each extent that the engine owns.
     let mut out = HashMap::with_capacity(engine.depth());
     let mut held = 0;
     let mut allowed = 0;
@@ -76,14 +77,14 @@ pub fn run<E: Engine, S: Sink>(
         watch.lap(Stage::Submit);
 
         if !ready.is_empty() {
-            // The reads that were just queued begin before tensors are handed over: that wakes the caller, who may take this
-            // lane's core.
+            // The reads that were just queued begin before tensors are handed over: handing over
+            // wakes the caller, who may take this lane's core.
             engine.reap(Wait::No, &mut done);
             (lane.deliver)(&mut ready);
             watch.lap(Stage::Deliver);
         }
         if !done.is_empty() {
-            // Something to go on with already.
+            // Completions are already pending; do not block.
         } else if engine.in_flight() > 0 {
             engine.reap(Wait::ForOne, &mut done);
             watch.lap(Stage::StorageWait);
@@ -109,7 +110,7 @@ pub fn run<E: Engine, S: Sink>(
             && !std::mem::replace(&mut failed, true)
         {
             feed.stop();
-            // What is in flight may never come back; that this lane has failed is known now.
+            // Reads in flight may never return; report the failure of this lane now.
             (lane.failing)(error);
         }
         watch.lap(Stage::Deliver);
@@ -119,7 +120,7 @@ pub fn run<E: Engine, S: Sink>(
     }
 }
 
-/// Takes what the engine gives back for the window that began at `start` to the sink, if it is what it should be.
+/// Checks that a completion belongs to the window that began at `start`, and passes it to the sink.
 fn complete<S: Sink>(
     feed: &Feed,
     sink: &mut S,
@@ -129,7 +130,7 @@ fn complete<S: Sink>(
     start: Option<usize>,
 ) -> Result<()> {
     if let Ok(filled) = &done.result {
-        // What sinks rely on: a wrong pairing would make a tensor of another one's bytes.
+        // Sinks rely on this: a wrong pairing would fill a tensor with the bytes of another one.
         assert!(
             start == Some(filled.start()),
             "the engine mixed up extent {}",
@@ -146,7 +147,8 @@ fn complete<S: Sink>(
             return sink.submit(extent, filled);
         };
         watch.lap(Stage::Deliver);
-        // Of this extent, of none while it waits for others of its file, or of several that waited for it.
+        // Passes on this extent; none if it must wait for others of its file; or several that
+        // waited for it.
         let compared = check.pass(done.extent, filled, &mut |extent, filled| {
             watch.lap(Stage::Verify);
             let submitted = sink.submit(extent, filled);
@@ -158,19 +160,19 @@ fn complete<S: Sink>(
     });
     feed.ended(done.extent);
     match result {
-        // An engine that let go because the load is over: why it is, somebody else knows.
+        // An engine cancelled the read because the load is over: the cause is reported elsewhere.
         Err(error) if error.kind() == ErrorKind::Cancelled && feed.over().is_raised() => Ok(()),
         result => result,
     }
 }
 
-/// What a lane reports to.
+/// Interface of the pipeline to its lane.
 pub struct LaneWork<'a, T> {
-    /// Its number in its group.
+    /// The lane's number in its group.
     pub(crate) index: usize,
     /// Takes every finished tensor out of the list.
     pub deliver: &'a dyn Fn(&mut Vec<T>),
-    /// Hears of the first failure, while what is in flight has not come back yet.
+    /// Receives the first failure, while reads in flight have not returned yet.
     pub(crate) failing: &'a dyn Fn(&Error),
     pub(crate) counters: &'a Counters,
 }
@@ -195,7 +197,7 @@ impl<T> std::fmt::Debug for LaneWork<'_, T> {
     }
 }
 
-/// Adds the time since the last lap to a stage, and tells from time to time how busy the thread is.
+/// Adds the time since the last lap to a stage, and periodically reports how busy the thread is.
 struct Watch<'a> {
     counters: &'a Counters,
     since: Instant,
@@ -220,8 +222,9 @@ impl<'a> Watch<'a> {
         self.since = now;
     }
 
-    /// Once a window: how long the thread ran, and out of how much time. Only the CPU clock tells: the ring copies, and takes the
-    /// first touch of fresh memory, in the same call in which it waits.
+    /// Returns the CPU time and the wall time of the thread since the last window, once per window.
+    /// Only the CPU clock can tell them apart: in the call in which the ring waits, it also copies
+    /// and touches fresh memory for the first time.
     fn window(&mut self) -> Option<(Duration, Duration)> {
         let watched = self.since - self.window_since;
         if watched < WINDOW {
@@ -234,10 +237,10 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// How long this thread has run so far.
+/// Returns the CPU time that this thread has used so far.
 fn busy() -> Duration {
     if cfg!(miri) {
-        // Miri's threads have no clock.
+        // Miri's threads have no CPU clock.
         return Duration::ZERO;
     }
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

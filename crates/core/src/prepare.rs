@@ -1,4 +1,4 @@
-//! From a request to what is known before the first read: sources opened for this load, plan, limits, lanes.
+//! State of a load before its first read: opened sources, plan, limits and lanes.
 
 use std::sync::Arc;
 
@@ -21,30 +21,33 @@ use crate::source::{Cache, ReadFile, ReadHints};
 use crate::sources::{Group, Sources};
 use crate::tensor::TensorInfo;
 
-/// Most reads of one load: their plan takes about 100 bytes each, and 16 TiB in default extents are as many (2026-11).
+/// Maximum number of reads of one load: the plan takes about 100 bytes for each, and 16 TiB in
+/// default extents need this many (2026-11).
 const EXTENTS_MAX: u64 = 1 << 22;
 
-/// Most jobs that an engine for objects takes at a time. Neighbours share a request, so there are more of them than requests.
+/// Maximum number of jobs that an object engine takes at a time. Neighbours share a request, so
+/// there are more jobs than requests.
 #[cfg(feature = "object")]
 const OBJECT_JOBS_MAX: usize = 4096;
 
-/// Most lanes that begin without being asked for: beyond so many, memory is the limit (an estimate of 2026-11: not measured on
-/// machines with more than 2 cores).
+/// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
+/// 2026-11: not measured on machines with more than 2 cores).
 const LANES_MAX: usize = 8;
 
-/// Staging memory has room for so many times what a load begins with.
+/// Staging memory has room for this multiple of the bytes in flight at the start.
 const STAGED_STARTS: u64 = 4;
 
-/// Slots for raw reads of files at the least: reads of small tensors are short, and many.
+/// Minimum number of slots for raw reads of files: reads of small tensors are short and many.
 const RAW_SLOTS: usize = 64;
 
-/// Most reads of files in flight, whatever their length: as many as a ring has entries.
+/// Maximum number of reads of files in flight, whatever their length: the number of entries of a
+/// ring.
 const READS_MAX: usize = 512;
 
-/// Depth is not reduced below so many bytes: less would be one read after another.
+/// Lower bound of the depth, in bytes: less would mean one read after another.
 const FLOOR_BYTES: u64 = 4 << 20;
 
-/// What is known before the first read.
+/// Everything known about a load before its first read.
 pub(crate) struct Prepared {
     pub(crate) sources: Arc<Sources>,
     pub(crate) tensors: Arc<[TensorInfo]>,
@@ -56,13 +59,13 @@ pub(crate) struct Prepared {
     limits: Vec<Limits>,
 }
 
-/// What a group of sources may have in flight.
+/// In-flight limits of a group of sources.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     depth: Depth,
-    /// Reads or requests of the largest size at a time.
+    /// Number of concurrent reads or requests of the largest size.
     reads: usize,
-    /// Longest request, bytes.
+    /// Length of the longest request, in bytes.
     #[cfg(feature = "object")]
     request_bytes: u64,
 }
@@ -72,8 +75,8 @@ impl Prepared {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a plan beyond all bounds; [`ErrorKind::Unsupported`] for views that are to be elsewhere than
-    /// in host memory; whatever opening a file for direct I/O runs into.
+    /// [`ErrorKind::InvalidRequest`] for a plan with too many reads; [`ErrorKind::Unsupported`] for
+    /// views outside host memory; any error of opening a file for direct I/O.
     pub(crate) fn new(
         checkpoint: &Checkpoint,
         tensors: Vec<TensorInfo>,
@@ -84,7 +87,7 @@ impl Prepared {
         if options.cache == Cache::Map && destinations.staged() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                "cache=map shows files in host memory; tensors on a GPU, or in memory of the caller's, are copies",
+                "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
             )
             .with_location(checkpoint.location())
             .with_hint("use cache=auto"));
@@ -93,24 +96,24 @@ impl Prepared {
             let engine = options.engine;
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                format!("engine={engine} reads, and with cache=map nothing is read"),
+                format!("engine={engine} has no effect: cache=map reads nothing"),
             )
-            .with_hint("leave out one of them"));
+            .with_hint("omit one of the two options"));
         }
         if options.cache == Cache::Map
             && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
         {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                "cache=map shows files as they are, and this slice has gaps in the file",
+                "cache=map shows files as they are, but this slice has gaps in the file",
             )
             .with_location(checkpoint.location())
             .with_tensor(tensor.name())
             .with_hint(
-                "load the whole tensor and slice that, which copies nothing, or use cache=auto",
+                "load the whole tensor and slice it in memory without a copy, or use cache=auto",
             ));
         }
-        // Only shards that something is wanted of; `source_of` numbers them.
+        // Only shards with selected tensors; `source_of` numbers them.
         let mut source_of = vec![None; checkpoint.shards().len()];
         let mut shards = Vec::new();
         for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
@@ -152,30 +155,31 @@ impl Prepared {
         })
     }
 
-    /// Whether any tensor is at an offset that no view can align.
+    /// Returns whether any tensor is at an offset that no view can align.
     pub(crate) fn realigns(&self) -> bool {
         self.plan.targets.iter().any(|target| target.realign)
     }
 
-    /// Which sources share limits.
+    /// Returns the groups of sources that share limits.
     pub(crate) fn groups(&self) -> Groups {
         let depths = self.limits.iter().map(|limits| limits.depth).collect();
         Groups::new(depths, self.sources.members().to_vec())
     }
 
-    /// Reads of the largest size to begin with.
+    /// Returns the initial number of reads of the largest size in flight.
     pub(crate) fn reads_in_flight(&self) -> usize {
         self.limits.iter().map(|limits| limits.reads).sum()
     }
 
-    /// Bytes in flight to begin with.
+    /// Returns the initial bytes in flight.
     pub(crate) fn start_bytes(&self) -> u64 {
         let limits = self.limits.iter();
         limits.map(|limits| limits.depth.start().bytes).sum()
     }
 
-    /// Bytes in flight that a budget should have room for: from disks what a load begins with, since more hardly ever brings more;
-    /// from stores and network file systems as many as it may come to.
+    /// Returns the bytes in flight that a budget should have room for. For disks this is the
+    /// initial value, since more rarely helps; for stores and network file systems it is the
+    /// maximum.
     pub(crate) fn in_flight_bytes(&self) -> u64 {
         let room = |(group, limits): (&Group, &Limits)| match group {
             Group::Files(files) if !files.iter().any(ReadFile::is_far) => {
@@ -193,15 +197,16 @@ impl Prepared {
             .sum()
     }
 
-    /// Bytes in flight that staging memory should have room for: more than the load begins with, less than it might come to, because
-    /// pinning memory takes time.
+    /// Returns the bytes in flight that staging memory should have room for: more than the initial
+    /// value, but less than the maximum, because pinning memory takes time.
     pub(crate) fn staged_bytes(&self) -> u64 {
         let limits = self.limits.iter().map(|limits| limits.depth);
         let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
         room.sum()
     }
 
-    /// Slots for raw reads of the longest window, at most `most` where an engine has use for that many.
+    /// Returns the number of slots for raw reads of the longest window, up to `most` where an
+    /// engine can use that many.
     pub(crate) fn raw_slots(&self, most: usize) -> usize {
         let window = self.plan.window_bytes_max().max(1);
         let slots = |limits: &Limits| {
@@ -215,7 +220,7 @@ impl Prepared {
         all.min(self.plan.extents.len()).max(1)
     }
 
-    /// Bytes that the extents of a group need.
+    /// Returns the bytes that the extents of a group need.
     #[cfg(feature = "object")]
     fn bytes_of(&self, group: usize) -> u64 {
         let members = self.sources.members();
@@ -226,7 +231,7 @@ impl Prepared {
             .sum()
     }
 
-    /// Longest read or request, bytes.
+    /// Returns the length of the longest read or request, in bytes.
     pub(crate) fn read_bytes_max(&self) -> u64 {
         let windows = self.plan.window_bytes_max() as u64;
         #[cfg(feature = "object")]
@@ -238,8 +243,9 @@ impl Prepared {
         windows
     }
 
-    /// The lanes of a load, those included that may be wanted later: as many as asked for of the files of a file system, one for the
-    /// objects of a store, whose requests have threads of their own. None when there is nothing to read.
+    /// Creates the lanes of a load, including those that may be needed later: the requested number
+    /// for the files of a file system, and one for the objects of a store, whose requests have
+    /// their own threads. There are none if there is nothing to read.
     pub(crate) fn lanes(
         &self,
         options: &Options,
@@ -301,7 +307,7 @@ impl Prepared {
             counts.push(count);
         }
         feed.set_lanes(counts);
-        // An engine for objects watches its requests itself: its jobs wait for connections, too.
+        // An object engine watches its requests itself: its jobs also wait for connections.
         let groups = self.sources.groups().iter();
         let watched = groups.map(|group| !group.files().is_empty()).collect();
         feed.watch(self.sources.names(), watched);
@@ -309,8 +315,9 @@ impl Prepared {
     }
 }
 
-/// A ring copies what the page cache holds on the thread that asks for it, so it begins with a lane for each core; otherwise with one,
-/// which waits for storage most of the time. Engines with threads of their own need no more.
+/// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
+/// submitting thread, so cached files begin with a lane for each core; other files with one lane,
+/// which waits for storage most of the time. Engines with their own threads need only one.
 fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let most = cores.min(LANES_MAX);
@@ -324,7 +331,7 @@ fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
 }
 
 impl Limits {
-    /// What the caller asked for, else what the sources like.
+    /// Uses the caller's options, or else the hints of the sources.
     fn of(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
         let members = sources.members();
         let hints = (0..members.len())
@@ -335,7 +342,7 @@ impl Limits {
             .extents
             .iter()
             .filter(|extent| members[extent.source].group == group);
-        // The longest read, bytes.
+        // Length of the longest read, in bytes.
         let window = windows.map(|extent| extent.window).max().unwrap_or(0);
         match &sources.groups()[group] {
             Group::Files(_) => Self::files(options, &hints, window),
@@ -345,7 +352,8 @@ impl Limits {
     }
 
     fn files(options: &Options, hints: &ReadHints, window: usize) -> Self {
-        // Windows are a little longer than extents: alignment at both edges must not cost a whole read in flight.
+        // Windows are slightly longer than extents: alignment at both edges must not cost a whole
+        // read in flight.
         let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
         let depth = match (options.depth, options.in_flight_bytes) {
             (None, None) if hints.in_flight_bytes_max > hints.in_flight_bytes => {
@@ -378,7 +386,8 @@ impl Limits {
     fn objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
         let reads = options.depth.unwrap_or(hints.depth);
         let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
-        // What the hints say of the requests that they have in mind, for those that were asked for; one extent for each at the least.
+        // The hints' bytes per request, scaled to the requested size; at least one extent for each
+        // request.
         let each =
             hints.in_flight_bytes * request_bytes / (hints.depth as u64 * hints.request_bytes);
         let bytes_of = |reads: u64| (each * reads).max(window as u64 * (reads + 1));
@@ -394,7 +403,7 @@ impl Limits {
                     ),
                     ..start
                 };
-                // A quarter of the requests: fewer are no worse where one brings as much as the network can.
+                // A quarter of the requests: no worse where a single request saturates the network.
                 Depth::adaptive(start, start.bytes / 4, most)
             }
             (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),
@@ -407,7 +416,8 @@ impl Limits {
     }
 }
 
-/// A sparse file may claim a tensor of petabytes: planning its reads would take more memory than any budget.
+/// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
+/// reads would take more memory than any budget.
 fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
     let slices = wanted.iter().filter_map(|wanted| {
         let strides = wanted.strides.as_ref()?;
@@ -422,7 +432,7 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
     if spans > EXTENTS_MAX {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            format!("slices in {spans} stretches are more than {EXTENTS_MAX} reads"),
+            format!("the slices have {spans} separate ranges, more than the maximum of {EXTENTS_MAX} reads"),
         )
         .with_hint("select fewer tensors, or load them whole and slice them in memory"));
     }
@@ -439,7 +449,7 @@ fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
             format!(
-                "{} in reads of {} are more than {EXTENTS_MAX} reads",
+                "{} in reads of {} would take more than {EXTENTS_MAX} reads",
                 format_bytes(bytes),
                 format_bytes(smallest)
             ),
@@ -473,17 +483,18 @@ fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
 
 fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
     let extent_bytes = match options.extent_bytes {
-        // A tensor is never too large for staging memory: it goes through in smaller reads, two at a time at least.
+        // No tensor is too large for staging memory: it passes through in smaller reads, at least
+        // two at a time.
         None if staged && options.memory_limit.is_some() => {
             let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
             let edges = 2 * hints.alignment;
             let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
-            // Slots are whole pages, edges and all, however short the reads.
+            // Slots are whole pages, including edges, however short the reads.
             let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
             let least = page.max(hints.alignment);
             hints.extent_bytes.min(most.max(least))
         }
-        // What was asked for is the length of requests, which bring several extents.
+        // The option sets the length of requests, which span several extents.
         Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
         Some(bytes) => bytes,
         None => hints.extent_bytes,

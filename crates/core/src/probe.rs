@@ -1,6 +1,6 @@
-//! Questions about this machine and its files, for `tload bench` and `tload doctor`.
+//! Queries about this machine and its files, for `tload bench` and `tload doctor`.
 //!
-//! Nothing of a load depends on the answers: engines and sources find out for themselves by trying.
+//! No load depends on the results: engines and sources find out for themselves by trying.
 
 use std::path::Path;
 
@@ -12,25 +12,26 @@ pub use crate::buffer::prefault;
 pub use crate::room::{GroupLimit, group_limit};
 pub use crate::source::{DirectIo, FileSystem, Residency, evict, residency};
 
-/// Whether a ring can be set up here, and with what.
+/// Result of setting up a ring.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Ring {
-    /// Whether a load would use one.
+    /// True if a load would use a ring.
     pub available: bool,
-    /// Why not.
+    /// Reason why a ring is unavailable.
     pub error: Option<String>,
-    /// What would help.
+    /// Remedy.
     pub hint: Option<String>,
     /// The kernel's error number, if it gave one.
     pub errno: Option<i32>,
-    /// What of the kernel's offers it would use.
+    /// Kernel features that a load would use.
     pub features: Vec<String>,
-    /// The largest buffer, of a few sizes tried up to 64 MiB, that could be registered, bytes.
+    /// Size in bytes of the largest buffer, of a few sizes tried up to 64 MiB, that could be
+    /// registered.
     pub registered_bytes_max: Option<u64>,
 }
 
-/// Sets up a ring as a load would, and takes it down again.
+/// Sets up a ring as a load would, and tears it down.
 pub fn ring() -> Ring {
     let probe = engine::probe_ring();
     let errno = probe.refusal.as_ref().and_then(|refusal| refusal.errno);
@@ -48,12 +49,13 @@ pub fn ring() -> Ring {
     }
 }
 
-/// Descriptors that a process wants, to load a checkpoint of so many files.
+/// Returns the number of file descriptors that a process needs to load a checkpoint of `files`
+/// files.
 pub fn descriptors(files: usize) -> u64 {
     crate::source::descriptors(files)
 }
 
-/// What the file system says of direct I/O on this file.
+/// Returns the file system's support for direct I/O on this file.
 ///
 /// # Errors
 ///
@@ -62,11 +64,11 @@ pub fn direct_io(path: &Path) -> Result<DirectIo> {
     ReadFile::probe_direct(&FileSource::open(&Location::from(path))?)
 }
 
-/// The file system that a file or folder is on.
+/// Returns the file system that a file or folder is on.
 ///
 /// # Errors
 ///
-/// It cannot be opened or asked.
+/// It cannot be opened or queried.
 pub fn file_system(path: &Path) -> Result<FileSystem> {
     crate::source::file_system(path)
 }

@@ -1,7 +1,8 @@
-//! Device memory from the caller's own allocator, on the caller's own thread.
+//! Device memory from the caller's allocator, on the caller's thread.
 //!
-//! Asked whenever the budget has room: before the first read, and when the caller has received something. At no other moment does
-//! the budget get room, so reads never wait for a caller that has something to give.
+//! The allocator is called whenever the budget has room: before the first read, and when the caller
+//! has received a tensor. The budget gets room at no other moment, so reads never wait for an
+//! allocation that the caller could already make.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -10,23 +11,26 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::pipeline::Feed;
 use crate::sink::{DeviceMemory, DeviceRegions};
 
-/// Allocates memory of GPUs, for a load to fill. Called on the thread that calls the loader or the stream, and on no other.
+/// Allocator of GPU memory for a load to fill. Called only on the thread that calls the loader or
+/// the stream.
 pub trait DeviceAllocator: Send {
-    /// `bytes` bytes (at least 1) of GPU `ordinal`.
+    /// Allocates `bytes` bytes (at least 1) of GPU `ordinal`.
     ///
     /// # Errors
     ///
-    /// Ends the load. [`ErrorKind::OutOfMemory`] is completed with what was asked for, by which tensor, and what is free.
+    /// An error ends the load. To [`ErrorKind::OutOfMemory`] the load adds the requested size, the
+    /// tensor and the free memory.
     fn allocate(&mut self, ordinal: usize, bytes: usize) -> Result<DeviceMemory>;
 
-    /// Bytes that it could give of GPU `ordinal`, if it knows; else what the driver calls free counts.
+    /// Returns the bytes of GPU `ordinal` that it could allocate, if it knows; otherwise the
+    /// driver's figure of free memory counts.
     fn free_bytes(&mut self, ordinal: usize) -> Option<u64> {
         let _ = ordinal;
         None
     }
 }
 
-/// The caller's allocator and those who want something of it.
+/// The caller's allocator and the regions that need memory.
 pub(crate) struct Provider {
     allocator: Box<dyn DeviceAllocator>,
     regions: Vec<Arc<DeviceRegions>>,
@@ -46,9 +50,10 @@ impl Provider {
         }
     }
 
-    /// Gives the load what its budgets have room for; a failure ends it.
+    /// Allocates regions as far as the budgets allow; a failure ends the load.
     pub(crate) fn serve(provider: &mut Option<Self>, end: impl Fn(Error)) {
-        // Taken out meanwhile: an allocator that panics is not asked again, and its load does not wait for it.
+        // Taken out meanwhile: an allocator that panics is not called again, and its load does not
+        // wait for it.
         let Some(mut taken) = provider.take() else {
             return;
         };
@@ -63,11 +68,11 @@ impl Provider {
         }
     }
 
-    /// Allocates as much as the budgets have room for.
+    /// Allocates regions as far as the budgets allow.
     ///
     /// # Errors
     ///
-    /// Whatever the allocator fails with.
+    /// The allocator's error.
     pub(crate) fn top_up(&mut self) -> Result<()> {
         let mut given = false;
         for regions in &self.regions {

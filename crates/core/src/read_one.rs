@@ -1,4 +1,4 @@
-//! One tensor now, on the calling thread: for those who want this one and then perhaps another.
+//! Reads of a single tensor on the calling thread, for callers that need one tensor at a time.
 
 use std::sync::Arc;
 
@@ -15,11 +15,13 @@ use crate::sink::{HostSink, Sink};
 use crate::source::{FileSource, Source};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
-/// Longer tensors are loaded as all are, by engines with reads side by side. Opening those costs about a millisecond, in which a
-/// thread copies so much from the page cache (2026-11).
+/// Maximum length of a tensor that the calling thread reads. Longer tensors are loaded by engines,
+/// with parallel reads. Opening an engine costs about a millisecond, in which a thread copies this
+/// many bytes from the page cache (2026-11).
 const READ_BYTES_MAX: u64 = 4 << 20;
 
-/// How a small tensor is read from a file: through the page cache, whose pages are read whole.
+/// Layout for reading a small tensor from a file: through the page cache, whose pages are read
+/// whole.
 const BUFFERED: Layout = Layout {
     extent_bytes: 1 << 20,
     alignment: 1,
@@ -27,8 +29,9 @@ const BUFFERED: Layout = Layout {
 };
 
 impl Checkpoint {
-    /// Whether [`Self::read`] would read this on the calling thread, from a file of a local file system: it never waits for a network,
-    /// nor long for anything else. True for what it would refuse at once.
+    /// Returns whether [`Self::read`] would read this on the calling thread, from a file on a local
+    /// file system: it never waits for a network, nor long for anything else. True for requests
+    /// that `read` would refuse at once.
     pub fn reads_at_once(&self, name: &str, slice: &Slice) -> bool {
         let Some(Ok(info)) = self.get(name).map(|info| info.sliced(slice)) else {
             return true;
@@ -37,7 +40,7 @@ impl Checkpoint {
         info.byte_len() == 0 || file.is_some_and(|file| !file.file_system().network)
     }
 
-    /// The file that a tensor is read from by the calling thread, if it is.
+    /// Returns the file from which the calling thread would read this tensor, if it would.
     fn small(&self, info: &TensorInfo) -> Option<&Arc<FileSource>> {
         let range = info.file_range();
         match self.shards()[info.shard()].source() {
@@ -48,13 +51,14 @@ impl Checkpoint {
         }
     }
 
-    /// Reads one tensor, or a slice of it, into host memory. Small ones of files are read by the calling thread, through the page
-    /// cache; others are a load of their own, with these options. So are all that are to be verified.
+    /// Reads one tensor, or a slice of it, into host memory. The calling thread reads small tensors
+    /// of files itself, through the page cache. Other tensors, and all that are to be verified,
+    /// take a separate load with these options.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice of what the tensor does not have; whatever reading
-    /// runs into.
+    /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
+    /// shape; any error of the read.
     pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
         let located = |error: Error| error.with_location(self.location());
         let Some(info) = self.get(name) else {
@@ -68,7 +72,7 @@ impl Checkpoint {
         if info.byte_len() == 0 && options.verify == Verify::Off {
             return Ok(Tensor::new(info, TensorBytes::Empty));
         }
-        // A read of a mount that is dead does not end; only a load of its own can be left.
+        // A read of a dead mount does not return; only a separate load can be abandoned.
         let may_hang = |file: &FileSource| options.timeout.is_some() && file.file_system().network;
         let alone = |file: &FileSource| options.verify == Verify::Off && !may_hang(file);
         if let Some(file) = self.small(&info).filter(|file| alone(file)) {
@@ -81,10 +85,10 @@ impl Checkpoint {
             .slices([(name.to_owned(), slice.clone())])
             .of_one_tensor()
             .options(options.clone());
-        // To its end: only then is it known that the file has not changed meanwhile.
+        // To the end of the stream: only then is it known that the file has not changed meanwhile.
         let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
         let tensor = tensors.into_iter().next();
-        tensor.ok_or_else(|| Error::new(ErrorKind::Io, "the load brought nothing"))
+        tensor.ok_or_else(|| Error::new(ErrorKind::Io, "the load returned no tensor"))
     }
 }
 
@@ -97,7 +101,7 @@ fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
         destination: 0,
     };
     let plan = Arc::new(plan::build(&[wanted], &[BUFFERED], &[Arrangement::InPlace]));
-    // With room for this tensor alone: a pool that has more maps more, in huge pages.
+    // With room for this tensor alone: a larger pool would map more memory, in huge pages.
     let room = plan.region_bytes_max(0).next_multiple_of(page_size());
     let pool = Pool::new(room as u64, Arc::default());
     let mut sink = HostSink::new(Arc::clone(&plan), [info].into());

@@ -1,4 +1,5 @@
-//! Loading into what the caller has: which tensor goes where, and everything that does not fit, before a byte is written. Pure.
+//! Loading into existing tensors: matches tensors with receivers, and reports every mismatch before
+//! a byte is written. Pure.
 
 mod footprint;
 
@@ -14,10 +15,10 @@ use crate::tensor::TensorInfo;
 use footprint::Footprint;
 pub use footprint::ReceiverLayout;
 
-/// Pairs of receivers that an error names for sharing memory.
+/// Maximum number of pairs of receivers sharing memory that an error names.
 const PAIRS_SHOWN: usize = 20;
 
-/// What the caller has for the tensor of a name.
+/// An existing tensor of the caller's, to be filled with the tensor of the same name.
 #[derive(Clone, Debug)]
 pub struct Receiver {
     /// The tensor's name.
@@ -26,22 +27,23 @@ pub struct Receiver {
     pub dtype: Option<Dtype>,
     /// Elements along each dimension.
     pub shape: Vec<usize>,
-    /// Where it lives.
+    /// The device that it lives on.
     pub device: Device,
-    /// Its memory, if bytes can go straight there: it is contiguous, and of the tensor's dtype. Without, the caller copies.
+    /// Its memory, if bytes can be written there directly: it is contiguous and of the tensor's
+    /// dtype. Without it, the caller copies.
     pub memory: Option<Target>,
     /// Positions of its elements, by which receivers are compared: no two tensors are written to
     /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
     pub layout: Option<ReceiverLayout>,
 }
 
-/// What may differ between a checkpoint and what receives it.
+/// Differences allowed between a checkpoint and its receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceiverRules {
     /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
     pub strict: bool,
-    /// A receiver may have another dtype than its tensor; it then gets no bytes of its own, and the caller converts. Default:
-    /// false.
+    /// A receiver may have another dtype than its tensor; it then gets no bytes directly, and the
+    /// caller converts. Default: false.
     pub cast: bool,
 }
 
@@ -54,7 +56,7 @@ impl Default for ReceiverRules {
     }
 }
 
-/// What to load and where to.
+/// Result of matching: selection, devices and targets of the load.
 #[derive(Debug)]
 pub(crate) struct Matched {
     pub(crate) selection: Selection,
@@ -62,11 +64,11 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Finds the receiver of every tensor.
+/// Matches every tensor with its receiver.
 ///
 /// Receivers that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
-/// filled and share memory in any other way do not fit.
+/// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
     receivers: Vec<Receiver>,
@@ -134,7 +136,7 @@ pub(crate) fn matched(
     })
 }
 
-/// Everything that does not fit.
+/// Mismatches between tensors and receivers.
 #[derive(Debug, Default)]
 struct Faults {
     missing: Vec<String>,
@@ -188,7 +190,7 @@ impl Faults {
         };
         let all: Vec<String> = [
             list("missing in the checkpoint", &self.missing),
-            list("of the checkpoint unexpected", &self.unexpected),
+            list("unexpected in the checkpoint", &self.unexpected),
         ]
         .into_iter()
         .flatten()
@@ -198,9 +200,9 @@ impl Faults {
             return Ok(());
         }
         let hint = if !self.shared.is_empty() {
-            "leave out one of those that share memory, or give each its own"
+            "omit one of the tensors that share memory, or give each its own memory"
         } else if self.differing.is_empty() {
-            "turn strict off to load what both have"
+            "turn strict off to load only the names that both have"
         } else {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
         };
@@ -209,8 +211,8 @@ impl Faults {
     }
 }
 
-/// Describes pairs of receivers that would be filled with two tensors at once. They come sorted by
-/// their memory.
+/// Describes pairs of receivers that share memory and would be filled with two different tensors.
+/// `written` is sorted by memory.
 fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
     let pairs = written
         .iter()
@@ -224,7 +226,7 @@ fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
     pairs.take(PAIRS_SHOWN).collect()
 }
 
-/// Returns in which way two receivers share memory, unless they share none or are the same tensor.
+/// Returns how two receivers share memory; none if they share none or are the same tensor.
 fn shared(
     bytes: &Footprint,
     receiver: &Receiver,
@@ -275,7 +277,7 @@ mod tests {
     #[expect(unsafe_code, reason = "never written to")]
     fn memory(address: usize, len: usize) -> Target {
         let start = NonNull::new(std::ptr::without_provenance_mut(address)).expect("not null");
-        // SAFETY: nobody uses it.
+        // SAFETY: the memory is never accessed.
         unsafe { Target::host(start, len, None) }
     }
 
@@ -326,7 +328,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!(
             error.message(),
-            "the tensors do not fit: 2 missing in the checkpoint: \"d\", \"e\"; 1 of the checkpoint unexpected: \"c\"; \"a\" has \
+            "the tensors do not fit: 2 missing in the checkpoint: \"d\", \"e\"; 1 unexpected in the checkpoint: \"c\"; \"a\" has \
              shape [2, 3] in the checkpoint, [3, 2] here; \"b\" is BF16 in the checkpoint, F16 here"
         );
     }
@@ -372,7 +374,7 @@ mod tests {
         );
         let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
         assert!(error.expect_err("twice").message().contains("given twice"));
-        // A view that nothing is loaded into does no harm.
+        // A view that receives no tensor is allowed.
         let only = [info("a", Dtype::U8, &[8])];
         let lenient = ReceiverRules {
             strict: false,

@@ -1,37 +1,41 @@
-//! Whether a failed request, or a failed read of a file, is tried again, and when. Pure.
+//! Retry policy: whether and when a failed request, or a failed read of a file, is retried. Pure.
 //!
-//! Reads no clock and draws no random numbers: both come in as arguments. Used wherever something is asked of an object store,
-//! for headers and lists as for extents, and wherever a file is read.
+//! Reads no clock and draws no random numbers: both are arguments. Used for every request to an
+//! object store, for headers and lists as well as extents, and for every read of a file.
 
 use std::time::Duration;
 
-/// Whoever fails after so many bytes has got somewhere: the count of failures begins anew. A server that sends less each time is
-/// not worth its patience.
+/// Bytes that count as progress: a failure after at least this many resets the count of failures. A
+/// server that sends less on each attempt is not worth retrying indefinitely.
 pub(crate) const PROGRESS_BYTES: u32 = 64 << 10;
 
-/// What failed, as far as trying again is concerned. What trying again cannot help (403, 404, a changed object) is none of them.
+/// Category of a transient error. Errors that a retry cannot fix (403, 404, a changed object) have
+/// none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transient {
-    /// No connection: refused, no such host, no route.
+    /// No connection: refused, unknown host, no route.
     Unreachable,
-    /// The server asked for patience: 408, 429, 503.
+    /// The server asked to back off: 408, 429, 503.
     Busy,
     /// The server or the connection broke: 500, 502, 504, reset, closed in the middle of a body.
     Broken,
-    /// Nothing came for the time that a read may take.
+    /// Nothing arrived within the read timeout.
     Stalled,
 }
 
 impl Transient {
-    /// What an error number means that a file system on a network gives for a read or an open; none for those that stay.
+    /// Returns the category of an `errno` that a network file system returns for a read or an open;
+    /// none for permanent errors.
     ///
-    /// On a disk none of them passes: there the kernel has tried again itself, for as long as the drive and its driver are told to
-    /// (`/sys/block/*/device/timeout`), before it says `EIO`.
+    /// On a local disk none of them is transient: the kernel has already retried, for as long as
+    /// the drive and its driver are configured to (`/sys/block/*/device/timeout`), before it
+    /// returns `EIO`.
     ///
-    /// Sources: `nfs(5)`, `soft` and `softerr` (`EIO`, `ETIMEDOUT` when the server does not answer); Linux's
-    /// `fs/nfs_common/common.c`, `nfs_errtbl` (`EREMOTEIO` for a fault of the server's, `ESTALE`); `fs/smb/client/smb2maperror.c`
-    /// and `cifs_reconnect` (`EHOSTDOWN`, `EAGAIN`, `ECONNABORTED` while it connects again); `fs/fuse/dev.c` (`ENOTCONN` when
-    /// the server is gone, `ECONNABORTED`); Lustre (`EIO` and `ENOTCONN` for a client that was evicted, until it is back).
+    /// Sources: `nfs(5)`, `soft` and `softerr` (`EIO`, `ETIMEDOUT` if the server does not respond);
+    /// Linux's `fs/nfs_common/common.c`, `nfs_errtbl` (`EREMOTEIO` for a server fault, `ESTALE`);
+    /// `fs/smb/client/smb2maperror.c` and `cifs_reconnect` (`EHOSTDOWN`, `EAGAIN`, `ECONNABORTED`
+    /// while it reconnects); `fs/fuse/dev.c` (`ENOTCONN` when the server is gone, `ECONNABORTED`);
+    /// Lustre (`EIO` and `ENOTCONN` for an evicted client, until it has reconnected).
     pub(crate) fn of_errno(errno: i32) -> Option<Self> {
         match errno {
             libc::EAGAIN => Some(Self::Busy),
@@ -48,29 +52,29 @@ impl Transient {
         }
     }
 
-    /// Whether the descriptor is of no use any more, and only opening the file again can help.
+    /// Returns whether the descriptor is unusable, so that only reopening the file can help.
     pub(crate) fn wants_reopening(errno: i32) -> bool {
         matches!(errno, libc::ESTALE | libc::ENOTCONN)
     }
 }
 
-/// How often and how patiently a request is tried again.
+/// Limits on the retries of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retries {
-    /// Tries after the first one that brought nothing. Progress starts the count anew.
+    /// Maximum number of consecutive retries without progress. Progress resets the count.
     pub max: u32,
-    /// The same when the host cannot be reached at all.
+    /// Maximum number of consecutive retries while the host cannot be reached at all.
     pub unreachable_max: u32,
 }
 
 impl Retries {
-    /// Not once.
+    /// No retries.
     pub const NONE: Self = Self {
         max: 0,
         unreachable_max: 0,
     };
 
-    /// At most `max` tries after the first, whatever the failure.
+    /// Creates limits of `max` retries for every category.
     pub fn up_to(max: u32) -> Self {
         Self {
             max,
@@ -78,7 +82,8 @@ impl Retries {
         }
     }
 
-    /// As patient with a host that cannot be reached as with everything else: it was there before.
+    /// Returns the limits during a load: unreachable hosts get as many retries as other failures,
+    /// because the host was reachable before.
     #[must_use]
     pub fn in_mid_load(self) -> Self {
         Self::up_to(self.max)
@@ -86,7 +91,8 @@ impl Retries {
 }
 
 impl Default for Retries {
-    /// Eight: with the waits below 13 seconds on average, 25 at most, which outlasts the "slow down" of S3.
+    /// Returns limits of eight retries. The waits below sum to 13 seconds on average and 25 at
+    /// most, which outlasts the "slow down" of S3.
     fn default() -> Self {
         Self {
             max: 8,
@@ -95,23 +101,24 @@ impl Default for Retries {
     }
 }
 
-/// Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog 2015): a wait is drawn
-/// evenly from zero to `WAIT_BASE` × 2ⁿ, and never from more than `WAIT_MAX`.
+/// Exponential backoff with full jitter (Brooker, "Exponential Backoff And Jitter", AWS
+/// Architecture Blog 2015): each wait is drawn uniformly from zero to `WAIT_BASE` × 2ⁿ, with an
+/// upper bound of `WAIT_MAX`.
 const WAIT_BASE: Duration = Duration::from_millis(100);
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// A server's `Retry-After` is obeyed up to this.
+/// Maximum `Retry-After` that is honoured.
 const ASKED_WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// When a checkpoint is opened, an endpoint that cannot be reached is mistyped more often than restarted: the answer should not
-/// take long.
+/// Maximum retries of an unreachable endpoint when a checkpoint is opened: the endpoint is mistyped
+/// more often than restarted, so the error should not take long.
 const UNREACHABLE_MAX: u32 = 3;
 
 impl Retries {
-    /// How long to wait before the next try, or `None` to give up.
+    /// Returns how long to wait before the next attempt, or `None` to give up.
     ///
-    /// `failed` counts the tries in a row that brought no byte, this one included; `asked` is what the server wants
-    /// (`Retry-After`); `random` is any number.
+    /// `failed` counts the consecutive attempts without progress, including this one; `asked` is
+    /// the server's wait (`Retry-After`); `random` is any number.
     pub fn wait(
         &self,
         what: Transient,
@@ -142,7 +149,7 @@ mod tests {
         let retries = Retries::default();
         let longest = |failed| retries.wait(Transient::Broken, failed, None, u32::MAX);
         let millis: Vec<_> = (1..=8)
-            .map(|failed| longest(failed).expect("tries again").as_millis())
+            .map(|failed| longest(failed).expect("retries").as_millis())
             .collect();
         assert_eq!(millis, [100, 200, 400, 800, 1600, 3200, 6400, 10_000]);
         assert_eq!(longest(9), None);

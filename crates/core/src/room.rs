@@ -1,15 +1,18 @@
-//! How much memory the control groups of this process leave it. Whoever goes beyond is killed, without an error.
+//! Memory that the control groups of this process have left. A process that exceeds its group's
+//! limit is killed, without an error.
 //!
-//! Read from `/proc` and `/sys`, as they are when a load begins. Nothing here fails: a machine that shows no limit has none. `budget.rs`
-//! makes limits of it, `tload doctor` shows it.
+//! Read from `/proc` and `/sys` when a load begins. Nothing here fails: a machine that shows no
+//! limit has none. `budget.rs` derives limits from the result, and `tload doctor` shows it.
 
 use std::path::{Path, PathBuf};
 
-/// Version 1 writes "no limit" as the largest multiple of a page that fits a signed word.
+/// Value above which a limit counts as none: version 1 writes "no limit" as the largest multiple of
+/// a page that fits a signed word.
 const UNLIMITED: u64 = 1 << 62;
 
-/// What a group is charged for and the kernel takes back by itself before it kills: clean pages of files, and its own caches.
-/// (`memory.stat`: version 2, and version 1 with the groups below.)
+/// Fields of `memory.stat` (version 2, and version 1 with the groups below) for memory that is
+/// charged to a group but that the kernel reclaims by itself before it kills: clean file pages, and
+/// its own caches.
 const RECLAIMABLE: [&str; 5] = [
     "active_file",
     "inactive_file",
@@ -22,27 +25,27 @@ const RECLAIMABLE: [&str; 5] = [
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GroupLimit {
-    /// The limit, bytes.
+    /// The limit, in bytes.
     pub bytes: u64,
-    /// What counts against it and stays, bytes, if the kernel says.
+    /// Bytes that count against the limit and cannot be reclaimed, if the kernel tells.
     pub used: Option<u64>,
     /// The file that holds the limit.
     pub file: PathBuf,
 }
 
 impl GroupLimit {
-    /// Bytes that can still be taken.
+    /// Returns the bytes that can still be allocated.
     pub fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.used.unwrap_or(0))
     }
 }
 
-/// How the kernel's two interfaces call things.
+/// File names of one version of the kernel's interface.
 struct Version {
     root: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Of `memory.stat`: what is counted for the group with all below it.
+    /// Prefix of the fields of `memory.stat` that count the group with all groups below it.
     prefix: &'static str,
 }
 
@@ -60,8 +63,9 @@ const TWO: Version = Version {
     prefix: "",
 };
 
-/// Of the groups that `proc/self/cgroup` names, and those above them, the one with the least memory left; none without a limit. `root`
-/// is where `proc` and `sys` are: `/`, but for tests.
+/// Returns the limit with the least memory left, among those of the groups in `proc/self/cgroup`
+/// and of their ancestors; none if there is no limit. `root` contains `proc` and `sys`: `/`, except
+/// in tests.
 pub fn group_limit(root: &Path) -> Option<GroupLimit> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().flat_map(|line| {
@@ -77,7 +81,8 @@ pub fn group_limit(root: &Path) -> Option<GroupLimit> {
     limits.min_by_key(GroupLimit::left)
 }
 
-/// A container sees its own group as the root, so those above are asked up to the root whatever `group` says.
+/// Returns the limits of a group and its ancestors. A container sees its own group as the root, so
+/// the root is included whatever `group` says.
 fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<GroupLimit> {
     let mut limits = Vec::new();
     let mut group = group.trim_matches('/');
@@ -119,11 +124,11 @@ fn reclaimable(folder: &Path, version: &Version) -> u64 {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! Limits that no machine has.
+    //! Limits for tests.
 
     use super::*;
 
-    /// A group of version 2 with this limit.
+    /// Limit of a version 2 group.
     pub(crate) fn limit(bytes: u64) -> GroupLimit {
         GroupLimit {
             bytes,
@@ -137,7 +142,7 @@ pub(crate) mod testing {
 mod tests {
     use super::*;
 
-    /// A machine of these files.
+    /// Limit found on a machine with these files.
     fn limit(files: &[(&str, &str)]) -> Option<GroupLimit> {
         let folder = tempfile::tempdir().expect("a folder");
         for (path, text) in files {
@@ -162,7 +167,7 @@ mod tests {
         assert_eq!(found.file, Path::new("/sys/fs/cgroup/memory.max"));
     }
 
-    /// Of 900,000 bytes the kernel takes 300,000 back by itself: 400,000 are left, not 100,000.
+    /// The kernel can reclaim 300,000 of the 900,000 used bytes: 400,000 are left, not 100,000.
     #[test]
     fn pages_of_files_are_not_used_up() {
         let stat =

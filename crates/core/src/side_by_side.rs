@@ -1,9 +1,10 @@
-//! The same small task for many things at once: opening files takes a round trip each, and a thread waits through one at a time.
+//! Parallel map over a few threads: opening a file takes a round trip, and a thread waits for one
+//! file at a time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What `task` returns for each of `items`, in their order, worked off by at most `threads` threads. The calling thread is one of
-/// them, so a system that starts no thread still gets everything done.
+/// Returns the results of `task` for `items`, in order, computed by at most `threads` threads. The
+/// calling thread is one of them, so all the work is done even if the system cannot start a thread.
 pub(crate) fn side_by_side<T: Sync, R: Send>(
     items: &[T],
     threads: usize,

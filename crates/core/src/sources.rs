@@ -1,4 +1,5 @@
-//! The sources of one load, opened, in groups that share limits and engines: the files of one file system, the objects of one store.
+//! Opened sources of one load, in groups that share limits and engines: the files of one file
+//! system, or the objects of one store.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -19,10 +20,10 @@ use crate::{
     source::{ObjectSource, unversioned_note},
 };
 
-/// Files opened at a time. On a network file system each takes a round trip or two.
+/// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
 
-/// What is said of files that do not open, and what to do.
+/// Error message and hint for files that do not open in time.
 const TOO_LONG: (&str, &str) = (
     "opening it for the load took longer than the load's timeout",
     "look at the file system that it is on, or raise timeout",
@@ -31,9 +32,9 @@ const TOO_LONG: (&str, &str) = (
 /// Sources that one engine can read.
 #[derive(Clone, Debug)]
 pub(crate) enum Group {
-    /// Of one file system.
+    /// Files of one file system.
     Files(Arc<[ReadFile]>),
-    /// Of one store.
+    /// Objects of one store.
     #[cfg(feature = "object")]
     Objects(Arc<[ObjectSource]>),
 }
@@ -42,7 +43,7 @@ pub(crate) enum Group {
 #[derive(Debug)]
 pub(crate) struct Sources {
     groups: Vec<Group>,
-    /// By source, in the order in which they were given.
+    /// By source, in the order given.
     members: Vec<Member>,
 }
 
@@ -54,11 +55,12 @@ enum Opened {
 }
 
 impl Sources {
-    /// Opens `shards` as `options` ask, for reads of the ranges that stand beside each.
+    /// Opens `shards` according to `options`, for reads of the ranges given with each.
     ///
     /// # Errors
     ///
-    /// Whatever opening a file for direct I/O or as a view runs into; [`ErrorKind::Unsupported`] for views of what is no file.
+    /// Any error of opening a file for direct I/O or as a view; [`ErrorKind::Unsupported`] for
+    /// views of objects.
     pub(crate) fn open(
         shards: Vec<(ShardSource, Vec<Range<u64>>)>,
         options: &Options,
@@ -102,33 +104,34 @@ impl Sources {
         &self.groups
     }
 
-    /// By source: where it is.
+    /// Returns the location of each source.
     pub(crate) fn names(&self) -> Vec<String> {
         let name = |member: &Member| self.groups[member.group].location(member.index);
         self.members.iter().map(name).collect()
     }
 
-    /// By source: its group, and its number there.
+    /// Returns the group of each source, and its index in the group.
     pub(crate) fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// How a source likes to be read.
+    /// Returns the read hints of a source.
     pub(crate) fn hints(&self, source: usize) -> ReadHints {
         let Member { group, index } = self.members[source];
         self.groups[group].hints(index)
     }
 
-    /// All files.
+    /// Returns all files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &ReadFile> {
         self.groups.iter().flat_map(|group| group.files().iter())
     }
 
-    /// Requires that every source is still in the state in which it was opened, where reads did not tell.
+    /// Checks that every source is unchanged since it was opened, where reads have not checked
+    /// that.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Changed`], and what asking runs into.
+    /// [`crate::ErrorKind::Changed`], and any error of the check itself.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
         self.files().try_for_each(ReadFile::verify_unchanged)?;
         #[cfg(feature = "object")]
@@ -141,7 +144,7 @@ impl Sources {
         Ok(())
     }
 
-    /// Returns what the user should know of them.
+    /// Returns notes on the sources for the user.
     pub(crate) fn notes(&self) -> Vec<String> {
         let refused = self.files().find(|file| file.is_refused());
         let refused = refused.map(|file| {
@@ -165,9 +168,9 @@ impl Sources {
         })
     }
 
-    /// What was tried again beside reads, and why the last time.
+    /// Returns the number of retries outside of reads, and the reason of the last one.
     pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
-        // Objects of one checkpoint share theirs.
+        // Objects of one checkpoint share a counter.
         let mut seen = HashSet::new();
         let tallies = self.groups.iter().flat_map(Group::tallies);
         let tallies = tallies.filter(|tally| seen.insert(tally.address()));
@@ -175,7 +178,7 @@ impl Sources {
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 
-    /// By source: the file as memory; none unless views were asked for.
+    /// Returns each file as memory, by source; none unless the load uses views.
     pub(crate) fn views(&self) -> Option<Vec<Arc<FileView>>> {
         let view = |member: &Member| self.groups[member.group].files().get(member.index)?.view();
         self.members
@@ -186,7 +189,7 @@ impl Sources {
 }
 
 impl Opened {
-    /// Whether both share limits.
+    /// Returns whether both sources share limits.
     fn is_beside(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::File(one), Self::File(other)) => {
@@ -201,7 +204,7 @@ impl Opened {
 }
 
 impl Group {
-    /// Sources that are beside one another.
+    /// Creates a group of sources that share limits.
     fn of(sources: Vec<Opened>) -> Self {
         let mut files = Vec::new();
         #[cfg(feature = "object")]
@@ -236,7 +239,7 @@ impl Group {
         }
     }
 
-    /// What they share: `ext4 (8:1)`, `s3`.
+    /// Returns the name of what they share: `ext4 (8:1)`, `s3`.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Files(files) => files.first().map_or_else(String::new, |file| {
@@ -254,7 +257,7 @@ impl Group {
         }
     }
 
-    /// Of each source: what counts what was tried again beside reads.
+    /// Returns each source's counter of retries outside of reads.
     fn tallies(&self) -> Vec<&Tally> {
         match self {
             Self::Files(files) => files.iter().map(|file| file.source().tally()).collect(),
@@ -266,7 +269,7 @@ impl Group {
         }
     }
 
-    /// Its sources, if they are files.
+    /// Returns its sources, if they are files.
     pub(crate) fn files(&self) -> &[ReadFile] {
         match self {
             Self::Files(files) => files,

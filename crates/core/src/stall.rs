@@ -1,36 +1,39 @@
-//! When something takes too long: how long is usual, and what may be done about the rest. Pure.
+//! Detection of stalls: how long operations usually take, and how many requests may be hedged.
+//! Pure.
 //!
-//! Reads no clock: times come in as arguments. Used for reads of files, which are only named, and for requests to object stores, of
-//! which a few may be asked a second time ("hedged", as Dean and Barroso call it in "The Tail at Scale", CACM 2013).
+//! Reads no clock: times are arguments. Used for reads of files, where stalls are only reported,
+//! and for requests to object stores, a few of which may be sent a second time ("hedged", as Dean
+//! and Barroso call it in "The Tail at Scale", CACM 2013).
 
 use std::time::Duration;
 
-/// Buckets for each doubling: a limit is at most a fifth beyond what was measured.
+/// Buckets per doubling of the latency: a limit exceeds the measured value by a fifth at most.
 const STEPS: u32 = 4;
 
-/// From a millisecond to an hour or so; what is shorter counts as the shortest.
+/// Number of buckets, from a millisecond to about an hour; shorter times count as the shortest.
 const BUCKETS: usize = 22 * STEPS as usize;
 
-/// Fewer observations say nothing of what is usual.
+/// Minimum number of observations for a limit.
 const OBSERVED_MIN: u32 = 16;
 
-/// What takes so many times as long as 95 of 100 do is stalled. Hedging at the 95th percentile itself costs 5 % more requests for a
-/// shorter tail (Dean and Barroso); this is meant for what is broken, not for what is slow.
+/// Multiple of the 95th percentile beyond which an operation is stalled. Hedging at the 95th
+/// percentile itself costs 5 % more requests for a shorter tail (Dean and Barroso); this factor
+/// detects broken operations, not slow ones.
 const TIMES: u32 = 4;
 
-/// Nothing is called stalled sooner than this.
+/// Minimum time before an operation counts as stalled.
 const FLOOR: Duration = Duration::from_millis(500);
 
-/// As long as nothing is known of what is usual.
+/// Limit while there are too few observations.
 const UNKNOWN: Duration = Duration::from_secs(5);
 
-/// Of so many requests, one may be asked a second time.
+/// Hedging budget: one request in this many may be hedged.
 const HEDGED_ONE_IN: u32 = 20;
 
-/// How long something usually takes, as it is seen.
+/// Histogram of latencies, with the limit beyond which an operation is stalled.
 #[derive(Clone, Debug)]
 pub(crate) struct Usual {
-    /// How many took about so long: each bucket is 2^(1/4) times as long as the one before.
+    /// Number of observations by latency: each bucket is 2^(1/4) times as long as the one before.
     buckets: [u32; BUCKETS],
     observed: u32,
 }
@@ -45,14 +48,14 @@ impl Default for Usual {
 }
 
 impl Usual {
-    /// One has taken so long.
+    /// Adds an observation.
     pub(crate) fn observe(&mut self, took: Duration) {
         let bucket = &mut self.buckets[bucket(took)];
         *bucket = bucket.saturating_add(1);
         self.observed = self.observed.saturating_add(1);
     }
 
-    /// What takes longer is stalled.
+    /// Returns the time beyond which an operation is stalled.
     pub(crate) fn limit(&self) -> Duration {
         if self.observed < OBSERVED_MIN {
             return UNKNOWN;
@@ -80,14 +83,14 @@ fn bucket(took: Duration) -> usize {
     index.min(BUCKETS - 1)
 }
 
-/// The longest that a bucket counts.
+/// Returns the upper bound of a bucket.
 #[expect(clippy::cast_precision_loss, reason = "fewer than a hundred")]
 fn upper(bucket: usize) -> Duration {
     let doublings = (bucket + 1) as f64 / f64::from(STEPS);
     Duration::from_secs_f64(doublings.exp2() / 1e3)
 }
 
-/// How many requests have been sent, and how many of them a second time.
+/// Number of requests sent, and number of those that were hedged.
 #[cfg(feature = "object")]
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hedges {
@@ -97,12 +100,13 @@ pub(crate) struct Hedges {
 
 #[cfg(feature = "object")]
 impl Hedges {
-    /// A request was sent.
+    /// Records that a request was sent.
     pub(crate) fn requested(&mut self) {
         self.requests += 1;
     }
 
-    /// Whether one may be sent a second time, which then counts. Of few requests one may, or short loads had no use of it.
+    /// Returns whether a request may be hedged, and if so counts it. One is always allowed, or
+    /// short loads would not benefit.
     pub(crate) fn take(&mut self) -> bool {
         let may = self.hedged < 1 + self.requests / u64::from(HEDGED_ONE_IN);
         self.hedged += u64::from(may);

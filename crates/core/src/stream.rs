@@ -1,16 +1,17 @@
-//! Tensors as they come: the receiving end of a load.
+//! Receiving end of a load: a stream of finished tensors.
 //!
-//! Lanes push finished tensors into a queue; the caller takes them, blocking, polling, or as a `futures` stream. The queue needs
-//! no bound of its own: what waits in it is charged to the budget.
+//! Lanes push finished tensors into a queue; the caller takes them by blocking, by polling, or
+//! through a `futures` stream. The queue needs no bound of its own: queued tensors are charged to
+//! the budget.
 //!
 //! ```text
 //!  running ──last tensor──▶ ended(complete)
 //!     ├── a lane fails ───▶ ready tensors, then the error, then ended
-//!     └── cancel, drop, deadline ──▶ the error at once; lanes end by themselves and free everything
+//!     └── cancel, drop, deadline ──▶ the error at once; lanes end by themselves and free memory
 //! ```
 //!
-//! Nobody waits for storage that does not answer: lanes that have not come back in time are left behind with what they hold
-//! (`stream/ending.rs`).
+//! No caller waits for storage that does not respond: lanes that have not ended in time are
+//! orphaned, with the memory that they hold (`stream/ending.rs`).
 
 mod ending;
 
@@ -32,57 +33,60 @@ use crate::report::{Counters, Report};
 use crate::request::Order;
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
-/// How long dropping a stream waits for reads in flight. They end within milliseconds, unless storage hangs: then the lanes are
-/// left behind with their memory, and end when the kernel lets go. Half of the 0.2 s in which Ctrl-C must be honoured; the other
-/// half is the caller's (2026-11).
+/// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
+/// unless storage hangs; then the lanes are orphaned with their memory, and end when the kernel
+/// completes the reads. Half of the 0.2 s within which Ctrl-C must take effect; the other half is
+/// left to the caller (2026-11).
 const DROP_WAIT: Duration = Duration::from_millis(100);
 
-/// The tensors of a load, in the order asked for: an [`Iterator`] and a [`futures_core::Stream`]. After an error it ends.
+/// Iterator over the tensors of a load, in the requested order: an [`Iterator`] and a
+/// [`futures_core::Stream`]. It ends after an error.
 pub struct TensorStream {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// The caller's allocator, if the load is to use it.
+    /// The caller's allocator, if the load uses it.
     provider: Option<Provider>,
 }
 
-/// Cancels a load from elsewhere. Cheap to clone.
+/// Handle that cancels a load from another thread. Cheap to clone.
 #[derive(Clone)]
 pub struct Canceller(Weak<Shared>);
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Tensors that will come.
+    /// Number of tensors that the load yields.
     pub tensors_total: u64,
-    /// Tensors that the caller has.
+    /// Number of tensors that the caller has received.
     pub tensors_received: u64,
-    /// Bytes of all tensors that will come.
+    /// Bytes of all tensors that the load yields.
     pub bytes_total: u64,
-    /// Bytes of the tensors that the caller has.
+    /// Bytes of the tensors that the caller has received.
     pub bytes_received: u64,
-    /// Bytes read from storage, with what was read beside tensors for alignment.
+    /// Bytes read from storage, including those read only for alignment.
     pub bytes_read: u64,
 }
 
-/// What `load` hands over when it starts a stream.
+/// Parts that `load` passes to a new stream.
 pub(crate) struct StreamSetup {
     pub(crate) feed: Arc<Feed>,
-    /// Of memory of the caller's that the load writes into.
+    /// Gate of the caller memory that the load writes to.
     pub(crate) gate: Arc<Gate>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) order: Order,
     pub(crate) lanes: usize,
-    /// What the load looks like before it has begun.
+    /// Report of the load before it begins.
     pub(crate) report: Report,
     /// Completes a report: memory, copies, notes.
     pub(crate) complete: Box<dyn Fn(&mut Report) + Send + Sync>,
-    /// Run once by the last lane that ends well: are the files still what they were?
+    /// Called once by the last lane that ends; its argument is true if the load was complete.
+    /// Checks that the files are unchanged.
     pub(crate) verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
 }
 
-/// What lanes and the caller share.
+/// State shared by the lanes and the caller.
 pub(crate) struct Shared {
     feed: Arc<Feed>,
     gate: Arc<Gate>,
@@ -94,39 +98,41 @@ pub(crate) struct Shared {
     verify: Box<dyn Fn(bool) -> Result<()> + Send + Sync>,
     started: Instant,
     state: Mutex<State>,
-    /// Something to take, or the end.
+    /// Signalled when there is an item to take, or at the end.
     news: Condvar,
-    /// A lane has ended, or the load was abandoned.
+    /// Signalled when a lane has ended, or when the load was abandoned.
     lane_ended: Condvar,
 }
 
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each concerns somebody else who waits"
+    reason = "each flag is awaited by a different thread"
 )]
 struct State {
     queue: VecDeque<Tensor>,
-    /// File order: tensors that came before their turn.
+    /// File order: tensors that completed before their turn.
     early: BTreeMap<usize, Tensor>,
-    /// File order: whose turn it is.
+    /// File order: index of the next tensor.
     turn: usize,
     waker: Option<Waker>,
-    /// Somebody sleeps on `news`: waking nobody would still be a system call, once per tensor.
+    /// A thread sleeps on `news`. Without a sleeper, waking would still cost a system call per
+    /// tensor.
     sleeping: bool,
-    /// Lanes that still read: the last one closes the load.
+    /// Lanes that still read: the last of them closes the load.
     lanes_reading: usize,
-    /// Lanes that have not said their last word.
+    /// Lanes that have not reported their end.
     lanes_running: usize,
     error: Option<Error>,
-    /// Cancelled: what still comes is thrown away.
+    /// Cancelled: tensors that still complete are discarded.
     abandoned: bool,
-    /// Over a moment ago: the caller hears of it when nothing more is written to memory of its own.
+    /// The load has just ended early: the caller is told once nothing more is written to its
+    /// memory.
     closing: bool,
-    /// What a lane has failed with that still waits for what it has in flight.
+    /// Failure of a lane that still waits for its reads in flight.
     failing: Option<Error>,
-    /// Dropped when all lanes have ended: then nobody needs to watch a lane that has failed.
+    /// Dropped when all lanes have ended: the grace period of a failed lane is over then.
     grace: Option<crossbeam_channel::Sender<()>>,
-    /// A lane has failed, and not everything has come back in time: nobody waits for it any more.
+    /// A lane has failed and reads have not returned within the grace period: they are orphaned.
     parked: bool,
     ended: Option<Instant>,
     tensors_received: u64,
@@ -136,17 +142,18 @@ struct State {
 }
 
 impl State {
-    /// A lane has ended with `error`. What a lane has failed with before is why, even where that one has not ended yet.
+    /// Records that a lane ended with `error`. An earlier failure of a lane is the cause, even if
+    /// that lane has not ended yet.
     fn fail(&mut self, error: Error) {
         let first = self.failing.take();
-        // A lane's own last word says more of the cause than what was kept of it meanwhile.
+        // The error with which a lane ends has more of the cause than the copy kept in `failing`.
         if let Some(first) = first.filter(|first| first.to_string() != error.to_string()) {
             self.error.get_or_insert(first);
         }
         self.error.get_or_insert(error);
     }
 
-    /// File order: moves what is next, and all that follows without a gap, into the queue.
+    /// File order: moves the next tensor, and all that follow it without a gap, into the queue.
     fn queue_whose_turn_it_is(&mut self) {
         while let Some(tensor) = self.early.remove(&self.turn) {
             self.queue.push_back(tensor);
@@ -205,16 +212,16 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that runs under the lock leaves it half-changed.
+        // No code that runs under the lock leaves the state inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A lane has finished these tensors.
+    /// Queues tensors that a lane has finished.
     pub(crate) fn push(&self, ready: &mut Vec<(usize, Tensor)>) {
         let mut state = self.lock();
         if state.abandoned || state.parked {
             drop(state);
-            ready.clear(); // Without the lock: that may unmap memory.
+            ready.clear(); // Without the lock: this may unmap memory.
             return;
         }
         if state.report.first_tensor_seconds.is_none() {
@@ -245,11 +252,12 @@ impl Shared {
         }
     }
 
-    /// A lane has ended, and everything it had in flight is back.
+    /// Records that a lane has ended and that all its reads have returned.
     pub(crate) fn lane_ended(&self, result: Result<()>) {
         let last = {
             let mut state = self.lock();
-            // Before the last lane looks at the files: that a read failed says more than that its file has changed.
+            // Before the last lane checks the files: a failed read explains more than a changed
+            // file.
             if let Err(error) = result {
                 state.fail(error);
             }
@@ -259,7 +267,7 @@ impl Shared {
         };
         let mut verified = Ok(());
         if let Some(is_whole) = last {
-            // Outside the lock: asks file systems and stores.
+            // Outside the lock: queries file systems and stores.
             verified = lane::caught(|| {
                 self.feed.close();
                 (self.verify)(is_whole)
@@ -277,7 +285,7 @@ impl Shared {
         }
     }
 
-    /// The next item if there is one or if the load is over.
+    /// Returns the next item if there is one, or if the load has ended.
     fn take(&self, state: &mut State) -> Poll<Option<Result<Tensor>>> {
         if state.ended.is_some() {
             return Poll::Ready(None);
@@ -294,7 +302,7 @@ impl Shared {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());
-        // In file order, what came before its turn when an error took that turn away.
+        // In file order, tensors that completed before their turn, which an error has prevented.
         state.early.clear();
         if let Some(error) = state.error.take() {
             error.kind().name().clone_into(&mut state.report.outcome);
@@ -305,7 +313,7 @@ impl Shared {
         Poll::Ready(None)
     }
 
-    /// Waits for the next item, at most until `deadline`.
+    /// Waits for the next item, until `deadline` at most.
     fn wait(&self, deadline: Option<Instant>) -> Poll<Option<Result<Tensor>>> {
         let mut state = self.lock();
         let mut since = None;
@@ -345,17 +353,18 @@ impl TensorStream {
         }
     }
 
-    /// The load gets its device memory from the caller.
+    /// Sets the caller's allocator, which provides the load's device memory.
     pub(crate) fn set_provider(&mut self, provider: Provider) {
         self.provider = Some(provider);
     }
 
-    /// Gives the load what its budgets have room for. A failure ends it.
+    /// Allocates regions from the caller's allocator as far as the budgets allow. A failure ends
+    /// the load.
     fn provide(&mut self) {
         Provider::serve(&mut self.provider, |error| self.shared.abandon(error));
     }
 
-    /// Hands over an item; what its budget was is there for later ones.
+    /// Passes an item on. Its part of the budget is free for later tensors.
     fn hand_over(&mut self, item: Poll<Option<Result<Tensor>>>) -> Poll<Option<Result<Tensor>>> {
         if let Poll::Ready(Some(Ok(_))) = &item {
             self.provide();
@@ -389,35 +398,36 @@ impl TensorStream {
         }
     }
 
-    /// The next tensor, if it comes within `timeout`; [`Poll::Pending`] if not.
+    /// Returns the next tensor if it arrives within `timeout`, else [`Poll::Pending`].
     pub fn wait(&mut self, timeout: Duration) -> Poll<Option<Result<Tensor>>> {
         let item = self.shared.wait(Instant::now().checked_add(timeout));
         self.hand_over(item)
     }
 
-    /// The next tensor, if it is there already.
+    /// Returns the next tensor, if it is already available.
     pub fn try_next(&mut self) -> Poll<Option<Result<Tensor>>> {
         let item = self.shared.take(&mut self.shared.lock());
         self.hand_over(item)
     }
 
-    /// The tensors that come, in file order.
+    /// Returns the tensors that the load yields, in file order.
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &TensorInfo> {
         self.shared.tensors.iter()
     }
 
-    /// Ends the load: the next item is [`ErrorKind::Cancelled`]. Returns at once; reads in flight end by themselves and their
-    /// memory is freed then ([`crate::parked_bytes`] until then).
+    /// Cancels the load: the next item is [`ErrorKind::Cancelled`]. Returns at once. Reads in
+    /// flight complete by themselves, and their memory is freed then; until then it counts as
+    /// [`crate::parked_bytes`].
     pub fn cancel(&self) {
         self.shared.abandon(cancelled());
     }
 
-    /// Cancels this load from elsewhere.
+    /// Returns a handle that cancels this load from another thread.
     pub fn canceller(&self) -> Canceller {
         Canceller(Arc::downgrade(&self.shared))
     }
 
-    /// How far the load is.
+    /// Returns the progress of the load.
     pub fn progress(&self) -> Progress {
         let state = self.shared.lock();
         Progress {
@@ -429,7 +439,7 @@ impl TensorStream {
         }
     }
 
-    /// What the load has done so far; final once the stream has ended.
+    /// Returns the report of the load so far; it is final once the stream has ended.
     pub fn report(&self) -> Report {
         let is_over;
         let mut report = {
@@ -457,7 +467,7 @@ impl TensorStream {
 }
 
 impl Canceller {
-    /// Ends the load. Nothing happens when it has ended.
+    /// Cancels the load. Does nothing if it has ended.
     pub fn cancel(&self) {
         if let Some(shared) = self.0.upgrade() {
             shared.abandon(cancelled());
@@ -495,10 +505,11 @@ impl futures_core::Stream for TensorStream {
 impl Drop for TensorStream {
     fn drop(&mut self) {
         self.cancel();
-        // Somebody else may have ended the load, and still be waiting for what was queued into memory of the caller's.
+        // Another thread may have ended the load, and still be waiting for queued writes to the
+        // caller's memory.
         self.shared.gate.close();
         if self.shared.wait_for_lanes(DROP_WAIT) {
-            // An executor may drop the stream inside a wake-up, on a thread of ours.
+            // An executor may drop the stream inside a wake-up, on a thread of this load.
             let own = std::thread::current().id();
             for thread in self
                 .threads

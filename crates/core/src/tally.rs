@@ -1,12 +1,13 @@
-//! What was tried again beside the reads of a load, to be told to whoever waited for it.
+//! Counter of retries outside of a load's reads, for its report.
 
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::Error;
 
-/// Opening, headers, lists, the state of files. Clones count together, in the process that made the first:
-/// in one that fork makes of it, a thread that is not there may hold the lock.
+/// Number of retries of opens, headers, lists and file status, with the last reason. Clones share a
+/// count, in the process that created the first of them: in a forked child, the lock may be held by
+/// a thread that does not exist there.
 #[derive(Clone, Debug)]
 pub(crate) struct Tally {
     counted: Arc<Mutex<(u64, Option<String>)>>,
@@ -29,7 +30,7 @@ impl Tally {
         }
     }
 
-    /// How often, and why the last time.
+    /// Returns the number of retries and the reason of the last one.
     pub(crate) fn so_far(&self) -> (u64, Option<String>) {
         self.lock().map_or((0, None), |tally| tally.clone())
     }
@@ -39,7 +40,7 @@ impl Tally {
         (self.process == process::id()).then(lock)
     }
 
-    /// Tells it from others that are alive: clones have the same.
+    /// Returns an identifier that is unique among live counters; clones share it.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.counted).addr()
     }

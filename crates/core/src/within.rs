@@ -1,7 +1,8 @@
-//! What must not take longer than so long, though it cannot be interrupted: opening files of a mount that may be dead.
+//! Runs an uninterruptible call on its own thread, with a timeout: for example opening files on a
+//! mount that may be dead.
 //!
-//! It runs on a thread of its own, which is left behind when the time is over. The system ends its call when storage answers, or
-//! never; what it brings is dropped then.
+//! The thread is abandoned when the timeout expires. Its system call returns when storage responds,
+//! or never; its result is dropped then.
 
 use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,12 +12,13 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 
 use crate::error::{Error, ErrorKind, Result, counted};
 
-/// What a task is waiting for now, to be named if it takes too long. Clones are the same list.
+/// Names of the operations that a task is waiting for, to be reported if it takes too long. Clones
+/// share one list.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Underway(Arc<Mutex<Vec<String>>>);
 
 impl Underway {
-    /// Does `task`, which waits for `what`.
+    /// Runs `task`, which waits for `what`.
     pub(crate) fn during<T>(&self, what: &dyn ToString, task: impl FnOnce() -> T) -> T {
         let what = what.to_string();
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -29,7 +31,7 @@ impl Underway {
         done
     }
 
-    /// The error for a task that took longer than it may.
+    /// Returns the error for a task that exceeded its timeout.
     fn timed_out(&self, message: &str, hint: &str) -> Error {
         let underway = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
@@ -41,17 +43,15 @@ impl Underway {
             return error.with_location(first);
         }
         let more = counted(others as u64, "other");
-        Error::new(
-            ErrorKind::TimedOut,
-            format!("{message}, and {more} with it"),
-        )
-        .with_hint(hint)
-        .with_location(first)
+        Error::new(ErrorKind::TimedOut, format!("{message}, as did {more}"))
+            .with_hint(hint)
+            .with_location(first)
     }
 }
 
-/// Does `task` and returns what it returns. With a limit, on a thread that is left behind when that is over: then the error is `message`,
-/// with `hint`, and names the first thing that is underway.
+/// Runs `task` and returns its result. With a `limit`, `task` runs on a thread that is abandoned
+/// when the limit expires; the error is then `message`, with `hint`, and names the first operation
+/// that is still pending.
 pub(crate) fn within<T: Send + 'static>(
     limit: Option<Duration>,
     underway: &Underway,
@@ -65,7 +65,7 @@ pub(crate) fn within<T: Send + 'static>(
     let thread = std::thread::Builder::new()
         .name("tload-open".to_owned())
         .spawn(move || {
-            // Nobody may be waiting any more.
+            // The receiver may be gone already.
             let _ = sender.send(task());
         })
         .map_err(|error| {
@@ -106,7 +106,7 @@ mod tests {
         let error = within(SHORT, &underway, WORDS, move || {
             inside.during(&"/mnt/a", || {
                 inside.during(&"/mnt/b", || {
-                    reached.send(()).expect("somebody waits");
+                    reached.send(()).expect("the test waits");
                     let _ = hung.recv();
                 });
             });
@@ -116,10 +116,7 @@ mod tests {
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         is_there.recv().expect("begins");
         let error = underway.timed_out(WORDS.0, WORDS.1);
-        assert_eq!(
-            error.to_string(),
-            "/mnt/a: took too long, and 1 other with it"
-        );
+        assert_eq!(error.to_string(), "/mnt/a: took too long, as did 1 other");
         drop(never);
     }
 

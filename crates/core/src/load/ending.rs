@@ -1,6 +1,6 @@
-//! Steps at the end of a load: its files are let go of, changes are looked for, its report is completed.
+//! Steps at the end of a load: closes its files, detects changes, completes its report.
 //!
-//! Made by `load.rs`, and run by the stream: by its last lane, and when it ends.
+//! Created by `load.rs` and run by the stream: when its last lane ends, and when the stream ends.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::source::ReadFile;
 use crate::sources::{Group, Sources};
 use crate::verify::Check;
 
-/// Adds to a report what only the destinations and the files know.
+/// Returns a function that adds what only the destinations and the files know to a report.
 pub(super) fn completion(
     feed: &Arc<Feed>,
     destinations: Complete,
@@ -32,15 +32,15 @@ pub(super) fn completion(
     })
 }
 
-/// How deep each group was read, and by how many lanes.
+/// Adds the depth and the number of lanes of each group to the report.
 pub(super) fn add_depths(report: &mut Report, feed: &Feed, sources: &Sources) {
     report.lanes = feed.lanes();
     let groups = sources.groups().iter().map(Group::name);
     report.set_depths(groups.zip(feed.depths()));
 }
 
-/// Lets go of the files at the end. Of a load that brought everything, checks that neither they nor
-/// the `index` changed meanwhile, and that everything was compared.
+/// Returns a function that closes the files at the end. After a complete load, it checks that
+/// neither the files nor the `index` changed meanwhile, and that everything was verified.
 pub(super) fn verification(
     index: Option<&Checkpoint>,
     sources: &Arc<Sources>,

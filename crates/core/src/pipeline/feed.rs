@@ -1,4 +1,4 @@
-//! What all lanes of a load share: what is to be read next, and the memory for it.
+//! State shared by all lanes of a load: what to read next, and the memory for it.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,16 +13,16 @@ use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
 use crate::verify::Check;
 
-/// Where leases come from.
+/// Origin of leases.
 #[derive(Debug)]
 pub enum Memory {
     /// Final memory of tensors.
     Regions(Pool),
-    /// Slots of the feed's slab; where the bytes go is the sink's to know.
+    /// Slots of the feed's slab; the sink knows the final place of the bytes.
     Slots,
-    /// The same, on the way to device memory that regions get when they begin.
+    /// Slots of the feed's slab, for device memory that regions get when they begin.
     Device(Arc<DeviceRegions>),
-    /// Final memory that is there already: the files themselves.
+    /// Final memory that exists already: the files themselves.
     Views {
         /// By source.
         views: Vec<Arc<FileView>>,
@@ -33,7 +33,7 @@ pub enum Memory {
     Whole(Mutex<RegionWriter>),
 }
 
-/// What all lanes of a load share: the schedule and the memory.
+/// Schedule and memory of a load, shared by all its lanes.
 #[derive(Debug)]
 pub struct Feed {
     pub(super) plan: Arc<Plan>,
@@ -41,48 +41,48 @@ pub struct Feed {
     memories: Vec<Memory>,
     state: Mutex<FeedState>,
     pub(super) bell: Arc<Bell>,
-    /// Rings when a lane that has not begun is to begin, or never will.
+    /// Rings when a lane that has not begun should begin, or never will.
     waiting: Bell,
     over: Arc<Over>,
-    /// What is compared on the way to the sink.
+    /// Verification between engine and sink.
     pub(super) check: Option<Arc<Check>>,
     started: Instant,
-    /// By source: what people call it.
+    /// By source: its name in messages.
     names: OnceLock<Vec<String>>,
 }
 
 #[derive(Debug)]
 struct FeedState {
     schedule: Schedule,
-    /// The unread rest of each open region, by region.
+    /// By region: the unread rest of each open region.
     writers: Vec<Option<RegionWriter>>,
-    /// Staging memory, until the load is over.
+    /// Staging memory, until the load ends.
     slab: Option<Arc<Slab>>,
-    /// By group; those beyond the end have the lanes that they began with.
+    /// By group; groups beyond the end of the list keep the lanes that they began with.
     lanes: Vec<LaneCount>,
-    /// What is in flight, and since when.
+    /// Reads in flight and their start times.
     reads: Reads,
 }
 
-/// What a lane gets when it asks for work.
+/// Result of a lane's request for work.
 #[derive(Debug)]
 pub(super) enum Take {
     Job(Job),
-    /// Nothing now; ask again when the bell has rung.
+    /// Nothing at the moment; ask again when the bell has rung.
     Wait,
-    /// Nothing any more.
+    /// Nothing left to read.
     Done,
 }
 
 impl FeedState {
-    /// Whether a slot would be needed, and none is free.
+    /// Returns whether slots are used and none is free.
     fn lacks_slots(&self) -> bool {
         let slab = self.slab.as_ref();
         slab.is_some_and(|slab| !slab.has_free_slot())
     }
 
-    /// Bytes that one of the lanes may have in flight. A lane that copies does so before it looks again: what it had taken beyond its
-    /// share, no other could.
+    /// Returns the bytes that each lane may have in flight. A lane that copies does so before it
+    /// reaps again: no other lane could take over what it holds beyond its share.
     fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
         if self.schedule.is_exhausted(group) {
             return u64::MAX;
@@ -92,8 +92,9 @@ impl FeedState {
 }
 
 impl Feed {
-    /// A feed of `plan` in the order of `schedule` into `memories`, one for each destination, by way of `slab` if any of them has
-    /// its slots; `bell` is the one that they ring.
+    /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
+    /// destination. `slab` is needed if any of them uses its slots; `bell` is the bell that they
+    /// ring.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
@@ -122,45 +123,46 @@ impl Feed {
         }
     }
 
-    /// The same, with everything that is read compared on the way to the sink.
+    /// Adds verification of everything that is read, on the way to the sink.
     #[must_use]
     pub(crate) fn checked(mut self, check: Option<Arc<Check>>) -> Self {
         self.check = check;
         self
     }
 
-    /// Says how many lanes each group begins with and may get.
+    /// Sets how many lanes each group begins with and may get.
     pub(crate) fn set_lanes(&self, lanes: Vec<LaneCount>) {
         self.lock().lanes = lanes;
     }
 
-    /// Says what each source is called, and of which groups reads are watched for stalls: of those whose engine does not do that
-    /// itself.
+    /// Sets the name of each source, and the groups whose reads are watched for stalls: those whose
+    /// engine does not watch them itself.
     pub(crate) fn watch(&self, names: Vec<String>, watched: Vec<bool>) {
         let _ = self.names.set(names);
         self.lock().reads.watch(watched);
     }
 
-    /// What is in flight and since when.
+    /// Returns the reads in flight and how long they have waited.
     pub fn waiting(&self) -> Waiting {
         let now = self.started.elapsed();
         let name = |source: usize| self.names.get()?.get(source).map(String::as_str);
         self.lock().reads.waiting(&self.plan, name, now)
     }
 
-    /// Reads that took much longer than is usual, those included that still do.
+    /// Returns the number of reads that took much longer than usual, including those still in
+    /// flight.
     pub(crate) fn stalled(&self) -> u64 {
         let now = self.started.elapsed();
         let state = self.lock();
         state.reads.stalled(now)
     }
 
-    /// How many lanes read.
+    /// Returns the number of lanes that read.
     pub(crate) fn lanes(&self) -> usize {
         self.lock().lanes.iter().map(LaneCount::wanted).sum()
     }
 
-    /// Waits until a lane should begin. False if it never will.
+    /// Waits until a lane should begin. Returns false if it never will.
     pub(crate) fn wait_to_begin(&self, group: usize, lane: usize) -> bool {
         loop {
             let rung = self.waiting.count();
@@ -180,7 +182,7 @@ impl Feed {
         }
     }
 
-    /// A lane that was to begin could not.
+    /// Records that a lane could not begin.
     pub(crate) fn lane_failed(&self, group: usize) {
         if let Some(lanes) = self.lock().lanes.get_mut(group) {
             lanes.failed();
@@ -189,7 +191,7 @@ impl Feed {
         self.bell.ring();
     }
 
-    /// By group: how deep, and why not deeper.
+    /// Returns the depth of each group, with the reason why it is not greater.
     pub(crate) fn depths(&self) -> Vec<DepthReport> {
         let state = self.lock();
         (0..state.schedule.groups())
@@ -197,12 +199,13 @@ impl Feed {
             .collect()
     }
 
-    /// Bytes that may be in flight now.
+    /// Returns the bytes that may be in flight now.
     pub(super) fn limit_bytes(&self, group: usize) -> u64 {
         self.lock().schedule.limit(group).bytes
     }
 
-    /// A lane's thread was busy for `busy` of the last `watched`, and so many bytes have come over all lanes.
+    /// Records that a lane's thread was busy for `busy` of the last `watched`, and that all lanes
+    /// have read `bytes` so far.
     pub(super) fn observe(&self, group: usize, busy: Duration, watched: Duration, bytes: u64) {
         let now = self.started.elapsed();
         let changed = self
@@ -215,22 +218,23 @@ impl Feed {
         }
     }
 
-    /// Raised when nothing more is to be started: for engines that can let go of what they have in flight.
+    /// Cancellation flag, raised when no more reads are to start: for engines that can cancel reads
+    /// in flight.
     pub fn over(&self) -> &Arc<Over> {
         &self.over
     }
 
-    /// The memory that leases come from, by destination.
+    /// Returns the memory that leases come from, by destination.
     pub fn memories(&self) -> &[Memory] {
         &self.memories
     }
 
-    /// Lanes that wait for memory are to look again.
+    /// Wakes lanes that wait for memory.
     pub fn ring(&self) {
         self.bell.ring();
     }
 
-    /// Starts nothing more. What is in flight ends by itself.
+    /// Starts no more reads. Reads in flight complete by themselves.
     pub fn stop(&self) {
         self.lock().schedule.stop();
         self.bell.ring();
@@ -241,8 +245,8 @@ impl Feed {
         }
     }
 
-    /// The load is over: starts nothing more and gives back what was kept for later reads. Windows in flight and tensors keep
-    /// their memory.
+    /// Ends the load: starts no more reads and frees the memory kept for later ones. Windows in
+    /// flight and tensors keep their memory.
     pub fn close(&self) {
         self.stop();
         let left = {
@@ -260,17 +264,17 @@ impl Feed {
         }
     }
 
-    /// What is in flight now, over all lanes.
+    /// Returns what is in flight now, over all lanes.
     pub fn in_flight(&self) -> InFlight {
         self.lock().schedule.in_flight()
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {
-        // A panic of another lane ends the load; the schedule itself is never left half-changed.
+        // A panic of another lane ends the load; the schedule itself is never left inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gets memory for a region. Whether there was any.
+    /// Allocates memory for a region. Returns whether there was any.
     fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool> {
         let planned = &self.plan.regions[region];
         match &self.memories[planned.destination] {
@@ -296,7 +300,7 @@ impl Feed {
         }
     }
 
-    /// The next job of a lane that has `held` bytes in flight.
+    /// Returns the next job of a lane that has `held` bytes in flight.
     pub(super) fn take(&self, group: usize, lane: usize, held: u64) -> Result<Take> {
         let plan = &*self.plan;
         let mut state = self.lock();
@@ -308,7 +312,8 @@ impl Feed {
                 return Ok(Take::Wait);
             }
         }
-        // Whatever comes next might need a slot. Only this lock's owner takes one, so it is still there below.
+        // The next job might need a slot. Only the owner of this lock takes slots, so a free one is
+        // still free below.
         if state.lacks_slots() {
             if state.schedule.is_stopped() {
                 return Ok(Take::Done);
@@ -352,7 +357,7 @@ impl Feed {
             Memory::Slots | Memory::Device(_) => slab
                 .as_ref()
                 .and_then(|slab| slab.try_lease(extent.window))
-                .expect("a slot was free, and nobody else takes any"),
+                .expect("a slot was free, and only this lock's owner takes any"),
             Memory::Whole(writer) => writer
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)

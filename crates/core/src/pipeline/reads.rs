@@ -1,4 +1,4 @@
-//! What a load has in flight and since when: for those who ask why nothing comes. Pure.
+//! Reads in flight of a load, with their start times, to diagnose stalls. Pure.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,32 +10,32 @@ use crate::plan::Plan;
 use crate::request::format_bytes;
 use crate::stall::Usual;
 
-/// Reads that are named; the others are counted.
+/// Number of reads that are named; the others are counted.
 const NAMED: usize = 3;
 
-/// The extents in flight, and how long they usually take.
+/// Extents in flight, and how long reads usually take.
 #[derive(Debug)]
 pub(super) struct Reads {
-    /// By extent: its group, and when it began.
+    /// By extent: its group, and when the read began.
     began: BTreeMap<usize, (usize, Duration)>,
     /// By group.
     usual: Vec<Usual>,
-    /// By group; all if nobody says.
+    /// By group; all groups are watched if this is empty.
     watched: Vec<bool>,
     stalled: u64,
 }
 
-/// Reads that have not come back, and their memory.
+/// Reads that have not returned, and their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Waiting {
-    /// How many.
+    /// The number of reads.
     pub reads: usize,
     /// Bytes of their memory.
     pub bytes: u64,
-    /// How long the longest has waited.
+    /// The time for which the oldest read has waited.
     pub longest: Duration,
-    /// Those that wait the longest: of what, and which bytes.
+    /// The sources and bytes of the oldest reads.
     pub named: Vec<(String, Range<u64>)>,
 }
 
@@ -70,7 +70,8 @@ impl Reads {
         watched && now.saturating_sub(since) > self.usual[group].limit()
     }
 
-    /// Reads that took much longer than is usual, or have taken so long by now.
+    /// Returns the number of reads that took much longer than usual, including those still in
+    /// flight.
     pub(super) fn stalled(&self, now: Duration) -> u64 {
         let waiting = self.began.values();
         let stalled = waiting.filter(|(group, since)| self.is_stalled(*group, *since, now));
@@ -121,7 +122,8 @@ impl fmt::Display for Waiting {
 }
 
 impl Waiting {
-    /// What is still held after a load: `8 MiB are still held for 2 reads of …; they are freed when it answers`.
+    /// Returns a note on the memory still held after a load: `8 MiB are still held for 2 reads of
+    /// …; they are freed when storage responds`.
     pub fn held(&self) -> String {
         struct Named<'a>(&'a Waiting);
         impl fmt::Display for Named<'_> {
@@ -130,7 +132,7 @@ impl Waiting {
             }
         }
         format!(
-            "{} are still held for {} that cannot be taken back, of {}; they are freed when storage answers",
+            "{} are still held for {} that cannot be cancelled, of {}; they are freed when storage responds",
             format_bytes(self.bytes),
             counted(self.reads as u64, "read"),
             Named(self)
@@ -156,7 +158,7 @@ mod tests {
 
     const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
 
-    /// Five sources with a read each.
+    /// Plan of five sources with one read each.
     fn plan() -> Plan {
         let wanted = [0, 1, 2, 3, 4].map(|source| Wanted {
             source,
@@ -207,7 +209,7 @@ mod tests {
             reads.ended(extent, Duration::from_millis(100));
         }
         reads.began(100, 0, seconds(1));
-        // Nothing is known of this group.
+        // No read of this group has completed yet.
         reads.began(101, 1, seconds(1));
         assert_eq!(reads.stalled(Duration::from_millis(1400)), 0);
         assert_eq!(reads.stalled(seconds(2)), 1);

@@ -3,8 +3,9 @@
 use super::Receiver;
 use crate::request::Device;
 
-/// Numbers tried before two receivers count as too irregular to compare. Nested layouts, such as
-/// rows, columns and every second element of one matrix, need less than a hundred.
+/// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
+/// layouts, such as rows, columns and every second element of one matrix, need fewer than a
+/// hundred.
 const TRIED_MAX: u32 = 100_000;
 
 /// Positions of a receiver's elements in memory, also if they are not contiguous.
@@ -16,8 +17,8 @@ pub struct ReceiverLayout {
     pub element_bytes: usize,
     /// Length, and stride in bytes, of each dimension.
     pub dims: Vec<(usize, isize)>,
-    /// Element type in words, for errors. Receivers with the same memory and different words are not
-    /// the same tensor.
+    /// Name of the element type, for errors. Receivers with the same memory and different names are
+    /// not the same tensor.
     pub elements: String,
 }
 
@@ -44,7 +45,7 @@ impl ReceiverLayout {
 
     /// Returns whether an index means the same address in both.
     pub(super) fn agrees_with(&self, other: &Self) -> bool {
-        // The stride of a dimension of one element means nothing.
+        // The stride of a dimension with one element has no effect.
         let moves = |layout: &Self| -> Vec<(usize, isize)> {
             let dims = layout.dims.iter();
             dims.map(|&(len, stride)| (len, if len == 1 { 0 } else { stride }))
@@ -103,7 +104,7 @@ impl Footprint {
         })
     }
 
-    /// Returns whether the other one, which begins no earlier, begins inside the bounds of this one.
+    /// Returns whether the other footprint, which begins no earlier, begins within this one.
     pub(super) fn bounds(&self, other: &Self) -> bool {
         self.ordinal == other.ordinal && other.first <= self.last
     }
@@ -121,8 +122,8 @@ impl Footprint {
     }
 }
 
-/// Sorts by falling stride, and merges steps that continue where another one ends. The sums stay
-/// the same.
+/// Sorts by descending stride, and merges steps that continue where another one ends. The sums are
+/// unchanged.
 fn simplified(mut steps: Vec<Step>) -> Vec<Step> {
     steps.retain(|step| step.most > 0 && step.stride > 0);
     steps.sort_unstable();

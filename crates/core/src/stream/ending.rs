@@ -1,4 +1,4 @@
-//! How a load ends before everything has come: a failure, a deadline, a caller who has enough. Nobody waits for storage.
+//! Early end of a load: failure, deadline or cancellation. None of them waits for storage.
 
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,14 +11,15 @@ use crate::lane::{self, Refused};
 use crate::parked;
 use crate::pipeline::Waiting;
 
-/// How long a load that has failed, or whose time is over, waits for what it has in flight before it says so. Reads that can be taken
-/// back, or that storage answers, come back in that time; others are parked. Longer than any working storage takes for a read but
-/// one that is overloaded (2026-11), and short beside deadlines, which are seconds.
+/// Time for which a load that has failed, or whose deadline has passed, waits for its reads in
+/// flight before it reports the error. Reads that can be cancelled, or that storage completes,
+/// return in that time; others are orphaned. Longer than a read takes on any working storage that
+/// is not overloaded (2026-11), and short compared with deadlines, which are seconds.
 const GRACE: Duration = Duration::from_millis(500);
 
 impl TensorStream {
-    /// The load cannot begin, and its stream is dropped as ever: lanes that have begun may read by now, and what cannot be taken back
-    /// is left behind.
+    /// Drops the stream of a load that cannot begin. Lanes that have begun may already be reading;
+    /// reads that cannot be cancelled are orphaned.
     pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
         let nobody_reads = {
             let mut state = shared.lock();
@@ -27,7 +28,7 @@ impl TensorStream {
             state.lanes_reading == 0
         };
         if nobody_reads {
-            // The last lane would have, or has.
+            // The last lane would have closed it, or has.
             shared.feed.close();
         }
         drop(Self::new(shared, refused.threads));
@@ -36,7 +37,8 @@ impl TensorStream {
 }
 
 impl Shared {
-    /// A lane has failed, and waits for what it has in flight. Others do not wait for it longer than [`GRACE`].
+    /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
+    /// longer than [`GRACE`] for it.
     pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
         let (grace, ended) = bounded::<()>(0);
         {
@@ -47,7 +49,7 @@ impl Shared {
             state.failing = Some(error.again());
             state.grace = Some(grace);
         }
-        // Keeps nothing of the load: when its lanes have ended, it is its owner's alone.
+        // A weak reference: when the lanes have ended, the load must belong to its owner alone.
         let shared = Arc::downgrade(self);
         let started = std::thread::Builder::new()
             .name("tload-grace".to_owned())
@@ -64,7 +66,7 @@ impl Shared {
         }
     }
 
-    /// A lane has failed: whatever has not come back by now is left behind.
+    /// Ends a failed load: reads that have not returned by now are orphaned.
     fn park(&self) {
         {
             let mut state = self.lock();
@@ -79,7 +81,7 @@ impl Shared {
         }
         let closed = self.close_gate();
         parked::leave(&self.feed);
-        // Whoever watches the clock need not any more.
+        // The deadline thread is no longer needed.
         self.lane_ended.notify_all();
         let mut state = self.lock();
         state.closing = false;
@@ -89,8 +91,8 @@ impl Shared {
         self.wake(state);
     }
 
-    /// Starts nothing more, and lets nothing more be written to memory of the caller's. A panic is an
-    /// error: the caller waits for `closing` to end.
+    /// Stops new reads and further writes to the caller's memory. A panic becomes an error, because
+    /// the caller waits for `closing` to end.
     fn close_gate(&self) -> Result<()> {
         lane::caught(|| {
             self.feed.stop();
@@ -99,12 +101,14 @@ impl Shared {
         })
     }
 
-    /// Ends the load with `error` unless it has ended: nothing more is started, what waits is freed.
+    /// Ends the load with `error` unless it has ended: starts no more reads and frees queued
+    /// tensors.
     pub(super) fn abandon(&self, error: Error) {
         self.end_early(error, |_| None);
     }
 
-    /// The same; `amended` may say more of it when it is known what has not come back.
+    /// Like `abandon`; `amended` may return a more precise error once it is known which reads have
+    /// not returned.
     fn end_early(&self, error: Error, amended: impl FnOnce(&Self) -> Option<Error>) {
         let ours;
         let (queue, early) = {
@@ -114,7 +118,8 @@ impl Shared {
             }
             state.abandoned = true;
             state.closing = true;
-            // A failure that the caller has not seen yet says more than the end it led to.
+            // A failure that the caller has not seen yet explains more than the early end that it
+            // caused.
             if let Some(error) = state.failing.take() {
                 state.error.get_or_insert(error);
             }
@@ -138,7 +143,7 @@ impl Shared {
         self.wake(state);
     }
 
-    /// Waits until all lanes have ended, at most `timeout`. Whether they have.
+    /// Waits until all lanes have ended, for `timeout` at most. Returns whether they have.
     pub(super) fn wait_for_lanes(&self, timeout: Duration) -> bool {
         let state = self.lock();
         let (state, _) = self
@@ -148,7 +153,7 @@ impl Shared {
         state.lanes_running == 0
     }
 
-    /// Ends the load when `deadline` passes before it has ended by itself.
+    /// Ends the load if `timeout` passes before it has ended by itself.
     pub(super) fn watch(&self, timeout: Duration) {
         let Some(deadline) = self.started.checked_add(timeout) else {
             return;
@@ -160,7 +165,7 @@ impl Shared {
                 drop(state);
                 let waited = self.feed.waiting();
                 self.end_early(timed_out(timeout, &waited, None), |shared| {
-                    // They may come back a moment after they have been asked for.
+                    // Reads may return a moment after they were cancelled.
                     let all_back = shared.wait_for_lanes(GRACE);
                     let held = shared.feed.waiting();
                     (!all_back && held.reads > 0).then(|| timed_out(timeout, &waited, Some(&held)))
@@ -176,14 +181,15 @@ impl Shared {
     }
 }
 
-/// `waited`: what was in flight when the time was over; `held`: what of it cannot be taken back.
+/// Error of a load that exceeded its timeout. `waited` describes the reads in flight at the
+/// deadline, `held` those of them that cannot be cancelled.
 fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Error {
     let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
     let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
     let hint = if held.is_empty() {
-        "raise timeout, or see the report's stages for what is slow"
+        "raise timeout, or see the report's stages for the slow one"
     } else {
-        "look at the storage, which does not answer; or raise timeout"
+        "look at the storage, which does not respond; or raise timeout"
     };
     Error::new(ErrorKind::TimedOut, message).with_hint(hint)
 }
@@ -202,12 +208,12 @@ mod tests {
     use crate::schedule::{Depth, Groups, Schedule};
     use crate::stream::StreamSetup;
 
-    /// What lanes and the caller share of a load of nothing, with so many lanes.
+    /// Shared state of a load without tensors, with this number of lanes.
     fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
         verified(lanes, gate, |_| Ok(()))
     }
 
-    /// As above; the last lane ends with `verify`.
+    /// Like `shared`; the last lane ends with `verify`.
     fn verified(
         lanes: usize,
         gate: &Arc<Gate>,
@@ -269,7 +275,7 @@ mod tests {
                 std::thread::spawn(move || shared.lane_ended(ending))
             });
             for lane in lanes {
-                // Whether the panic goes on is not what is asked here.
+                // Irrelevant here: whether the panic propagates.
                 let _ = lane.join();
             }
             let mut stream = TensorStream::new(shared, Vec::new());
@@ -297,7 +303,8 @@ mod tests {
         shared.lane_ended(Ok(()));
     }
 
-    /// The caller has its memory back when the stream is dropped, whoever ended it, and however long what was queued takes.
+    /// The caller has its memory back once the stream is dropped, no matter which thread ended the
+    /// load and how long queued writes take.
     #[test]
     fn dropping_waits_for_who_closes_the_gate() {
         let gate = Arc::<Gate>::default();
@@ -306,8 +313,8 @@ mod tests {
         let was_dropped = std::sync::Mutex::new(was_dropped);
         gate.on_close(move || {
             begins.send(()).expect("the test waits");
-            let was_dropped = was_dropped.lock().expect("nobody panics with it");
-            // Nothing comes: how long is waited decides only whether a mistake is seen.
+            let was_dropped = was_dropped.lock().expect("not poisoned");
+            // Nothing arrives: the length of the wait only decides whether a mistake is noticed.
             let early = was_dropped.recv_timeout(Duration::from_millis(300));
             assert!(early.is_err(), "dropped before all was written");
         });
@@ -317,13 +324,13 @@ mod tests {
             let cancelling = scope.spawn(move || canceller.cancel());
             draining.recv().expect("the gate is being closed");
             drop(stream);
-            // Nobody may be waiting for it any more.
+            // The receiver may be gone already.
             let _ = dropped.send(());
             cancelling.join().expect("drained first");
         });
     }
 
-    /// A lane that began reads what nobody answers; another one could not be started.
+    /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
     fn a_load_that_cannot_begin_waits_for_no_lane_that_has() {
         let shared = shared(2, &Arc::default());

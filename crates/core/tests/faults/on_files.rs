@@ -344,7 +344,7 @@ fn slow() -> Vec<FileFault> {
         &[
             "timeout of 400ms",
             "wait",
-            "cannot be taken back",
+            "cannot be cancelled",
             // Of which file comes first where threads read both.
             ".safetensors [",
         ],

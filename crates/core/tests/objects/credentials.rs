@@ -14,6 +14,7 @@ use tload_lab::{Fault, FaultyServer, Issue, Rule};
 
 use crate::alone::{command, variable};
 use crate::fixtures::{even, folder, load, options};
+use crate::listener::Listener;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const CHILD: &str = "credentials::loads_somewhere";
@@ -177,6 +178,72 @@ fn keys_of_profiles() {
         signed.contains("/eu-west-3/s3/"),
         "the region of the profile"
     );
+}
+
+/// A profile of a store beside AWS: its keys must not go to AWS.
+#[test]
+fn keys_of_a_profile_go_to_its_endpoint() {
+    let unset = |options: &str| {
+        Case::new()
+            .with("AWS_ENDPOINT_URL_S3", "")
+            .with("CASE_OPTIONS", options)
+    };
+    let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+    let plain = |url: &str| format!("[profile dev]\nendpoint_url = {url}\n");
+    let of_service = |url: &str| {
+        format!(
+            "[profile dev]\nservices = own\nendpoint_url = http://127.0.0.1:1\n\
+             [services own]\ns3 =\n  endpoint_url = {url}\n"
+        )
+    };
+    let by_name = ("profile=dev", "");
+    let ambient = ("", "dev");
+    for (options, profile) in [by_name, ambient] {
+        for config in [&plain as &dyn Fn(&str) -> String, &of_service] {
+            let case = unset(options).with("AWS_PROFILE", profile);
+            case.write("credentials", keys);
+            case.write("config", &config(&case.server.url()));
+            assert!(case.run().starts_with(LOADED), "{}", case.run());
+            assert_eq!(case.keys(), ["AKIADEV"]);
+        }
+    }
+    // A variable wins over the profile, as in AWS's own tools.
+    let case = Case::new().with("CASE_OPTIONS", "profile=dev");
+    case.write("credentials", keys);
+    case.write("config", &plain("http://127.0.0.1:1"));
+    assert!(case.run().starts_with(LOADED), "{}", case.run());
+}
+
+#[test]
+fn configured_endpoints_of_profiles_can_be_ignored() {
+    for (ignore, config) in [
+        ("true", ""),
+        ("", "ignore_configured_endpoint_urls = true\n"),
+    ] {
+        let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
+        let case = Case::new()
+            .with("AWS_ENDPOINT_URL_S3", "")
+            .with("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", ignore)
+            .with(
+                "CASE_OPTIONS",
+                format!("profile=dev retries=0 proxy={}", proxy.url()),
+            );
+        let keys = "[dev]\naws_access_key_id = AKIADEV\naws_secret_access_key = s\n";
+        case.write("credentials", keys);
+        let url = case.server.url();
+        case.write(
+            "config",
+            &format!("[profile dev]\nendpoint_url = {url}\n{config}"),
+        );
+        case.run();
+        assert!(case.server.requests().is_empty(), "{config:?}");
+        let heads = proxy.received();
+        let is_of_aws = |head: &String| head.contains("models.s3.us-east-1.amazonaws.com:443");
+        assert!(
+            !heads.is_empty() && heads.iter().all(is_of_aws),
+            "{heads:?}"
+        );
+    }
 }
 
 #[test]

@@ -113,6 +113,25 @@ fn azure_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_var
 }
 
 #[test]
+fn the_key_of_an_azure_connection_string_goes_to_the_endpoint_that_it_names() {
+    let server = served();
+    let connection = format!(
+        "AccountName=account;AccountKey=aHVudGVyMg==;BlobEndpoint={}/account",
+        server.url()
+    );
+    let variables = [
+        ("AZURE_STORAGE_CONNECTION_STRING", &*connection),
+        ("AZURE_STORAGE_TOKEN", ""),
+        ("AZURE_STORAGE_SAS_TOKEN", ""),
+    ];
+    let outcome = outcome("az://models/m.safetensors", "", &variables);
+    assert!(outcome.starts_with("loaded"), "{outcome}");
+    let signed = sent(&server, "authorization");
+    let is_shared_key = |value: &String| value.starts_with("SharedKey account:");
+    assert!(!signed.is_empty() && signed.iter().all(is_shared_key));
+}
+
+#[test]
 fn aws_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_variable() {
     let server = served();
     let option = format!("endpoint={}", server.url());
@@ -174,6 +193,31 @@ fn google_credentials_of_the_environment_go_to_the_endpoint_whatever_the_bucket(
     assert_eq!(listener.received(), [""; 0]);
 }
 
+/// A key file names the host that its requests go to, and the environment names the file.
+#[test]
+fn requests_with_a_google_key_file_go_to_the_base_url_that_it_names() {
+    let server = served();
+    let folder = folder();
+    let path = folder.path().join("key.json");
+    let key = format!(
+        r#"{{"private_key": "", "private_key_id": "", "client_email": "",
+             "gcs_base_url": "{}", "disable_oauth": true}}"#,
+        server.url()
+    );
+    std::fs::write(&path, key).expect("a temporary folder");
+    let path = path.to_str().expect("UTF-8");
+    let variables = [("GOOGLE_BEARER_TOKEN", ""), ("SERVICE_ACCOUNT", path)];
+    let location = "gs://models/m.safetensors";
+    let outcome = outcome(location, "google_allow_http=true", &variables);
+    assert!(outcome.starts_with("loaded"), "{outcome}");
+    let requests = server.requests();
+    assert!(!requests.is_empty());
+    for request in requests {
+        let values: Vec<_> = request.headers.values().collect();
+        assert!(!format!("{values:?}").contains(MARK), "{request:?}");
+    }
+}
+
 #[test]
 fn the_token_of_a_hub_goes_to_its_endpoint_and_not_to_where_it_redirects() {
     let hub = Hub::start();
@@ -182,8 +226,14 @@ fn the_token_of_a_hub_goes_to_its_endpoint_and_not_to_where_it_redirects() {
         "main",
         &[("model.safetensors", &even("t", 1, 2, 5000))],
     );
-    let outcome = outcome("hf://org/model", "", &[("HF_ENDPOINT", &hub.url())]);
-    assert!(outcome.starts_with("loaded"), "{outcome}");
+    let option = format!("endpoint={}", hub.url());
+    for (options, variables) in [
+        ("", &[("HF_ENDPOINT", &*hub.url())][..]),
+        (&option, &[("HF_ENDPOINT", "http://127.0.0.1:1")]),
+    ] {
+        let outcome = outcome("hf://org/model", options, variables);
+        assert!(outcome.starts_with("loaded"), "{outcome}");
+    }
     assert!(hub.requests().iter().all(|request| request.with_token));
     let requests = hub.files().requests();
     assert!(!requests.is_empty());
@@ -253,19 +303,44 @@ fn a_password_of_a_proxy_goes_to_the_proxy_only() {
 
 #[test]
 fn headers_of_options_go_to_the_store_and_not_to_where_credentials_come_from() {
-    let (server, metadata) = (served(), silent());
-    let host = metadata.address.to_string();
-    let options = format!("header.x-team=hunter2header endpoint={}", server.url());
-    let variables = [
-        ("GOOGLE_BEARER_TOKEN", ""),
-        ("GCE_METADATA_HOST", &*host),
-        ("GCE_METADATA_ROOT", &host),
-        ("GCE_METADATA_IP", &host),
-    ];
-    outcome("gs://models/m.safetensors", &options, &variables);
-    let heads = metadata.received();
-    assert!(!heads.is_empty(), "the metadata service was not asked");
-    for head in heads {
-        assert!(!head.contains(MARK) && !head.contains("x-team"), "{head}");
+    let google: fn(&str) -> Vec<(&str, &str)> = |host| {
+        vec![
+            ("GOOGLE_BEARER_TOKEN", ""),
+            ("GCE_METADATA_HOST", host),
+            ("GCE_METADATA_ROOT", host),
+            ("GCE_METADATA_IP", host),
+        ]
+    };
+    let aws: fn(&str) -> Vec<(&str, &str)> = |url| {
+        vec![
+            ("AWS_ACCESS_KEY_ID", ""),
+            ("AWS_SECRET_ACCESS_KEY", ""),
+            ("AWS_SESSION_TOKEN", ""),
+            ("AWS_CONTAINER_CREDENTIALS_FULL_URI", url),
+        ]
+    };
+    let azure: fn(&str) -> Vec<(&str, &str)> = |url| {
+        vec![
+            ("AZURE_STORAGE_TOKEN", ""),
+            ("AZURE_STORAGE_SAS_TOKEN", ""),
+            ("AZURE_STORAGE_ACCOUNT_NAME", "account"),
+            ("IDENTITY_ENDPOINT", url),
+            ("IDENTITY_HEADER", "x"),
+        ]
+    };
+    for (scheme, variables) in [("gs", google), ("s3", aws), ("az", azure)] {
+        let (server, service) = (served(), silent());
+        let options = format!("header.x-team=hunter2header endpoint={}", server.url());
+        let address = match scheme {
+            "gs" => service.address.to_string(),
+            _ => service.url(),
+        };
+        let location = format!("{scheme}://models/m.safetensors");
+        outcome(&location, &options, &variables(&address));
+        let heads = service.received();
+        assert!(!heads.is_empty(), "{scheme}: no credentials were asked for");
+        for head in heads {
+            assert!(!head.contains(MARK) && !head.contains("x-team"), "{head}");
+        }
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Land {
     overlay: Option<Overlay>,
     server: Arc<FaultyServer>,
     garbling: Arc<FaultyServer>,
+    /// Answers without `ETag` and `Last-Modified`.
+    unversioned: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
 }
 
@@ -59,6 +61,8 @@ pub(crate) enum Place {
     Slow(EngineChoice),
     /// A server with every kind of fault.
     Objects,
+    /// The same faults, with objects whose server does not distinguish versions.
+    UnversionedObjects,
     /// Files and objects that arrive with wrong bytes, and are verified.
     GarbledFiles(EngineChoice),
     GarbledObjects,
@@ -75,6 +79,7 @@ impl Place {
             Self::Views => "files, cache=map".to_owned(),
             Self::Slow(engine) => format!("a slow file system, {engine}"),
             Self::Objects => "objects".to_owned(),
+            Self::UnversionedObjects => "objects without versions".to_owned(),
             Self::GarbledFiles(engine) => {
                 format!("files with wrong bytes, {engine}, verify=require")
             }
@@ -86,7 +91,11 @@ impl Place {
 
     /// Returns whether a load may fail here even if nothing is wrong with it.
     pub(crate) fn may_fail(self) -> bool {
-        matches!(self, Self::Slow(_) | Self::Objects | Self::Simulated) || self.is_garbled()
+        let fails = matches!(
+            self,
+            Self::Slow(_) | Self::Objects | Self::UnversionedObjects | Self::Simulated
+        );
+        fails || self.is_garbled()
     }
 
     /// Returns whether wrong bytes occur here, and must be found.
@@ -151,11 +160,11 @@ impl Land {
     pub(crate) fn new(seed: u64) -> Self {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR"));
         let folder = folder.expect("cargo made the folder");
-        let [server, garbling] = [(); 2].map(|()| Arc::new(FaultyServer::start()));
+        let servers = [(); 3].map(|()| Arc::new(FaultyServer::start()));
         let put = |name: &str, bytes: &[u8]| {
             std::fs::write(folder.path().join(name), bytes)
                 .expect("the temporary folder takes files");
-            for server in [&server, &garbling] {
+            for server in &servers {
                 server.put(&format!("models/m/{name}"), bytes.to_vec());
             }
         };
@@ -168,6 +177,8 @@ impl Land {
             put(&shard_name(index), bytes);
         }
         put(MANIFEST_NAME, &manifest(folder.path()));
+        let [server, garbling, unversioned] = servers;
+        unversioned.leave_out_validators();
         let found = tload::probe::ring().error.map_or(Ok(()), Err);
         let mut engines = vec![EngineChoice::Pread];
         if required("uring", found).is_some() {
@@ -182,6 +193,7 @@ impl Land {
         let mut places = vec![
             Place::Views,
             Place::Objects,
+            Place::UnversionedObjects,
             Place::GarbledObjects,
             Place::Simulated,
         ];
@@ -205,6 +217,7 @@ impl Land {
             overlay,
             server,
             garbling,
+            unversioned,
             places,
         }
     }
@@ -218,10 +231,17 @@ impl Land {
         options.extent_bytes = Some(rng.pick(&[16 << 10, 64 << 10, 1 << 20]));
         options.memory_limit = Some(rng.pick(&[2 << 20, 4 << 20, 64 << 20]));
         options.depth = rng.pick(&[None, Some(1), Some(16)]);
-        options.verify = if place.is_garbled() || rng.once_in(3) {
+        options.verify = if place.is_garbled() {
             Verify::Require
         } else {
-            Verify::Off
+            let manifest = self.folder.path().join(MANIFEST_NAME);
+            let manifest = manifest.to_str().expect("UTF-8").to_owned();
+            match rng.below(6) {
+                0 => Verify::Require,
+                1 => Verify::Manifest(manifest),
+                2 => Verify::Sha256(Some(manifest)),
+                _ => Verify::Off,
+            }
         };
         let loader = match place {
             Place::Files(engine, cache) => {
@@ -245,11 +265,21 @@ impl Land {
                 let mount = self.slow.as_ref().expect("only where there is one");
                 local(mount.path())
             }
-            Place::Objects => {
-                self.misbehave(rng);
+            Place::Objects | Place::UnversionedObjects => {
+                let is_versioned = place == Place::Objects;
+                let server = if is_versioned {
+                    &self.server
+                } else {
+                    &self.unversioned
+                };
+                misbehave(server, rng);
                 options.retries = Some(rng.pick(&[0, 8]));
                 let location = Location::parse("s3://models/m").expect("a URL");
-                Checkpoint::open_with(&location, store(&self.server)).map(Loader::new)
+                let mut store = store(server);
+                if !is_versioned {
+                    store.set("allow_unversioned", "true")?;
+                }
+                Checkpoint::open_with(&location, store).map(Loader::new)
             }
             Place::GarbledFiles(engine) => {
                 (options.engine, options.cache) = (engine, Cache::Direct);
@@ -269,27 +299,27 @@ impl Land {
         };
         loader.map(|loader| loader.options(options))
     }
+}
 
-    /// Injects a fault into one of the next responses. Nothing that lasts: stalls end with a retry.
-    fn misbehave(&self, rng: &mut Rng) {
-        let at = rng.index(60_000);
-        let fault = match rng.below(9) {
-            0 => Fault::CutBody(at),
-            1 => Fault::ResetBody(at),
-            2 => Fault::status(500, "InternalError"),
-            3 => Fault::slow_down(0),
-            4 => Fault::ShortBody(1 + rng.index(100)),
-            5 => Fault::WrongContentRange(1),
-            6 => Fault::ResetBeforeHeaders,
-            7 => Fault::Drip {
-                bytes: 4096,
-                pause: Duration::from_millis(1),
-            },
-            _ => Fault::StallBody(at),
-        };
-        let rule = Rule::times(1 + rng.index(2), fault);
-        self.server.fault(rule.from_byte(1).after(rng.index(6)));
-    }
+/// Injects a fault into one of the next responses. Nothing that lasts: stalls end with a retry.
+fn misbehave(server: &FaultyServer, rng: &mut Rng) {
+    let at = rng.index(60_000);
+    let fault = match rng.below(9) {
+        0 => Fault::CutBody(at),
+        1 => Fault::ResetBody(at),
+        2 => Fault::status(500, "InternalError"),
+        3 => Fault::slow_down(0),
+        4 => Fault::ShortBody(1 + rng.index(100)),
+        5 => Fault::WrongContentRange(1),
+        6 => Fault::ResetBeforeHeaders,
+        7 => Fault::Drip {
+            bytes: 4096,
+            pause: Duration::from_millis(1),
+        },
+        _ => Fault::StallBody(at),
+    };
+    let rule = Rule::times(1 + rng.index(2), fault);
+    server.fault(rule.from_byte(1).after(rng.index(6)));
 }
 
 fn store(server: &FaultyServer) -> StoreOptions {
