@@ -61,7 +61,7 @@ pub(crate) enum Place {
     Slow(EngineChoice),
     /// A server with every kind of fault.
     Objects,
-    /// The same faults, with objects whose server does not distinguish versions.
+    /// Like `Objects`, with objects whose server does not distinguish versions.
     UnversionedObjects,
     /// Files and objects that arrive with wrong bytes, and are verified.
     GarbledFiles(EngineChoice),
