@@ -104,7 +104,7 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     elsewhere = tmp_path / "m.json"
     assert tload.verify(folder, write=elsewhere).written == str(elsewhere)
     tload.verify(str(folder), manifest=str(elsewhere)).check()
-    with pytest.raises(tload.InvalidRequestError, match="is there already"):
+    with pytest.raises(tload.InvalidRequestError, match="already exists"):
         tload.verify(folder, write=str(elsewhere))
     assert tload.verify(folder, write=elsewhere, force=True).ok
     assert not (folder / MANIFEST).exists()
@@ -113,7 +113,7 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
         tload.verify(folder).check()
     (folder / MANIFEST).write_text("{}")
-    with pytest.raises(tload.FormatError, match="is no manifest"):
+    with pytest.raises(tload.FormatError, match="is not a tload manifest"):
         tload.verify(folder)
 
 

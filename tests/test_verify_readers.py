@@ -180,7 +180,7 @@ def test_readers_hand_out_nothing_that_differs(
     READERS[reader](folder)
     monkeypatch.setenv("TLOAD_VERIFY", verify)
     failure = said(reader, folder)
-    whole = verify == "sha256" and "all tensors of the file" in failure
+    whole = verify == "sha256" and "every tensor of the file" in failure
     assert "CorruptError" in failure or whole, failure
 
 
@@ -264,7 +264,7 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
                 read()
             texts = "\n".join(chain(caught.value))
             assert "CorruptError" in texts, (name, texts)
-            assert "which is no file of the checkpoint" in texts, (name, texts)
+            assert "which is not a file of the checkpoint" in texts, (name, texts)
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])

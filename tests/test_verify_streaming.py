@@ -195,7 +195,7 @@ def test_only_sha_256_counts_if_that_is_asked_for(model: Path) -> None:
         assert verification.bytes == (model / "model.safetensors").stat().st_size
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified") as caught:
             tload.load(model, framework="numpy", verify=verify, names=["t0"])
-        assert "load all tensors of the file" in str(caught.value.hint)
+        assert "load every tensor of the file" in str(caught.value.hint)
 
 
 def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:

@@ -1,4 +1,5 @@
-//! The table as a page of the docs. It is written from the rows, and must be what it would be if it were written now.
+//! The table as a page of the docs. It is generated from the rows, and must equal the committed
+//! page.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -46,7 +47,7 @@ fn heading(place: Place) -> &'static str {
     }
 }
 
-/// Faults that no row can make: what goes wrong, what comes of it, and the test that shows it.
+/// Faults that no row can cause: the fault, its outcome, and the test for it.
 const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the files of ranks have equal headers",

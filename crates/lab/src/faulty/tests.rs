@@ -1,4 +1,5 @@
-//! The server as the S3 client of `object_store` sees it. What is on the wire is tested in `tests/faulty.rs`.
+//! Tests with the S3 client of `object_store`. The bytes on the wire are tested in
+//! `tests/faulty.rs`.
 
 use std::time::Duration;
 

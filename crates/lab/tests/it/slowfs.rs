@@ -361,7 +361,7 @@ fn the_program_ends_when_it_is_told_to() {
     writeln!(input, "fault errno=EIO,on=open\nwhat").expect("it listens");
     assert_eq!(lines.next().as_deref(), Some("slowfs: done"));
     let answer = lines.next().expect("an answer");
-    assert!(answer.contains("is no command"), "{answer}");
+    assert!(answer.contains("is not a command"), "{answer}");
     open(&folder.path().join("two")).expect_err("it fails now");
     drop(input);
     assert!(program.wait().expect("it ends").success());
