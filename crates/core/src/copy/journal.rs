@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_in_another_state_or_in_none_that_tells_is_not_the_same() {
+    fn origin_differs_if_state_changed_or_unknown() {
         let copied = Origin {
             version: Some("v1".to_owned()),
             ..origin()
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_same_by_inode_and_times_and_not_by_its_path() {
+    fn file_origin_is_identified_by_inode_and_times() {
         let of = |source: &str, inode, changed| Origin {
             source: source.to_owned(),
             e_tag: None,

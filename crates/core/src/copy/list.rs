@@ -465,7 +465,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_bounds() {
+    fn listing_limits_count_and_depth() {
         let source = Location::from_path("model");
         let mut found = Found::default();
         let deep = ["a"; DEPTH_MAX].join("/");

@@ -480,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_from_a_broken_one() {
+    fn full_disk_is_out_of_memory_error() {
         let error =
             |errno| cannot_write(Path::new("a"), 3 << 20, io::Error::from_raw_os_error(errno));
         let full = error(libc::ENOSPC);

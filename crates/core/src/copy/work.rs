@@ -312,7 +312,7 @@ mod tests {
     use crate::source::StoreOptions;
 
     #[test]
-    fn that_it_was_stopped_explains_nothing() {
+    fn cancellation_is_not_reported_as_cause() {
         let error = |kind| Error::new(kind, format!("{kind:?}"));
         let (stopped, full, changed) = (
             ErrorKind::Cancelled,

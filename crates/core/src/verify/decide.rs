@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_before_the_whole_and_the_whole_before_nothing() {
+    fn decide_prefers_tensors_then_whole() {
         let all = tensors();
         assert_eq!(
             decided(&all, &expected(true, &["a", "b"])),
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_said() {
+    fn decide_states_why_not_everything_is_compared() {
         let all = tensors();
         let why = |wanted: &[TensorInfo], expected: &Expected| {
             let (way, why) = decided(wanted, expected);
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn slices_are_not_compared_unless_they_are_the_whole() {
+    fn slice_is_compared_only_if_it_spans_its_tensor() {
         let all = tensors();
         let slice = |steps: Steps| all[1].sliced(&Slice::new(vec![steps])).expect("inside");
         let expected = expected(true, &["a", "b"]);
@@ -282,7 +282,7 @@ mod tests {
     /// A tensor that an index leaves out is a gap in the checkpoint's knowledge of the file, not in
     /// the authority's.
     #[test]
-    fn the_header_is_as_somebody_says_or_as_the_rest_has_it() {
+    fn header_digest_is_stated_or_derived() {
         let (first, second) = (&[1, 2, 3, 4][..], &[5; 8][..]);
         for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
             let polynomial = algorithm.polynomial().expect("a CRC");

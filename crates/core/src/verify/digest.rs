@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn as_stores_write_them() {
+    fn base64_digests_of_stores_parse() {
         // Digests of the nine ASCII digits, as above: 4 bytes and 8 bytes, the most significant
         // first.
         let digest = Digest::from_base64(Algorithm::Crc32c, "4waSgw==");

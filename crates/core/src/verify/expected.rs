@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_follow_where_anything_is_unknown() {
+    fn header_digest_is_none_if_parts_are_unknown() {
         let crc = Digest::of(Algorithm::Crc64Nvme, b"x");
         let other = Digest::of(Algorithm::Crc32c, b"x");
         let sha = Digest::of(Algorithm::Sha256, b"x");
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_kinds_only_sha_256_counts_if_that_is_asked_for() {
+    fn sha256_choice_drops_other_digests() {
         let (crc, sha) = [Algorithm::Crc64Nvme, Algorithm::Sha256]
             .map(|algorithm| Digest::of(algorithm, b"x"))
             .into();

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_compares_with_the_first_and_by_what_combines() {
+    fn expectation_prefers_first_authority_and_combining_digest() {
         let sha = digest(&format!("sha256:{}", "ab".repeat(32)));
         let (crc, short) = (
             digest("crc64nvme:0123456789abcdef"),

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_and_not_written_leaves_nothing() {
+    fn unwritten_manifest_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let begun = Begun::at(&folder.path().join("m.json")).expect("can be written");
         let count = || std::fs::read_dir(folder.path()).expect("a folder").count();

@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_there_is_not_repeated() {
+    fn json_error_does_not_quote_input() {
         for (json, wanted) in [
             (r#"{"bytes":"hunter2"}"#, "wanted u64 at line 1 column 18"),
             (

@@ -112,7 +112,7 @@ fn a_header_is_compared_also_where_an_index_leaves_tensors_out() {
 /// SHA-256 digests of tensors and of the whole do not cover a header that is read without the rest
 /// of the file.
 #[test]
-fn a_header_that_cannot_be_compared_is_said_or_refused() {
+fn uncomparable_header_is_reported_or_rejected() {
     let model = recorded();
     let path = model.path().join(SHARD);
     let file = read(&path);
@@ -214,7 +214,7 @@ fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
 }
 
 #[test]
-fn where_nobody_has_a_sha_256_none_is_compared() {
+fn sha256_choice_fails_without_sha256() {
     let folder = folder();
     let file = FileBuilder::new().tensor("a", Dtype::U8, &[4], b"1234");
     let path = write(&folder.path().join(SHARD), &file.build());
@@ -245,7 +245,7 @@ fn following(path: &Path, verify: &Verify) -> Loader {
 }
 
 #[test]
-fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
+fn sidecar_links_out_of_folder_are_rejected() {
     let model = recorded();
     let outside = folder();
     let manifest = model.path().join(MANIFEST_NAME);
@@ -302,7 +302,7 @@ fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
 }
 
 #[test]
-fn errors_of_manifests_do_not_repeat_what_files_say() {
+fn manifest_errors_do_not_quote_contents() {
     let model = recorded();
     for text in [
         format!("{{\"tload_manifest\":\"{SECRET}\"}}"),
@@ -325,7 +325,7 @@ fn errors_of_manifests_do_not_repeat_what_files_say() {
 
 /// A mount may fail after the checkpoint was opened: the load's timeout applies then as well.
 #[test]
-fn looking_for_digests_ends_in_time_and_names_what_it_waits_for() {
+fn digest_lookup_times_out_naming_location() {
     let model = recorded();
     let mount = Mount::start("slow::serves", model.path(), &Slowness::default());
     let Some(mount) = requirement::requirement("fuse", mount) else {

@@ -110,7 +110,7 @@ fn all_that_is_signed_is_compared_and_nothing_else_may_be_there() {
 }
 
 #[test]
-fn what_the_folder_says_of_itself_excuses_nothing() {
+fn unsigned_sidecars_do_not_vouch_for_files() {
     let (folder, signed) = model();
     let shard = folder.path().join(SHARD);
     let forged = FileBuilder::new().tensor("t", Dtype::U8, &[4], b"evil");
@@ -130,7 +130,7 @@ fn what_the_folder_says_of_itself_excuses_nothing() {
 }
 
 #[test]
-fn a_file_by_itself_is_compared_and_the_rest_is_said_not_to_be() {
+fn single_file_is_compared_with_note_about_rest() {
     let (folder, signed) = model();
     write(&folder.path().join("evil.py"), b"x");
     let report = against(&folder.path().join(SHARD), &signed);
@@ -159,7 +159,7 @@ fn names_that_lead_out_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn what_is_only_signed_comes_into_no_manifest() {
+fn signed_only_files_are_not_in_manifest() {
     let (folder, signed) = model();
     let report = verify(folder.path(), |it| {
         it.signed = Some(signed);
@@ -171,7 +171,7 @@ fn what_is_only_signed_comes_into_no_manifest() {
 }
 
 #[test]
-fn a_signature_is_read_beside_whatever_is_named() {
+fn signature_is_read_beside_named_location() {
     let (folder, _) = model();
     let of = |path: &Path| read_signature(&Location::from_path(path), OpenOptions::default());
     let error = of(folder.path()).unwrap_err();
@@ -218,7 +218,7 @@ fn a_manifest_beside_a_signature_is_noted() {
 }
 
 #[test]
-fn where_nothing_can_be_written_is_known_before_anything_is_read() {
+fn unwritable_target_fails_before_reading() {
     let (folder, _) = model();
     let target = folder.path().join("none/m.json");
     let mut options = VerifyOptions::default();
@@ -232,7 +232,7 @@ fn where_nothing_can_be_written_is_known_before_anything_is_read() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_as_it_was_met() {
+fn unreadable_file_keeps_its_error() {
     let (folder, _) = model();
     let elsewhere = crate::files::folder();
     let outside = elsewhere.path().join("x.safetensors");

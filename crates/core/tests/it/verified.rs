@@ -218,7 +218,7 @@ fn assert_nothing_is_left(watched: &Watched) {
 }
 
 #[test]
-fn what_is_right_arrives_whole_and_all_of_it_is_compared() {
+fn intact_tensors_arrive_and_are_all_verified() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed);
         let simulation = simulation(&mut rng);
@@ -311,7 +311,7 @@ fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
 
 /// Flips every bit of a small file.
 #[test]
-fn every_single_bit_counts() {
+fn every_flipped_bit_is_detected() {
     let mut rng = Rng::new(1);
     let file = rng.bytes(60);
     let tensor = |name: &str, range: std::ops::Range<u64>| {
@@ -353,7 +353,7 @@ fn every_single_bit_counts() {
 
 /// Reads fail, or the caller drops the stream, while extents wait for their turn.
 #[test]
-fn what_waits_for_its_turn_is_given_back() {
+fn waiting_extents_are_freed_at_end_of_load() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0x5A5A);
         let mut simulation = simulation(&mut rng);
@@ -500,7 +500,7 @@ fn files_are_compared_by_every_engine() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_said_or_refused() {
+fn uncomparable_load_is_reported_or_rejected() {
     let folder = folder();
     let path = folder.path();
     let whole = shards(path, Known::Whole(Algorithm::Crc64Nvme));
@@ -565,7 +565,7 @@ fn what_cannot_be_compared_is_said_or_refused() {
 }
 
 #[test]
-fn what_is_known_to_be_wrong_before_the_first_read_is_refused() {
+fn known_mismatch_fails_before_first_read() {
     let folder = folder();
     let file = FileBuilder::new()
         .tensor("empty", Dtype::F32, &[0], &[])

@@ -107,7 +107,7 @@ fn outcomes(report: &VerifyReport) -> Vec<(&str, FileOutcome)> {
 }
 
 #[test]
-fn what_was_recorded_is_found_again_and_recorded_the_same() {
+fn written_manifest_verifies_and_is_reproducible() {
     let model = Model::new();
     let manifest = model.record();
     let names: Vec<_> = manifest.files.keys().map(String::as_str).collect();
@@ -228,7 +228,7 @@ fn one_flipped_bit_is_found_and_named_wherever_it_is() {
 }
 
 #[test]
-fn all_that_is_bad_is_said_at_once() {
+fn report_lists_all_bad_files() {
     let model = Model::new();
     model.record();
     let mut short = model.bytes(SHARDS[0]);
@@ -300,7 +300,7 @@ fn a_shard_that_the_manifest_does_not_have_is_extra() {
 }
 
 #[test]
-fn what_nobody_knows_is_no_success_until_it_is_recorded() {
+fn unknown_files_fail_until_manifest_is_written() {
     let model = Model::new();
     let report = model.run(nothing).unwrap();
     assert!(
@@ -447,7 +447,7 @@ fn hostile_manifests_are_refused_and_name_themselves() {
 }
 
 #[test]
-fn a_load_is_told_what_to_compare_with() {
+fn find_returns_manifest_expectations() {
     let model = Model::new();
     let checkpoint = Checkpoint::open(&Location::from_path(model.0.path())).unwrap();
     let expected = |choice: &Verify| find(&checkpoint, choice);

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_blob_says_what_is_in_it() {
+    fn blob_link_yields_sha256() {
         let folder = tempfile::tempdir().expect("a folder");
         let storage = folder.path().join("models--org--name");
         for (blob, wanted) in [

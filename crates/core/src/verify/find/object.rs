@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn of_google_the_crc_counts_unless_the_object_is_compressed() {
+    fn gcs_crc_counts_unless_object_is_compressed() {
         let gcs = |headers: &[(&'static str, &str)]| said(Protocol::Gcs, headers);
         let wanted = Ok(vec!["crc32c:e3069283".to_owned()]);
         let hash = (

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_says_why() {
+    fn unsupported_signature_states_reason() {
         let mut shards = statement(&[resource("a:0:8")]);
         shards["predicate"]["serialization"]["method"] = json!("shards");
         let mut other = statement(&[]);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_signature_is_rejected() {
         let good = statement(&[resource("a")]);
         let set = |pointer: &str, value: Value| {
             let mut changed = good.clone();

@@ -50,7 +50,7 @@ fn fields(bytes: &str, tensors: &str) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_and_written_the_same() {
+fn manifest_round_trips_byte_for_byte() {
     let written = manifest().render();
     let read = Manifest::parse(&written).expect("tload's own manifest");
     assert_eq!(read, manifest());
@@ -62,7 +62,7 @@ fn what_is_written_is_read_and_written_the_same() {
 }
 
 #[test]
-fn another_version_is_named_whatever_else_it_says() {
+fn other_manifest_version_is_unsupported() {
     for text in [
         r#"{"tload_manifest": 2, "shards": [[[]]]}"#,
         r#"{"files": 3, "tload_manifest": 0}"#,
@@ -94,7 +94,7 @@ fn names_stay_below_the_folder() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_refused() {
+fn impossible_manifest_numbers_are_rejected() {
     for bytes in [
         "-1",
         "1.5",
@@ -167,7 +167,7 @@ fn duplicates_unknown_fields_and_other_types_are_refused() {
 }
 
 #[test]
-fn long_and_deep_ones_are_refused_shortly() {
+fn long_or_deep_manifest_gives_short_error() {
     let deep = format!(r#"{{"tload_manifest":1,"files":{}"#, "[".repeat(1 << 20));
     assert!(refused(&deep, "is not a tload manifest").message().len() < 300);
     let long = format!(

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_as_closely_as_it_is_known() {
+    fn mismatch_names_smallest_known_range() {
         assert_eq!(found(&good()), []);
         let mut tensor = good();
         tensor.whole = vec![sha(9), digest(9)];
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_said_is_wanted_once() {
+    fn stated_digests_are_computed_once() {
         let mut wanted = Wanted::of(&known());
         assert_eq!(wanted.whole, [Algorithm::Crc64Nvme, Algorithm::Sha256]);
         assert_eq!(wanted.spans.len(), 2);

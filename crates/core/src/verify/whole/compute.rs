@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_the_same_however_the_bytes_come() {
+    fn span_digests_do_not_depend_on_window_size() {
         let bytes: Vec<u8> = (0..=255).collect();
         let spans = [
             (0, 0),

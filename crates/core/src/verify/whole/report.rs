@@ -256,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_stays_what_it_was_and_what_was_not_written_is_no_success() {
+    fn report_keeps_errno_and_fails_if_manifest_not_written() {
         let denied = || {
             let error = std::io::Error::from_raw_os_error(libc::EACCES);
             Error::from_io("cannot open", error).with_location("/m/a")

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ignored_is_ignored_with_all_below_it_and_nothing_that_begins_alike() {
+    fn ignored_path_covers_its_subtree_only() {
         let signed = SignedFiles {
             ignored: vec![
                 ".git/".to_owned(),
