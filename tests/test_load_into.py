@@ -1,4 +1,5 @@
-"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or everything left as it was."""
+"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or everything
+left as it was."""
 
 from __future__ import annotations
 
@@ -220,7 +221,7 @@ def test_what_nothing_can_be_loaded_into_is_named(tmp_path: Path) -> None:
         "'expanded' has several elements at one place",
         "'array' is read-only",
         "'broadcast' has several elements at one place",
-        "'list' is no tensor or array but a list",
+        "'list' is not a tensor or array but a list",
     ):
         assert text in str(caught.value), text
     assert "'good'" not in str(caught.value)
