@@ -214,7 +214,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert "which fork made of it" in str(error), error
+                assert "a fork of it" in str(error), error
             else:
                 raise AssertionError("no error")
         stream.close()

@@ -37,7 +37,8 @@ def megabytes(tmp_path: Path) -> Path:
 def assert_prompt(interrupt: Callable[[], float], tries: int) -> None:
     """Fail unless an interrupt, which returns its seconds, mostly takes no longer than promised.
 
-    A machine that is busy with other tests delays any one of them, so more tries follow until most are prompt.
+    A machine that is busy with other tests delays any one of them, so more tries follow until most
+    are prompt.
     """
     taken: list[float] = []
     while len(taken) < tries or statistics.median(taken) > PROMISED:
@@ -99,8 +100,9 @@ def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
     assert_prompt(interrupt, 5)
 
 
-# A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process to a supervisor,
-# this process itself, which never answers. Threads that start later inherit the filter.
+# A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process
+# to a supervisor, this process itself, which never answers. Threads that start later inherit the
+# filter.
 HANG = """
 import ctypes, os, struct, sys, threading, time
 import tload
@@ -196,7 +198,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert f"is used in process {os.getpid()}, a fork of it" in str(error), error
                 assert "spawn" in error.hint
             else:
                 raise AssertionError("no error")

@@ -1,4 +1,5 @@
-"""Object stores: the same tensors as from a disk, errors that help, and nothing left behind when a server stalls."""
+"""Object stores: the same tensors as from a disk, errors that help, and nothing left behind when a
+server stalls."""
 
 from __future__ import annotations
 
@@ -327,7 +328,8 @@ def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, sta
     assert_prompt(interrupt, 3)
 
 
-# Memory and threads of a load whose server stalls: before it, while it waits, and after it was given up.
+# Memory and threads of a load whose server stalls: before it, while it waits, and after it was
+# given up.
 GIVES_UP = """
 import gc, os, sys, threading, time
 import tload
@@ -459,7 +461,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert f"is used in process {os.getpid()}, a fork of it" in str(error), error
                 assert "spawn" in error.hint
             else:
                 raise AssertionError("no error")

@@ -38,8 +38,7 @@ class Receiver:
         return self.described[0]
 
     def is_filled_by_the_core(self, dtype: str) -> bool:
-        """Return whether the core writes the bytes of a tensor of this dtype directly into the
-        target."""
+        """Return whether the core writes a tensor of this dtype directly into the target."""
         return self.described[4] is not None and self.described[1] == dtype
 
     def fill(self, tensor: _tload.Tensor, convert: _Converters) -> None:

@@ -35,7 +35,7 @@ class StagingReport:
     pinned_bytes: int
     """Bytes that GPUs copy from directly; the driver copies the others once more."""
     reused: bool
-    """Whether the memory was left by an earlier load of the process."""
+    """`True` if the memory was left by an earlier load of the process."""
     refusal: str | None
     """Reason why not all of it was pinned, or `None`."""
 

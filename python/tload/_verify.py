@@ -62,7 +62,7 @@ class FileReport:
     error: str | None
     """Reason why the file could not be compared, or should not be there, or `None`."""
     is_shard: bool
-    """Whether the file holds tensors; an index does not."""
+    """`True` if the file holds tensors; an index does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every shard was compared with a digest, and nothing differs."""
+        """`True` if every shard was compared with a digest, and nothing differs."""
         return self.error is None
 
     def check(self) -> None:
