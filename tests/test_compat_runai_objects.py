@@ -1,4 +1,5 @@
-"""`tload.compat.runai` and object stores: what is listed, pulled and streamed, and who may see whose secrets."""
+"""`tload.compat.runai` and object stores: what is listed, pulled and streamed, and who may see
+whose secrets."""
 
 from __future__ import annotations
 
@@ -312,6 +313,6 @@ def test_a_copy_that_failed_is_begun_anew(url: str, credentials: S3Credentials, 
 
 
 def test_a_model_that_is_not_in_a_store_is_refused_before_anything_happens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no object store"):
+    with pytest.raises(ValueError, match="is not in an object store"):
         ObjectStorageModel(str(tmp_path), str(tmp_path / "target"))
     assert not list(tmp_path.iterdir())

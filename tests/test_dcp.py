@@ -1,4 +1,5 @@
-"""`tload.dcp.StorageReader`: what PyTorch's own reader of Hugging Face checkpoints reads, on one rank and on two."""
+"""`tload.dcp.StorageReader`: what PyTorch's own reader of Hugging Face checkpoints reads, on one
+rank and on two."""
 
 from __future__ import annotations
 
@@ -162,7 +163,7 @@ def test_a_plan_with_several_parts_of_a_tensor(folder: Path) -> None:
     assert raw(target) == TENSORS["embed.weight"].raw
     assert committed == [((end - start, 8), (end - start, 8)) for start, end in parts]
     storage_reader.read_metadata()
-    with pytest.raises(tload.InvalidRequestError, match="is no tensor for the load's planner"):
+    with pytest.raises(tload.InvalidRequestError, match="but not for the load's planner"):
         storage_reader.read_data(LoadPlan([dataclasses.replace(items[0], type=LoadItemType.BYTE_IO)]), Planner())
 
 
@@ -199,8 +200,8 @@ def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
     torch = require("torch")
     state = {"up.weight": torch.zeros(10, 7), "steps": torch.zeros(1, dtype=torch.int64)}
     assert failure(state, reader(folder, cast=False)) == (
-        f"InvalidRequestError: {folder}: 'up.weight' is torch.float32, and torch.bfloat16 in the checkpoint\n"
-        "  hint: leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
+        f"InvalidRequestError: {folder}: 'up.weight' is torch.float32, but torch.bfloat16 in the checkpoint\n"
+        "  hint: leave out cast=False to convert dtypes, or make the tensors match the checkpoint"
     )
     assert not state["steps"].any()
 
@@ -293,7 +294,8 @@ def test_files_with_the_same_names_are_refused_unless_ranks_wrote_them(tmp_path:
 
 @pytest.mark.timeout(240)
 def test_two_ranks_read_their_parts(folder: Path, tmp_path: Path) -> None:
-    """Uneven parts of rows, of columns, of neither; and what two ranks have saved, in another layout."""
+    """Uneven parts of rows, of columns, of neither; and what two ranks have saved, in another
+    layout."""
     torch = require("torch")
     ranks = tmp_path / "ranks"
     ranks.mkdir()

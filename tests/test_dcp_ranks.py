@@ -199,7 +199,7 @@ def test_files_of_ranks_beside_an_index_of_another_save_are_refused(tmp_path: Pa
     assert not state["w"].any(), "what an index does not name, and no rank wrote, is of no account"
     write_rows(tmp_path, matrix(), 2)
     error = failure(state, reader(tmp_path))
-    assert "the index does not name shard-00001-model-00001-of-00001.safetensors, shard-00002-" in error
+    assert "the index does not list shard-00001-model-00001-of-00001.safetensors, shard-00002-" in error
     dcp().load(state, storage_reader=reader(tmp_path / "model.safetensors.index.json"))
 
 

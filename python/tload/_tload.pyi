@@ -69,12 +69,10 @@ class _Options(Protocol):
     def timeout(self) -> float | None: ...
 
 class _Allocator(Protocol):
-    """Called on the thread that calls `Loader.stream` and `Stream.receive`. Its exceptions end the
-    load."""
+    """Called by `Loader.stream` and `Stream.receive`, on their thread. Exceptions end the load."""
 
     def allocate(self, ordinal: int, nbytes: int) -> tuple[object, int, int]:
-        """Return the owner of the memory, its address, and the stream to order writes to it
-        after."""
+        """Return the memory's owner, its address, and the stream to order writes to it after."""
 
     def free_bytes(self, ordinal: int) -> int: ...
 
@@ -250,7 +248,8 @@ class Tensor:
         """`True` if the memory may be written to; `False` only for views with `cache="map"`."""
 
     def owner(self) -> tuple[Any, int] | None:
-        """Return the allocation of torch's allocator that holds the tensor, and its offset in bytes.
+        """Return the allocation of torch's allocator that holds the tensor, and its offset in
+        bytes.
 
         `None` for memory of the load's own, and for a tensor without bytes. Tensors that are
         yielded with `framework="dlpack"` have no owner.

@@ -95,14 +95,13 @@ impl Tensor {
         }
     }
 
-    /// `True` if the memory may be written to; `False` only for the file views of `cache="map"`.
+    /// `True` if the memory may be written to; `False` only for views with `cache="map"`.
     #[getter]
     fn writable(&self) -> bool {
         self.inner.is_writable()
     }
 
-    /// Returns the allocation of torch's allocator that holds the tensor, and the offset in it, in
-    /// bytes.
+    /// Returns the allocation of torch's allocator that holds the tensor, and its offset in bytes.
     ///
     /// `None` for memory of the load's own, and for a tensor without bytes. Tensors that are
     /// yielded with `framework="dlpack"` have no owner.
@@ -116,7 +115,7 @@ impl Tensor {
         Ok(Some((owner.clone_ref(py), offset)))
     }
 
-    /// Returns the memory as one row of bytes, for libraries whose DLPack import lacks the dtype.
+    /// Returns the memory as one row of bytes, for libraries that cannot import the dtype.
     fn flat(&self) -> FlatBytes {
         FlatBytes {
             inner: Owned::new(tload::Tensor::clone(&self.inner)),
