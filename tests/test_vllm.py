@@ -1,4 +1,5 @@
-"""The plugin for vLLM, as far as it goes without vLLM: settings, and what is read how. `with_vllm/` has the rest."""
+"""The plugin for vLLM, as far as it goes without vLLM: settings, and what is read how. `with_vllm/`
+has the rest."""
 
 from __future__ import annotations
 
@@ -71,10 +72,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"concurency": 4}, r"'concurency' is no key of tload\n  hint: the keys are source, store, device, engine"),
-        ({"memory_limt": 4}, r"'memory_limt' is no key of tload; did you mean 'memory_limit'\?"),
-        ({"writable": True}, r"'writable' is no key of tload"),
-        ({"concurrency": 4}, r"'concurrency' is no key of tload"),
+        ({"concurency": 4}, r"'concurency' is not a key of tload\n  hint: the keys are source, store, device, engine"),
+        ({"memory_limt": 4}, r"'memory_limt' is not a key of tload; did you mean 'memory_limit'\?"),
+        ({"writable": True}, r"'writable' is not a key of tload"),
+        ({"concurrency": 4}, r"'concurrency' is not a key of tload"),
         ({"source": 3}, r"source: wanted a path or URL \(str\) or a list of them, found int"),
         ({"source": ["a", None]}, r"source: wanted a path or URL \(str\) or a list of them, found NoneType"),
         ({"source": ""}, r"source: a path or URL is empty"),

@@ -108,8 +108,8 @@ class Options:
       read.
 
     A manifest that is named, here or after `"sha256:"`, must also list the index with its current
-    bytes, and every file with weights that it lists must be part of the checkpoint, unless files were
-    listed explicitly or tensors were selected.
+    bytes, and every file with weights that it lists must be part of the checkpoint, unless files
+    were listed explicitly or tensors were selected.
     """
     retries: int | None = None
     """Number of times that a failed request to an object store, or a failed read of a file, is

@@ -2,7 +2,8 @@
 
 Needs the Python part of SGLang alone.
 
-SGLang's engine needs a GPU or kernels built for the processor. Its loaders do not: models are stand-ins here.
+SGLang's engine needs a GPU or kernels built for the processor. Its loaders do not: models are
+stand-ins here.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ def test_from_elsewhere(s3: S3, folder: Path, tmp_path: Path) -> None:
 
 
 def test_errors(folder: Path) -> None:
-    with pytest.raises(ValueError, match="'enable_multithread_load' is no key of tload"):
+    with pytest.raises(ValueError, match="'enable_multithread_load' is not a key of tload"):
         loader({"enable_multithread_load": True})
     shard = folder / "model-00003-of-00012.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])

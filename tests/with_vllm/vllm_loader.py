@@ -1,4 +1,5 @@
-"""The loader inside vLLM, beside vLLM's own: the same tensors, the same errors. Needs vLLM: `make test-vllm` runs it.
+"""The loader inside vLLM, beside vLLM's own: the same tensors, the same errors. Needs vLLM: `make
+test-vllm` runs it.
 
 Models are stand-ins that keep what they are given; `vllm_tokens.py` runs real ones.
 """
@@ -274,7 +275,7 @@ def test_from_a_bucket(s3: S3, folder: Path, tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, tload.NotFoundError)
     patterned = Model()
     patterned.allow_patterns_overrides = ["*er/*.safetensors"]
-    with pytest.raises(ValueError, match="Model chooses files by patterns of its own"):
+    with pytest.raises(ValueError, match="Model chooses files by its own patterns"):
         weights_of(loader(extra), config(tmp_path), patterned)
 
 

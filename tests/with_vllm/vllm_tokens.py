@@ -1,7 +1,9 @@
-"""Runs vLLM on the CPU with its own loader and with tload, and compares what the models say: `make test-vllm`.
+"""Runs vLLM on the CPU with its own loader and with tload, and compares what the models say: `make
+test-vllm`.
 
-Makes its models itself: a tiny Llama and a tiny Mixtral of random numbers, in several shards, with a tokenizer. Each
-run is a process of its own, as loaders, plugins and environments are a matter of the process. Nothing is downloaded.
+Makes its models itself: a tiny Llama and a tiny Mixtral of random numbers, in several shards, with
+a tokenizer. Each run is a process of its own, as loaders, plugins and environments are a matter of
+the process. Nothing is downloaded.
 
     python tests/with_vllm/vllm_tokens.py [--results FILE] [--only WORD]
 """
@@ -81,7 +83,8 @@ def run_case(arguments: dict[str, Any]) -> None:
 
 
 def start(case: Case, log: Path) -> Outcome:
-    """Run a case in a child, which has vLLM imported already: that takes longer than all the rest."""
+    """Run a case in a child, which has vLLM imported already: that takes longer than all the
+    rest."""
     child = multiprocessing.get_context("fork").Process(target=_child, args=(case, log))
     child.start()
     child.join(PATIENCE)
@@ -102,7 +105,8 @@ def _child(case: Case, log: Path) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """Write `llama` and `mixtral`, each in several shards, and folders that are variations of `llama`."""
+    """Write `llama` and `mixtral`, each in several shards, and folders that are variations of
+    `llama`."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import (
@@ -215,7 +219,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         Case(
             "a key that is none",
             {"model": llama, "load_format": "tload", "model_loader_extra_config": {"memory_limt": 1}},
-            fails=r"(model_loader_extra_config: 'memory_limt' is no key of tload; did you mean 'memory_limit'\?)$",
+            fails=r"(model_loader_extra_config: 'memory_limt' is not a key of tload; did you mean 'memory_limit'\?)$",
         ),
         Case(
             "a shard that ends early",

@@ -81,7 +81,8 @@ from tload's own (`TLOAD_*`).
 `RUNAI_STREAMER_CUDA_ALIGNMENT`,
 `RUNAI_STREAMER_PROCESS_GROUP_SIZE`
 `STREAMER_LIBRARY`                                  No effect
-==================================================  ==================================================================
+==================================================
+==================================================================
 """
 
 from tload.compat.runai._install import install, uninstall
