@@ -1,4 +1,4 @@
-"""Tensors on GPUs as capsules: bytes, devices, streams, and who frees them."""
+"""Tensors on GPUs as capsules: bytes, devices, streams, and ownership."""
 
 from __future__ import annotations
 
