@@ -110,7 +110,7 @@ def list_files(source: Location, *, store: Store | None = None) -> list[tuple[st
     Args:
         source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index
             names, and what usually lies beside it.
-        store: How to reach the object store: see `tload.open`.
+        store: Options of the object store: see `tload.open`.
 
     Returns:
         Paths below the source (for a file: its name) and lengths in bytes, which are `None` where

@@ -76,7 +76,7 @@ def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Co
     packed = [info for info in tensors if "F4" in {info.dtype, receivers[info.name].described[1]}]
     converted = [info for info in packed if info.dtype != receivers[info.name].described[1]]
     if converted:
-        hint = "load them as they are (load), and convert them by a library that can"
+        hint = "load them unconverted (load), and convert them with a library that can"
         raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
     return _Converters(
         torch=_torch.converter({info.dtype for info in tensors}, lambda: tensors) if tensors else None,

@@ -82,7 +82,7 @@ class VerifyReport:
     not_written: str | None
     """Reason why the manifest could not be written although everything matches, or `None`."""
     notes: tuple[str, ...]
-    """Further notes: origins that were not searched, files that the manifest conflicts with."""
+    """Further notes: origins that were not searched, checks that the manifest prevents."""
     error: Error | None
     """Error that makes the result not `ok`, or `None`."""
 

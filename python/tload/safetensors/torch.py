@@ -32,8 +32,8 @@ def load_file(
     at its speed. `backend="pread"` bypasses the page cache.
 
     Args:
+        filename: See `tload.safetensors.safe_open`.
         device: Device of the tensors: see `tload.safetensors.safe_open`. Default: `"cpu"`.
-        device: Where to: see `tload.safetensors.safe_open`. Default: `"cpu"`.
         backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
         store: Options of object stores: see `tload.open`.
 
