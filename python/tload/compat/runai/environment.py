@@ -103,8 +103,8 @@ def store(kind: Kind, credentials: S3Credentials | None) -> dict[str, Any]:
 
 def _s3(credentials: S3Credentials | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    # tload reads these two itself; old versions of runai_model_streamer have programs set the
-    # third.
+    # tload reads these two itself; programs derive the third from them for old versions of
+    # runai_model_streamer.
     if not (_text("AWS_ENDPOINT_URL") or _text("AWS_ENDPOINT_URL_S3")):
         found["endpoint"] = _text("RUNAI_STREAMER_S3_ENDPOINT")
     addressing = _text("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING")

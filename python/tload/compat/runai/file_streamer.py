@@ -44,7 +44,7 @@ READ_AHEAD_BYTES = 512 << 20
 
 
 class FileChunks:
-    """Ranges of one file. They may overlap, be in any order, and be empty."""
+    """Ranges of one file. They need not be adjacent or in order, and may be empty."""
 
     def __init__(self, id: int, path: str, offsets: list[int], sizes: list[int]) -> None:
         """Describe the ranges to read.
