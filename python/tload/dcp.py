@@ -281,7 +281,7 @@ class StorageReader(_StorageReader):
             name = info.name
             scale = next((name + suffix for suffix in SCALES if name + suffix in unread), None)
             if tuple(target.shape) != tuple(request.item.lengths):
-                faults[name] = f"{name!r} has the shape {tuple(target.shape)}, but {tuple(request.item.lengths)} is to be read"
+                faults[name] = f"{name!r} is {tuple(target.shape)}, but {tuple(request.item.lengths)} is to be read"
             elif target.dtype != _dtype(info) and not self._cast:
                 faults[name] = f"{name!r} is {target.dtype}, but {_dtype(info)} in the checkpoint"
                 hint = "leave out cast=False to convert dtypes, or make the tensors match the checkpoint"
