@@ -1,4 +1,5 @@
-"""`async for` over a load: every tensor, a loop that goes on meanwhile, and an end at any moment."""
+"""`async for` over a load: all tensors arrive, the loop keeps running, and the load can end at any
+moment."""
 
 from __future__ import annotations
 
@@ -91,7 +92,7 @@ def test_a_task_that_is_cancelled_loses_nothing(run: Any, large: Large) -> None:
         names: list[str] = []
         async with tload.stream(path, framework="dlpack", memory_limit="2 MiB") as stream:
             while True:
-                # Cancelled before it has begun, while it waits, or not at all.
+                # Cancelled before it has started, while it waits, or not at all.
                 task = asyncio.ensure_future(anext(stream))
                 for _ in range(len(names) % 3):
                     await asyncio.sleep(0)

@@ -1,4 +1,5 @@
-"""`tload.compat.runai`: the tensors of `SafetensorsStreamer` are the files', its errors those that callers expect."""
+"""`tload.compat.runai`: the tensors of `SafetensorsStreamer` are those of the files, its errors
+those that callers expect."""
 
 from __future__ import annotations
 
@@ -174,7 +175,7 @@ def test_how_files_are_read_is_taken_from_the_environment(
     monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", "3")
     monkeypatch.setenv("RUNAI_STREAMER_CHUNK_BYTESIZE", "1000")
     asked = report()
-    assert (asked.depth, asked.extent_bytes // MIB) == (3, 2), "as little as theirs reads at once"
+    assert (asked.depth, asked.extent_bytes // MIB) == (3, 2), "minimum read size, as in runai_model_streamer"
     monkeypatch.setenv("RUNAI_STREAMER_FS_QUEUE_DEPTH", "5,nfs=64")
     assert report().depth == 5
     monkeypatch.setenv("RUNAI_STREAMER_FS_CHUNK_BYTESIZE", str(4 * MIB))
@@ -270,7 +271,7 @@ def test_a_stream_must_be_taken_or_left_before_the_next(runai: Any, megabytes: E
     with streamer:
         streamer.stream_file(str(floats[0]))
         taken.close()
-        assert len(list(streamer.get_tensors())) == len(floats[1]), "the generator of another stream has no say"
+        assert len(list(streamer.get_tensors())) == len(floats[1]), "the generator of another stream has no effect"
         streamer.stream_file(str(path))
         taken = streamer.get_tensors()
         next(taken)
@@ -328,7 +329,7 @@ def test_several_processes_do_not_divide_files(
 ) -> None:
     path, tensors = floats
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
-    assert len(stream(runai, [path], is_distributed=True)) == len(tensors), "theirs would not by gloo, either"
+    assert len(stream(runai, [path], is_distributed=True)) == len(tensors), "gloo does not divide there, either"
     monkeypatch.setenv("RUNAI_STREAMER_DIST", "1")
     with pytest.raises(tload.UnsupportedError, match="RUNAI_STREAMER_DIST=0"):
         stream(runai, [path], is_distributed=True)

@@ -1,4 +1,5 @@
-"""`tload.compat.runai.install`: others import it as runai_model_streamer, and find in it what they look for."""
+"""`tload.compat.runai.install`: programs import it as runai_model_streamer, and find the names that
+they need."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, flo
     assert importlib.import_module(NAME) is installed, "once is enough"
     assert importlib.util.find_spec(NAME) is not None
     assert set(runai.__all__) <= set(vars(installed))
-    # What vLLM 0.33 and SGLang 0.5.23 import.
+    # Imports of vLLM 0.33 and SGLang 0.5.23.
     pytorch = importlib.import_module(f"{NAME}.safetensors_streamer.safetensors_pytorch")
     assert installed.SafetensorsStreamer is runai.SafetensorsStreamer
     path, tensors = floats

@@ -1,4 +1,5 @@
-"""`tload.compat.runai` and object stores: what is listed, pulled and streamed, and who may see whose secrets."""
+"""`tload.compat.runai` with object stores: listing, pulling and streaming, with the caller's
+credentials only."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def bodies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def url(s3: S3, bodies: dict[str, bytes]) -> str:
-    """The same in an object store, beside something else."""
+    """URL of the model in an object store, beside another object."""
     for name, body in bodies.items():
         s3.put("runai", f"models/tiny/{name}", body)
     s3.put("runai", "models/config.json", b"of another")
@@ -112,7 +113,7 @@ def test_safetensors_are_listed_right_below_a_prefix(url: str, credentials: S3Cr
 
 
 def test_safetensors_are_listed_without_a_look_into_them(s3: S3, credentials: S3Credentials) -> None:
-    """Nor does an index have a say, or the name of the prefix."""
+    """Neither an index nor the name of the prefix has an effect."""
     s3.put("runai", "odd.json/model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}')
     for name in (".hidden.safetensors", "b.safetensors"):
         s3.put("runai", f"odd.json/{name}", b"no header")
@@ -137,7 +138,7 @@ def test_objects_are_listed(url: str, bodies: dict[str, bytes], s3: S3, monkeypa
     check(["config.json"], allow_patterns=[f"{url}/config.json", "config.json"])
     check(NAMES, allow_patterns=[], ignore_patterns=[])
     assert streamer.list_files(f"{url}/") == streamer.list_files(url)
-    assert streamer.list_files("s3://runai/models/tin") == [], "a folder is meant, not the beginning of a name"
+    assert streamer.list_files("s3://runai/models/tin") == [], "a folder is meant, not a prefix of a name"
     with pytest.raises(ValueError, match="no such bucket") as caught:
         streamer.list_files("s3://no-such-bucket")
     assert isinstance(caught.value.__cause__, tload.NotFoundError)
@@ -312,6 +313,6 @@ def test_a_copy_that_failed_is_begun_anew(url: str, credentials: S3Credentials, 
 
 
 def test_a_model_that_is_not_in_a_store_is_refused_before_anything_happens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no object store"):
+    with pytest.raises(ValueError, match="is not in an object store"):
         ObjectStorageModel(str(tmp_path), str(tmp_path / "target"))
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Tensors on GPUs as capsules: bytes, devices, streams, and who frees them."""
+"""Tensors on GPUs as capsules: bytes, devices, streams, and ownership."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def test_any_stream_may_use_a_tensor(stream: int | None, floats: Floats) -> None
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (0, "stream=0 may mean two streams"),
-        (-2, "stream=-2 is no stream"),
-        (True, "stream=True is no stream"),
-        ("1", "stream='1' is no stream"),
-        (1.0, "stream=1.0 is no stream"),
+        (0, "stream=0 is ambiguous"),
+        (-2, "stream=-2 is not a stream"),
+        (True, "stream=True is not a stream"),
+        ("1", "stream='1' is not a stream"),
+        (1.0, "stream=1.0 is not a stream"),
     ],
 )
 @pytest.mark.usefixtures("cuda")

@@ -1,4 +1,4 @@
-"""Loads into GPU memory of tload's own: where tensors go, what limits hold, how a load ends early."""
+"""Loads into GPU memory of tload's own: destinations, limits, and early ends of loads."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_a_gpu_that_fills_up_during_the_load(cuda: gpu.Stub, megabytes: tuple[Pa
     assert caught.value.tensor in megabytes[1]
     assert stream.report.outcome == "out_of_memory"
     for name, tensor in kept.items():
-        assert raw(tensor) == megabytes[1][name].raw, "what was handed out stays good"
+        assert raw(tensor) == megabytes[1][name].raw, "tensors that were yielded stay valid"
 
 
 def test_a_copy_that_fails_is_a_device_error(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
@@ -175,4 +175,4 @@ def test_numpy_arrays_are_on_no_gpu(keywords: dict[str, Any], cuda: gpu.Stub, fl
         tload.stream(floats[0], framework="numpy", **keywords)
     assert caught.value.hint is not None
     assert 'framework="dlpack"' in caught.value.hint
-    assert cuda.count("cuInit") == 0, "nobody looks for a driver"
+    assert cuda.count("cuInit") == 0, "no driver is loaded"

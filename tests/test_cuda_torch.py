@@ -1,4 +1,5 @@
-"""Loads into GPU memory that torch's allocator gives, played by CPU tensors that the driver takes for GPU memory."""
+"""Loads into GPU memory from torch's allocator, simulated by CPU tensors that the driver treats as
+GPU memory."""
 
 from __future__ import annotations
 
@@ -151,7 +152,7 @@ def test_torch_runs_out_of_memory(
     assert isinstance(error.__cause__.__cause__, torch.cuda.OutOfMemoryError)
     assert len(kept) < len(tensors)
     for name, tensor in kept.items():
-        assert raw(tensor) == tensors[name].raw, "what was handed out stays good"
+        assert raw(tensor) == tensors[name].raw, "tensors that were yielded stay valid"
 
 
 @pytest.mark.parametrize("at", [0, 7])
@@ -176,7 +177,8 @@ def test_an_order_to_stop_is_not_lost(
         for name, _ in tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB"):
             seen.append(name)
     assert len(torch_cuda.allocated) == at
-    # Two before the first tensor, one more with each: the tensor that came with the order is not handed out.
+    # Two allocations before the first tensor, one more with each: the tensor that came with the
+    # order to stop is not yielded.
     assert len(seen) == max(at - 2, 0)
 
 
@@ -213,7 +215,7 @@ def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
     def interrupted(*arguments: Any) -> Any:
         if len(torch_cuda.allocated) == 5:
             for use in (lambda: stream.report, lambda: stream.progress, lambda: stream._raw.receive(None)):
-                with pytest.raises(tload.InvalidRequestError, match="while it asks for GPU memory"):
+                with pytest.raises(tload.InvalidRequestError, match="while it allocates GPU memory"):
                     use()
                 refused.append(use)
             getattr(stream, way)()
@@ -229,7 +231,7 @@ def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
 
 
 def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
-    # No stream is there: that the driver refuses it shows that it was asked.
+    # There is no such stream: the driver's refusal shows that it was used.
     torch_cuda.stream = 0xDEAD0
     with pytest.raises(tload.DeviceError, match="cuda:1"):
         tload.load(floats[0], device="cuda:1")

@@ -89,7 +89,7 @@ tload.open(path)
 
 
 def run(script: str, path: Path) -> str:
-    evict(path)  # what the page cache holds is copied by threads, whatever rings are like
+    evict(path)  # bytes in the page cache are copied by threads, with or without rings
     done = subprocess.run(
         [sys.executable, "-c", FORBID + CHECK + script, str(path)],
         capture_output=True,

@@ -106,7 +106,7 @@ def test_torch_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
             wanted = oracle.get_tensor(name)
             assert tensor.dtype == wanted.dtype, name
             assert tensor.shape == wanted.shape, name
-            # As bytes: random floats hold NaNs.
+            # Compared as bytes: random floats contain NaNs.
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
             compared.add(tensors[name].dtype)
     assert compared == set(_torch.DTYPES)
@@ -148,7 +148,7 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
         assert np.from_dlpack(tensor.flat()).ctypes.data == address
         convert: Any = _torch.converter([], list)
         with pytest.raises(KeyError):
-            convert(tensor)  # what was not checked is not converted
+            convert(tensor)  # dtypes that were not checked are not converted
 
 
 def test_what_is_written_to_one_view_is_seen_in_the_other(floats: Every) -> None:

@@ -1,4 +1,5 @@
-"""Files that nobody trusts: links that lead out of a checkpoint's directory, and names that terminals obey."""
+"""Untrusted files: links that lead out of a checkpoint's directory, and names with control
+characters."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ODD = "a\x1b[2J\n\x7f\x9b\u202eé"
-"""What clears a screen, ends a line, and turns text around."""
+"""Characters that clear a screen, end a line, and reverse text."""
 
 
 def write(path: Path, name: str = "t", tensor_bytes: int = 4) -> None:
@@ -26,7 +27,7 @@ def write(path: Path, name: str = "t", tensor_bytes: int = 4) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A directory with one file, which is a link to outside."""
+    """A directory with one file, which is a link to a file outside."""
     (tmp_path / "outside").mkdir()
     write(tmp_path / "outside" / "x.safetensors")
     model = tmp_path / "model"

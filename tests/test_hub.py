@@ -1,4 +1,4 @@
-"""Models of a hub: from the cache that `huggingface_hub` made, else from the hub; the same tensors in either case."""
+"""Models of a hub: the same tensors from the cache of `huggingface_hub` as from the hub itself."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LAYERS = {f"layer.{index}.weight": Content.random("F32", (40, index + 1), index)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home folder of the hub's tools."""
+    """Home folder of the hub's tools."""
     return tmp_path / "home"
 
 
 @pytest.fixture(autouse=True)
 def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Keep the caller's hub, token and cache out of the tests."""
+    """Hide the caller's hub, token and cache from the tests."""
     for name in list(os.environ):
         if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE")):
             monkeypatch.delenv(name)
@@ -42,20 +42,21 @@ def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
-    """A hub, which the environment names."""
+    """A hub, whose URL is in the environment."""
     with hub.hub() as started:
         monkeypatch.setenv("HF_ENDPOINT", started.url)
         yield started
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Return all files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a model: two shards with an index, something beside them, and another model in a folder."""
+    """Files of a model: two shards with an index, another file beside them, and another model in a
+    folder."""
     folder = tmp_path_factory.mktemp("model")
     names = list(LAYERS)
     write_checkpoint(folder, [{name: LAYERS[name] for name in half} for half in (names[::2], names[1::2])])
@@ -79,7 +80,7 @@ WANTED = {name: content.raw for name, content in LAYERS.items()}
 
 
 def download(served: hub.Hub, cache: Path, **arguments: Any) -> Path:
-    """What `huggingface_hub` makes of the same hub."""
+    """Download the same model with `huggingface_hub`."""
     package = require("huggingface_hub")
     require("huggingface_hub.utils").disable_progress_bars()
     return Path(package.snapshot_download(MODEL, endpoint=served.url, cache_dir=cache, token=False, **arguments))
@@ -225,7 +226,7 @@ def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monke
 
 
 def run(*arguments: str) -> str:
-    """The command in a process of its own."""
+    """Run the command in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tload", *arguments], capture_output=True, text=True, check=False, timeout=300
     )
@@ -256,7 +257,7 @@ def test_a_copy_takes_from_the_cache_what_is_all_there(
     served.asked.clear()
     run("cp", URL, str(tmp_path / "some"), "--hidden")
     assert read(tmp_path / "some") == files
-    assert any(asked.host == "files" for asked in served.asked), "the cache has not all"
+    assert any(asked.host == "files" for asked in served.asked), "the cache is incomplete"
     download(served, home / "hub")
     served.asked.clear()
     run("cp", URL, str(tmp_path / "all"), "--hidden")

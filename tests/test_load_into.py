@@ -1,4 +1,5 @@
-"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or everything left as it was."""
+"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or all targets
+unchanged."""
 
 from __future__ import annotations
 
@@ -220,7 +221,7 @@ def test_what_nothing_can_be_loaded_into_is_named(tmp_path: Path) -> None:
         "'expanded' has several elements at one place",
         "'array' is read-only",
         "'broadcast' has several elements at one place",
-        "'list' is no tensor or array but a list",
+        "'list' is not a tensor or array but a list",
     ):
         assert text in str(caught.value), text
     assert "'good'" not in str(caught.value)
@@ -246,7 +247,7 @@ def test_a_mistaken_call(tmp_path: Path) -> None:
 
 
 def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
-    """Two targets of the shape (4, 4), and what they have in common."""
+    """Two targets of the shape (4, 4), and the memory that they share."""
     torch = require("torch")
     np = require("numpy")
     base = torch.zeros(4, 4)
@@ -380,7 +381,7 @@ def test_what_is_raised_meanwhile_ends_the_load(kind: type[BaseException], tmp_p
 def _lanes() -> list[str]:
     names = []
     for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # It has just ended.
+        with contextlib.suppress(OSError):  # the thread has just ended
             names.append(path.read_text().strip())
     return [name for name in names if name.startswith("tload")]
 

@@ -1,4 +1,4 @@
-"""`Options`, keyword arguments and `TLOAD_*` variables: what is accepted, what wins, and what is said of nonsense."""
+"""`Options`, keyword arguments and `TLOAD_*` variables: accepted values, precedence, and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_keywords_win_over_options_which_win_over_the_environment(
     got = report(floats[0], options=options, depth=5)
     assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 5, 2 << 20)
     monkeypatch.setenv("TLOAD_DEPTH", "")
-    assert report(floats[0]).depth != 3, "an empty variable says nothing"
+    assert report(floats[0]).depth != 3, "an empty variable has no effect"
 
 
 @pytest.mark.parametrize(

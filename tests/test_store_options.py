@@ -1,4 +1,5 @@
-"""`store=` and `TLOAD_STORE`: what is accepted, what wins, what is said of nonsense, and that no secret is."""
+"""`store=` and `TLOAD_STORE`: accepted values, precedence, errors, and that errors show no
+secret."""
 
 from __future__ import annotations
 

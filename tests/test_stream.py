@@ -1,4 +1,5 @@
-"""`tload.stream` and `tload.load`: what comes, in which order, and how it ends."""
+"""`tload.stream` and `tload.load`: which tensors are yielded, in which order, and how a load
+ends."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> Non
         for _ in range(3):
             assert len(tload.load(checkpoint, framework="dlpack")) == 12
         stream = tload.stream(checkpoint, framework="dlpack")
-    # The stream keeps the files for itself.
+    # The stream itself keeps the files open.
     assert len(list(stream)) == 12
 
 
@@ -128,7 +129,7 @@ def test_a_stream_tells_what_will_come_and_how_far_it_is(floats: Floats) -> None
         assert stream.progress.fraction == 1.0
         assert repr(stream).startswith("<tload.TensorStream ended: 12 of 12 tensors")
     assert stream.report.outcome == "complete"
-    assert next(stream, None) is None, "the end stays the end"
+    assert next(stream, None) is None, "an ended stream stays ended"
 
 
 def test_a_stream_that_was_closed_early_says_so(floats: Floats) -> None:
@@ -164,7 +165,7 @@ def test_a_stream_that_is_dropped_frees_its_files_and_threads(tmp_path: Path) ->
     if not Path("/proc/self/fd").exists():
         skip_loudly("proc", "no /proc to see files and threads")
     tload.load(path, framework="dlpack")
-    # What earlier tests left behind must not go meanwhile.
+    # Objects of earlier tests must not be freed meanwhile.
     gc.collect()
     before = in_use()
     for taken in (0, 1, 10):

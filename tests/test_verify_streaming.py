@@ -1,4 +1,4 @@
-"""`verify=`: files that the safetensors package wrote, and a manifest beside them."""
+"""`verify=` with files that the safetensors package wrote, and a manifest beside them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def crc64(raw: bytes) -> str:
-    """CRC-64/NVME by its definition, a bit at a time."""
+    """Compute CRC-64/NVME from its definition, one bit at a time."""
     crc = ones = (1 << 64) - 1
     for byte in raw:
         crc ^= byte
@@ -131,7 +131,7 @@ def test_safe_open_hands_out_nothing_that_was_not_compared(
             found = take(handle)
             assert found.shape == wanted.shape
             assert np.array_equal(np.asarray(found), wanted)
-    # A bit of its first row, which no part takes.
+    # A bit of its first row, which no part includes.
     flip(path, begin)
     with safe_open(path, framework, backend=backend) as handle:
         for take, _ in parts():
