@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_through() {
+    fn black_hole_connection_times_out() {
         let hole = BlackHole::start().expect("a port");
         let error = TcpStream::connect_timeout(&hole.address, PATIENCE).expect_err("dropped");
         assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);

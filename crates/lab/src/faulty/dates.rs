@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_round_trip_known_timestamps() {
         // From `date -u -d @SECONDS`.
         for (secs, http_date, iso_date) in [
             (
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_date_is_refused() {
+    fn malformed_http_date_is_rejected() {
         for text in [
             "",
             "yesterday",

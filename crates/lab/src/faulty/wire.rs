@@ -208,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_cut_to_the_object() {
+    fn range_is_clamped_to_object() {
         for (header, size, span) in [
             ("bytes=0-9", 100, Some(0..10)),
             ("bytes=90-200", 100, Some(90..100)),
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_and_a_query_are_decoded() {
+    fn path_and_query_are_decoded() {
         let head = Head::parse(
             b"GET /b/a%20b%2Fc%zz?x=1%2B1&y=a+b&z HTTP/1.1\r\nHost: h\r\nX: a:b\r\n\r\n",
         )

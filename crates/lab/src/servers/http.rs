@@ -115,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_is_status_and_body() {
+    fn reply_splits_into_status_and_body() {
         let reply = parse(b"HTTP/1.1 206 Partial Content\r\na: b\r\n\r\nbody\r\n\r\n");
         let reply = reply.expect("a reply");
         assert_eq!((reply.status, &reply.body[..]), (206, &b"body\r\n\r\n"[..]));

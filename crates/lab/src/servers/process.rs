@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_the_log() {
+    fn failed_start_reports_log() {
         let (result, attempts) = started(&["echo out; echo no luck >&2; exit 3"]);
         let reason = result.expect_err("it failed");
         assert!(reason.contains("exit status: 3"), "{reason}");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_another_attempt() {
+    fn taken_port_is_retried_up_to_limit() {
         let taken = "echo 'bind: address already in use'; exit 1";
         let (result, attempts) = started(&[taken, taken, "echo no luck; exit 1"]);
         let reason = result.expect_err("it failed");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_knows_nothing_of_us() {
+    fn child_inherits_no_environment_but_path() {
         let (result, _) = started(&["env; exit 1"]);
         let log = result.expect_err("it failed");
         let variables = log.lines().skip(1).map(|line| line.split('=').next());

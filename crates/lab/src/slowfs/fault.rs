@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_words() {
+    fn rule_text_round_trips() {
         for text in [
             "errno=EIO",
             "errno=777,times=3",
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_rule_error_names_mistake() {
         for (text, named) in [
             ("", "wanted errno="),
             ("hold=3", "hold=3"),
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_strikes_is_the_only_one() {
+    fn first_striking_rule_wins() {
         let mut rules = rules([
             Rule::once(Fault::Short(1)).from_byte(100),
             Rule::always(EIO).every(2).after(1),
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_knows_its_requests() {
+    fn rule_strikes_matching_requests_only() {
         let mut rules = rules([
             Rule::always(Fault::Hold).on(Request::Open).file("m-1"),
             Rule::always(Fault::Flip(50)),

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_everything() {
+    fn setup_words_round_trip() {
         let line = "/b /m --latency-ms 1.5 --file-mb-s 100 --total-mb-s 2000 --direct on --async-dio off --background 64 \
                     --workers 3 --eio-every 7 --short-every 8 --hang-every 9 --fault-from 4096 --fault-max 6 \
                     --ttl-ms 0 --fault errno=EIO,times=2 --fault hold,on=open --detached";
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_option_error_names_mistake() {
         for (line, named) in [
             ("/b", "found 1 paths"),
             ("/b /m --latency 3", "--latency is unknown"),

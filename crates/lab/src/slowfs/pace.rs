@@ -101,14 +101,14 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_only_latency_counts() {
+    fn unlimited_read_is_due_after_latency() {
         let mut pace = pace(|it| it.latency = ms(5));
         assert_eq!(pace.due(ms(1), 1, MIB), ms(6));
         assert_eq!(pace.due(ms(1), 1, 100 * MIB), ms(6));
     }
 
     #[test]
-    fn reads_of_one_file_wait_for_each_other_and_others_do_not() {
+    fn file_limit_delays_reads_of_same_file_only() {
         let mut pace = pace(|it| (it.latency, it.file_mb_s) = (ms(5), 100));
         let one = Duration::from_nanos(10_485_760);
         assert_eq!(pace.due(ms(0), 1, MIB), one + ms(5));
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn all_files_share_the_total() {
+    fn total_limit_is_shared_by_all_files() {
         let mut pace = pace(|it| (it.file_mb_s, it.total_mb_s) = (100, 200));
         let half = Duration::from_nanos(5_242_880);
         assert_eq!(pace.due(ms(0), 1, MIB), 2 * half);
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_strike_every_nth_read_that_counts() {
+    fn faults_strike_every_nth_read_from_offset() {
         let mut pace = pace(|it| {
             (it.eio_every, it.short_every, it.hang_every) = (3, 2, 5);
             it.fault_from = 4096;
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_end_when_there_were_enough() {
+    fn faults_stop_at_fault_max() {
         let mut pace = pace(|it| (it.short_every, it.fault_max) = (2, 2));
         let struck = (0..100).filter(|_| pace.fault(0, 10).is_some()).count();
         assert_eq!(struck, 2);

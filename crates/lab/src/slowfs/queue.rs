@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_read_again() {
+    fn served_summary_round_trips() {
         let served = Served {
             reads: 1,
             bytes: 22,
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_begin_on_a_page() {
+    fn buffers_are_page_aligned() {
         let mut buffer = Buffer::default();
         for len in [1, 100_000, 7, 1 << 20] {
             let bytes = buffer.get(len);
