@@ -87,7 +87,7 @@ def test_the_tensors_are_those_of_the_safetensors_package(runai: Any, every_dtyp
                 assert torch.equal(ours[name].reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
 
 
-def test_what_is_streamed_is_told_before_it_comes(runai: Any, tmp_path: Path, floats: Every) -> None:
+def test_stream_files_publishes_metadata_before_tensors(runai: Any, tmp_path: Path, floats: Every) -> None:
     path, tensors = floats
     other = tmp_path / "other.safetensors"
     more = {
@@ -119,7 +119,7 @@ def test_what_is_streamed_is_told_before_it_comes(runai: Any, tmp_path: Path, fl
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_tensors_stay_good_while_others_come_and_after_the_end(
+def test_tensors_stay_valid_after_stream_ends(
     *, owned: bool, runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tensors = megabytes
@@ -132,7 +132,7 @@ def test_tensors_stay_good_while_others_come_and_after_the_end(
 @pytest.mark.parametrize(
     ("limit", "wanted"), [("0", 4 * MIB), ("2097152", 4 * MIB), ("16777216", 16 * MIB), ("-1", 64 * MIB), (None, None)]
 )
-def test_the_memory_limit_means_what_it_means_there(
+def test_memory_limit_matches_runai(
     limit: str | None, wanted: int | None, runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tensors = megabytes
@@ -160,9 +160,7 @@ def test_a_memory_limit_that_cannot_work_is_refused_first(
     assert "RUNAI_STREAMER_MEMORY_LIMIT='much'" in str(refused(runai, path))
 
 
-def test_how_files_are_read_is_taken_from_the_environment(
-    runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_sets_depth_and_extent(runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = megabytes
 
     def report() -> tload.Report:
@@ -201,7 +199,7 @@ def test_a_name_in_several_files_comes_from_each(runai: Any, tmp_path: Path) -> 
     assert len(stream(runai, [paths[0], paths[0]])) == 4, "a file may come twice"
 
 
-def test_names_that_cannot_be_meant_are_refused(runai: Any, floats: Every) -> None:
+def test_invalid_tensor_names_rejected(runai: Any, floats: Every) -> None:
     path, _ = floats
     assert "'layer.0.weight'" in str(refused(runai, path, tensor_names="layer.0.weight"))
     assert "empty" in str(refused(runai, path, tensor_names=set()))
@@ -217,7 +215,7 @@ def test_no_files_bring_no_tensors(runai: Any, tmp_path: Path) -> None:
         assert list(streamer.get_tensors()) == []
 
 
-def test_files_that_are_wrong_are_value_errors_that_say_how(runai: Any, tmp_path: Path, floats: Every) -> None:
+def test_invalid_files_raise_value_error(runai: Any, tmp_path: Path, floats: Every) -> None:
     path, tensors = floats
     missing = refused(runai, tmp_path / "missing.safetensors")
     assert "missing.safetensors" in str(missing)
@@ -253,7 +251,7 @@ def test_a_failure_while_reading_ends_the_stream_and_the_next_one_is_good(
         }
 
 
-def test_a_stream_must_be_taken_or_left_before_the_next(runai: Any, megabytes: Every, floats: Every) -> None:
+def test_second_stream_rejected_while_first_is_outstanding(runai: Any, megabytes: Every, floats: Every) -> None:
     path, _ = megabytes
     with runai.SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path))
@@ -318,7 +316,7 @@ def group() -> Iterator[Any]:
     distributed.destroy_process_group()
 
 
-def test_one_process_reads_alone_however_it_is_asked(runai: Any, group: Any, floats: Every) -> None:
+def test_single_process_ignores_is_distributed(runai: Any, group: Any, floats: Every) -> None:
     path, tensors = floats
     assert group.get_world_size() == 1
     assert len(stream(runai, [path], is_distributed=True)) == len(tensors)

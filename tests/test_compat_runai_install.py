@@ -38,7 +38,7 @@ def installed(runai: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not [name for name in sys.modules if name.partition(".")[0] == NAME]
 
 
-def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, floats: Every) -> None:
+def test_install_makes_runai_importable(runai: Any, installed: Any, floats: Every) -> None:
     runai.install()
     assert importlib.import_module(NAME) is installed, "once is enough"
     assert importlib.util.find_spec(NAME) is not None
@@ -73,7 +73,7 @@ def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, flo
         ("safetensors_streamer.safetensors_pytorch", "SafetensorMetadata"),
     ],
 )
-def test_what_their_modules_have_is_in_the_same_place(module: str, name: str, installed: Any) -> None:
+def test_runai_names_exist_in_same_modules(module: str, name: str, installed: Any) -> None:
     found = importlib.import_module(f"{NAME}.{module}")
     thing: Any = installed
     for part in module.split("."):
@@ -112,7 +112,7 @@ def test_a_prefix_is_removed_once_and_only_from_the_front() -> None:
     assert removeprefix("a", "") == "a"
 
 
-def test_it_does_not_take_the_place_of_what_is_in_use() -> None:
+def test_install_rejected_after_runai_import() -> None:
     """In a process of its own: the import stays."""
     require("torch")
     script = f"""

@@ -33,7 +33,7 @@ def raw(tensor: tload.Tensor) -> bytes:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_names_say_the_device(floats: Floats) -> None:
+def test_device_map_globs_choose_device(floats: Floats) -> None:
     rules = {"layer.1?.*": "cuda:1", "layer.1*": "cpu", "layer.2.*": "cuda"}
     loaded = tload.load(floats[0], framework="dlpack", device="cuda:0", device_map=rules)
     for name, tensor in loaded.items():
@@ -44,7 +44,7 @@ def test_names_say_the_device(floats: Floats) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_rule_for_what_is_not_selected_is_no_mistake_and_one_for_nothing_is(floats: Floats) -> None:
+def test_device_map_glob_must_match_checkpoint(floats: Floats) -> None:
     rules = {"layer.3.*": "cuda:1"}
     loaded = tload.load(floats[0], framework="dlpack", names="layer.2.weight", device_map=rules)
     assert [tensor.device for tensor in loaded.values()] == ["cpu"]
@@ -100,7 +100,7 @@ def test_staging_memory_is_kept_for_the_next_load_until_it_is_released(cuda: gpu
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_device_limit_that_is_too_small_says_what_would_do(megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_small_device_limit_error_names_minimum(megabytes: tuple[Path, dict[str, Content]]) -> None:
     with pytest.raises(MemoryError) as caught:
         tload.stream(megabytes[0], framework="dlpack", device="cuda:1", device_memory_limit="1 MiB")
     assert isinstance(caught.value, tload.OutOfMemoryError)
@@ -161,7 +161,7 @@ def test_a_consumer_that_leaves_half_way(way: str, cuda: gpu.Stub, megabytes: tu
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_gpu_that_is_not_there(floats: Floats) -> None:
+def test_missing_gpu_ordinal_rejected(floats: Floats) -> None:
     with pytest.raises(tload.InvalidRequestError, match="there is no cuda:7: this process sees 2 GPUs") as caught:
         tload.stream(floats[0], framework="dlpack", device="cuda:7")
     assert caught.value.hint is not None

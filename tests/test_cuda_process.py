@@ -118,7 +118,7 @@ else:
 
 
 @pytest.mark.parametrize("way", ["done", "running", "torch"])
-def test_python_ends_well(way: str, megabytes: Path) -> None:
+def test_interpreter_exits_cleanly_with_gpu_memory(way: str, megabytes: Path) -> None:
     require("torch")
     for ending in ("", "sys.exit(0)"):
         run(EXIT + ending, megabytes, require_stub(), way)

@@ -59,7 +59,7 @@ def test_every_dtype_that_torch_has_arrives_in_its_memory(torch_cuda: gpu.TorchC
     assert torch_cuda.stub.count("cuMemAllocAsync") + torch_cuda.stub.count("cuMemAlloc_v2") == 0, "no other memory"
 
 
-def test_torch_names_what_it_lacks_before_anything_is_allocated(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+def test_unsupported_torch_dtype_rejected_before_allocation(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     with pytest.raises(tload.UnsupportedError, match="F6_E2M3"):
         tload.stream(every_dtype[0], device="cuda:0")
     assert torch_cuda.allocated == []
@@ -119,9 +119,7 @@ def test_memory_is_asked_for_on_the_callers_thread_and_within_the_limit(
     assert stream.report.devices[0].memory_peak == 6 * MIB
 
 
-def test_what_torch_could_give_bounds_the_load(
-    torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
-) -> None:
+def test_torch_free_memory_bounds_load(torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]) -> None:
     torch_cuda.free = MIB
     with pytest.raises(tload.OutOfMemoryError, match="cuda:0"):
         tload.stream(megabytes[0], device="cuda:0")
@@ -156,7 +154,7 @@ def test_torch_runs_out_of_memory(
 
 
 @pytest.mark.parametrize("at", [0, 7])
-def test_whatever_else_torch_raises_is_told(
+def test_allocator_exception_is_cause_of_error(
     at: int, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
 ) -> None:
     original = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -168,7 +166,7 @@ def test_whatever_else_torch_raises_is_told(
 
 @pytest.mark.parametrize("at", [0, 7])
 @pytest.mark.parametrize("order", [KeyboardInterrupt, SystemExit])
-def test_an_order_to_stop_is_not_lost(
+def test_keyboard_interrupt_in_allocator_is_raised(
     at: int, order: type[BaseException], torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
 ) -> None:
     torch_cuda.fails_at[at] = order("now")
@@ -238,7 +236,7 @@ def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda,
     assert torch_cuda.streams_asked == [1]
 
 
-def test_torch_without_cuda_says_so_before_anything_is_read(
+def test_torch_without_cuda_rejected_before_reading(
     cuda: gpu.Stub, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = require("torch")
@@ -260,7 +258,7 @@ def test_torch_without_cuda_says_so_before_anything_is_read(
     assert len(tload.load(floats[0], names="layer.2.weight")) == 1, "the CPU needs none of it"
 
 
-def test_what_is_asked_of_torch_is_there() -> None:
+def test_torch_functions_used_exist() -> None:
     torch = require("torch")
     for name in ("current_device", "current_stream", "mem_get_info", "memory_reserved", "memory_allocated"):
         assert callable(getattr(torch.cuda, name))
@@ -269,7 +267,7 @@ def test_what_is_asked_of_torch_is_there() -> None:
     assert (_cuda.ordinal_of("cpu"), _cuda.ordinal_of("cuda:11"), _cuda.ordinal_of("meta")) == (None, 11, None)
 
 
-def test_neighbours_do_not_share_autograds_count_of_changes(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
+def test_region_neighbours_have_own_version_counter(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
     torch = require("torch")
     path = tmp_path / "small.safetensors"
     write_file(path, {name: Content("F32", (64,), tile(1, 256)) for name in ("a", "b")})

@@ -81,7 +81,7 @@ def test_the_metadata_are_those_of_torchs_own_reader(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("of", ["folder", "index", "files", "checkpoint"])
-def test_tensors_get_what_torchs_own_reader_gives_them(of: str, folder: Path) -> None:
+def test_values_match_torch_reader(of: str, folder: Path) -> None:
     expected = empty(TENSORS)
     dcp().load(expected, storage_reader=dcp().HuggingFaceStorageReader(str(folder)))
     with tload.open(folder) as checkpoint:
@@ -214,7 +214,7 @@ def test_torchs_own_keywords_are_taken(folder: Path) -> None:
         assert raw(state["scale"]) == TENSORS["scale"].raw
 
 
-def test_quantized_weights_are_not_taken_for_values(tmp_path: Path) -> None:
+def test_quantized_weights_without_scales_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
     path = save(tmp_path / "a.safetensors", {"up.weight": weight, "up.weight_scale_inv": torch.full((1, 1), 0.5)})
@@ -278,7 +278,7 @@ def test_a_server(folder: Path, web: servers.Web) -> None:
 
 
 @pytest.mark.parametrize("said", ["[]", '{"a": {}}', "{", '{"a": {"saved_offsets": [1, 2]}}'])
-def test_what_a_rank_did_not_write(said: str, tmp_path: Path) -> None:
+def test_tensor_missing_from_rank_files_rejected(said: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {"a": Content.random("F32", (4,), seed=1)}, metadata={"DCP_SHARDING_INFO": said})
     with pytest.raises(tload.FormatError, match="DCP_SHARDING_INFO"):

@@ -110,7 +110,7 @@ def test_a_name_that_a_rank_does_not_place_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["[-1]", "[1.5]", "[9223372036854775807]", '["0"]', "[null]"])
-def test_a_start_that_is_no_place_is_refused(start: str, tmp_path: Path) -> None:
+def test_invalid_part_start_rejected(start: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     said = f'{{"w": {{"saved_offsets": {start}}}}}'
     write_file(path, {"w": Content("F32", (2,), bytes(8))}, metadata={"DCP_SHARDING_INFO": said})
@@ -182,7 +182,7 @@ def test_files_of_two_saves_in_two_dtypes_are_refused(tmp_path: Path) -> None:
         reader(tmp_path).read_metadata()
 
 
-def test_what_is_no_file_beside_an_index_does_not_matter(tmp_path: Path) -> None:
+def test_non_files_beside_index_ignored(tmp_path: Path) -> None:
     torch = require("torch")
     write_checkpoint(tmp_path, [{"w": Content.random("F32", (8,), seed=1)}, {"v": Content.random("F32", (8,), seed=2)}])
     (tmp_path / "folder.safetensors").mkdir()
@@ -224,7 +224,7 @@ EVEN = ("rows", "columns", "cube")
 
 
 @pytest.mark.timeout(600)
-def test_what_some_ranks_wrote_others_read(tmp_path: Path) -> None:
+def test_ranks_read_layouts_of_other_ranks(tmp_path: Path) -> None:
     """Written by 1, 2 and 4 ranks, read by 1, 2 and 4, in three layouts that torch's own reader
     reads."""
     torch = require("torch")

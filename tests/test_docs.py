@@ -173,14 +173,14 @@ def test_every_block_says_what_it_is() -> None:
             assert block.language in LANGUAGES, f"{where(block)}: {block.language!r}"
 
 
-def test_only_harmless_commands_are_run() -> None:
+def test_docs_run_only_allowed_commands() -> None:
     for block in all_blocks(*SHELLS):
         for command in block.commands:
             words = words_of(command)
             assert block.reason or words[0] in {"tload", "python"}, f"{where(block)}: would run {command}"
 
 
-def test_what_is_not_run_is_counted() -> None:
+def test_skipped_blocks_are_counted() -> None:
     counts = {}
     for page, name in zip(PAGES, NAMES, strict=True):
         reasons = [block.reason for block in blocks_of(page) if block.reason is not None]
@@ -281,7 +281,7 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-def test_the_command_knows_what_it_is_told() -> None:
+def test_documented_options_exist() -> None:
     checked = 0
     for block in all_blocks(*SHELLS):
         for command in block.commands:
@@ -332,7 +332,7 @@ def test_settings_of_engines_are_ones_that_the_plugins_take() -> None:
         settings.read(json.loads(text))
 
 
-def test_variables_are_ones_that_something_reads() -> None:
+def test_documented_variables_are_read() -> None:
     sources = [*PACKAGE.rglob("*.py"), *(ROOT / "crates").rglob("*.rs")]
     read = set(re.findall(r"(?:RUNAI_STREAMER|TLOAD)_[A-Z0-9_]+", "\n".join(source.read_text() for source in sources)))
     for page in PAGES:

@@ -57,7 +57,7 @@ REQUEST_NAMES = ("operation", "status", "code", "request_id", "attempts", "crede
 
 
 @pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
-def test_every_kind_can_say_which_request_failed(kind: str) -> None:
+def test_every_error_kind_carries_request(kind: str) -> None:
     error = _errors.make_error(kind, "message", None, None, None, None, None, REQUEST)
     assert tuple(getattr(error, name) for name in REQUEST_NAMES) == REQUEST
     error = _errors.make_error(kind, "message", None, None, None, None, None)
@@ -138,7 +138,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         ((2).to_bytes(8, "little") + b"{}trailing", "safetensors"),
     ],
 )
-def test_a_file_that_is_no_checkpoint(raw: bytes, message: str, tmp_path: Path) -> None:
+def test_invalid_file_raises_format_error(raw: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(raw)
     with pytest.raises(tload.FormatError, match=message) as caught:
@@ -148,7 +148,7 @@ def test_a_file_that_is_no_checkpoint(raw: bytes, message: str, tmp_path: Path) 
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_truncated_file_says_what_was_wanted(tmp_path: Path) -> None:
+def test_truncated_file_error_names_lengths(tmp_path: Path) -> None:
     path = tmp_path / "short.safetensors"
     write_file(path, {"a": Content.random("F32", (100,), 0)})
     os.truncate(path, path.stat().st_size - 1)

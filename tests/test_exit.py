@@ -257,7 +257,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_python_ends_well_whatever_runs(how: str, checkpoint: Path) -> None:
+def test_interpreter_exits_cleanly_during_loads(how: str, checkpoint: Path) -> None:
     require("numpy")
     for seed in range(5):
         done = run(ENDS, checkpoint, how, seed)
@@ -350,7 +350,7 @@ def cancels_and_closes(stream: Stream, after: int) -> None:
 WAYS = [raises, closes_a_generator, cancels_elsewhere, closes_elsewhere, cancels_and_closes, some]
 
 
-def test_a_consumer_can_leave_at_any_moment(checkpoint: Path) -> None:
+def test_consumer_exit_releases_everything(checkpoint: Path) -> None:
     """By an exception, by closing a generator, by cancelling on another thread, by dropping the
     stream."""
     if not Path("/proc/self/task").exists():

@@ -95,7 +95,7 @@ for thread in threads:
 
 
 @pytest.mark.timeout(300)
-def test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads(checkpoint: Path) -> None:
+def test_forked_child_never_waits_for_parent_locks(checkpoint: Path) -> None:
     require("numpy")
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")

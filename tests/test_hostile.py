@@ -65,7 +65,7 @@ def test_links_out_of_the_directory_are_followed_when_that_is_allowed(
         opener(linked, follow_symlinks=False)
 
 
-def test_what_is_named_may_be_a_link(linked: Path) -> None:
+def test_listed_file_may_be_symlink(linked: Path) -> None:
     path = linked / "model.safetensors"
     assert list(tload.open(path)) == ["t"]
     assert list(tload.open([path])) == ["t"]
@@ -90,7 +90,7 @@ def assert_shown(text: str) -> None:
         assert line.isprintable(), ascii(line)
 
 
-def test_names_give_no_orders(tmp_path: Path) -> None:
+def test_tensor_names_are_escaped_in_output(tmp_path: Path) -> None:
     model = tmp_path / ODD
     model.mkdir()
     path = model / "model.safetensors"

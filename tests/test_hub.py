@@ -138,7 +138,7 @@ def test_what_the_package_downloads_is_what_tload_reads(
 
 
 @pytest.mark.parametrize("missing", ["a shard", "the index", "a revision"])
-def test_a_cache_that_lacks_something_does_not_count(
+def test_incomplete_hub_cache_ignored(
     missing: str, served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.commit(MODEL, files)
@@ -200,7 +200,7 @@ def test_tokens_are_found_where_the_package_looks(
     assert all(asked.token is None for asked in served.asked if asked.host == "files")
 
 
-def test_refusals_are_the_exceptions_that_one_expects(served: hub.Hub, files: dict[str, bytes]) -> None:
+def test_hub_refusals_map_to_exceptions(served: hub.Hub, files: dict[str, bytes]) -> None:
     served.commit(MODEL, files)
     for location in ("hf://org/none", f"{URL}@none", f"{URL}/none.safetensors"):
         with pytest.raises(tload.NotFoundError) as caught:
@@ -214,7 +214,9 @@ def test_refusals_are_the_exceptions_that_one_expects(served: hub.Hub, files: di
         tload.open("hf://datasets/org/name")
 
 
-def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_no_request(
+    served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     served.commit(MODEL, files)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "true")
@@ -249,7 +251,7 @@ def test_every_command_takes_a_model(served: hub.Hub, files: dict[str, bytes], t
     assert "hf: 2 shards" in run("doctor", URL)
 
 
-def test_a_copy_takes_from_the_cache_what_is_all_there(
+def test_copy_uses_complete_cached_files(
     served: hub.Hub, files: dict[str, bytes], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.commit(MODEL, files)

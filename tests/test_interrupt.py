@@ -222,7 +222,7 @@ assert kept.tobytes() == before
 """
 
 
-def test_a_stream_says_that_it_does_not_survive_fork(megabytes: Path) -> None:
+def test_stream_use_after_fork_raises(megabytes: Path) -> None:
     require("numpy")
     for _ in range(3):
         done = subprocess.run(

@@ -93,7 +93,7 @@ def test_64_kib_of_locked_memory_are_enough(shards: Path, loaded: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
-def test_without_rings_threads_read(number: int, shards: Path, loaded: str) -> None:
+def test_missing_io_uring_falls_back_to_threads(number: int, shards: Path, loaded: str) -> None:
     class Instruction(ctypes.Structure):
         _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
 
@@ -115,7 +115,7 @@ def test_without_rings_threads_read(number: int, shards: Path, loaded: str) -> N
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
-def test_few_threads_are_enough_or_an_error_of_memory(threads: int, shards: Path, loaded: str) -> None:
+def test_thread_limit_loads_or_raises_out_of_memory(threads: int, shards: Path, loaded: str) -> None:
     require_root()
     # Another user may not enter the folders of this Python: all modules are imported first.
     user = 64000 + os.getpid() % 1000

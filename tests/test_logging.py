@@ -72,7 +72,7 @@ def test_debug_has_the_whole_report(floats: Floats) -> None:
 
 
 @pytest.mark.parametrize("level", ["", " ", "warning", "ERROR", "off"])
-def test_nothing_is_said_of_a_load_that_went_well(level: str, floats: Floats) -> None:
+def test_successful_load_logs_nothing_by_default(level: str, floats: Floats) -> None:
     assert logged_by(LOAD, str(floats[0]), TLOAD_LOG=level) == ""
 
 
@@ -84,7 +84,7 @@ def test_off_silences_notes_too() -> None:
     assert logged_by(note) == "a note\n"
 
 
-def test_a_level_that_is_none_is_named_and_ignored() -> None:
+def test_unknown_log_level_warns() -> None:
     said = logged_by("import tload", TLOAD_LOG="loud")
     assert said == "WARNING tload: TLOAD_LOG='loud' is ignored; it can be debug, info, warning, error, off\n"
 

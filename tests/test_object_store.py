@@ -112,7 +112,7 @@ def test_the_report_counts_the_requests_for_tensors(web: Web, folder: Path) -> N
     assert stream.report.requests == len(web.requests) - opening > 1
 
 
-def test_the_index_decides_which_objects_count(s3: S3, url: str, folder: Path) -> None:
+def test_index_selects_objects(s3: S3, url: str, folder: Path) -> None:
     for source in (url, f"{url}/", f"{url}/model.safetensors.index.json"):
         assert set(tload.open(source, store=s3.store)) == set(LAYERS)
     without = s3.put("models", "b/one.safetensors", shards(folder)[0].read_bytes()).removesuffix("/one.safetensors")
@@ -219,7 +219,7 @@ def test_a_url_with_a_secret_is_shown_without_it(web: Web, folder: Path) -> None
         ("nowhere", "NoSuchBucket"),
     ],
 )
-def test_what_is_not_there_is_a_file_not_found_error(place: str, code: str, s3: S3, url: str) -> None:
+def test_missing_object_raises_not_found(place: str, code: str, s3: S3, url: str) -> None:
     assert url.startswith("s3://models/")
     with pytest.raises(FileNotFoundError) as caught:
         tload.open(f"s3://{place}", store=s3.store)
@@ -394,7 +394,7 @@ wait_for(lambda: not threads() and resident() < before + (8 << 20))
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "with", "del"])
-def test_giving_up_while_a_server_stalls_frees_memory_and_threads(way: str, stalling: Web) -> None:
+def test_abandoned_load_frees_memory_and_threads(way: str, stalling: Web) -> None:
     if not Path("/proc/self/task").exists():
         skip_loudly("proc", "no /proc to see memory and threads")
     command = [sys.executable, "-c", GIVES_UP, f"{stalling.url}/a.safetensors", way, str(PATIENCE / 2)]

@@ -122,7 +122,7 @@ def test_an_unknown_tensor_is_a_key_error_that_reads_well(floats: Floats) -> Non
     assert caught.value.tensor == "layer.99.weight"
 
 
-def test_what_is_no_location_is_a_type_error() -> None:
+def test_invalid_location_type_raises() -> None:
     for source in (b"model", 3, None, {"a": 1}, 1.5):
         with pytest.raises(TypeError, match="source: wanted a str"):
             tload.open(source)  # type: ignore[arg-type]

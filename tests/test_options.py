@@ -113,7 +113,7 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
         ),
     ],
 )
-def test_nonsense_in_the_environment_is_blamed_on_its_variable(
+def test_invalid_variable_named_in_error(
     variable: str, text: str, message: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, text)
@@ -178,7 +178,7 @@ def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> 
         tload.Options(**keywords)
 
 
-def test_retries_may_be_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_retries_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tload.Options(retries=0).retries == 0
     monkeypatch.setenv("TLOAD_RETRIES", "0")
     assert _options.resolve(None, {}).retries == 0

@@ -115,7 +115,7 @@ def test_views_are_right_by_dlpack_which_says_what_may_be_written_to(*, writable
     assert set(loaded) == set(ALIGNED)
 
 
-def test_nobody_gets_a_read_only_tensor_without_being_told(large: Path) -> None:
+def test_dlpack_below_v1_rejects_read_only_view(large: Path) -> None:
     np = require("numpy")
     tensor = tload.load(large, framework="dlpack", cache="map")["t0"]
     for exporter in (tensor, tensor.flat()):
@@ -229,7 +229,7 @@ def test_the_report_tells_of_views(large: Path) -> None:
     assert " mapped" not in str(other)
 
 
-def test_what_no_view_can_align_is_copied_and_writable(tmp_path: Path) -> None:
+def test_misaligned_tensor_copied_and_writable(tmp_path: Path) -> None:
     np = require("numpy")
     tensors = {"odd": Content("U8", (3,), b"abc"), "f": Content.random("F64", (999,), 1)}
     stream = tload.stream(write_aligned(tmp_path / "a.safetensors", tensors), framework="dlpack", cache="map")

@@ -93,7 +93,7 @@ def test_transformers_with_weights_on_disk(experts: Path, tmp_path: Path, opened
     models.assert_close(said, models.logits(auto().from_pretrained(experts)))
 
 
-def test_what_is_saved_inside(dense: Path, tmp_path: Path) -> None:
+def test_models_saved_inside_patch_are_identical(dense: Path, tmp_path: Path) -> None:
     models.save(auto().from_pretrained(dense), tmp_path / "expected")
     with tload.patch():
         models.save(auto().from_pretrained(dense), tmp_path / "saved")

@@ -54,7 +54,7 @@ def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path, monkey
     assert [progress.fraction for progress in seen] == [1.0]
 
 
-def test_what_a_callback_raises_stops_the_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
 
     class EnoughError(Exception):

@@ -97,7 +97,7 @@ def test_errors_name_their_cause_and_can_be_sent_away(tmp_path: Path) -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_what_is_unusual_and_right(tmp_path: Path) -> None:
+def test_unusual_valid_headers_accepted(tmp_path: Path) -> None:
     theirs = require("safetensors")
     require("torch")
     for number, content in enumerate(
@@ -122,7 +122,7 @@ def test_what_is_unusual_and_right(tmp_path: Path) -> None:
                 assert fingerprint(found.get_tensor(name)) == fingerprint(wanted.get_tensor(name))
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_header_name_rejected(tmp_path: Path) -> None:
     path = tmp_path / "twice.safetensors"
     text = json.dumps(entry())
     path.write_bytes(file_of(f'{{"a":{text},"a":{text}}}'.encode(), bytes(8)))
@@ -179,7 +179,7 @@ def test_mapped_tensors_are_views_of_the_file(framework: str, aligned: Path) -> 
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_tensors_of_pread_are_not(framework: str, aligned: Path) -> None:
+def test_pread_tensors_are_not_mapped(framework: str, aligned: Path) -> None:
     require("torch")
     with safe_open(aligned, framework, backend="pread") as handle:
         tensors = [handle.get_tensor("layer.3"), handle.get_slice("layer.3")[1:], *handle.get_tensors().values()]
@@ -343,7 +343,7 @@ def test_a_url_takes_torchs_indices(served: str, aligned: Path) -> None:
 
 
 @pytest.mark.parametrize(("framework", "backend"), [("pt", "mmap"), ("pt", "pread"), ("np", "pread"), ("flax", "mmap")])
-def test_only_what_is_asked_for_is_read(framework: str, backend: str, web: Web, tmp_path: Path) -> None:
+def test_slice_reads_only_its_bytes(framework: str, backend: str, web: Web, tmp_path: Path) -> None:
     require({"pt": "torch", "np": "numpy", "flax": "jax"}[framework])
     path = tmp_path / "rows.safetensors"
     content = Content("U8", (64, MIB // 4), tile(0, 16 * MIB))
@@ -448,7 +448,7 @@ except ImportError as error:
     assert "pip install safetensors" in done.stdout
 
 
-def test_the_rest_is_the_packages() -> None:
+def test_other_attributes_come_from_package() -> None:
     theirs = require("safetensors")
     for name in ("serialize", "serialize_file", "deserialize", "TensorSpec"):
         assert getattr(safetensors, name) is getattr(theirs, name)

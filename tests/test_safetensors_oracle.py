@@ -170,14 +170,14 @@ def test_every_index_is_the_same(framework: str, backend: str, name: str, theirs
 
 
 @pytest.mark.parametrize(("framework", "backend"), HANDLES)
-def test_what_else_torch_takes(framework: str, backend: str, theirs: Any, path: Path) -> None:
+def test_torch_only_indices_match(framework: str, backend: str, theirs: Any, path: Path) -> None:
     mine, original = (handle.get_slice("table") for handle in both(theirs, path, framework, backend))
     for index in [*ADVANCED, *(NEGATIVE if (framework, backend) == ("pt", "mmap") else [])]:
         assert outcome(mine.__getitem__, index) == outcome(original.__getitem__, index), index
 
 
 @pytest.mark.parametrize(("framework", "backend"), [handle for handle in HANDLES if handle != ("pt", "mmap")])
-def test_slices_that_only_we_have(framework: str, backend: str, theirs: Any, path: Path) -> None:
+def test_extended_slices_match_python(framework: str, backend: str, theirs: Any, path: Path) -> None:
     handle, original = both(theirs, path, framework, backend)
     table, whole = handle.get_slice("table"), handle.get_tensor("table")
     with_minus = [slice(-3, None), slice(None, -3), slice(-3, -1), slice(-10, None), (slice(2, -2, 2), slice(-4, -1))]
@@ -280,7 +280,7 @@ OPENINGS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OPENINGS)
-def test_what_cannot_be_opened(case: str, theirs: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_errors_match_package(case: str, theirs: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     arguments, keywords = OPENINGS[case]
     found = outcome(ours.safe_open, *arguments, **keywords)

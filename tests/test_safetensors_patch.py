@@ -63,7 +63,7 @@ REPLACED = {
 }
 
 
-def test_what_reads_is_replaced_and_nothing_else(modules: dict[str, ModuleType]) -> None:
+def test_patch_replaces_only_readers(modules: dict[str, ModuleType]) -> None:
     import tload.safetensors.torch
 
     before = state(modules)
@@ -130,7 +130,7 @@ def test_blocks_that_overlap(modules: dict[str, ModuleType]) -> None:
     assert state(modules) == before
 
 
-def test_what_somebody_else_replaces_meanwhile_stays(modules: dict[str, ModuleType]) -> None:
+def test_foreign_replacement_survives_unpatch(modules: dict[str, ModuleType]) -> None:
     with patch():
         modules["accelerate.utils.modeling"].safe_open = "theirs"  # type: ignore[attr-defined]
         del modules["accelerate.checkpointing"].load_model

@@ -232,7 +232,7 @@ class Stalled:
         self.closed.set()
 
 
-def test_closing_frees_whoever_waits(handle: safe_open) -> None:
+def test_close_wakes_waiting_takers(handle: safe_open) -> None:
     loader, stalled = handle.prefetch(), Stalled()
     loader._stream.close()
     loader._stream = stalled  # type: ignore[assignment]
@@ -247,7 +247,7 @@ def test_closing_frees_whoever_waits(handle: safe_open) -> None:
     assert not stalled.closed_too_early
 
 
-def test_a_failure_reaches_everybody(web: Web, tmp_path: Path) -> None:
+def test_failure_raised_in_all_takers(web: Web, tmp_path: Path) -> None:
     require("numpy")
     path = tmp_path / "gone.safetensors"
     write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(4)})

@@ -79,7 +79,7 @@ def test_load_file_takes_devices_as_the_package(modules: tuple[ModuleType, Modul
     assert outcome(ours.load_file, path, "mps") == outcome(theirs.load_file, path, "mps")
 
 
-def test_a_gpu_that_is_not_there(modules: tuple[ModuleType, ModuleType], path: Path) -> None:
+def test_missing_gpu_ordinal_rejected(modules: tuple[ModuleType, ModuleType], path: Path) -> None:
     ours, _ = modules
     if require("torch").cuda.is_available():
         pytest.skip("a GPU is there")
@@ -231,7 +231,7 @@ def test_load_model_fills_parts_of_a_memory(modules: tuple[ModuleType, ModuleTyp
     assert fingerprint(mine.state_dict()) == fingerprint(saved.state_dict())
 
 
-def test_load_model_refuses_overlaps_that_nobody_covers(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+def test_uncovered_overlaps_rejected_by_load_model(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
     ours, theirs = modules
     torch = require("torch")
     module = torch.nn.Module()

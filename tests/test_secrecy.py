@@ -92,7 +92,7 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_error_that_nobody_catches_and_the_loudest_log_show_none(web: Web) -> None:
+def test_uncaught_error_and_debug_log_hide_secrets(web: Web) -> None:
     url = f"http://user:hunter2@127.0.0.1:{web.port}/none.safetensors?sig=hunter2"
     script = "import os, logging; logging.basicConfig(level=1); import tload; tload.load(os.environ['URL'])"
     done = run(script, URL=url, TLOAD_LOG="debug", RUST_BACKTRACE="1", **VARIABLES)

@@ -20,7 +20,7 @@ def test_without_sglang_it_says_so() -> None:
         _ = tload.sglang.TloadModelLoader
 
 
-def test_other_names_are_no_names() -> None:
+def test_unknown_attribute_raises() -> None:
     module: Any = tload.sglang
     with pytest.raises(AttributeError, match="has no attribute 'TloadLoader'"):
         _ = module.TloadLoader

@@ -114,7 +114,7 @@ def test_only_what_is_needed_is_read(shaped: Shaped) -> None:
     assert wide.read_bytes <= 3 * 2 * 4096
 
 
-def test_what_was_read_beside_is_not_kept(shaped: Shaped) -> None:
+def test_gap_bytes_are_not_retained(shaped: Shaped) -> None:
     path, arrays = shaped
     stream = tload.stream(path, names="large", slices={"large": (slice(None), 0)}, framework="numpy")
     loaded = dict(stream)

@@ -88,7 +88,7 @@ def test_names_globs_and_expressions_add_up(rules: dict[str, Any], wanted: set[i
         ({"device": -1}, tload.InvalidRequestError, 'device "cuda:-1" is unknown'),
     ],
 )
-def test_what_cannot_be_selected_fails_before_anything_moves(
+def test_invalid_selection_rejected_before_reading(
     rules: dict[str, Any], error: type[Exception], message: str, floats: Floats
 ) -> None:
     with pytest.raises(error, match=message):
@@ -212,7 +212,7 @@ def test_threads_share_a_stream(tmp_path: Path) -> None:
     assert sorted(got) == sorted((name, content.raw) for name, content in tensors.items())
 
 
-def test_an_error_in_the_middle_ends_the_stream_and_spares_what_came(tmp_path: Path) -> None:
+def test_mid_stream_error_keeps_yielded_tensors(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     contents = {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)}
     write_file(path, contents)
@@ -249,7 +249,7 @@ def test_an_empty_checkpoint_is_an_empty_stream(tmp_path: Path) -> None:
     assert tload.load(tmp_path / "a.safetensors", framework="dlpack") == {}
 
 
-def test_a_load_without_troubles_counts_none(floats: Floats) -> None:
+def test_clean_load_reports_no_retries(floats: Floats) -> None:
     with tload.stream(floats[0], framework="dlpack", retries=1, hedge=False) as tensors:
         assert len(list(tensors)) == len(floats[1])
     report = tensors.report

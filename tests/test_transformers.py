@@ -120,7 +120,7 @@ def test_weights_come_in_the_order_in_which_they_are_asked_for(
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_a_wrong_guess_of_the_order_is_only_slow(
+def test_wrong_order_guess_loads_same_model(
     kind: str, request: pytest.FixtureRequest, read_again: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_feed, "WINDOW_BYTES", 20_000)
@@ -145,7 +145,7 @@ def test_dtypes(dtype: str | None, said: str | None, tmp_path: Path) -> None:
     assert model.dtype == getattr(torch, said if said and dtype != "bfloat16" else "bfloat16")
 
 
-def test_of_several_dtypes_the_one_that_transformers_takes(tmp_path: Path) -> None:
+def test_mixed_dtypes_follow_transformers(tmp_path: Path) -> None:
     torch = require("torch")
     saved = models.dense(dtype="bfloat16").to(torch.bfloat16)
     saved.lm_head.to(torch.float32)
@@ -372,7 +372,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch, dense: Path) -> N
         from_pretrained(cls, dense)
 
 
-def test_what_is_more_than_weights_is_refused(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_and_zero3_rejected(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(dense, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: False)

@@ -79,7 +79,7 @@ def test_many_threads(checkpoint: tload.Checkpoint) -> None:
 
 
 @pytest.mark.usefixtures("small_windows")
-def test_what_nobody_asks_for_is_not_read(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_windows_are_skipped(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     streamed: set[str] = set()
     stream = tload.stream
 
@@ -109,7 +109,7 @@ def test_a_tensor_larger_than_all_windows(tmp_path: Path, monkeypatch: pytest.Mo
         feed.close()
 
 
-def test_a_failure_is_everybodys(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_raised_in_all_threads(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_arguments: Any, **_keywords: Any) -> Any:
         raise tload.IoError("the disk is gone")
 
@@ -121,7 +121,7 @@ def test_a_failure_is_everybodys(checkpoint: tload.Checkpoint, monkeypatch: pyte
     feed.close()
 
 
-def test_closing_wakes_whoever_waits(web: servers.Web, tmp_path: Path) -> None:
+def test_close_wakes_waiting_threads(web: servers.Web, tmp_path: Path) -> None:
     size = 1 << 20
     tensors = {name: Content("U8", (size,), tile(index, size)) for index, name in enumerate("ab")}
     write_file(tmp_path / "a.safetensors", tensors)
@@ -181,7 +181,7 @@ def test_a_lazy_tensor_says_what_it_is_without_being_read() -> None:
     assert asked == [("x", ...), ("x", (slice(None), slice(1, None)))]
 
 
-def test_where_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_maps_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     names = ["lm_head.weight", "model.layers.1.weight", "model.layers.10.weight", "model.norm"]
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -54,7 +54,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_the_manifest_is_what_hashlib_says(folder: Path) -> None:
+def test_manifest_digests_match_hashlib(folder: Path) -> None:
     report = tload.verify(folder, write=True)
     assert report.ok
     assert report.written == str(folder / MANIFEST)
@@ -304,7 +304,7 @@ def test_what_is_not_signed_is_refused_as_model_signing_does(signed: tuple[Path,
     tload.verify(folder, signature=trusted).check()
 
 
-def test_what_is_checked_is_what_is_compared_with(
+def test_replaced_signature_is_not_used(
     signed: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """An attacker who may write to the folder shows the real signature first, and replaces it after
@@ -381,7 +381,7 @@ def test_a_signature_is_read_wherever_the_model_is(
         report.check()
 
 
-def test_signatures_want_somebody_to_trust_and_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_requires_signer_and_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "model.sig").write_text("{}")
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(tload.UnsupportedError, match=r"\(.*model_signing.*\): pip install model-signing"):

@@ -169,9 +169,7 @@ def test_readers_refuse_what_cannot_be_compared(
 
 @pytest.mark.parametrize("verify", ["auto", "require", "sha256"])
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader not in NEVER_VERIFIED])
-def test_readers_hand_out_nothing_that_differs(
-    reader: str, verify: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_reject_flipped_bit(reader: str, verify: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tload.verify(folder, write=True).check()
     path = folder / FILE
     content = bytearray(path.read_bytes())

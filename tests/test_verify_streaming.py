@@ -61,7 +61,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-def test_what_is_right_is_compared_and_counted(model: Path) -> None:
+def test_verified_bytes_are_counted(model: Path) -> None:
     for verify in ("auto", "require", model / "tload-manifest.json", str(model / "tload-manifest.json")):
         with tload.stream(model, framework="numpy", verify=verify) as stream:
             tensors = dict(stream)
@@ -168,7 +168,7 @@ def test_a_wrong_header_is_found_before_anything_is_read(model: Path) -> None:
     assert caught.value.range == (0, tload.open(path).shards[0].header_bytes)
 
 
-def test_what_nobody_knows_is_said_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unverified_file_reported_or_rejected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "tload-manifest.json").unlink()
     with tload.stream(model, framework="numpy", verify="auto") as stream:
         dict(stream)

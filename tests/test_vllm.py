@@ -103,7 +103,7 @@ def test_a_wrong_config_is_refused_and_the_right_one_named(extra: Any, said: str
     assert str(caught.value).startswith("model_loader_extra_config: ")
 
 
-def test_everything_that_may_be_said_is_understood() -> None:
+def test_all_config_keys_accepted() -> None:
     extra = {
         "source": ["s3://bucket/a.safetensors", "/b.safetensors"],
         "store": {"region": "eu-west-1", "headers": {"X-Team": "weights"}},
@@ -183,7 +183,7 @@ def test_wrong_values_of_runai_streamer_are_refused_as_there(extra: Any, said: s
         _settings.read(extra, runai=True)
 
 
-def test_the_variable_is_one_or_nothing() -> None:
+def test_replace_runai_variable_must_be_0_or_1() -> None:
     assert _settings.replaces_runai({"TLOAD_REPLACE_RUNAI": "1"})
     for off in ({}, {"TLOAD_REPLACE_RUNAI": ""}, {"TLOAD_REPLACE_RUNAI": "0"}):
         assert not _settings.replaces_runai(off)
@@ -198,7 +198,7 @@ def test_urls_are_told_from_paths_and_models() -> None:
         assert not _settings.is_url(other)
 
 
-def test_shards_are_counted_as_people_do() -> None:
+def test_shards_sorted_naturally() -> None:
     names = ["/m/model-10-of-12.safetensors", "/m/model-2-of-12.safetensors", "s3://b/model-1-of-12.safetensors"]
     assert sorted(names, key=_weights.natural) == names[::-1]
 
@@ -259,7 +259,7 @@ def test_experts_of_others_are_not_read(folder: Path, caplog: pytest.LogCaptureF
     assert line.startswith("tload read 13 tensors of `the-model` in ")
 
 
-def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
+def test_unused_tensors_are_not_read(folder: Path) -> None:
     def unused(name: str) -> bool:
         return name.startswith("layers.0.")
 
@@ -270,7 +270,7 @@ def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["missing", "truncated", "no index entry", "not there"])
-def test_what_is_wrong_becomes_the_engines_error_with_our_cause(folder: Path, harm: str) -> None:
+def test_failure_raises_runtime_error_with_cause(folder: Path, harm: str) -> None:
     shard = folder / "model-00003-of-00012.safetensors"
     source = folder
     if harm == "missing":

@@ -185,7 +185,7 @@ def test_weights_beside_the_models_own_have_their_prefix(folder: Path, tmp_path:
         weights_of(loader({"verify": "require"}), config(folder), verified)
 
 
-def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
+def test_unused_tensors_are_not_read(folder: Path) -> None:
     model = Model()
     model.is_unused_checkpoint_weight = lambda name: "experts" in name
     assert set(weights_of(loader(), config(folder), model)) == set(DENSE)
@@ -279,7 +279,7 @@ def test_from_a_bucket(s3: S3, folder: Path, tmp_path: Path) -> None:
         weights_of(loader(extra), config(tmp_path), patterned)
 
 
-def test_a_draft_model_has_a_place_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_draft_model_ignores_source(folder: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     write_file(draft / "model.safetensors", {"draft": Content.random("F32", (2,), 0)})

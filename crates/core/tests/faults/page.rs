@@ -122,7 +122,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a process forks while its threads load",
         "the child loads, and waits for no lock",
-        "tests/test_fork.py::test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads",
+        "tests/test_fork.py::test_forked_child_never_waits_for_parent_locks",
     ),
 ];
 
