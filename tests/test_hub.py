@@ -214,9 +214,7 @@ def test_hub_refusals_map_to_exceptions(served: hub.Hub, files: dict[str, bytes]
         tload.open("hf://datasets/org/name")
 
 
-def test_offline_mode_sends_no_request(
-    served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offline_mode_sends_nothing(served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     served.commit(MODEL, files)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "true")
