@@ -439,7 +439,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// A sparse file that is a tebibyte long: on an overlay, and before Linux 6.5, the kernel looks for each page it is asked for.
 #[test]
-fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
+fn sparse_file_on_overlay_takes_memory_for_selection_only() {
     const LENGTH: u64 = 1 << 40;
     const BUDGET: u64 = 64 << 20;
     /// Beside the budget, which is no memory of the allocator's: threads, plan, report.
@@ -500,7 +500,7 @@ fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
 }
 
 #[test]
-fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
+fn opening_takes_memory_for_file_length_and_not_for_claims() {
     let _alone = alone();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let mut failures = Vec::new();

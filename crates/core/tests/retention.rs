@@ -72,7 +72,7 @@ fn write_shard(path: &std::path::Path, random: &[u8], first: usize) -> usize {
 }
 
 #[test]
-fn keeping_a_few_tensors_of_two_gibibytes_keeps_little_else() {
+fn kept_tensors_of_large_load_retain_little_else() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let random = Rng::new(1).bytes(16 * MIB);
     let mut tensors = 0;

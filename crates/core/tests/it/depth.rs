@@ -206,12 +206,12 @@ fn assert_steady(cases: Vec<Case>) {
 }
 
 #[test]
-fn on_every_model_it_is_as_fast_as_the_best_fixed_depth() {
+fn controller_matches_best_fixed_depth_on_every_model() {
     assert_steady(cases(0.0));
 }
 
 #[test]
-fn with_noise_too() {
+fn controller_matches_best_fixed_depth_with_noise() {
     assert_steady(cases(0.12));
 }
 
@@ -222,7 +222,7 @@ fn the(name: &str, noise: f64) -> Case {
 }
 
 #[test]
-fn finding_out_costs_a_short_load_little() {
+fn search_for_depth_slows_short_loads_little() {
     for (mib, least) in [(64, 0.95), (300, 0.93), (1024, 0.93), (4096, 0.93)] {
         for seed in 0..10 {
             let mut case = the("one SSD", if seed == 0 { 0.0 } else { 0.12 });
@@ -239,7 +239,7 @@ fn after_change(case: &Case, seed: u64, from: u64) -> f64 {
 }
 
 #[test]
-fn it_follows_what_changes_in_mid_load() {
+fn controller_follows_changes_during_load() {
     let never = u64::MAX;
     for noise in [0.0, 0.12] {
         for seed in 0..5 {
@@ -271,7 +271,7 @@ fn it_follows_what_changes_in_mid_load() {
 }
 
 #[test]
-fn a_start_that_is_far_too_low_is_left_behind() {
+fn controller_recovers_from_start_far_too_low() {
     let mut case = the("S3, 90 MB/s per request", 0.0);
     case.start_bytes = 16 * MIB;
     case.steady_from = ms(2000);
@@ -280,7 +280,7 @@ fn a_start_that_is_far_too_low_is_left_behind() {
 }
 
 #[test]
-fn a_start_that_is_far_too_high_as_well() {
+fn controller_recovers_from_start_far_too_high() {
     for (name, mib) in [("one SSD", 256), ("collapses above 12 MiB", 64)] {
         let mut case = the(name, 0.0);
         case.start_bytes = mib * MIB;
@@ -292,7 +292,7 @@ fn a_start_that_is_far_too_high_as_well() {
 }
 
 #[test]
-fn a_fixed_depth_stays() {
+fn fixed_depth_never_changes() {
     let case = the("eight SSDs", 0.12);
     let outcome = case.run(Depth::fixed(7, 64 * MIB), 0);
     assert_eq!(outcome.report.settled, Settled::Fixed);
@@ -305,7 +305,7 @@ fn a_fixed_depth_stays() {
 
 /// Memory, or whoever takes it back, is what holds these loads up: more in flight would be memory for nothing.
 #[test]
-fn a_slow_receiver_makes_nothing_deeper() {
+fn slow_receiver_does_not_increase_depth() {
     for (rate, budget) in [(0.1 * GB, 64 * MIB), (0.05 * GB, 256 * MIB)] {
         let mut case = the("network, 100 MB/s per file", 0.0);
         case.scene.file_bytes = 64 * MIB;
@@ -327,7 +327,7 @@ fn a_slow_receiver_makes_nothing_deeper() {
 }
 
 #[test]
-fn shards_one_after_another_climb_too() {
+fn controller_matches_best_fixed_depth_in_file_order() {
     let mut case = the("eight SSDs, striped", 0.0);
     case.scene.order = tload::Order::File;
     let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));

@@ -142,7 +142,7 @@ fn the_simulation_keeps_the_contract() {
 
 #[test]
 #[should_panic(expected = "more jobs than the depth of 2")]
-fn the_simulation_notices_who_exceeds_its_depth() {
+fn simulation_panics_when_depth_is_exceeded() {
     let mut engine = SimEngine::new(vec![MemorySource::new("a", [0; 64])], SimConfig::new(0, 2));
     let slab = Slab::new(64, 3, Arc::<Bell>::default()).expect("maps");
     for extent in 0..3 {
@@ -188,7 +188,7 @@ fn kinds() -> Vec<EngineKind> {
 }
 
 #[test]
-fn a_refused_direct_read_goes_through_the_page_cache_and_is_remembered() {
+fn refused_direct_read_uses_page_cache_and_is_remembered() {
     if requirement::direct().is_none() {
         return;
     }
@@ -210,7 +210,7 @@ fn a_refused_direct_read_goes_through_the_page_cache_and_is_remembered() {
 }
 
 #[test]
-fn a_refused_direct_read_is_an_error_when_direct_was_demanded() {
+fn refused_direct_read_is_error_with_cache_direct() {
     if requirement::direct().is_none() {
         return;
     }
@@ -292,7 +292,7 @@ fn engines_read_into_more_slots_than_can_be_registered() {
 
 /// An index alone says nothing: a slot of another slab has one too.
 #[test]
-fn tokio_uring_reads_into_slots_that_are_not_the_registered_ones() {
+fn tokio_uring_reads_into_slots_of_unregistered_slab() {
     if requirement::tokio_uring().is_none() {
         return;
     }
@@ -306,7 +306,7 @@ fn tokio_uring_reads_into_slots_that_are_not_the_registered_ones() {
 
 /// What a panic leaves in flight is finished or leaked: slots that are free again are nobody's.
 #[test]
-fn a_panic_with_reads_in_flight_frees_no_memory_under_the_kernel() {
+fn panic_with_reads_in_flight_frees_none_of_their_memory() {
     const SLOT_BYTES: usize = 1 << 20;
     for kind in kinds() {
         let slab = Slab::new(SLOT_BYTES, 16, Arc::<Bell>::default()).expect("maps");

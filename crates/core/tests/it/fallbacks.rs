@@ -80,7 +80,7 @@ fn open_to_all(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_forbidden_ring_means_threads_and_the_report_says_why() {
+fn forbidden_ring_falls_back_to_threads_and_report_says_why() {
     let folder = folder();
     let file = mixed("t", 1, 30, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -152,7 +152,7 @@ fn a_forbidden_ring_means_threads_and_the_report_says_why() {
 
 /// Nobody may lock little memory (8 MiB by default) here: the ring does without registered memory.
 #[test]
-fn without_locked_memory_the_ring_reads_all_the_same() {
+fn ring_reads_without_locked_memory() {
     if requirement::uring().is_none() {
         return;
     }
@@ -189,7 +189,7 @@ fn without_locked_memory_the_ring_reads_all_the_same() {
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_a_matter_of_permission() {
+fn unreadable_file_is_permission_denied() {
     let folder = folder();
     open_to_all(folder.path(), 0o755);
     let path = write(&folder.path().join("a.safetensors"), &even("a", 1, 1, 10));
@@ -296,7 +296,7 @@ fn wide_sectors(file: &[u8]) -> Result<Mount, String> {
 }
 
 #[test]
-fn where_direct_io_is_refused_files_are_read_through_the_page_cache() {
+fn refused_direct_io_falls_back_to_page_cache() {
     let file = mixed("t", 2, 40, 500_000);
     let Some(mount) = requirement::requirement("loopfs", squashfs(&file)) else {
         return;

@@ -58,7 +58,7 @@ fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
 }
 
 #[test]
-fn a_file_that_shrinks_before_the_load_has_changed() {
+fn file_truncated_before_load_has_changed() {
     for (engine, cache) in variants() {
         let folder = folder();
         let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 8, MIB));
@@ -72,7 +72,7 @@ fn a_file_that_shrinks_before_the_load_has_changed() {
 }
 
 #[test]
-fn a_file_that_shrinks_during_the_load_has_changed_and_the_bytes_are_named() {
+fn file_truncated_during_load_has_changed_and_range_is_named() {
     for (engine, cache) in variants() {
         for lanes in [1, 3] {
             let folder = folder();
@@ -125,7 +125,7 @@ fn assert_replaced(error: &Error, path: &Path) {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_an_error_and_not_mixed_with_the_new_one() {
+fn file_replaced_during_load_is_error_and_never_mixed() {
     let (old, new) = (even("t", 1, 4, MIB), even("t", 2, 4, MIB));
     for (engine, cache) in variants() {
         let folder = folder();
@@ -140,7 +140,7 @@ fn a_file_that_was_replaced_is_an_error_and_not_mixed_with_the_new_one() {
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
+fn link_retargeted_during_load_is_error() {
     let old = even("t", 1, 4, MIB);
     for (engine, cache) in variants() {
         let folder = folder();
@@ -161,7 +161,7 @@ fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
 
 /// The shards stay as they are: only the index tells.
 #[test]
-fn an_index_that_was_replaced_during_the_load_is_an_error() {
+fn index_replaced_during_load_is_error() {
     let old = even("t", 1, 4, MIB);
     let index = |total: u64| {
         let placed = (0..4).map(|tensor| (format!("t{tensor}"), "m.safetensors".into()));
@@ -185,7 +185,7 @@ fn an_index_that_was_replaced_during_the_load_is_an_error() {
 }
 
 #[test]
-fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
+fn file_removed_during_load_is_read_to_end() {
     let old = even("t", 1, 4, MIB);
     for (engine, cache) in variants() {
         let folder = folder();
@@ -198,7 +198,7 @@ fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_an_error_also_of_one_tensor() {
+fn file_replaced_before_single_read_is_error() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
     let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
@@ -210,7 +210,7 @@ fn a_file_that_was_replaced_is_an_error_also_of_one_tensor() {
 }
 
 #[test]
-fn a_file_that_was_written_to_during_the_load_has_changed() {
+fn file_written_to_during_load_has_changed() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
     for round in 0..40 {
@@ -269,7 +269,7 @@ fn stalled() -> Simulation {
 }
 
 #[test]
-fn cancelling_wakes_a_caller_who_waits() {
+fn cancel_wakes_waiting_caller() {
     let (mut stream, watched) = stalled().stream();
     let canceller = stream.canceller();
     std::thread::scope(|scope| {
@@ -297,7 +297,7 @@ fn cancelling_wakes_a_caller_who_waits() {
 }
 
 #[test]
-fn waiting_ends_when_it_was_to_end() {
+fn wait_ends_after_its_timeout() {
     let (mut stream, watched) = stalled().stream();
     assert!(matches!(stream.try_next(), Poll::Pending));
     let wait = Duration::from_millis(20);
@@ -320,7 +320,7 @@ fn late_failure(mut stream: TensorStream) -> Error {
 }
 
 #[test]
-fn a_load_that_takes_longer_than_its_timeout_fails() {
+fn load_longer_than_its_timeout_fails() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 64, MIB));
     for (engine, cache) in variants() {
@@ -346,7 +346,7 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
 
 /// A stream may be moved to another thread and dropped there, at any moment.
 #[test]
-fn a_stream_dropped_anywhere_leaves_its_tensors() {
+fn tensors_survive_stream_dropped_on_any_thread() {
     let folder = folder();
     let file = Arc::new(even("t", 1, 16, MIB));
     let path = write(&folder.path().join("m.safetensors"), &file);

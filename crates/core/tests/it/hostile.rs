@@ -144,7 +144,7 @@ fn odd_but_valid_files_open() {
 }
 
 #[test]
-fn the_sum_of_all_tensors_may_exceed_64_bits() {
+fn offsets_up_to_64_bits_do_not_overflow() {
     // Eight tensors of 2^61 - 1 bytes, the most whose bits can be counted, and one that ends at the last offset there
     // is. The oracle is not asked: it adds the header to that without a check, which panics in a debug build.
     let bytes = (1_u64 << 61) - 1;
@@ -171,7 +171,7 @@ fn the_sum_of_all_tensors_may_exceed_64_bits() {
 }
 
 #[test]
-fn a_tensor_name_of_a_megabyte_does_not_flood_the_message() {
+fn tensor_name_of_one_megabyte_is_truncated_in_error() {
     let header = format!(r#"{{"{}": 1}}"#, "n".repeat(1 << 20));
     let folder = tempfile::tempdir().unwrap();
     let error = open(folder.path(), &file(&header, 0)).err().unwrap();

@@ -107,7 +107,7 @@ fn links_out_of_the_folder_of_an_index_are_refused() {
 }
 
 #[test]
-fn what_somebody_named_is_theirs_to_link() {
+fn link_named_by_caller_may_lead_anywhere() {
     let folder = folder();
     let outside = folder.path().join("outside/x.safetensors");
     shard(&outside, "t");
@@ -119,7 +119,7 @@ fn what_somebody_named_is_theirs_to_link() {
 }
 
 #[test]
-fn links_to_the_folder_and_in_it_are_no_escape() {
+fn links_to_and_within_folder_are_allowed() {
     let folder = folder();
     let real = folder.path().join("real");
     // As Kubernetes mounts volumes: the files are links through a link.
@@ -136,7 +136,7 @@ fn links_to_the_folder_and_in_it_are_no_escape() {
 }
 
 #[test]
-fn snapshots_of_a_hub_cache_link_to_blobs_of_their_repository_only() {
+fn hub_cache_snapshot_links_only_to_blobs_of_its_repository() {
     let folder = folder();
     let repository = folder.path().join("hub/models--org--name");
     let snapshot = repository.join("snapshots/c0ffee");
@@ -170,7 +170,7 @@ fn snapshots_of_a_hub_cache_link_to_blobs_of_their_repository_only() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_what_it_is() {
+fn irregular_file_is_refused_by_its_type() {
     let folder = folder();
     let path = |name: &str| folder.path().join(name);
     let _listener = UnixListener::bind(path("socket.safetensors")).expect("a socket");
@@ -203,7 +203,7 @@ fn what_is_no_file_is_refused_by_what_it_is() {
 }
 
 #[test]
-fn links_that_lead_round_and_nowhere_are_errors() {
+fn cyclic_and_dangling_links_are_errors() {
     let folder = folder();
     symlink("a.safetensors", folder.path().join("a.safetensors")).expect("takes links");
     let error = open(folder.path()).expect_err("round");

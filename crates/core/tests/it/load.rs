@@ -21,7 +21,7 @@ use crate::requirement;
 
 /// The `safetensors` crate checks what it reads, so it is an oracle for the files that we write by hand, too.
 #[test]
-fn every_dtype_of_every_length() {
+fn every_dtype_loads_in_every_length() {
     let folder = folder();
     let mut rng = Rng::new(1);
     for dtype in Dtype::ALL {
@@ -58,7 +58,7 @@ fn every_dtype_of_every_length() {
 }
 
 #[test]
-fn every_engine_cache_order_and_lane_count() {
+fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
     let folder = folder();
     let files: Vec<_> = (0..4)
         .map(|shard| mixed(&format!("{shard}."), shard, 25, 900_000))
@@ -153,7 +153,7 @@ fn check_report(report: &Report, bytes: u64, tensors: u64, lanes: usize) {
 }
 
 #[test]
-fn reads_of_every_size() {
+fn reads_of_every_size_load_right_bytes() {
     let folder = folder();
     let file = mixed("t", 5, 40, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -212,7 +212,7 @@ fn misaligned_tensors_are_copied_and_counted() {
 }
 
 #[test]
-fn selections_load_what_they_name_and_read_little_else() {
+fn selections_load_matches_and_read_little_else() {
     let folder = folder();
     let files = [even("a", 1, 8, 1 << 20), even("b", 2, 8, 1 << 20)];
     write(&folder.path().join("1.safetensors"), &files[0]);
@@ -272,7 +272,7 @@ fn a_checkpoint_without_bytes_needs_no_engine() {
 }
 
 #[test]
-fn options_that_cannot_work_are_refused_before_anything_is_read() {
+fn invalid_options_are_refused_before_first_read() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 1, 10));
     for (name, options) in [
@@ -291,7 +291,7 @@ fn options_that_cannot_work_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn both_ceilings_read_what_a_load_reads() {
+fn both_ceilings_read_same_bytes_as_load() {
     let folder = folder();
     for shard in 0..3 {
         let file = mixed(&format!("{shard}."), shard, 20, 500_000);
@@ -343,7 +343,7 @@ fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
 }
 
 #[test]
-fn the_futures_stream_yields_the_same() {
+fn futures_stream_yields_same_tensors() {
     let folder = folder();
     let file = mixed("t", 9, 60, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -366,7 +366,7 @@ fn the_futures_stream_yields_the_same() {
 }
 
 #[test]
-fn polling_and_waiting_yield_the_same() {
+fn polling_and_waiting_yield_same_tensors() {
     let folder = folder();
     let file = mixed("t", 10, 30, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -396,7 +396,7 @@ fn polling_and_waiting_yield_the_same() {
 }
 
 #[test]
-fn files_in_memory_are_read_by_threads_and_the_report_says_why() {
+fn files_in_tmpfs_are_read_by_threads_and_report_says_why() {
     let memory = tempfile::tempdir_in("/dev/shm").map_err(|error| error.to_string());
     let is_tmpfs = |folder: &tempfile::TempDir| {
         let found = tload::probe::file_system(folder.path()).expect("a folder");

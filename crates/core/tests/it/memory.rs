@@ -9,7 +9,7 @@ use crate::files::{assert_all, even, folder, load, location, mixed, options, wri
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_budget_that_cannot_hold_the_largest_tensor_is_refused_before_the_first_read() {
+fn budget_below_largest_tensor_is_refused_before_first_read() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
     for (name, bytes) in [
@@ -100,7 +100,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
 }
 
 #[test]
-fn a_caller_who_keeps_everything_never_starves_the_load() {
+fn caller_keeping_all_tensors_never_starves_load() {
     let folder = folder();
     let file = mixed("t", 2, 80, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -148,7 +148,7 @@ fn memory_of_dropped_tensors_is_used_again() {
 
 /// Tensors are used and dropped on other threads than the one that receives them, long after the stream.
 #[test]
-fn tensors_travel() {
+fn tensors_are_used_and_dropped_on_other_threads() {
     let folder = folder();
     let file = Arc::new(mixed("t", 4, 40, 300_000));
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -172,7 +172,7 @@ fn tensors_travel() {
 }
 
 #[test]
-fn eight_loads_at_once() {
+fn eight_concurrent_loads_return_right_bytes() {
     let folder = folder();
     let files: Vec<_> = (0..3)
         .map(|shard| mixed(&format!("{shard}."), shard, 20, 500_000))
@@ -197,7 +197,7 @@ fn eight_loads_at_once() {
 
 /// Small tensors share memory, which is what the budget must hold: the error names one of those.
 #[test]
-fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
+fn budget_below_largest_shared_region_names_its_tensor() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
     // A large one alone, then thirty that together are larger: it is these that need most at once.
@@ -221,7 +221,7 @@ fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
 }
 
 #[test]
-fn a_sparse_file_does_not_make_a_plan_of_gigabytes() {
+fn sparse_file_of_too_many_reads_is_refused() {
     let folder = folder();
     let len = 64u64 << 30;
     let header =

@@ -51,7 +51,7 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
 }
 
 #[test]
-fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
+fn resident_half_is_copied_and_cold_half_read_directly() {
     if requirement::direct().is_none() {
         return;
     }
@@ -81,7 +81,7 @@ fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
 }
 
 #[test]
-fn files_on_an_overlay_are_copied_if_resident_and_else_read_directly() {
+fn files_on_overlay_are_copied_if_resident_else_read_directly() {
     if requirement::direct().is_none() {
         return;
     }
@@ -141,7 +141,7 @@ fn drop_leaves_nothing_in_the_page_cache() {
 }
 
 #[test]
-fn views_are_the_files_themselves() {
+fn views_map_files_without_copying() {
     let folder = folder();
     let files: Vec<_> = (0..3)
         .map(|shard| mixed(&format!("{shard}."), shard, 40, 700_000))
@@ -178,7 +178,7 @@ fn views_are_the_files_themselves() {
 }
 
 #[test]
-fn tensors_survive_truncation_of_their_file_unless_they_are_views() {
+fn tensors_other_than_views_survive_file_truncation() {
     let folder = folder();
     let file = even("t", 4, 6, 1 << 20);
     for cache in [Cache::Auto, Cache::Buffered, Cache::Drop, Cache::Map] {
@@ -196,7 +196,7 @@ fn tensors_survive_truncation_of_their_file_unless_they_are_views() {
 }
 
 #[test]
-fn what_no_view_can_align_is_copied() {
+fn misaligned_tensors_are_copied_instead_of_mapped() {
     let folder = folder();
     let mut rng = Rng::new(7);
     let mut file = FileBuilder::new().unaligned(3);
@@ -227,7 +227,7 @@ fn a_view_outlives_its_stream_and_its_loader() {
 }
 
 #[test]
-fn a_file_that_shrinks_before_it_is_shown_is_an_error_and_no_signal() {
+fn file_truncated_before_mapping_is_error_and_no_signal() {
     let folder = folder();
     let path = write(
         &folder.path().join("m.safetensors"),
@@ -247,7 +247,7 @@ fn a_file_that_shrinks_before_it_is_shown_is_an_error_and_no_signal() {
 }
 
 #[test]
-fn views_are_in_host_memory_of_nobodys() {
+fn views_into_memory_of_caller_are_unsupported() {
     let folder = folder();
     let file = even("t", 8, 1, 4096);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -261,7 +261,7 @@ fn views_are_in_host_memory_of_nobodys() {
 }
 
 #[test]
-fn cores_are_what_copies_wait_for() {
+fn resident_file_is_copied_by_one_lane_per_core() {
     if requirement::uring().is_none() || requirement::direct().is_none() {
         return;
     }

@@ -176,7 +176,7 @@ fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
 
 /// Reads that fail for a while: every byte is right, or there is an error, and nothing is left either way.
 #[test]
-fn what_fails_for_a_while_is_tried_again_or_ends_in_an_error() {
+fn transient_failures_are_retried_or_end_in_error() {
     let (retried, failed) = (Cell::new(0), Cell::new(0));
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0x5EED);
@@ -217,7 +217,7 @@ fn what_fails_for_a_while_is_tried_again_or_ends_in_an_error() {
 
 /// Lanes that have nothing to read end together: exactly one of them is the last.
 #[test]
-fn a_load_is_checked_once_whichever_lanes_end_together() {
+fn load_is_checked_once_when_lanes_end_together() {
     for round in 0..2000 {
         let simulation = Simulation {
             sources: vec![MemorySource::new("empty", [])],

@@ -140,7 +140,7 @@ fn assert_placed(error: &Error, slow: &Slow) {
 }
 
 #[test]
-fn bytes_are_right_however_the_file_system_is_used() {
+fn every_mount_mode_returns_right_bytes() {
     for (direct, async_dio) in [(false, true), (false, false), (true, true), (true, false)] {
         let set = |it: &mut Slowness| (it.direct, it.async_dio) = (direct, async_dio);
         let Some(slow) = Slow::start(&assorted(), set) else {
@@ -230,7 +230,7 @@ fn a_direct_read_that_comes_back_short_is_continued() {
 /// one answer is short: of several at the same time the kernel forgets some ends, and gives out zeros as if they were in the file
 /// (seen with plain `pread` on Linux 6.18), which no reader can notice.
 #[test]
-fn a_short_answer_to_the_page_cache_is_never_taken_for_bytes() {
+fn short_answer_to_page_cache_never_yields_wrong_bytes() {
     for engine in engines() {
         let faults = |it: &mut Slowness| {
             (it.short_every, it.fault_from, it.fault_max) = (5, PAST_HEADERS, 1);
@@ -253,7 +253,7 @@ fn a_short_answer_to_the_page_cache_is_never_taken_for_bytes() {
 }
 
 #[test]
-fn a_read_that_fails_is_an_error_which_says_where() {
+fn failed_read_is_error_naming_file_and_range() {
     for (engine, cache) in variants() {
         let faults = |it: &mut Slowness| {
             it.direct = true;
@@ -292,7 +292,7 @@ pub(crate) fn until_it_hangs<T>(mut load: impl FnMut(Duration) -> Option<T>) -> 
 
 /// A read that is never answered keeps its memory, and nobody else waiting.
 #[test]
-fn a_load_can_be_left_while_its_storage_hangs() {
+fn load_times_out_while_storage_hangs() {
     for engine in engines() {
         let faults = |it: &mut Slowness| (it.hang_every, it.fault_from) = (3, PAST_HEADERS);
         let Some(slow) = Slow::start(&large(), faults) else {

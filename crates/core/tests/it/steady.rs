@@ -97,7 +97,7 @@ fn wait_until_freed(stream: &TensorStream) {
 }
 
 #[test]
-fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
+fn failed_read_of_network_file_system_is_retried_and_counted() {
     for (engine, cache) in variants() {
         let Some(faulty) = Faulty::start(|it| {
             // What is asked for through the page cache is asked for by the kernel.
@@ -128,7 +128,7 @@ fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
 }
 
 #[test]
-fn retries_of_reads_can_be_switched_off_and_run_out() {
+fn read_retries_can_be_disabled_and_exhausted() {
     for (engine, cache) in variants() {
         for retries in [0, 2] {
             let Some(faulty) = Faulty::start(|it| {
@@ -151,7 +151,7 @@ fn retries_of_reads_can_be_switched_off_and_run_out() {
 
 /// A disk has tried again itself when it says EIO. There is none here that fails, but what decides is known.
 #[test]
-fn files_of_disks_are_not_tried_again_unless_somebody_says_so() {
+fn reads_of_local_disks_are_retried_only_on_request() {
     use tload::source::{FileSource, Retries};
     let folder = folder();
     let path = write(&folder.path().join("m"), b"abc");
@@ -170,7 +170,7 @@ fn files_of_disks_are_not_tried_again_unless_somebody_says_so() {
 }
 
 #[test]
-fn a_header_that_cannot_be_read_at_first_is_tried_again() {
+fn failed_header_read_is_retried() {
     let Some(faulty) = Faulty::start(|it| {
         it.direct = true;
         (it.eio_every, it.fault_max) = (1, 2);
@@ -190,8 +190,7 @@ fn a_header_that_cannot_be_read_at_first_is_tried_again() {
 }
 
 #[test]
-fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_kept_until_it_answers()
- {
+fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
@@ -248,7 +247,7 @@ fn an_error_does_not_wait_for_reads_that_hang() {
 }
 
 #[test]
-fn whoever_cancels_or_leaves_does_not_wait_for_a_mount_that_hangs() {
+fn cancel_and_drop_do_not_wait_for_hung_mount() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from) = (1, PAST_HEADERS);
@@ -266,7 +265,7 @@ fn whoever_cancels_or_leaves_does_not_wait_for_a_mount_that_hangs() {
 }
 
 #[test]
-fn opening_ends_in_time_and_names_what_it_waits_for() {
+fn open_timeout_is_kept_and_names_hung_file() {
     let Some(faulty) = Faulty::start(|it| it.hang_every = 1) else {
         return;
     };
@@ -289,7 +288,7 @@ fn opening_ends_in_time_and_names_what_it_waits_for() {
 }
 
 #[test]
-fn a_read_that_pauses_ends_when_the_load_does() {
+fn backoff_of_read_ends_with_load() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
@@ -317,7 +316,7 @@ fn a_read_that_pauses_ends_when_the_load_does() {
 }
 
 #[test]
-fn a_file_behind_a_mount_that_was_written_to_or_grew_has_changed() {
+fn file_written_to_or_grown_behind_mount_has_changed() {
     for engine in engines() {
         for grows in [false, true] {
             let Some(faulty) = Faulty::start(|_| ()) else {

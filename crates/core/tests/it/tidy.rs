@@ -322,7 +322,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn files_say_what_they_are_for() {
+fn files_open_with_module_docs() {
     assert_none(&complaints(opening));
 }
 
@@ -332,7 +332,7 @@ fn names_use_the_vocabulary() {
 }
 
 #[test]
-fn open_ends_have_issues() {
+fn todos_name_their_issue() {
     assert_none(&complaints(notes));
 }
 
@@ -358,7 +358,7 @@ mod rules {
     }
 
     #[test]
-    fn the_repository_is_found() {
+    fn sources_of_repository_are_found() {
         let paths: Vec<_> = sources().into_iter().map(|source| source.path).collect();
         for path in [
             "crates/core/src/lib.rs",
@@ -381,7 +381,7 @@ mod rules {
     }
 
     #[test]
-    fn words_are_whole_and_in_both_cases() {
+    fn banned_words_match_whole_words_in_both_cases() {
         assert_eq!(words("MetadataVisitor"), ["metadata", "visitor"]);
         assert_eq!(words("a_partition"), ["a", "partition"]);
         let bad = source(
@@ -397,13 +397,13 @@ mod rules {
     }
 
     #[test]
-    fn open_ends() {
+    fn fixme_and_todo_without_issue_are_found() {
         let text = "// TODO: later\n// TODO(#12): with an issue\n// FIXME #12\n";
         assert_eq!(notes(&source("a.rs", text)).len(), 2);
     }
 
     #[test]
-    fn edges_point_down() {
+    fn edges_that_point_up_are_found() {
         let path = "crates/core/src/engine/pread.rs";
         assert_none(&directions(&source(
             path,

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_that_is_not_there() {
+    fn missing_profile_is_invalid_request() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();
