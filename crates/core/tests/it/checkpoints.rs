@@ -1,4 +1,4 @@
-//! Which files and tensors make up a checkpoint, and what is wrong when they do not.
+//! Selection of the files and tensors of a checkpoint, and errors for incomplete ones.
 
 use std::path::Path;
 
@@ -47,7 +47,7 @@ fn folder_without_index_is_read_in_natural_order() {
             &file,
         );
     }
-    write(&folder.path().join(".hidden.safetensors"), b"not looked at");
+    write(&folder.path().join(".hidden.safetensors"), b"ignored");
     write(&folder.path().join("config.json"), b"{}");
     let checkpoint = open(folder.path()).expect("opens");
     assert_eq!(
@@ -73,7 +73,7 @@ fn a_list_is_read_in_its_own_order() {
     let tensors: Vec<_> = stream.map(|tensor| tensor.expect("loads")).collect();
     assert_all(&tensors, &[&files[0], &files[1]]);
 
-    let error = Checkpoint::open_all(&[]).expect_err("nothing to open");
+    let error = Checkpoint::open_all(&[]).expect_err("an empty list");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     let error = Checkpoint::open_all(&[location(&paths[0]), location(&paths[0])]);
     let error = error.expect_err("the same file twice");
@@ -109,7 +109,7 @@ fn index_selects_shards_and_tensors() {
     let shards = [even("a", 1, 3, 100), even("b", 2, 2, 100)];
     write(&folder.path().join("x-10.safetensors"), &shards[0]);
     write(&folder.path().join("x-9.safetensors"), &shards[1]);
-    // Neither looked at nor valid.
+    // Invalid, and never opened.
     write(&folder.path().join("other.safetensors"), b"rubbish");
     let path = index(
         folder.path(),
@@ -144,7 +144,7 @@ fn index_resolves_tensor_found_in_two_shards() {
     let shards = [even("a", 1, 1, 100), even("a", 2, 1, 100)];
     write(&folder.path().join("1.safetensors"), &shards[0]);
     write(&folder.path().join("2.safetensors"), &shards[1]);
-    let error = open(folder.path()).expect_err("nothing decides");
+    let error = open(folder.path()).expect_err("the tensor is in two shards");
     assert_eq!(error.kind(), ErrorKind::InvalidFormat);
     assert_eq!(error.tensor(), Some("a0"));
     assert!(error.message().contains("1.safetensors"), "{error}");
@@ -216,7 +216,7 @@ fn shard_or_tensor_missing_from_index_target_is_error() {
     );
 }
 
-/// The file is sparse: an attempt to read it would need a terabyte of memory.
+/// The file is sparse: reading it would take a terabyte of memory.
 #[test]
 fn index_over_limit_is_refused_by_its_length() {
     let folder = folder();
@@ -225,7 +225,7 @@ fn index_over_limit_is_refused_by_its_length() {
         let file = std::fs::OpenOptions::new().write(true).open(&path);
         file.and_then(|file| file.set_len(len))
             .expect("holes cost nothing");
-        let error = open(&path).expect_err("no index");
+        let error = open(&path).expect_err("not a valid index");
         assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{error}");
         let wanted = format!("an index has at most 100000000 bytes, this one has {len}");
         assert_eq!(error.message() == wanted, is_refused, "{error}");
@@ -256,7 +256,10 @@ fn standard_index_name_wins_among_several() {
         "model.safetensors.index.json",
         &[("10", "1.safetensors")],
     );
-    assert_eq!(names(&open(folder.path()).expect("the usual one")), ["10"]);
+    assert_eq!(
+        names(&open(folder.path()).expect("the standard name")),
+        ["10"]
+    );
     std::fs::remove_file(folder.path().join("model.safetensors.index.json")).expect("there");
     std::fs::remove_file(second).expect("there");
     assert_eq!(names(&open(folder.path()).expect("the only one")), ["10"]);
@@ -298,7 +301,7 @@ fn shards_opened_in_parallel_stay_in_order() {
     let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
     assert_all(&load(folder.path(), Options::default()), &files);
 
-    // The first broken one in the order of the shards is named, whichever thread met which first.
+    // The error names the first broken shard in shard order, whatever the order of the threads.
     for number in [63, 40, 17] {
         write(
             &folder.path().join(format!("{number}.safetensors")),

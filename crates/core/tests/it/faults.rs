@@ -1,4 +1,4 @@
-//! Loads that do not end well: files that change, callers that go away, deadlines.
+//! Loads that fail or end early: files that change, callers that leave, timeouts.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -26,18 +26,18 @@ fn truncate(path: &Path, len: u64) {
     file.and_then(|file| file.set_len(len)).expect("ours");
 }
 
-/// Takes what comes until the error, which must be the end.
+/// Receives items until the error, which must be the last one.
 fn failure(mut stream: TensorStream) -> Error {
     let error = stream
         .by_ref()
         .find_map(Result::err)
-        .expect("the load cannot end well");
+        .expect("the load must fail");
     assert!(stream.next().is_none(), "an error is the end");
     assert_eq!(stream.report().outcome, error.kind().name());
     error
 }
 
-/// Every engine and way of reading that this machine has.
+/// Returns every engine and cache mode that this machine supports.
 fn variants() -> Vec<(EngineChoice, Cache)> {
     let uring = requirement::uring().map(|()| EngineChoice::Uring);
     let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
@@ -48,7 +48,8 @@ fn variants() -> Vec<(EngineChoice, Cache)> {
         .collect()
 }
 
-/// Small enough a budget that most of a file is unread while the caller has one tensor.
+/// Returns options with a budget so small that most of a file is unread while the caller has one
+/// tensor.
 fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
     options(|it| {
         (it.engine, it.cache, it.lanes) = (engine, cache, Some(lanes));
@@ -97,7 +98,8 @@ fn file_truncated_during_load_has_changed_and_range_is_named() {
     }
 }
 
-/// Lets `meanwhile` happen when one of four tensors is there. Those that are handed out are all of the old file, however it ends.
+/// Calls `meanwhile` after the first of four tensors. All tensors received must be those of the old
+/// file, even if the load fails.
 fn load_and(
     engine: EngineChoice,
     cache: Cache,
@@ -159,7 +161,7 @@ fn link_retargeted_during_load_is_error() {
     }
 }
 
-/// The shards stay as they are: only the index tells.
+/// The shards are unchanged: only the index differs.
 #[test]
 fn index_replaced_during_load_is_error() {
     let old = even("t", 1, 4, MIB);
@@ -248,7 +250,7 @@ fn a_cancelled_load_ends_at_once_and_stays_ended() {
     }
 }
 
-/// One read that takes seconds, on a lane of its own.
+/// Returns a simulation of one read that takes seconds, on a lane of its own.
 fn stalled() -> Simulation {
     Simulation {
         sources: vec![MemorySource::new("slow", [1; 4096])],
@@ -274,7 +276,7 @@ fn cancel_wakes_waiting_caller() {
     let canceller = stream.canceller();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The read is in flight, so it is this that ends the wait below.
+            // The read is in flight, so the cancellation is what ends the wait below.
             while watched.in_flight().jobs == 0 {
                 std::thread::yield_now();
             }
@@ -292,7 +294,7 @@ fn cancel_wakes_waiting_caller() {
     assert_eq!(
         watched.in_flight().jobs,
         1,
-        "a drop does not wait for storage that hangs"
+        "dropping does not wait for storage that hangs"
     );
 }
 
@@ -308,15 +310,15 @@ fn wait_ends_after_its_timeout() {
     drop(watched);
 }
 
-/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps
-/// the load from ending well before the thread that watches the clock has had a turn.
+/// Receives a few of many tensors, after increasing pauses, until the error. The budget thus keeps
+/// the load from completing before the thread that enforces the timeout has run.
 fn late_failure(mut stream: TensorStream) -> Error {
     let pauses = (0..16).map(|doublings| Duration::from_millis(1 << doublings));
     let failure = pauses.into_iter().find_map(|pause| {
         std::thread::park_timeout(pause);
         stream.next().expect("there are more tensors").err()
     });
-    failure.expect("the time is over")
+    failure.expect("the timeout has expired")
 }
 
 #[test]
@@ -329,12 +331,12 @@ fn load_longer_than_its_timeout_fails() {
         let loader = Loader::open(&location(&path))
             .expect("opens")
             .options(options);
-        // Opening the files for the load may take longer already.
+        // Opening the files for the load may already take longer.
         let error = loader.stream().map_or_else(|error| error, late_failure);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(error.message().contains("timeout"), "{error}");
     }
-    // One that is not reached does not delay the end either.
+    // A timeout that does not expire does not delay the end.
     let options = options(|it| it.timeout = Some(Duration::from_secs(3600)));
     let started = Instant::now();
     let loader = Loader::open(&location(&path))
@@ -344,7 +346,7 @@ fn load_longer_than_its_timeout_fails() {
     assert!(started.elapsed() < Duration::from_secs(600));
 }
 
-/// A stream may be moved to another thread and dropped there, at any moment.
+/// A stream may be moved to another thread and dropped there at any time.
 #[test]
 fn tensors_survive_stream_dropped_on_any_thread() {
     let folder = folder();

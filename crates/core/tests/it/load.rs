@@ -1,4 +1,4 @@
-//! Whole loads of real files: every byte as the `safetensors` crate sees it, whatever the options.
+//! Whole loads of real files: the same bytes as from the `safetensors` crate, with all options.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -19,7 +19,8 @@ use crate::files::{
 };
 use crate::requirement;
 
-/// The `safetensors` crate checks what it reads, so it is an oracle for the files that we write by hand, too.
+/// The `safetensors` crate checks the files that it reads, so it is an oracle for files written by
+/// hand too.
 #[test]
 fn every_dtype_loads_in_every_length() {
     let folder = folder();
@@ -137,7 +138,7 @@ fn check_report(report: &Report, bytes: u64, tensors: u64, lanes: usize) {
     assert!(report.read_bytes >= bytes, "every byte was read");
     assert!(
         report.read_bytes < bytes + (report.extents + 1) * 2 * (64 << 10),
-        "and few others"
+        "and few more"
     );
     assert!(report.memory_peak <= report.memory_limit && report.memory_peak > 0);
     assert!(report.fresh_regions + report.recycled_regions > 0 && report.extents > 0);
@@ -168,12 +169,13 @@ fn reads_of_every_size_load_right_bytes() {
             assert!(report.extent_bytes <= extent_bytes.max(300_000) + 3 * 4096);
         }
     }
-    // One byte in flight still means one read.
+    // A limit of one byte in flight still allows one read.
     let few = options(|it| it.in_flight_bytes = Some(1));
     assert_all(&load(&path, few), &[&file]);
 }
 
-/// Offsets that are no multiple of the dtype's alignment: right bytes at aligned addresses, and the copies are owned up to.
+/// Offsets that are not multiples of the dtype's alignment: right bytes at aligned addresses, and
+/// the report counts the copies.
 #[test]
 fn misaligned_tensors_are_copied_and_counted() {
     let folder = folder();
@@ -316,10 +318,10 @@ fn both_ceilings_read_same_bytes_as_load() {
     }
 }
 
-/// Longer than anything here takes; only a failure waits so long.
+/// Longer than any step here takes; only a failure waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Unparks the test's thread when it is woken.
+/// Waker that unparks the test's thread.
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
@@ -328,7 +330,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls as a runtime would: only after a wake-up. A lost one hangs until the park gives up, which fails the test.
+/// Polls as a runtime would: only after a wake-up. A lost wake-up parks the thread until its
+/// timeout, which fails the test.
 fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
@@ -350,7 +353,7 @@ fn futures_stream_yields_same_tensors() {
     for order in [Order::Ready, Order::File] {
         let options = options(|it| {
             it.order = order;
-            // One region or two: the reader must often wait for this test to take something.
+            // One region or two: the reader must often wait until this test receives a tensor.
             it.memory_limit = Some(3 << 19);
         });
         let loader = Loader::open(&location(&path))

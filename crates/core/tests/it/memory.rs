@@ -1,4 +1,4 @@
-//! The budget: nothing begins that cannot end in it, nobody goes beyond it, and nobody starves in it.
+//! The memory budget: a load that cannot fit is refused, none exceeds it, and none starves in it.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn budget_below_largest_tensor_is_refused_before_first_read() {
         assert_eq!(error.tensor(), Some("largest"));
         assert!(error.message().contains(&limit.to_string()), "{error}");
     }
-    // Whoever follows the hint succeeds.
+    // The limit that the hint names is enough.
     let error = limited(1).stream().expect_err("too small");
     let hint = error.hint().expect("says what to do");
     let size = hint
@@ -46,7 +46,7 @@ fn budget_below_largest_tensor_is_refused_before_first_read() {
     assert_eq!(tensors.expect("loads").len(), 3);
 }
 
-/// Nothing is read ahead beyond the budget, however slow the caller is.
+/// A slow caller does not let the load read ahead beyond the budget.
 #[test]
 fn a_slow_caller_stops_the_load_at_the_budget() {
     let folder = folder();
@@ -66,7 +66,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
         let mut kept: Vec<Tensor> = Vec::new();
         while let Some(tensor) = stream.next() {
             let tensor = tensor.expect("loads");
-            // Long enough for readers to fill the budget, without a clock.
+            // Wait until the readers have filled the budget, without a clock.
             let mut read = (0, 0);
             while read.1 < 300 {
                 let now = stream.progress().bytes_read;
@@ -79,7 +79,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
             }
             let progress = stream.progress();
             let ahead = progress.bytes_read.saturating_sub(progress.bytes_received);
-            // Edges are read twice: at most one alignment each side per tensor.
+            // Edges are read twice: at most one alignment on each side of a tensor.
             let edges = 64 * 2 * 4096;
             assert!(ahead <= limit + edges, "{ahead} bytes ahead of the caller");
             if tensor.name().ends_with('7') {
@@ -146,7 +146,8 @@ fn memory_of_dropped_tensors_is_used_again() {
     );
 }
 
-/// Tensors are used and dropped on other threads than the one that receives them, long after the stream.
+/// Tensors are used and dropped on another thread than the one that receives them, after the stream
+/// was dropped.
 #[test]
 fn tensors_are_used_and_dropped_on_other_threads() {
     let folder = folder();
@@ -195,12 +196,12 @@ fn eight_concurrent_loads_return_right_bytes() {
     });
 }
 
-/// Small tensors share memory, which is what the budget must hold: the error names one of those.
+/// Small tensors share a region, and the budget must hold it: the error names one of them.
 #[test]
 fn budget_below_largest_shared_region_names_its_tensor() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
-    // A large one alone, then thirty that together are larger: it is these that need most at once.
+    // One large tensor, then thirty that together are larger and share the largest region.
     for index in 0..31 {
         let bytes = if index == 0 { 1_028_000 } else { 34_900 };
         file = file.tensor(

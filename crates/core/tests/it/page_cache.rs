@@ -1,4 +1,5 @@
-//! What the page cache holds is copied, shown or let go of, as asked; everything else is read past it.
+//! Cache modes: pages in the page cache are copied, mapped or dropped as requested; all others are
+//! read directly.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::files::{
 use crate::overlay::Overlay;
 use crate::requirement;
 
-/// Bytes of a file in the page cache.
+/// Returns the bytes of a file that are in the page cache.
 fn resident(path: &Path) -> u64 {
     probe::residency(path)
         .expect("Linux answers")
@@ -72,7 +73,7 @@ fn resident_half_is_copied_and_cold_half_read_directly() {
             report.read_bytes,
             report.direct_bytes + report.buffered_bytes
         );
-        // The kernel may have read ahead, and forgets when it likes.
+        // The kernel may have read ahead, and may evict pages at any time.
         if cold && (14 << 20..20 << 20).contains(&before) {
             assert!(report.buffered_bytes >= 12 << 20, "{report}");
             assert!(report.direct_bytes >= 10 << 20, "{report}");
@@ -111,7 +112,7 @@ fn files_on_overlay_are_copied_if_resident_else_read_directly() {
     }
 }
 
-/// Loads until one has left nothing.
+/// Maximum number of loads until one leaves no page in the cache.
 const TRIES: usize = 50;
 
 #[test]
@@ -128,7 +129,8 @@ fn drop_leaves_nothing_in_the_page_cache() {
             if warm {
                 assert_eq!(read(&path), file);
             }
-            // The kernel keeps what it moves at that very moment (compaction): advice is no order. So not every time, but nearly.
+            // The advice does not bind the kernel: it keeps pages that it is moving at that moment
+            // (compaction). So most loads leave no page, but not all.
             let drops = || {
                 let drop = options(|it| (it.engine, it.cache) = (engine, Cache::Drop));
                 let (tensors, _) = load_with_report(&path, drop);
@@ -157,7 +159,7 @@ fn views_map_files_without_copying() {
         for (writable, lanes) in [(false, None), (true, Some(3))] {
             let map = options(|it| {
                 (it.cache, it.writable, it.lanes) = (Cache::Map, writable, lanes);
-                // Nothing of it is a copy.
+                // Views take no memory of the budget.
                 it.memory_limit = Some(1);
             });
             let (tensors, report) = load_with_report(folder.path(), map);
@@ -213,7 +215,10 @@ fn misaligned_tensors_are_copied_instead_of_mapped() {
     assert_all(&tensors, &[&file]);
     assert!(report.copied_bytes >= 5000 * 4, "{report}");
     let copied = tensors.iter().find(|tensor| tensor.name() == "t1");
-    assert!(copied.expect("is there").is_writable(), "memory of its own");
+    assert!(
+        copied.expect("is there").is_writable(),
+        "has memory of its own"
+    );
 }
 
 #[test]
@@ -222,7 +227,7 @@ fn a_view_outlives_its_stream_and_its_loader() {
     let file = even("t", 5, 3, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
     let (tensors, _) = load_with_report(&path, options(|it| it.cache = Cache::Map));
-    std::fs::remove_file(&path).expect("nobody needs its name");
+    std::fs::remove_file(&path).expect("the view needs no name");
     assert_all(&tensors, &[&file]);
 }
 
@@ -277,5 +282,5 @@ fn resident_file_is_copied_by_one_lane_per_core() {
     }
     let one = options(|it| (it.engine, it.lanes) = (EngineChoice::Uring, Some(1)));
     let (_, report) = load_with_report(&path, one);
-    assert_eq!(report.lanes, 1, "as asked for");
+    assert_eq!(report.lanes, 1, "as requested");
 }

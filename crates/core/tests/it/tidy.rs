@@ -170,7 +170,7 @@ fn opening(source: &Source) -> Vec<String> {
     let opens = source.text.starts_with("//! ");
     (!opens)
         .then(|| {
-            "does not open with `//!`: what it owns, what it does not, who calls it".to_owned()
+            "does not open with `//!`: its responsibilities, its limits, its callers".to_owned()
         })
         .into_iter()
         .collect()
@@ -218,11 +218,9 @@ fn notes(source: &Source) -> Vec<String> {
         .filter_map(|(index, line)| {
             let number = index + 1;
             if line.contains("FIXME") {
-                Some(format!(
-                    "line {number}: a FIXME is to be fixed before it is committed"
-                ))
+                Some(format!("line {number}: fix a FIXME before it is committed"))
             } else if line.contains("TODO") && !numbered(line) {
-                Some(format!("line {number}: a TODO names its issue: #123"))
+                Some(format!("line {number}: a TODO must name its issue: #123"))
             } else {
                 None
             }
