@@ -276,7 +276,7 @@ fn cancel_wakes_waiting_caller() {
     let canceller = stream.canceller();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The read is in flight, so the cancellation is what ends the wait below.
+            // The read is in flight, so only the cancellation ends the wait below.
             while watched.in_flight().jobs == 0 {
                 std::thread::yield_now();
             }
