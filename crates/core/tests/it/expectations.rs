@@ -74,7 +74,7 @@ fn manifest_of(folder: &Path) -> String {
 }
 
 #[test]
-fn a_header_is_compared_also_where_an_index_leaves_tensors_out() {
+fn header_is_compared_when_index_omits_tensors() {
     let model = recorded();
     let path = model.path().join(SHARD);
     let index = format!(r#"{{"weight_map": {{"a": "{SHARD}", "c": "{SHARD}"}}}}"#);

@@ -57,7 +57,7 @@ fn outcome(report: &VerifyReport, name: &str) -> Option<FileOutcome> {
 }
 
 #[test]
-fn all_that_is_signed_is_compared_and_nothing_else_may_be_there() {
+fn signed_files_are_compared_and_all_others_are_extra() {
     let (folder, signed) = model();
     let at = |name: &str| folder.path().join(name);
     // Left out on purpose, with everything below.
@@ -149,7 +149,7 @@ fn single_file_is_compared_with_note_about_rest() {
 }
 
 #[test]
-fn names_that_lead_out_are_refused_before_anything_is_read() {
+fn signed_name_outside_folder_is_refused_before_first_read() {
     let (folder, mut signed) = model();
     let digest = signed.files[SHARD];
     signed.files.insert("../outside".to_owned(), digest);

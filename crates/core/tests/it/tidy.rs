@@ -170,7 +170,7 @@ fn opening(source: &Source) -> Vec<String> {
     let opens = source.text.starts_with("//! ");
     (!opens)
         .then(|| {
-            "does not open with `//!`: what it owns, what it does not, who calls it".to_owned()
+            "does not open with `//!`: its responsibilities, its limits, its callers".to_owned()
         })
         .into_iter()
         .collect()
@@ -218,11 +218,9 @@ fn notes(source: &Source) -> Vec<String> {
         .filter_map(|(index, line)| {
             let number = index + 1;
             if line.contains("FIXME") {
-                Some(format!(
-                    "line {number}: a FIXME is to be fixed before it is committed"
-                ))
+                Some(format!("line {number}: fix a FIXME before it is committed"))
             } else if line.contains("TODO") && !numbered(line) {
-                Some(format!("line {number}: a TODO names its issue: #123"))
+                Some(format!("line {number}: a TODO must name its issue: #123"))
             } else {
                 None
             }
@@ -322,7 +320,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn files_say_what_they_are_for() {
+fn files_open_with_module_docs() {
     assert_none(&complaints(opening));
 }
 
@@ -332,7 +330,7 @@ fn names_use_the_vocabulary() {
 }
 
 #[test]
-fn open_ends_have_issues() {
+fn todos_name_their_issue() {
     assert_none(&complaints(notes));
 }
 
@@ -358,7 +356,7 @@ mod rules {
     }
 
     #[test]
-    fn the_repository_is_found() {
+    fn sources_of_repository_are_found() {
         let paths: Vec<_> = sources().into_iter().map(|source| source.path).collect();
         for path in [
             "crates/core/src/lib.rs",
@@ -381,7 +379,7 @@ mod rules {
     }
 
     #[test]
-    fn words_are_whole_and_in_both_cases() {
+    fn banned_words_match_whole_words_in_both_cases() {
         assert_eq!(words("MetadataVisitor"), ["metadata", "visitor"]);
         assert_eq!(words("a_partition"), ["a", "partition"]);
         let bad = source(
@@ -397,13 +395,13 @@ mod rules {
     }
 
     #[test]
-    fn open_ends() {
+    fn fixme_and_todo_without_issue_are_found() {
         let text = "// TODO: later\n// TODO(#12): with an issue\n// FIXME #12\n";
         assert_eq!(notes(&source("a.rs", text)).len(), 2);
     }
 
     #[test]
-    fn edges_point_down() {
+    fn edges_that_point_up_are_found() {
         let path = "crates/core/src/engine/pread.rs";
         assert_none(&directions(&source(
             path,

@@ -161,7 +161,7 @@ fn written_manifest_verifies_and_is_reproducible() {
 }
 
 #[test]
-fn one_flipped_bit_is_found_and_named_wherever_it_is() {
+fn flipped_bit_anywhere_is_found_and_named() {
     let model = Model::new();
     model.record();
     for name in SHARDS {
@@ -269,7 +269,7 @@ fn report_lists_all_bad_files() {
 }
 
 #[test]
-fn a_shard_that_the_manifest_does_not_have_is_extra() {
+fn shard_missing_from_manifest_is_extra() {
     let folder = Model(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
     let shard = |name: &str| {
         FileBuilder::new()
@@ -324,7 +324,7 @@ fn unknown_files_fail_until_manifest_is_written() {
 }
 
 #[test]
-fn a_manifest_is_not_replaced_unless_asked_and_not_compared_with_then() {
+fn manifest_is_replaced_only_with_force_and_then_not_compared() {
     let model = Model::new();
     model.record();
     let beside = || Some(ManifestTarget::Beside);
@@ -361,7 +361,7 @@ fn a_manifest_is_not_replaced_unless_asked_and_not_compared_with_then() {
 }
 
 #[test]
-fn a_file_with_a_broken_header_is_compared_and_one_without_manifest_fails() {
+fn broken_header_is_compared_with_manifest_and_fails_without() {
     let model = Model::new();
     let good = model.bytes(SHARDS[1]);
     let mut bad = good.clone();
