@@ -97,12 +97,12 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
         "loads, in less than 4 MiB",
-        "crates/core/tests/bombs.rs::a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected",
+        "crates/core/tests/bombs.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
     ),
     (
         "a folder has half a million numbered names",
         "they are checked in one pass",
-        "crates/core/src/format/shards.rs::half_a_million_names_are_checked_in_one_pass",
+        "crates/core/src/format/shards.rs::missing_shard_is_linear",
     ),
     (
         "a list of a store never ends",
@@ -117,7 +117,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the last check of a load panics",
         "an error of the load",
-        "crates/core/src/stream/ending.rs::a_panic_of_the_last_check_is_an_error_of_the_load",
+        "crates/core/src/stream/ending.rs::panic_in_final_check_becomes_load_error",
     ),
     (
         "a process forks while its threads load",

@@ -7,9 +7,9 @@ use tload::{Error, ErrorKind, Report};
 /// Part of the system in which a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Files, on a file system that fails.
+    /// Files, on a failing file system.
     Files,
-    /// Objects, in a store that fails.
+    /// Objects, in a failing store.
     Objects,
     /// A GPU and its driver.
     Devices,

@@ -12,7 +12,7 @@ use crate::fixtures::{
 };
 use crate::sites::{Site, on_sites};
 
-/// A site and a local folder with the same contents.
+/// Site and local folder with the same contents.
 struct Both {
     site: Rc<Site>,
     folder: TempDir,

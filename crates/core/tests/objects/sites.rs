@@ -170,7 +170,7 @@ pub(crate) fn s3_options(endpoint: &str) -> StoreOptions {
     ])
 }
 
-/// A server that fails on command, as S3.
+/// Starts a server that fails on command, as S3.
 pub(crate) fn faulty() -> Site {
     faulty_at(&Arc::new(FaultyServer::start()))
 }
@@ -225,7 +225,7 @@ pub(crate) fn moto() -> Option<Site> {
     require(Moto::start()).map(s3)
 }
 
-/// versitygw behind a proxy, and the proxy.
+/// Starts versitygw behind a proxy, and returns the proxy too.
 pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     let toxiproxy = require(Toxiproxy::start())?;
     let server = require(Versitygw::start())?;
@@ -239,7 +239,7 @@ pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     Some((Site::at(format!("s3://{BUCKET}"), options, put), proxy))
 }
 
-/// versitygw behind a proxy that cuts everything into small pieces.
+/// Starts versitygw behind a proxy that splits everything into small pieces.
 pub(crate) fn sliced() -> Option<Site> {
     let (site, proxy) = proxied()?;
     let slices = json!({"average_size": 3000, "size_variation": 2900, "delay": 0});
@@ -309,7 +309,7 @@ pub(crate) fn nginx_tls() -> Option<Site> {
     })
 }
 
-/// User and password in the URL.
+/// Starts an nginx with user and password in the URL.
 pub(crate) fn nginx_basic() -> Option<Site> {
     let url = |server: &Nginx| {
         let user = format!("http://{}:{}@", server.user(), server.password());

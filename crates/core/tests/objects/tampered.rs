@@ -111,7 +111,7 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.insert(INDEX.to_owned(), placing(&SHARED, "b"))),
             reads_all: false,
             kind: ErrorKind::Corrupt,
-            message: "these are not the bytes that manifest ",
+            message: "the bytes do not match manifest ",
             found: (INDEX, FileOutcome::Differs),
         },
         Attack {
@@ -129,7 +129,7 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.remove(INDEX)),
             reads_all: true,
             kind: ErrorKind::Corrupt,
-            message: "lists \"model.safetensors.index.json\", which is no file of the checkpoint",
+            message: "lists \"model.safetensors.index.json\", which is not a file of the checkpoint",
             found: (INDEX, FileOutcome::Missing),
         },
         Attack {
@@ -138,7 +138,7 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.remove("b.safetensors")),
             reads_all: true,
             kind: ErrorKind::Corrupt,
-            message: "lists \"b.safetensors\", which is no file of the checkpoint",
+            message: "lists \"b.safetensors\", which is not a file of the checkpoint",
             found: ("b.safetensors", FileOutcome::Missing),
         },
     ]

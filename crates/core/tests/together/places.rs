@@ -23,7 +23,7 @@ use crate::overlay::Overlay;
 
 const SHARDS: usize = 3;
 
-/// Tensors of each shard.
+/// Number of tensors of each shard.
 const TENSORS: usize = 20;
 
 /// Bytes of every tensor, by name.
