@@ -112,7 +112,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a ring fails while its engine is dropped",
         "the memory of its reads is kept and counted (`parked_bytes`)",
-        "crates/core/src/engine/uring/mod.rs::a_ring_that_fails_while_the_engine_is_dropped_frees_no_memory_in_flight",
+        "crates/core/src/engine/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
     ),
     (
         "the last check of a load panics",
@@ -122,7 +122,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a process forks while its threads load",
         "the child loads, and blocks on no lock",
-        "tests/test_fork.py::test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads",
+        "tests/test_fork.py::test_forked_child_never_waits_for_parent_locks",
     ),
 ];
 
