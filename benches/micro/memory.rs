@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::buffer::{Bell, Pool};
+use tload::memory::{Bell, Pool};
 
 /// Number of regions held at a time, as in a load.
 const HELD: usize = 32;

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::buffer::{Bell, Slab};
+use tload::Cache;
 use tload::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
+use tload::memory::{Bell, Slab};
 use tload::plan::Layout;
 use tload::schedule::Depth;
-use tload::source::{Cache, FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::fixtures::tensor_info;
 use tload::testing::sim::SimConfig;
 use tload::testing::simulation::Simulation;

@@ -29,7 +29,6 @@
 //! `plan`, `schedule`, `sink`, `source` and `pipeline` are public for extensions of tload and for
 //! its tests, and may change in any release.
 
-pub mod buffer;
 pub mod copy;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -37,62 +36,47 @@ pub mod cuda;
 #[path = "no_cuda.rs"]
 pub mod cuda;
 pub mod engine;
-pub mod pipeline;
+pub mod memory;
 pub mod plan;
 pub mod probe;
 pub mod schedule;
 pub mod sink;
-pub mod source;
+pub mod storage;
+
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod verify;
 
-mod budget;
 mod checkpoint;
 mod crc;
-mod delivery;
-mod destinations;
 mod error;
 mod format;
-mod lane;
 mod load;
-mod over;
-mod parked;
-mod per_process;
-mod prepare;
-mod provide;
-mod read_one;
-mod receivers;
+mod options;
 mod report;
-mod request;
-mod retry;
-mod room;
-mod side_by_side;
-mod sources;
-mod stall;
-mod stream;
 mod sync;
-mod tally;
 mod tensor;
-mod within;
 
-pub use buffer::{KeepAlive, Target, release_staging};
 pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, printable};
 pub use format::{Dtype, HeaderError};
+pub use load::device_alloc::DeviceAllocator;
+pub use load::load_target::{Receiver, ReceiverLayout, ReceiverRules};
+pub use load::orphaned::parked_bytes;
+pub use load::pipeline;
+pub use load::stream::{Canceller, Progress, TensorStream};
 pub use load::{Ceiling, Loader};
-pub use over::Over;
-pub use parked::parked_bytes;
+pub use memory::{KeepAlive, Target, release_staging};
+pub use options::{
+    Cache, Device, EngineChoice, Location, Options, Order, Protocol, StoreKey, StoreOptions,
+    format_bytes, parse_bytes,
+};
 pub use plan::{Selection, Slice, Steps};
-pub use provide::DeviceAllocator;
-pub use receivers::{Receiver, ReceiverLayout, ReceiverRules};
 pub use report::{
     DepthReport, DeviceReport, EngineReport, Report, StageTimes, StagingReport, Unverified,
     VerificationReport, VerifiedBy,
 };
-pub use request::{Device, EngineChoice, Options, Order, format_bytes, parse_bytes};
 pub use sink::DeviceMemory;
-pub use source::{Cache, Location, Protocol, StoreOptions};
-pub use stream::{Canceller, Progress, TensorStream};
+pub use sync::cancel::Over;
 pub use tensor::{Tensor, TensorInfo};
 pub use verify::Verify;

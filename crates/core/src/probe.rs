@@ -6,11 +6,13 @@ use std::path::Path;
 
 use crate::engine;
 use crate::error::Result;
-use crate::source::{FileSource, Location, ReadFile};
+use crate::options::Location;
+use crate::storage::{FileSource, ReadFile};
 
-pub use crate::buffer::prefault;
-pub use crate::room::{GroupLimit, group_limit};
-pub use crate::source::{DirectIo, FileSystem, Residency, evict, residency};
+pub use crate::memory::cgroup::{GroupLimit, group_limit};
+pub use crate::memory::prefault;
+pub use crate::storage::residency;
+pub use crate::storage::{DirectIo, FileSystem, Residency, evict};
 
 /// Result of setting up a ring.
 #[derive(Clone, Debug)]
@@ -52,7 +54,7 @@ pub fn ring() -> Ring {
 /// Returns the number of file descriptors that a process needs to load a checkpoint of `files`
 /// files.
 pub fn descriptors(files: usize) -> u64 {
-    crate::source::descriptors(files)
+    crate::storage::descriptors(files)
 }
 
 /// Returns the file system's support for direct I/O on this file.
@@ -70,5 +72,5 @@ pub fn direct_io(path: &Path) -> Result<DirectIo> {
 ///
 /// It cannot be opened or queried.
 pub fn file_system(path: &Path) -> Result<FileSystem> {
-    crate::source::file_system(path)
+    crate::storage::file_system(path)
 }

@@ -8,9 +8,9 @@ use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
-use crate::buffer::{DeviceBytes, RegionBytes, Target};
 use crate::error::Result;
 use crate::format::{Dtype, Entry};
+use crate::memory::{DeviceBytes, RegionBytes, Target};
 use crate::plan::{Slice, Strides};
 
 /// Name, dtype, shape and position of a tensor. Cheap to clone.

@@ -1,7 +1,7 @@
 //! Reads make no allocations: a load of many reads makes as many as a load of few. Runs in a
 //! process of its own, since it counts allocations.
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, Loader, Location, Options};
 

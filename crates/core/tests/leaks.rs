@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Ceiling, Dtype, EngineChoice, Loader, Location, Options, TensorStream};
 

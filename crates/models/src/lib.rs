@@ -10,23 +10,25 @@
 #![cfg(not(test))]
 
 /// Locks and atomics of loom; the core has the standard library's here.
-mod sync {
+#[path = "../../core/src/sync"]
+pub mod sync {
     pub(crate) use loom::sync::atomic::AtomicU32;
     pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+
+    pub mod event_count;
+    pub(crate) mod per_process;
 }
 
-#[expect(dead_code, reason = "the module is compiled as a whole")]
-#[path = "../../core/src/buffer/mod.rs"]
-pub mod buffer;
 #[path = "../../core/src/no_cuda.rs"]
 pub mod cuda;
 #[expect(dead_code, reason = "as above")]
 #[path = "../../core/src/error.rs"]
 pub mod error;
-#[path = "../../core/src/per_process.rs"]
-mod per_process;
+#[expect(dead_code, reason = "the module is compiled as a whole")]
+#[path = "../../core/src/memory/mod.rs"]
+pub mod memory;
 
 /// Records that the caller has received one of the region's tensors, as the stream does.
-pub fn received(region: &buffer::Region) {
+pub fn received(region: &memory::Region) {
     region.tensor_received();
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, ErrorKind, Loader, Location, Options, Order, Result, Tensor};
 

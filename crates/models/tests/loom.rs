@@ -12,7 +12,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
-use tload_models::buffer::{Bell, Gate, Pool, Slab};
+use tload_models::memory::{Bell, Gate, Pool, Slab};
 use tload_models::received;
 
 /// Size of a page in bytes.

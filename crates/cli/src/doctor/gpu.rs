@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use tload::buffer::{Staging, StagingNeed};
 use tload::cuda::{self, Context};
+use tload::memory::{Staging, StagingNeed};
 use tload::{Error, Result, format_bytes};
 
 use super::{Finding, Level, Urgency};

@@ -1,6 +1,6 @@
 //! Options for opening a checkpoint.
 
-use crate::source::StoreOptions;
+use crate::options::StoreOptions;
 
 /// Options for opening a checkpoint.
 ///

@@ -2,10 +2,11 @@
 //! the same on file systems and in object stores.
 
 use super::Placement;
-use super::place::{Found, Places, ShardSource};
+use super::backend::{Found, Places, ShardSource};
 use crate::error::{Error, ErrorKind, Result, counted, shortened};
 use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_index};
-use crate::source::{Location, Root, Source};
+use crate::options::Location;
+use crate::storage::{Root, Source};
 
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// Index name that `transformers` writes; it takes precedence over other indexes in the folder.

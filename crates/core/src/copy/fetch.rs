@@ -9,17 +9,18 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use std::sync::OnceLock;
 
-use super::journal::Origin;
 #[cfg(feature = "object")]
-use super::stop::{ask_unless_stopped, unless_stopped};
+use super::cancel::{ask_unless_stopped, unless_stopped};
+use super::journal::Origin;
 use super::target::cannot_write;
 use super::{Shared, cancelled};
 use crate::error::Result;
 #[cfg(not(feature = "object"))]
 use crate::error::{Error, ErrorKind};
-use crate::source::{FileSource, Location, Source, StoreOptions, cannot_open};
+use crate::options::{Location, StoreOptions};
+use crate::storage::{FileSource, Source, cannot_open};
 #[cfg(feature = "object")]
-use crate::source::{ObjectSource, Receive, Remote};
+use crate::storage::{ObjectSource, Receive, Remote};
 
 /// Length of one read of a local file, bytes.
 const READ_BYTES: usize = 1 << 20;

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::source::Location;
+use crate::options::Location;
 
 /// Format version. Raised when the journal changes its meaning: copies with older journals start
 /// over.

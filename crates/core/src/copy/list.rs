@@ -11,20 +11,23 @@ use std::sync::Arc;
 #[cfg(feature = "object")]
 use object_store::path::Path as Key;
 
+#[cfg(feature = "object")]
+use super::cancel::unless_stopped;
 #[cfg(not(feature = "object"))]
 use super::fetch::unsupported;
 use super::fetch::{Opened, Sources};
 use super::journal::Origin;
-use super::names::Filter;
-#[cfg(feature = "object")]
-use super::stop::unless_stopped;
+use super::paths::Filter;
 use super::{Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 #[cfg(feature = "object")]
 use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::options::Location;
 #[cfg(feature = "object")]
-use crate::source::{Listed, Protocol, Remote, cached, is_offline, snapshot, with_retries};
-use crate::source::{Location, cannot_open};
+use crate::options::Protocol;
+use crate::storage::cannot_open;
+#[cfg(feature = "object")]
+use crate::storage::{Listed, Remote, cached, is_offline, snapshot, with_retries};
 
 /// Maximum number of files and folders below a source.
 const NAMES_MAX: usize = 1_000_000;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::journal::Origin;
-use super::names;
+use super::paths;
 use super::target::{READ_WRITE, is_regular, modified_of};
 
 /// Format version. Raised when the meaning of a record changes: files with older ones are copied
@@ -87,7 +87,7 @@ impl Record {
 
     /// Writes the record beside the file called `name`.
     pub(super) fn put_beside(&self, folder: &OwnedFd, name: &str) -> io::Result<()> {
-        let (record, fresh) = (names::record(name), names::next_record(name));
+        let (record, fresh) = (paths::record(name), paths::next_record(name));
         unlink(folder, &fresh)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let mut file = File::from(openat(folder, &fresh, flags, READ_WRITE)?);
@@ -98,7 +98,7 @@ impl Record {
 
     /// Removes the record beside the file called `name`, if there is one.
     pub(super) fn remove_beside(folder: &OwnedFd, name: &str) -> io::Result<()> {
-        unlink(folder, &names::record(name))
+        unlink(folder, &paths::record(name))
     }
 
     fn text(&self) -> Vec<u8> {
@@ -109,7 +109,7 @@ impl Record {
 /// Reads the hidden file if it belongs to `owner`: another user's file is not trusted.
 fn read_beside(folder: &OwnedFd, name: &str, owner: u32) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let file = openat(folder, names::record(name), flags, Mode::empty()).ok()?;
+    let file = openat(folder, paths::record(name), flags, Mode::empty()).ok()?;
     let stat = fstat(&file).ok()?;
     if !is_regular(&stat) || stat.st_uid != owner {
         return None;

@@ -18,10 +18,10 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::journal::{Journal, Origin, Ranges};
-use super::names;
+use super::paths;
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
-use crate::request::format_bytes;
+use crate::options::format_bytes;
 
 pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 const FOLDER: Mode = Mode::from_raw_mode(0o777);
@@ -117,7 +117,7 @@ impl Root {
         let Some((folder, last)) = self.folder_of(name, false)? else {
             return Ok(None);
         };
-        match statat(&folder, names::partial(last), AtFlags::SYMLINK_NOFOLLOW) {
+        match statat(&folder, paths::partial(last), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
             Err(errno) => Err(self.failed("cannot stat", name, errno)),
@@ -127,7 +127,7 @@ impl Root {
     /// Returns the folder of a file, and the file's own name. `None` if the folder does not exist
     /// and `make` is false.
     fn folder_of<'a>(&self, name: &'a str, make: bool) -> Result<Option<(OwnedFd, &'a str)>> {
-        let mut components = names::components(name)?;
+        let mut components = paths::components(name)?;
         let last = components.pop().expect("split gives one at least");
         let mut folder = self
             .folder
@@ -190,7 +190,7 @@ impl Root {
         let (folder, last) = self
             .folder_of(name, true)?
             .expect("a folder that is made is there");
-        let called = names::partial(last);
+        let called = paths::partial(last);
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let anew_flags = flags | OFlags::CREATE | OFlags::EXCL;
         let made = openat(&folder, &called, anew_flags, READ_WRITE);
@@ -276,7 +276,7 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
         ErrorKind::PermissionDenied,
         format!(
             "{:?}, its file in progress, belongs to another user: uid {}, wanted {user}",
-            names::partial(name),
+            paths::partial(name),
             stat.st_uid
         ),
     )
@@ -287,7 +287,7 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
 /// Returns the owner that new files of this process get in `folder`: not the process's user on NFS
 /// with `root_squash`, or on file systems that are mounted with one owner for all files.
 fn owner_of_new(folder: &OwnedFd, name: &str) -> Option<u32> {
-    let name = names::next_journal(name);
+    let name = paths::next_journal(name);
     let _ = unlinkat(folder, &name, AtFlags::empty());
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let file = openat(folder, &name, flags, READ_WRITE).ok()?;
@@ -318,7 +318,7 @@ impl Partial {
     /// disk.
     fn journal(&self) -> Option<Journal> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let name = names::journal(&self.name);
+        let name = paths::journal(&self.name);
         let file = openat(&self.folder, name, flags, Mode::empty()).ok()?;
         let (stat, own) = (fstat(&file).ok()?, fstat(&self.file).ok()?);
         if !is_regular(&stat) || stat.st_uid != own.st_uid {
@@ -335,7 +335,7 @@ impl Partial {
     /// Truncates the file to zero. The journal is removed first, durably: it must never claim bytes
     /// of another source.
     fn clear(&self) -> Result<()> {
-        if self.unlink(&names::journal(&self.name))? {
+        if self.unlink(&paths::journal(&self.name))? {
             self.sync_folder()?;
         }
         self.file
@@ -351,8 +351,8 @@ impl Partial {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         self.file.sync_data().map_err(failed)?;
-        let name = names::journal(&self.name);
-        let fresh = names::next_journal(&self.name);
+        let name = paths::journal(&self.name);
+        let fresh = paths::next_journal(&self.name);
         // Creates a new file: an existing one may be a hard link to another file, or a pipe.
         self.unlink(&fresh)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
@@ -395,7 +395,7 @@ impl Partial {
         let stat = fstat(&self.file).map_err(|errno| failed(errno.into()))?;
         let record = Record::new(origin, &stat);
         let is_attached = record.attach(&self.file);
-        let partial = names::partial(&self.name);
+        let partial = paths::partial(&self.name);
         renameat(&self.folder, partial, &self.folder, &self.name)
             .map_err(|errno| failed(errno.into()))?;
         if is_attached {
@@ -412,13 +412,13 @@ impl Partial {
     /// Removes a file of which nothing has arrived.
     pub(super) fn discard(&self) -> Result<()> {
         self.unlink_journals()?;
-        self.unlink(&names::partial(&self.name)).map(drop)
+        self.unlink(&paths::partial(&self.name)).map(drop)
     }
 
     /// Removes the journal, and one that a crash left unfinished.
     fn unlink_journals(&self) -> Result<()> {
-        self.unlink(&names::next_journal(&self.name))?;
-        self.unlink(&names::journal(&self.name)).map(drop)
+        self.unlink(&paths::next_journal(&self.name))?;
+        self.unlink(&paths::journal(&self.name)).map(drop)
     }
 
     /// Removes a file. Returns whether it existed.

@@ -25,7 +25,7 @@ use cudarc::driver::{DriverError, result};
 use super::driver::{self, Driver, failure};
 use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
-use crate::per_process::PerProcess;
+use crate::sync::per_process::PerProcess;
 
 /// Primary context of one device. Clones share it; the last one releases it.
 #[derive(Clone)]
@@ -197,7 +197,7 @@ impl Context {
     ///
     /// [`ErrorKind::Device`].
     pub fn available_memory(&self) -> Result<u64> {
-        super::memory::free_leftovers();
+        crate::cuda::memory::free_leftovers();
         let _bound = self.bind()?;
         if let Some(freeing) = self.0.freeing.get() {
             // Memory that was just released becomes free when the GPU is done with it.

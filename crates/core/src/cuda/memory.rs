@@ -13,7 +13,7 @@ use super::context::Context;
 use super::event::Event;
 use super::stream::Stream;
 use crate::error::Result;
-use crate::per_process::PerProcess;
+use crate::sync::per_process::PerProcess;
 
 /// Memory that could not be freed when it was dropped, for example because a graph was being
 /// captured. Each entry keeps its context: once that is gone, the address may belong to another

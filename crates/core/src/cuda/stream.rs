@@ -106,7 +106,7 @@ impl Stream {
     }
 
     fn failure(&self, what: &str, error: DriverError) -> Error {
-        super::driver::failure(format!("cuda:{}: {what}", self.ordinal), error)
+        crate::cuda::driver::failure(format!("cuda:{}: {what}", self.ordinal), error)
     }
 }
 

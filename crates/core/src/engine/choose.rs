@@ -11,12 +11,12 @@ use std::sync::Arc;
 use super::object::{ObjectEngine, ObjectSetup};
 use super::pread::PreadEngine;
 use super::{Engine, tokio_uring, uring};
-use crate::buffer::Slab;
 use crate::error::{Error, ErrorKind, Result};
-use crate::request::EngineChoice;
+use crate::memory::Slab;
+use crate::options::EngineChoice;
 #[cfg(feature = "object")]
-use crate::source::ObjectSource;
-use crate::source::{ReadFile, Source};
+use crate::storage::ObjectSource;
+use crate::storage::{ReadFile, Source};
 
 /// Maximum number of threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's
 /// throughput at twice its CPU time (`engines.md` in `benches/results/2core-virtio-2026-11-20`).
@@ -30,7 +30,7 @@ const FAR_THREADS_MAX: usize = 64;
 /// Configuration of an engine that is opened on a lane's thread.
 #[derive(Debug)]
 pub struct EngineSetup {
-    /// Sources, in the order of [`super::Job::source`].
+    /// Sources, in the order of [`crate::engine::Job::source`].
     pub files: Arc<[ReadFile]>,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use super::{Job, Transfer};
 use crate::error::{Error, ErrorKind, Result};
-use crate::retry::{PROGRESS_BYTES, Transient};
-use crate::source::{Access, ReadFile, Source};
+use crate::storage::{Access, ReadFile, Source};
+use crate::sync::retry::{PROGRESS_BYTES, Transient};
 
 /// Maximum number of consecutive `EAGAIN` and `EINTR` without a byte of progress: beyond this
 /// something is broken, and an error is better than a loop.

@@ -35,9 +35,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::buffer::{Filled, Lease};
 use crate::error::{Error, ErrorKind};
-use crate::over::Over;
+use crate::memory::{Filled, Lease};
+use crate::sync::cancel::Over;
 
 /// Extent on its way to an engine.
 #[derive(Debug)]

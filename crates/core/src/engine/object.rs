@@ -18,10 +18,11 @@ use crossbeam_channel::{Receiver, Sender, unbounded};
 use tokio::sync::watch;
 
 use super::{Done, Engine, Job, Transfer, Wait, cancelled};
-use crate::buffer::Filling;
 use crate::error::{Error, ErrorKind, Result};
-use crate::over::Over;
-use crate::source::{Hedging, ObjectSource, Receive, Retries, Source};
+use crate::memory::Filling;
+use crate::storage::{Hedging, ObjectSource, Receive, Source};
+use crate::sync::cancel::Over;
+use crate::sync::retry::Retries;
 
 /// Minimum length to which requests are split to give work to idle connections, bytes: with 30 ms
 /// of latency and 90 MB/s after it, as S3 has, a request of this length still spends more time

@@ -17,8 +17,8 @@ use super::fill::{self, Fill, Read, Step};
 use super::work::Work;
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
-use crate::over::Over;
-use crate::source::ReadFile;
+use crate::storage::ReadFile;
+use crate::sync::cancel::Over;
 
 /// Pool of reading threads.
 #[derive(Debug)]

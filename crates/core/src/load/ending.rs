@@ -4,13 +4,13 @@
 
 use std::sync::Arc;
 
+use super::groups::{Group, Sources};
+use super::outputs::Complete;
+use super::pipeline::Feed;
 use crate::checkpoint::Checkpoint;
-use crate::delivery::Complete;
 use crate::error::Result;
-use crate::pipeline::Feed;
 use crate::report::Report;
-use crate::source::ReadFile;
-use crate::sources::{Group, Sources};
+use crate::storage::ReadFile;
 use crate::verify::Check;
 
 /// Returns a function that adds what only the destinations and the files know to a report.

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Report;
 use crate::error::{counted, printable};
-use crate::request::format_bytes;
+use crate::options::format_bytes;
 
 /// Comparison of a load's bytes with known digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]

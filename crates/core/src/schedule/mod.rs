@@ -7,12 +7,12 @@
 
 mod controller;
 mod depth;
-mod explain;
+mod depth_report;
 mod groups;
 mod lanes;
+mod least_loaded;
 mod meter;
 mod queues;
-mod turns;
 
 #[cfg(test)]
 mod tests;
@@ -21,13 +21,13 @@ use std::time::Duration;
 
 use controller::Controller;
 pub use depth::{Depth, InFlight};
-pub use explain::{DepthReport, Settled};
+pub use depth_report::{DepthReport, Settled};
 pub use groups::{Groups, Member};
 pub use lanes::{LaneCount, WINDOW};
 use queues::{Candidate, Queues};
 
+use crate::options::Order;
 use crate::plan::{Extent, Plan};
-use crate::request::Order;
 
 /// Order of the reads, and state of what is in flight.
 #[derive(Debug)]

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::Order;
-use super::turns::Turns;
+use super::least_loaded::Turns;
 use crate::plan::Plan;
 
 /// Maximum number of regions without memory that are skipped in one call while something else can

@@ -2,9 +2,9 @@
 //! with.
 
 use super::Sink;
-use crate::buffer::Filled;
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::Filled;
 use crate::plan::Extent;
 
 /// Sink that takes leases and completes no tensor.

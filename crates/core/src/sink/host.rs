@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Sink;
-use crate::buffer::{Filled, RegionBytes};
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::{Filled, RegionBytes};
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 

@@ -19,9 +19,9 @@ pub use host::HostSink;
 pub use route::RouteSink;
 pub use target::TargetSink;
 
-use crate::buffer::Filled;
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::Filled;
 use crate::plan::Extent;
 
 /// Takes filled leases and turns them into tensors in some memory.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Sink;
-use crate::buffer::Filled;
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::Filled;
 use crate::plan::{Extent, Plan};
 use crate::tensor::Tensor;
 

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::Sink;
-use crate::buffer::{Filled, Gate, Target};
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::{Filled, Gate, Target};
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 

@@ -16,7 +16,7 @@ pub mod storage;
 
 use crate::engine::Engine;
 use crate::error::Result;
-use crate::pipeline::{self, Feed, LaneWork};
+use crate::load::pipeline::{self, Feed, LaneWork};
 use crate::report::Counters;
 use crate::sink::Sink;
 use crate::tensor::Tensor;

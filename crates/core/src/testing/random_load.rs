@@ -4,10 +4,10 @@ use super::fixtures::{Rng, byte_len, tensor_info};
 use super::sim::SimConfig;
 use super::simulation::Simulation;
 use crate::format::Dtype;
+use crate::options::Order;
 use crate::plan::Layout;
-use crate::request::Order;
 use crate::schedule::Depth;
-use crate::source::MemorySource;
+use crate::storage::MemorySource;
 use crate::tensor::TensorInfo;
 
 impl Simulation {

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use super::fixtures::Rng;
 use crate::engine::{Done, Engine, Job, Transfer, Wait};
 use crate::error::{Error, ErrorKind};
-use crate::retry::{Retries, Transient};
-use crate::source::{MemorySource, Source};
+use crate::storage::{MemorySource, Source};
+use crate::sync::retry::{Retries, Transient};
 
 /// Behaviour of a [`SimEngine`].
 #[derive(Clone, Debug)]

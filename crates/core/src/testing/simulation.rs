@@ -6,20 +6,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use super::sim::{SimConfig, SimEngine};
-use crate::buffer::{Bell, Pool, PoolUsage};
 use crate::crc::Crcs;
 use crate::error::Result;
-use crate::pipeline::{Feed, LaneWork, Memory, run};
+use crate::load::pipeline::{Feed, LaneWork, Memory, run};
+use crate::load::stream::{Shared, StreamSetup, TensorStream};
+use crate::memory::{Pool, PoolUsage};
+use crate::options::Order;
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 use crate::report::{Counters, Report};
-use crate::request::Order;
 use crate::schedule::{Depth, Groups, InFlight, Schedule};
 use crate::sink::HostSink;
-use crate::source::{MemorySource, Source};
-use crate::stream::{Shared, StreamSetup, TensorStream};
+use crate::storage::{MemorySource, Source};
+use crate::sync::detached::Underway;
+use crate::sync::event_count::Bell;
 use crate::tensor::TensorInfo;
 use crate::verify::{Check, Expectation, Facts, Verify};
-use crate::within::Underway;
 
 /// Simulated load.
 #[derive(Debug)]
@@ -90,7 +91,7 @@ impl Simulation {
 
     /// Returns the smallest budget that holds the largest region.
     pub fn limit_min(&self) -> u64 {
-        crate::buffer::Mapping::charge(self.plan().region_bytes_max(0)) as u64
+        crate::memory::Mapping::charge(self.plan().region_bytes_max(0)) as u64
     }
 
     /// Returns the verification of a load with these expectations, one for each source. A source's
@@ -156,7 +157,7 @@ impl Simulation {
         let feed = self.feed(&plan, None);
         let mut sink = HostSink::new(plan, self.tensors.clone().into());
         let mut engine = self.engine(&self.engines[0]);
-        let result = super::run_lane(&feed, &mut engine, &mut sink, &|(index, tensor)| {
+        let result = crate::testing::run_lane(&feed, &mut engine, &mut sink, &|(index, tensor)| {
             deliver(index, tensor);
         });
         feed.close();

@@ -11,8 +11,8 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use super::fixtures::Rng;
+use crate::options::Order;
 use crate::plan::{Arrangement, Extent, Layout, Plan, Wanted, build};
-use crate::request::Order;
 use crate::schedule::{Depth, DepthReport, Groups, InFlight, Next, Schedule};
 
 const MIB: u64 = 1 << 20;

@@ -14,11 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sha2::{Digest as _, Sha256};
 
 use super::Digest;
-use super::begin::Account;
 use super::in_order::InOrder;
-use crate::buffer::Filled;
+use super::setup::Account;
 use crate::crc::Sum;
 use crate::error::{Comparison, Error, ErrorKind, Result};
+use crate::memory::Filled;
 use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
 use crate::tensor::TensorInfo;

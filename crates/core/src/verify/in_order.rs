@@ -18,7 +18,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sha2::Sha256;
 
-use crate::buffer::Filled;
+use crate::memory::Filled;
 
 /// Extents of one source, and the progress of hashing them.
 #[derive(Debug)]

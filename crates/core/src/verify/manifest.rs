@@ -31,7 +31,7 @@ use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, SerializeStruct, Serializer};
 
 use super::digest::{Algorithm, Digest};
-use super::wrong_json::wrong_json;
+use super::json_error::wrong_json;
 use crate::error::{Error, ErrorKind, Result, printable};
 
 /// File name of a manifest, beside the checkpoint.

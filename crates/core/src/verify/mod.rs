@@ -9,41 +9,41 @@
 //! handed over unless its bytes match; with a digest of the whole file, the load fails before its
 //! stream ends.
 
-mod begin;
 mod check;
-mod decide;
+mod claims;
+mod coverage;
 mod digest;
+mod discover;
 mod expected;
-mod find;
+mod full_scan;
 mod in_order;
+mod json_error;
 mod manifest;
-mod statement;
-mod whole;
+mod setup;
 mod write;
-mod wrong_json;
 
 pub(crate) use check::Check;
-pub(crate) use decide::Facts;
+pub(crate) use coverage::Facts;
 pub use digest::{Algorithm, Digest};
-pub use expected::{Expectation, Expected};
 #[cfg(feature = "testing")]
-pub(crate) use find::parse_signature;
-pub use find::{find, require_files};
-pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
-pub use whole::{
+pub(crate) use discover::parse_signature;
+pub use discover::{find, require_files};
+pub use expected::{Expectation, Expected};
+pub use full_scan::{
     FileError, FileOutcome, FileReport, ManifestTarget, Mismatch, SignatureText, SignedFiles,
     Verification, VerifyControl, VerifyOptions, VerifyProgress, VerifyReport, read_signature,
 };
+pub use manifest::{MANIFEST_NAME, Manifest, ManifestFile, ManifestTensor};
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
+pub use crate::options::Verify;
 use crate::plan::Plan;
-pub use crate::request::Verify;
+use crate::sync::detached::{Underway, within};
 use crate::tensor::TensorInfo;
-use crate::within::{Underway, within};
 
 /// Message and hint for a lookup that exceeds the load's timeout.
 const TOO_LONG: (&str, &str) = (
@@ -94,7 +94,7 @@ pub(crate) fn check(
     let check = within(limit, &underway, TOO_LONG, move || {
         let found = match given {
             Some(given) => given,
-            None => find::find_now(&checkpoint, &choice, loaded.by_name, &waits)?.into(),
+            None => discover::find_now(&checkpoint, &choice, loaded.by_name, &waits)?.into(),
         };
         new_check(&checkpoint, loaded, &found, &choice, &waits)
     });

@@ -1,6 +1,6 @@
 //! Whole loads to devices: every byte, for every engine and limit.
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::Rng;
 use tload::{Device, Dtype, EngineChoice, Options, Order};
 

@@ -1,7 +1,7 @@
 //! Staging memory: pinned whole, in pieces or not at all; kept for the next load, and freed on
 //! request.
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::{Device, Loader, Options, StagingReport};
 
 use crate::fixtures::{Files, MIB, load, options};

@@ -6,8 +6,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use tload::Target;
-use tload::buffer::DeviceBudget;
 use tload::cuda::Context;
+use tload::memory::DeviceBudget;
 use tload::plan::Arrangement;
 use tload::sink::{CudaLoad, CudaPlaces, CudaSink, DeviceRegions, TargetPlaces};
 use tload::testing::conformance::{SinkRequest, sink_suite};

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
+use tload::Cache;
 use tload::engine::{self, EngineKind, EngineSetup, ObjectSetup};
-use tload::source::{Cache, FileSource, ObjectSource, ReadFile, RefusedDirect};
+use tload::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
     source_suite, troubled_engine_suite,

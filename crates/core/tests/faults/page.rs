@@ -117,7 +117,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the last check of a load panics",
         "an error of the load",
-        "crates/core/src/stream/ending.rs::panic_in_final_check_becomes_load_error",
+        "crates/core/src/load/stream/ending.rs::panic_in_final_check_becomes_load_error",
     ),
     (
         "a process forks while its threads load",

@@ -24,7 +24,7 @@ impl Traces {
         Self {
             descriptors,
             threads: threads(),
-            memory: tload::buffer::mapped_bytes(),
+            memory: tload::memory::mapped_bytes(),
         }
     }
 

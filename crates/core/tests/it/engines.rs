@@ -4,9 +4,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tload::buffer::{Bell, Slab};
+use tload::Cache;
 use tload::engine::{self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait};
-use tload::source::{Cache, FileSource, MemorySource, ReadFile, RefusedDirect};
+use tload::memory::{Bell, Slab};
+use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 use tload::testing::fixtures::Rng;
 use tload::testing::sim::{SimConfig, SimEngine};

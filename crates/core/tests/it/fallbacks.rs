@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tload::source::Cache;
+use tload::Cache;
 use tload::{Ceiling, EngineChoice, ErrorKind, Loader, Location};
 
 use crate::files::{assert_all, even, evict, folder, location, mixed, options, write};

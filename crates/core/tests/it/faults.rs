@@ -6,9 +6,10 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
+use tload::Cache;
 use tload::plan::Layout;
 use tload::schedule::Depth;
-use tload::source::{Cache, MemorySource};
+use tload::storage::MemorySource;
 use tload::testing::fixtures::tensor_info;
 use tload::testing::sim::SimConfig;
 use tload::testing::simulation::Simulation;

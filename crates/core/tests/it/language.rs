@@ -71,7 +71,7 @@ fn doc_openings<'t>(path: &str, text: &'t str) -> Vec<(usize, &'t str)> {
 fn bad_openings(path: &str, text: &str) -> Vec<String> {
     let is_bad = |doc: &str| {
         let opens = |word: &&str| {
-            let rest = doc.strip_prefix(**word);
+            let rest = doc.strip_prefix(*word);
             rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '-'))
         };
         OPENINGS.iter().any(|word| opens(&word))

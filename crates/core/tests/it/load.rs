@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 use futures_core::Stream;
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{
     Ceiling, Dtype, EngineChoice, ErrorKind, Loader, Options, Order, Report, Selection, Tensor,

@@ -4,8 +4,9 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use tload::Cache;
 use tload::probe;
-use tload::source::{Cache, FileSource};
+use tload::storage::FileSource;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{Dtype, EngineChoice, ErrorKind, Loader};
 

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 
 use tload::schedule::{Depth, InFlight};
-use tload::source::{MemorySource, Retries};
+use tload::storage::{MemorySource, Retries};
 use tload::testing::fixtures::Rng;
 use tload::testing::receive;
 use tload::testing::sim::{INJECTED, SimConfig};
@@ -86,7 +86,7 @@ fn assert_injected(error: &tload::Error, simulation: &Simulation, faults: &BTree
         let extent = &plan.extents[extent];
         let source = &simulation.sources[extent.source];
         error.range() == Some(extent.offset..extent.offset + extent.needed as u64)
-            && error.location() == Some(&tload::source::Source::location(source).to_string())
+            && error.location() == Some(&tload::storage::Source::location(source).to_string())
     });
     assert!(named, "{error}: not one of {faults:?}");
 }

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use tload::buffer::{Bell, KeepAlive, Slab, Target};
 use tload::engine::Wait;
+use tload::memory::{Bell, KeepAlive, Slab, Target};
 use tload::plan::{Arrangement, Extent};
 use tload::sink::{DiscardSink, HostSink, Sink, TargetSink};
 use tload::testing::conformance::sink_suite;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tload::source::Cache;
+use tload::Cache;
 use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
 use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
 

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
-use tload::source::Cache;
+use tload::Cache;
 use tload::{
     Checkpoint, EngineChoice, ErrorKind, Loader, Options, StoreOptions, TensorStream, parked_bytes,
 };
@@ -156,7 +156,7 @@ fn read_retries_can_be_disabled_and_exhausted() {
 /// the number of retries that is configured.
 #[test]
 fn reads_of_local_disks_are_retried_only_on_request() {
-    use tload::source::{FileSource, Retries};
+    use tload::storage::{FileSource, Retries};
     let folder = folder();
     let path = write(&folder.path().join("m"), b"abc");
     let source = FileSource::open(&location(&path)).expect("opens");

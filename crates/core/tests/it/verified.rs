@@ -6,9 +6,10 @@ use std::path::Path;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use tload::Cache;
 use tload::plan::Layout;
 use tload::schedule::{Depth, InFlight};
-use tload::source::{Cache, MemorySource, Source};
+use tload::storage::{MemorySource, Source};
 use tload::testing::fixtures::{FileBuilder, Rng, tensor_info};
 use tload::testing::sim::{INJECTED, SimConfig};
 use tload::testing::simulation::{Simulation, Watched};

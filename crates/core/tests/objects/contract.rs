@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tload::engine::{self, ObjectSetup};
-use tload::source::{FileSource, MemorySource, ObjectSource};
+use tload::storage::{FileSource, MemorySource, ObjectSource};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, engine_suite, source_suite,
 };

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use tload::copy::{Copy, CopyReport};
-use tload::source::{ObjectSource, Source};
+use tload::storage::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
 use tload_lab::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 

@@ -4,7 +4,7 @@ use std::fmt::{self, Write};
 use std::net::TcpListener;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use tload::source::ObjectSource;
+use tload::storage::ObjectSource;
 use tload::{Checkpoint, Error, Loader, Location, StoreOptions};
 use tload_lab::{Fault, FaultyServer, Rule};
 

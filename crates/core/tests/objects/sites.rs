@@ -9,7 +9,7 @@ use object_store::path::Path;
 use object_store::throttle::{ThrottleConfig, ThrottledStore};
 use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::json;
-use tload::source::ObjectSource;
+use tload::storage::ObjectSource;
 use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
 use tload_lab::{
     Azurite, FakeGcs, FaultyServer, Moto, Nginx, Proxy, S3Server, S3sFs, Stream, Toxiproxy,

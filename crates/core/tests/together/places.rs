@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tload::source::Cache;
+use tload::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{MANIFEST_NAME, ManifestTarget, Verification, VerifyOptions};
 use tload::{

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use tokio_uring::fs::File;
 
 use crate::error::{Error, Result};
-use crate::source::{Access, ReadFile, Source};
+use crate::storage::{Access, ReadFile, Source};
 
 /// Files, and the descriptors made so far.
 pub(super) struct Files {

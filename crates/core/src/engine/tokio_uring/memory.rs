@@ -21,9 +21,9 @@ use tokio_uring::buf::fixed::{FixedBuf, FixedBufRegistry};
 use tokio_uring::buf::{BoundedBuf, IoBuf, IoBufMut};
 use tokio_uring::fs::File;
 
-use super::super::fill::Read;
-use super::super::give_up;
-use crate::buffer::{Lease, Slab};
+use crate::engine::fill::Read;
+use crate::engine::give_up;
+use crate::memory::{Lease, Slab};
 
 /// Maximum number of buffers of a [`FixedBufRegistry`] (`UIO_MAXIOV`); it silently drops any more.
 const REGISTRATIONS_MAX: usize = 1024;

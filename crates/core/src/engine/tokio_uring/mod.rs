@@ -31,7 +31,7 @@ use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Step};
 use super::refused::refusal;
 use super::{Done, Engine, Job, Wait, cancelled};
-use crate::over::Over;
+use crate::sync::cancel::Over;
 use files::Files;
 use memory::{RegisteredSlots, read_once};
 use turns::Turns;

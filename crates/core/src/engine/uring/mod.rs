@@ -23,8 +23,8 @@ use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Read, Step};
 use super::{Done, Engine, Job, Wait, cancelled, give_up};
 use crate::error::Error;
-use crate::over::Over;
-use crate::source::ReadFile;
+use crate::storage::ReadFile;
+use crate::sync::cancel::Over;
 
 /// Engine that reads through a ring.
 #[derive(Debug)]
@@ -203,9 +203,10 @@ impl Drop for UringEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::Slab;
     use crate::engine::given_up_bytes;
-    use crate::source::{Cache, FileSource, Location, RefusedDirect};
+    use crate::memory::Slab;
+    use crate::options::{Cache, Location};
+    use crate::storage::{FileSource, RefusedDirect};
 
     const SLOT: usize = 64 << 10;
 

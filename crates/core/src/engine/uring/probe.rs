@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::super::choose::Refusal;
 use super::ring::Ring;
-use crate::buffer::{Bell, Slab};
+use crate::engine::choose::Refusal;
+use crate::memory::Slab;
+use crate::sync::event_count::Bell;
 
 /// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the
 /// largest single entry 1 GiB. Staging for one load needs 64 MiB.

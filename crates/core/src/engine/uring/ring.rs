@@ -17,11 +17,11 @@ use io_uring::types::{Fd, Fixed, Timespec};
 use io_uring::{IoUring, Probe, opcode, squeue};
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::super::choose::Refusal;
-use super::super::fill::Read;
-use super::super::refused::refusal;
-use crate::buffer::{Lease, Slab};
-use crate::source::{Access, ReadFile};
+use crate::engine::choose::Refusal;
+use crate::engine::fill::Read;
+use crate::engine::refused::refusal;
+use crate::memory::{Lease, Slab};
+use crate::storage::{Access, ReadFile};
 
 /// Ring and the resources registered with it.
 pub(super) struct Ring {

@@ -30,10 +30,10 @@ use regions::OpenRegion;
 pub use regions::{DeviceMemory, DeviceRegions, MemoryRequest};
 
 use super::Sink;
-use crate::buffer::{DeviceRegion, Filled, Gate};
 use crate::cuda::{Context, Event, Stream};
 use crate::engine::Wait;
 use crate::error::Result;
+use crate::memory::{DeviceRegion, Filled, Gate};
 use crate::plan::{Extent, Piece, Plan};
 use crate::tensor::{Tensor, TensorInfo};
 

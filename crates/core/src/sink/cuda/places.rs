@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::regions::{DeviceRegions, OpenRegion};
-use crate::buffer::{DeviceBytes, DeviceRegion, Gate, Target};
 use crate::cuda::{Context, Event, Stream};
 use crate::error::Result;
+use crate::memory::{DeviceBytes, DeviceRegion, Gate, Target};
 use crate::plan::Plan;
 use crate::tensor::{TensorBytes, TensorInfo};
 
@@ -40,7 +40,7 @@ impl TargetPlaces {
         let streams: BTreeSet<u64> = streams.filter_map(Target::stream).collect();
         let usable = streams
             .into_iter()
-            .map(|stream| super::record_foreign(context, stream));
+            .map(|stream| crate::sink::cuda::record_foreign(context, stream));
         Ok(Self {
             usable: usable.collect::<Result<_>>()?,
             targets,

@@ -8,11 +8,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::buffer::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
 use crate::cuda::{Allocation, Context, Event, Stream};
 use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
+use crate::options::format_bytes;
 use crate::plan::Plan;
-use crate::request::format_bytes;
 use crate::tensor::TensorInfo;
 
 /// Regions of one load on one device.
@@ -211,7 +211,7 @@ impl DeviceRegions {
                 format!("the allocator returned {len} of {bytes} requested bytes"),
             ));
         }
-        let usable = super::record_foreign(&self.context, given.stream)?;
+        let usable = crate::sink::cuda::record_foreign(&self.context, given.stream)?;
         let tensors = self.plan.regions[region].tensors;
         let memory = Arc::new(DeviceRegion::foreign(given.memory, tensors, charge));
         let open = OpenRegion { memory, usable };

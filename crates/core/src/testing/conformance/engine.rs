@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use endings::{drop_in_flight, memory_comes_back, stopped};
 
 use super::run_all;
-use crate::buffer::{Bell, Lease, Pool, Slab};
 use crate::engine::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
+use crate::memory::{Lease, Pool, Slab};
+use crate::sync::event_count::Bell;
 use crate::testing::fixtures::Rng;
 
 /// Time limit for storage before a check fails.

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::run_all;
-use crate::buffer::{Filled, Pool, RegionWriter, Slab};
 use crate::engine::Wait;
 use crate::format::Dtype;
+use crate::memory::{Filled, Pool, RegionWriter, Slab};
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 use crate::sink::Sink;
 use crate::tensor::TensorInfo;

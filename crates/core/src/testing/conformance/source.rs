@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::run_all;
 use crate::error::ErrorKind;
-use crate::source::Source;
+use crate::storage::Source;
 use crate::testing::fixtures::Rng;
 
 /// Function that replaces the contents of a source.

@@ -7,7 +7,7 @@ use std::path::{Component, Path};
 
 use super::assert_fit_to_print;
 use crate::format::{Index, natural_cmp, parse_index};
-use crate::source::Location;
+use crate::options::Location;
 
 /// Checks `input` as an index file, and its lines as names.
 pub(super) fn check(input: &[u8]) {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use super::assert_fit_to_print;
-use crate::copy::names::components;
+use crate::copy::paths::components;
 use crate::format::{SUFFIX, missing_shard, natural_cmp};
 
 /// Maximum number of names: more would make the count one by one slow.
@@ -31,7 +31,7 @@ pub(super) fn check(input: &[u8]) {
         }
     }
     #[cfg(feature = "object")]
-    crate::source::assert_levels_are_whole(input);
+    crate::storage::assert_levels_are_whole(input);
 }
 
 /// Parses each name in another way, and counts the set of each name.

@@ -3,7 +3,7 @@
 
 use super::{Input, assert_fit_to_print};
 use crate::error::printable;
-use crate::source::{Location, StoreOptions};
+use crate::options::{Location, StoreOptions};
 
 /// Placeholder for every secret; nothing else in an input looks like it.
 const SECRET: &str = "pLaNtEdSeCrEt";

@@ -3,7 +3,7 @@
 use super::{Bench, Open, SLOT_BYTES, SLOTS, random};
 use crate::engine::Wait;
 use crate::error::ErrorKind;
-use crate::over::Over;
+use crate::sync::cancel::Over;
 
 /// Whatever is in flight: once the engine is dropped, its memory is no longer written to, and all
 /// of it is free.

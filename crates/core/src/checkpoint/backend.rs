@@ -1,0 +1,315 @@
+//! File systems and object stores behind one interface: listing a folder, opening a shard.
+//!
+//! A checkpoint has the same rules wherever it is; only this file makes the distinction.
+
+use std::sync::Arc;
+#[cfg(feature = "object")]
+use std::{sync::OnceLock, time::Instant};
+
+use super::OpenOptions;
+use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "object")]
+use crate::options::HubId;
+use crate::options::{Location, Protocol, StoreOptions};
+#[cfg(feature = "object")]
+use crate::storage::{self, ObjectSource, Remote};
+use crate::storage::{FileSource, Root, Source, cannot_open, path_of};
+use crate::sync::detached::Underway;
+
+/// One opened shard.
+#[derive(Clone, Debug)]
+pub(crate) enum ShardSource {
+    File(Arc<FileSource>),
+    #[cfg(feature = "object")]
+    Object(ObjectSource),
+}
+
+/// Result of looking up a location.
+pub(super) enum Found {
+    /// A file.
+    File,
+    /// A folder: the names of the files in it, and, in an object store, of the folders below it.
+    Folder {
+        names: Vec<String>,
+        below: Vec<String>,
+    },
+    /// A folder that cannot be listed: only opening a file in it tells whether that file exists.
+    #[cfg(feature = "object")]
+    Unlisted,
+}
+
+/// Access to the locations of one checkpoint.
+#[derive(Debug)]
+pub(super) struct Places {
+    store: StoreOptions,
+    /// Operations in progress, named in timeout errors.
+    pub(super) underway: Underway,
+    pub(super) follow_symlinks: bool,
+    /// Deadline for opening.
+    #[cfg(feature = "object")]
+    deadline: Option<Instant>,
+    /// Started when the first location in an object store is met.
+    #[cfg(feature = "object")]
+    remote: OnceLock<Result<Arc<Remote>, String>>,
+}
+
+impl ShardSource {
+    /// Returns whether both are the same file or object.
+    pub(super) fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => one.identity() == other.identity(),
+            #[cfg(feature = "object")]
+            (Self::Object(one), Self::Object(other)) => one.location() == other.location(),
+            #[cfg(feature = "object")]
+            _ => false,
+        }
+    }
+
+    /// Requires a validator that ties several responses to one state of the object; see
+    /// [`ObjectSource::require_versioned`]. Files always have one.
+    #[cfg_attr(
+        not(feature = "object"),
+        expect(clippy::unnecessary_wraps, reason = "objects may be refused")
+    )]
+    pub(super) fn require_versioned(&self) -> Result<()> {
+        match self {
+            Self::File(_) => Ok(()),
+            #[cfg(feature = "object")]
+            Self::Object(object) => object.require_versioned(),
+        }
+    }
+
+    /// Requires that the path or key still leads to what was opened. A file that was removed
+    /// passes.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and errors of checking it.
+    pub(crate) fn verify_in_place(&self) -> Result<()> {
+        match self {
+            Self::File(file) => file.verify_unchanged(),
+            #[cfg(feature = "object")]
+            Self::Object(object) => object.verify_in_place(),
+        }
+    }
+
+    fn inner(&self) -> &dyn Source {
+        match self {
+            Self::File(file) => &**file,
+            #[cfg(feature = "object")]
+            Self::Object(object) => object,
+        }
+    }
+}
+
+impl Source for ShardSource {
+    fn location(&self) -> &Location {
+        self.inner().location()
+    }
+
+    fn len(&self) -> u64 {
+        self.inner().len()
+    }
+
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        self.inner().fetch(offset, len)
+    }
+}
+
+impl Places {
+    pub(super) fn new(options: OpenOptions) -> Self {
+        Self {
+            #[cfg(feature = "object")]
+            deadline: storage::open_deadline(&options.store),
+            store: options.store,
+            follow_symlinks: options.follow_symlinks,
+            underway: Underway::default(),
+            #[cfg(feature = "object")]
+            remote: OnceLock::new(),
+        }
+    }
+
+    /// Replaces locations on model hubs by their paths in a local cache, where they are in one.
+    /// Replaces all locations of a repository or none: else some files might be of one commit and
+    /// some of another.
+    pub(super) fn nearest(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        if locations
+            .iter()
+            .all(|location| location.protocol() != Some(Protocol::Hub))
+        {
+            return Ok(locations.to_vec());
+        }
+        self.nearest_of_hubs(locations)
+    }
+
+    /// Returns the options of object stores.
+    pub(super) fn store(&self) -> &StoreOptions {
+        &self.store
+    }
+
+    /// Returns the folder that files found in it must not leave; `None` if they may, or in an
+    /// object store, which has no links.
+    pub(super) fn root(&self, folder: &Location) -> Result<Option<Root>> {
+        if self.follow_symlinks || folder.as_path().is_none() {
+            return Ok(None);
+        }
+        Root::open(folder).map(Some)
+    }
+
+    /// Opens a file or object, and returns its first bytes with it: up to `first` of them. A file
+    /// must be inside `root`, if one is given.
+    pub(super) fn open(
+        &self,
+        location: &Location,
+        root: Option<&Root>,
+        first: usize,
+    ) -> Result<(ShardSource, Vec<u8>)> {
+        self.underway
+            .during(location, || self.open_now(location, root, first))
+    }
+
+    fn open_now(
+        &self,
+        location: &Location,
+        root: Option<&Root>,
+        first: usize,
+    ) -> Result<(ShardSource, Vec<u8>)> {
+        if location.as_path().is_some() {
+            let file = FileSource::open_in(root, location, self.store.count("retries"))?;
+            let bytes = file.fetch(0, first)?;
+            return Ok((ShardSource::File(Arc::new(file)), bytes));
+        }
+        self.open_object(location, first)
+    }
+
+    /// Looks up whether `location` is a file or a folder, and lists a folder.
+    pub(super) fn find(&self, location: &Location) -> Result<Found> {
+        self.underway.during(location, || self.find_now(location))
+    }
+
+    fn find_now(&self, location: &Location) -> Result<Found> {
+        if location.as_path().is_none() {
+            return self.find_remote(location);
+        }
+        let path = path_of(location)?;
+        let metadata = std::fs::metadata(path).map_err(|error| cannot_open(error, location))?;
+        if metadata.is_dir() {
+            let names = names_in(location, path)?;
+            let below = Vec::new();
+            Ok(Found::Folder { names, below })
+        } else {
+            Ok(Found::File)
+        }
+    }
+}
+
+#[cfg(feature = "object")]
+impl Places {
+    /// Creates access to a store that the caller opened: all locations are in `objects`.
+    pub(super) fn custom(
+        objects: Arc<dyn object_store::ObjectStore>,
+        location: &Location,
+        store: &StoreOptions,
+    ) -> Self {
+        let url = location.remote().expect("a location in a store");
+        let remote = Remote::with_store(store, objects, url).map_err(|error| error.chain());
+        Self {
+            store: store.clone(),
+            underway: Underway::default(),
+            follow_symlinks: false,
+            deadline: storage::open_deadline(store),
+            remote: OnceLock::from(remote),
+        }
+    }
+
+    fn remote(&self) -> Result<&Arc<Remote>> {
+        let started = self
+            .remote
+            .get_or_init(|| Remote::start(&self.store).map_err(|error| error.chain()));
+        started
+            .as_ref()
+            .map_err(|reason| Error::new(ErrorKind::OutOfMemory, reason))
+    }
+
+    fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        let mut nearest = locations.to_vec();
+        let mut far = Vec::new();
+        for location in &mut nearest {
+            let url = location.remote();
+            let Some(url) = url.filter(|url| url.protocol == Protocol::Hub) else {
+                continue;
+            };
+            match storage::cached(url, &self.store)? {
+                Some(path) => *location = Location::from_path(path),
+                None => far.push(HubId::of(&url.authority)),
+            }
+        }
+        for (location, written) in nearest.iter_mut().zip(locations) {
+            let id = written.remote().map(|url| HubId::of(&url.authority));
+            if id.is_some_and(|id| far.contains(&id)) {
+                *location = written.clone();
+            }
+        }
+        Ok(nearest)
+    }
+
+    fn open_object(&self, location: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        let (object, bytes) =
+            ObjectSource::open(self.remote()?, location, first as u64, self.deadline)?;
+        Ok((ShardSource::Object(object), bytes))
+    }
+
+    fn find_remote(&self, location: &Location) -> Result<Found> {
+        if location.has_extension("safetensors") || location.has_extension("json") {
+            return Ok(Found::File);
+        }
+        if location.protocol() == Some(Protocol::Http) {
+            return Ok(Found::Unlisted);
+        }
+        let folder = storage::Folder::list(self.remote()?, location, self.deadline)?;
+        if folder.names.is_empty() && folder.below.is_empty() && !location.file_name().is_empty() {
+            // A file may have any name; opening it tells whether it exists.
+            return Ok(Found::File);
+        }
+        let storage::Folder { names, below } = folder;
+        Ok(Found::Folder { names, below })
+    }
+}
+
+#[cfg(not(feature = "object"))]
+impl Places {
+    fn unsupported(&self, location: &Location) -> Error {
+        let _ = &self.store;
+        Error::new(ErrorKind::Unsupported, "this build reads no object stores")
+            .with_location(location)
+            .with_hint("build with the feature `object`")
+    }
+
+    fn nearest_of_hubs(&self, locations: &[Location]) -> Result<Vec<Location>> {
+        Err(self.unsupported(&locations[0]))
+    }
+
+    fn open_object(&self, location: &Location, _first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        Err(self.unsupported(location))
+    }
+
+    fn find_remote(&self, location: &Location) -> Result<Found> {
+        Err(self.unsupported(location))
+    }
+}
+
+fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>> {
+    let unreadable =
+        |error| Error::from_io("cannot list the folder", error).with_location(location);
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name();
+        // A name that is not UTF-8 has neither suffix that counts here, or cannot be decoded
+        // without guessing.
+        if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
+            names.push(name.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}

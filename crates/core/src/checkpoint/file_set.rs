@@ -1,0 +1,103 @@
+//! Files of a checkpoint, listed before any of them is opened, whether they exist or not: for
+//! checks that visit one after the other and go on after a bad one.
+
+use super::OpenOptions;
+use super::backend::{Found, Places, ShardSource};
+use super::shards::ShardSet;
+use crate::error::Result;
+use crate::options::Location;
+use crate::storage::{Root, Source};
+
+/// Files of a checkpoint.
+#[derive(Debug)]
+pub(crate) struct Outline {
+    /// Folder that the paths of files are relative to.
+    pub(crate) folder: Location,
+    /// True if the location is a folder: then everything in it belongs together.
+    pub(crate) is_folder: bool,
+    /// Shards, in their order.
+    pub(crate) shards: Vec<Location>,
+    /// Index that names them.
+    pub(crate) index: Option<Location>,
+    places: Places,
+    /// Folder that files found in it must not leave.
+    root: Option<Root>,
+}
+
+impl Outline {
+    /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
+    ///
+    /// # Errors
+    ///
+    /// As for [`crate::checkpoint::Checkpoint::open_with`], except for errors about shards.
+    pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
+        let places = Places::new(options.clone());
+        let nearest = places.nearest(std::slice::from_ref(location))?;
+        let at = nearest
+            .into_iter()
+            .next()
+            .unwrap_or_else(|| location.clone());
+        let set = ShardSet::named(&at, &places)?;
+        let index = set
+            .index
+            .map(|placement| placement.file.source.location().clone());
+        let is_folder = index.as_ref() != Some(&at) && set.files != [at.clone()];
+        let folder = if is_folder { at } else { at.parent() };
+        Ok(Self {
+            folder,
+            is_folder,
+            shards: set.files,
+            index,
+            places,
+            root: set.root,
+        })
+    }
+
+    /// Creates the outline of a folder before its files are known.
+    pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
+        let places = Places::new(options.clone());
+        let nearest = places.nearest(std::slice::from_ref(location))?;
+        let nearest = nearest.into_iter().next();
+        let folder = nearest.unwrap_or_else(|| location.clone());
+        let root = places.root(&folder)?;
+        Ok(Self {
+            folder,
+            is_folder: true,
+            shards: Vec::new(),
+            index: None,
+            places,
+            root,
+        })
+    }
+
+    /// Lists the names directly below a folder of an object store, and those of the folders in it;
+    /// `None` if it cannot be listed. Hidden names are left out.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the store.
+    pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
+        Ok(match self.places.find(folder)? {
+            Found::Folder { names, below } => Some((names, below)),
+            // A prefix that has the name of a file.
+            Found::File => Some((vec![String::new()], Vec::new())),
+            #[cfg(feature = "object")]
+            Found::Unlisted => None,
+        })
+    }
+
+    /// Returns whether symbolic links may lead out of the folder.
+    pub(crate) fn follows_symlinks(&self) -> bool {
+        self.places.follow_symlinks
+    }
+
+    /// Opens one of the files, or another one beside them, and returns its first bytes with it: up
+    /// to `first` of them.
+    ///
+    /// # Errors
+    ///
+    /// The file does not exist, or may not be read.
+    pub(crate) fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
+        self.places.open(file, self.root.as_ref(), first)
+    }
+}

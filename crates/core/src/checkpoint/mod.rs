@@ -1,0 +1,573 @@
+//! A checkpoint: the sources of one model and the merged list of their tensors.
+//!
+//! Finds the shards of a location, reads their headers (many at a time, one read each where it is
+//! long enough), and checks that together they form one model. No tensor is read here.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::crc::Crcs;
+use crate::error::{Error, ErrorKind, Result, shortened};
+use crate::format::{self, Header, Index};
+use crate::options::Location;
+#[cfg(feature = "object")]
+use crate::options::StoreOptions;
+use crate::storage::{Source, is_network, of_many};
+use crate::sync::detached::within;
+use crate::sync::parallel::side_by_side;
+use crate::tensor::TensorInfo;
+
+mod backend;
+mod file_set;
+mod open_options;
+mod shards;
+
+use backend::Places;
+pub(crate) use backend::ShardSource;
+pub(crate) use file_set::Outline;
+pub use open_options::OpenOptions;
+use shards::ShardSet;
+
+/// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has
+/// about 10 KiB of it, one of a mixture of experts with 20,000 tensors about 2 MiB and needs a
+/// second read).
+const FIRST_READ_BYTES: usize = 256 << 10;
+
+/// First read of a shard on a network file system, bytes: the kernel requests 128 KiB at a time
+/// there, one after another, and most headers fit into half.
+const MOUNT_READ_BYTES: usize = 64 << 10;
+
+/// Message and hint when opening exceeds its timeout.
+const TOO_LONG: (&str, &str) = (
+    "opening took longer than its timeout (open_timeout)",
+    "check the file system, or the endpoint and the network; or raise the timeout",
+);
+
+/// Grace period beyond the timeout of requests, so that their own errors are reported first.
+const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// Headers read at a time from a local disk: more threads than this slow down start-up.
+const HEADER_THREADS_MAX: usize = 16;
+
+/// Headers read at a time where each costs a round trip of milliseconds: on a network file system
+/// or in an object store.
+const FAR_HEADERS_MAX: usize = 64;
+
+/// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
+#[derive(Clone, Debug)]
+pub struct Checkpoint(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    location: Location,
+    /// Index that decides which tensors exist, if there is one.
+    index: Option<IndexFile>,
+    /// True for all of a folder or an index, false for files that the caller listed.
+    is_whole: bool,
+    /// Value of the option when opened: also applies to files found beside the checkpoint later.
+    follow_symlinks: bool,
+    shards: Vec<Shard>,
+    /// Sorted by shard, then by offset.
+    tensors: Vec<TensorInfo>,
+    by_name: HashMap<String, usize>,
+    metadata: BTreeMap<String, String>,
+    open_time: Duration,
+}
+
+/// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
+/// without being read again.
+#[derive(Clone, Debug)]
+pub(crate) struct IndexFile {
+    source: ShardSource,
+    pub(crate) crcs: Crcs,
+    pub(crate) sha256: [u8; 32],
+}
+
+impl IndexFile {
+    pub(crate) fn location(&self) -> &Location {
+        self.source.location()
+    }
+
+    pub(crate) fn len(&self) -> u64 {
+        self.source.len()
+    }
+}
+
+/// One file of a checkpoint.
+#[derive(Debug)]
+pub struct Shard {
+    source: ShardSource,
+    header_bytes: u64,
+    header_crcs: Crcs,
+    tensors: Range<usize>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl Shard {
+    /// Returns the shard's location.
+    pub fn location(&self) -> &Location {
+        self.source.location()
+    }
+
+    /// Returns the file's length, bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.source.len()
+    }
+
+    /// Returns the length of the header with its length field, bytes: the offset of the first
+    /// tensor.
+    pub fn header_bytes(&self) -> u64 {
+        self.header_bytes
+    }
+
+    /// Returns how many tensors of the checkpoint the shard holds.
+    pub fn tensor_count(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Returns the shard's `__metadata__`.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    pub(crate) fn source(&self) -> &ShardSource {
+        &self.source
+    }
+
+    /// Returns the CRCs of the header with its length field, as they were read.
+    pub(crate) fn header_crcs(&self) -> Crcs {
+        self.header_crcs
+    }
+
+    /// Returns the indices of the checkpoint's tensors that the shard holds.
+    pub(crate) fn tensors(&self) -> Range<usize> {
+        self.tensors.clone()
+    }
+}
+
+impl Checkpoint {
+    /// Opens a file, a folder or an index file, on a file system or in an object store.
+    ///
+    /// A folder (or the prefix of objects that stands for one) is read by its
+    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
+    /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
+    /// of their tensors exist. Over HTTP, which has no listing, a folder is read by its
+    /// `model.safetensors.index.json` or else its `model.safetensors`.
+    ///
+    /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
+    /// weights are complete there: then no request goes to the hub, not even to check whether a
+    /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
+    /// from the hub.
+    ///
+    /// Files of a folder, and those that an index names, must resolve to paths inside the folder:
+    /// see [`OpenOptions::follow_symlinks`].
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
+    /// for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
+    /// stores that do not respond.
+    pub fn open(location: &Location) -> Result<Self> {
+        Self::open_with(location, OpenOptions::default())
+    }
+
+    /// Like [`Self::open`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone.
+    pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
+        let location = location.clone();
+        Self::within(Places::new(options.into()), move |places, started| {
+            let nearest = places.nearest(std::slice::from_ref(&location))?;
+            let set = ShardSet::find(nearest.first().unwrap_or(&location), places)?;
+            Self::of(location, &set, places, started)
+        })
+    }
+
+    /// Calls `open` with the timeout that the store options give.
+    fn within(
+        places: Places,
+        open: impl FnOnce(&Places, Instant) -> Result<Self> + Send + 'static,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let underway = places.underway.clone();
+        // Requests have the same limit, and their own errors are more detailed.
+        let limit = places
+            .store()
+            .seconds("open_timeout")
+            .map(|limit| limit + LAST_WORDS);
+        within(limit, &underway, TOO_LONG, move || open(&places, started))
+    }
+
+    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
+    /// in object stores.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for an empty list.
+    pub fn open_all(locations: &[Location]) -> Result<Self> {
+        Self::open_all_with(locations, OpenOptions::default())
+    }
+
+    /// Like [`Self::open_all`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone. Listed files may be symbolic links.
+    pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
+        let [first, rest @ ..] = locations else {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "the list of files is empty",
+            ));
+        };
+        let shown = if rest.is_empty() {
+            first.clone()
+        } else {
+            Location::shown_as(format!("{first} and {} more", rest.len()))
+        };
+        let locations = locations.to_vec();
+        Self::within(Places::new(options.into()), move |places, started| {
+            let set = ShardSet::of_files(places.nearest(&locations)?);
+            Self::of(shown, &set, places, started)
+        })
+    }
+
+    /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
+    /// a folder. Of the options in `store`, those for retries, `open_timeout`, `read_timeout` and
+    /// `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// connection do not.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tload::{Checkpoint, StoreOptions};
+    ///
+    /// let store = Arc::new(object_store::memory::InMemory::new());
+    /// let options = StoreOptions::default();
+    /// let error = Checkpoint::open_in(store, "models/none", &options).unwrap_err();
+    /// assert_eq!(error.kind(), tload::ErrorKind::NotFound);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or
+    /// `..`.
+    #[cfg(feature = "object")]
+    pub fn open_in(
+        objects: Arc<dyn object_store::ObjectStore>,
+        path: &str,
+        store: &StoreOptions,
+    ) -> Result<Self> {
+        let location = Location::custom(&objects.to_string(), path);
+        let places = Places::custom(objects, &location, store);
+        Self::within(places, move |places, started| {
+            let set = ShardSet::find(&location, places)?;
+            Self::of(location, &set, places, started)
+        })
+    }
+
+    fn of(location: Location, set: &ShardSet, places: &Places, started: Instant) -> Result<Self> {
+        let opened = open_shards(set, places)?;
+        let mut shards = Vec::with_capacity(opened.len());
+        let mut tensors = Vec::new();
+        let mut metadata = BTreeMap::new();
+        for (index, (source, header, header_crcs)) in opened.into_iter().enumerate() {
+            for (key, value) in &header.metadata {
+                metadata.entry(key.clone()).or_insert_with(|| value.clone());
+            }
+            let first = tensors.len();
+            let entries = header.tensors.into_iter().filter(|entry| {
+                set.index
+                    .as_ref()
+                    .is_none_or(|placement| placement.places(&entry.name, index))
+            });
+            tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
+            shards.push(Shard {
+                source,
+                header_bytes: header.bytes,
+                header_crcs,
+                tensors: first..tensors.len(),
+                metadata: header.metadata,
+            });
+        }
+        let by_name = merge(&tensors, &shards)?;
+        if let Some(index) = &set.index {
+            index.require_all(&by_name)?;
+        }
+        let open_time = started.elapsed();
+        Ok(Self(Arc::new(Opened {
+            location,
+            index: set.index.as_ref().map(|index| index.file.clone()),
+            is_whole: set.is_whole,
+            follow_symlinks: places.follow_symlinks,
+            shards,
+            tensors,
+            by_name,
+            metadata,
+            open_time,
+        })))
+    }
+
+    /// Returns the location that it was opened from.
+    pub fn location(&self) -> &Location {
+        &self.0.location
+    }
+
+    /// Returns all tensors: by shard, then by offset in the shard.
+    pub fn tensors(&self) -> &[TensorInfo] {
+        &self.0.tensors
+    }
+
+    /// Returns the tensor of this name.
+    pub fn get(&self, name: &str) -> Option<&TensorInfo> {
+        self.0
+            .by_name
+            .get(name)
+            .map(|&index| &self.0.tensors[index])
+    }
+
+    /// Returns the shards, in the order in which tensors are numbered.
+    pub fn shards(&self) -> &[Shard] {
+        &self.0.shards
+    }
+
+    /// Returns the merged `__metadata__` of all shards; where two differ, the first shard's value.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.0.metadata
+    }
+
+    /// Returns the total size of all tensors, bytes.
+    pub fn total_bytes(&self) -> u64 {
+        self.0.tensors.iter().map(TensorInfo::byte_len).sum()
+    }
+
+    /// Returns the folder that paths of the checkpoint's files are relative to: that of the index,
+    /// or else that of the shard.
+    pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
+        let index = self.0.index.as_ref().map(|index| &index.source);
+        index.unwrap_or(&shard.source).location().parent()
+    }
+
+    /// Returns the index that it was opened by.
+    pub(crate) fn index(&self) -> Option<&IndexFile> {
+        self.0.index.as_ref()
+    }
+
+    /// Returns whether it is all of a folder or an index, and not a list of files.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.0.is_whole
+    }
+
+    /// Requires that the index is still the one that was read: shards may have been replaced
+    /// together with it before they were opened.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and errors of checking it.
+    pub(crate) fn verify_index(&self) -> Result<()> {
+        let index = self.0.index.as_ref();
+        index.map_or(Ok(()), |index| index.source.verify_in_place())
+    }
+
+    /// Returns whether symbolic links may lead out of its folders.
+    pub(crate) fn follows_symlinks(&self) -> bool {
+        self.0.follow_symlinks
+    }
+
+    pub(crate) fn open_time(&self) -> Duration {
+        self.0.open_time
+    }
+}
+
+/// Indexes the tensors by name. A name that is in two shards is an error: without an index nothing
+/// decides between them.
+fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usize>> {
+    let mut by_name: HashMap<String, usize> = HashMap::with_capacity(tensors.len());
+    for (index, tensor) in tensors.iter().enumerate() {
+        if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
+            let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
+            if first.source.is(&second.source) {
+                return Err(
+                    Error::new(ErrorKind::InvalidRequest, "the file is listed twice")
+                        .with_location(second.location())
+                        .with_hint("list every file once"),
+                );
+            }
+            let first = first.location();
+            return Err(Error::new(
+                ErrorKind::InvalidFormat,
+                format!("is also in {first}, and no index says which one to load"),
+            )
+            .with_location(shards[tensor.shard()].location())
+            .with_tensor(tensor.name())
+            .with_hint(
+                "load one set of shards by its index file, or give the files that belong together",
+            ));
+        }
+    }
+    Ok(by_name)
+}
+
+/// Opens all files and reads their headers, many at a time, so that none waits for the ones before
+/// it. Returns the first error in the order of the files.
+fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header, Crcs)>> {
+    let is_far = |file: &Location| file.as_path().is_none_or(is_network);
+    let threads = if set.files.first().is_some_and(is_far) {
+        FAR_HEADERS_MAX
+    } else {
+        HEADER_THREADS_MAX
+    };
+    let opened = side_by_side(&set.files, threads, |file| open_shard(file, set, places));
+    let each = set.files.iter().zip(opened);
+    each.map(|(file, opened)| {
+        let opened = opened.map_err(|error| set.missing(file, error));
+        opened.map_err(|error| of_many(error, set.files.len()))
+    })
+    .collect()
+}
+
+fn open_shard(
+    location: &Location,
+    set: &ShardSet,
+    places: &Places,
+) -> Result<(ShardSource, Header, Crcs)> {
+    let is_mount = location.as_path().is_some_and(is_network);
+    let first_bytes = if is_mount {
+        MOUNT_READ_BYTES
+    } else {
+        FIRST_READ_BYTES
+    };
+    let (source, first) = places.open(location, set.root.as_ref(), first_bytes)?;
+    source.require_versioned()?;
+    let (header, crcs) = read_header(&source, first)?;
+    Ok((source, header, crcs))
+}
+
+/// Reads and checks the header, given the file's first bytes `first`: without a further read if it
+/// fits into them, else with one. Also returns the CRCs of the bytes read, which are not kept.
+pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
+    const LENGTH: usize = 8;
+    let invalid = |error: format::HeaderError| error.into_error(source.location());
+    let prefix = &first[..first.len().min(LENGTH)];
+    let len = format::header_len(prefix, source.len()).map_err(invalid)?;
+    let length_field = len.to_le_bytes();
+    let len = usize::try_from(len).expect("at most 100 MB");
+    let mut bytes = first;
+    bytes.drain(..LENGTH);
+    if bytes.len() < len {
+        bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
+    }
+    let header = format::parse(&bytes[..len], source.len()).map_err(invalid)?;
+    Ok((header, Crcs::of(&[&length_field, &bytes[..len]])))
+}
+
+/// Placement of tensors in shards, according to an index.
+#[derive(Debug)]
+struct Placement {
+    file: IndexFile,
+    /// In the order in which they are opened.
+    shards: Vec<String>,
+    shard_of: HashMap<String, String>,
+}
+
+impl Placement {
+    /// Creates the placement of an index that was parsed from `bytes`.
+    fn new(source: ShardSource, index: Index, bytes: &[u8]) -> Self {
+        Self {
+            file: IndexFile {
+                source,
+                crcs: Crcs::of(&[bytes]),
+                sha256: Sha256::digest(bytes).into(),
+            },
+            shards: index.shards,
+            shard_of: index.weight_map.into_iter().collect(),
+        }
+    }
+
+    /// Returns whether the index places `tensor` in this shard.
+    fn places(&self, tensor: &str, shard: usize) -> bool {
+        self.shard_of.get(tensor) == Some(&self.shards[shard])
+    }
+
+    /// Requires every tensor of the index to be in its shard.
+    fn require_all(&self, found: &HashMap<String, usize>) -> Result<()> {
+        let missing: HashSet<_> = self
+            .shard_of
+            .keys()
+            .filter(|name| !found.contains_key(*name))
+            .collect();
+        // Deterministic, whatever the map's order.
+        let Some(first) = missing.iter().min() else {
+            return Ok(());
+        };
+        let shard = &self.shard_of[*first];
+        let others = missing.len() - 1;
+        let rest = if others > 0 {
+            format!(" (and {others} more)")
+        } else {
+            String::new()
+        };
+        Err(Error::new(
+            ErrorKind::InvalidFormat,
+            format!(
+                "the index places it in {:?}, which does not contain it{rest}",
+                shortened(shard)
+            ),
+        )
+        .with_location(self.file.source.location())
+        .with_tensor(*first)
+        .with_hint(
+            "the index and the shards are of different versions; download the checkpoint again",
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::storage::MemorySource;
+
+    #[derive(Debug)]
+    struct Counted {
+        source: MemorySource,
+        fetches: std::sync::atomic::AtomicUsize,
+    }
+
+    impl Source for Counted {
+        fn location(&self) -> &Location {
+            self.source.location()
+        }
+
+        fn len(&self) -> u64 {
+            self.source.len()
+        }
+
+        fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+            self.fetches
+                .fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            self.source.fetch(offset, len)
+        }
+    }
+
+    /// Returns how many fetches a header of `len` bytes takes.
+    fn fetches(len: usize) -> usize {
+        let mut bytes = (len as u64).to_le_bytes().to_vec();
+        bytes.extend(b"{}");
+        bytes.resize(8 + len, b' ');
+        let source = Counted {
+            source: MemorySource::new("memory", bytes),
+            fetches: 0.into(),
+        };
+        let first = source.fetch(0, FIRST_READ_BYTES).expect("in memory");
+        read_header(&source, first).expect("an empty header with spaces is valid");
+        source.fetches.into_inner()
+    }
+
+    #[test]
+    fn header_takes_second_read_only_beyond_first_read() {
+        assert_eq!(fetches(2), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
+        assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);
+        assert_eq!(fetches(3 * FIRST_READ_BYTES), 2);
+    }
+}

@@ -1,0 +1,136 @@
+//! Cancels a copy: every wait for a request, a list or another worker is also a wait for the
+//! cancellation.
+//!
+//! Owns the flag and both ways of waiting for it, in threads and in futures. Set by `work` on the
+//! first failure, by `fetch` on a full disk, and by the caller.
+
+#[cfg(feature = "object")]
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+#[cfg(feature = "object")]
+use futures_util::future::{Either, select};
+
+#[cfg(feature = "object")]
+use super::{Shared, cancelled};
+#[cfg(feature = "object")]
+use crate::error::Result;
+use crate::error::{Error, ErrorKind};
+#[cfg(feature = "object")]
+use crate::storage::Remote;
+
+/// Cancellation flag, set once by the first failure or by the caller.
+#[derive(Debug, Default)]
+pub(super) struct Stop {
+    raised: AtomicBool,
+    changes: Changes,
+    #[cfg(feature = "object")]
+    told: tokio::sync::watch::Sender<bool>,
+}
+
+impl Stop {
+    pub(super) fn raise(&self) {
+        self.raised.store(true, Ordering::SeqCst);
+        #[cfg(feature = "object")]
+        self.told.send_replace(true);
+        self.changes.tell();
+    }
+
+    pub(super) fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::SeqCst)
+    }
+
+    /// Returns the events that workers wait for, including the cancellation.
+    pub(super) fn changes(&self) -> &Changes {
+        &self.changes
+    }
+
+    /// Returns when the flag is set.
+    #[cfg(feature = "object")]
+    async fn wait(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.told.subscribe().wait_for(|told| *told).await;
+    }
+}
+
+/// Event counter. A worker reads the count, looks for work, and, if it finds none, waits until the
+/// count passes the value read: no event after the look is missed.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    count: Mutex<u64>,
+    told: Condvar,
+}
+
+impl Changes {
+    pub(super) fn count(&self) -> u64 {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn tell(&self) {
+        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        self.told.notify_all();
+    }
+
+    /// Waits until the count exceeds `seen`.
+    pub(super) fn wait_past(&self, seen: u64) {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(
+            self.told
+                .wait_while(count, |count| *count == seen)
+                .unwrap_or_else(PoisonError::into_inner),
+        );
+    }
+}
+
+/// Returns the outcome of `task`, or an error if the copy is cancelled first. All requests of a
+/// copy go through here.
+#[cfg(feature = "object")]
+pub(super) async fn unless_stopped<T>(
+    shared: &Shared,
+    task: impl Future<Output = Result<T>>,
+) -> Result<T> {
+    let stopping = std::pin::pin!(shared.stop.wait());
+    match select(std::pin::pin!(task), stopping).await {
+        Either::Left((outcome, _)) => outcome,
+        Either::Right(_) => Err(cancelled()),
+    }
+}
+
+/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a thread of its own; a
+/// cancellation leaves this thread behind, and it ends with its request. It does not use the
+/// runtime's threads, whose number is limited: name lookups need them, and no `ask` could end
+/// without these.
+#[cfg(feature = "object")]
+pub(super) fn ask_unless_stopped<T: Send + 'static>(
+    remote: &Remote,
+    shared: &Arc<Shared>,
+    ask: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (sender, answer) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name("tload-ask".to_owned())
+        .spawn(move || {
+            // After a cancellation the receiver is gone.
+            let _ = sender.send(ask());
+        })
+        .map_err(cannot_start)?;
+    let shared = Arc::clone(shared);
+    // The request has limits of its own.
+    remote.run(None, async move {
+        unless_stopped(&shared, async {
+            answer.await.unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::Remote, "a request panicked")
+                    .with_hint("this is a bug in tload; please report it"))
+            })
+        })
+        .await
+    })
+}
+
+/// Returns the error for a thread that cannot be started.
+pub(super) fn cannot_start(error: std::io::Error) -> Error {
+    Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+        .with_hint("raise the limit of processes (ulimit -u), or lower depth")
+        .with_source(error)
+}

@@ -1,0 +1,374 @@
+//! Copies many ranges of many files concurrently.
+//!
+//! A worker is a thread that opens a file, or copies one range of an open one. Ranges of open files
+//! go first, so that few files are open. The worker that copies a file's last range gives it its
+//! name. The first failure ends the copy; the progress of incomplete files is then recorded.
+//!
+//! ```text
+//! entries ─ open ─▶ active: waiting ranges ─ bring ─▶ done ─ every RECORD_BYTES ─▶ journal
+//!                                                     └─ all done ─▶ finish (sync, rename)
+//! ```
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::cancel::cannot_start;
+use super::fetch::{Opened, Sources};
+use super::journal::{Origin, Ranges};
+use super::list::Entry;
+use super::target::{Partial, Root, cannot_write};
+use super::{CopyOptions, Shared, cancelled};
+use crate::error::{Error, ErrorKind, Result};
+
+/// Bytes of one file that a crash of the machine may lose at most. Each record waits for the disk.
+const RECORD_BYTES: u64 = 256 << 20;
+
+/// File that is being copied.
+#[derive(Debug)]
+struct Active {
+    opened: Opened,
+    origin: Origin,
+    partial: Partial,
+}
+
+/// Progress of a file.
+#[derive(Debug)]
+struct State {
+    active: Arc<Active>,
+    waiting: VecDeque<Range<u64>>,
+    running: usize,
+    done: Ranges,
+    /// Bytes that arrived since the last record.
+    unrecorded: u64,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    entries: VecDeque<Entry>,
+    states: Vec<State>,
+    /// Number of files that workers are opening, which may yield ranges.
+    opening: usize,
+    failed: Option<Error>,
+}
+
+struct Work<'a> {
+    queue: Mutex<Queue>,
+    root: &'a Root,
+    sources: &'a Sources,
+    options: &'a CopyOptions,
+    shared: &'a Arc<Shared>,
+}
+
+enum Job {
+    Open(Box<Entry>),
+    Bring(Arc<Active>, Range<u64>),
+}
+
+/// Copies all entries, or returns the first failure.
+pub(super) fn run(
+    entries: Vec<Entry>,
+    root: &Root,
+    sources: &Sources,
+    options: &CopyOptions,
+    shared: &Arc<Shared>,
+) -> Result<()> {
+    let work = Work {
+        queue: Mutex::new(Queue {
+            entries: entries.into(),
+            ..Queue::default()
+        }),
+        root,
+        sources,
+        options,
+        shared,
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..options.depth {
+            let worker = std::thread::Builder::new().name("tload-copy".to_owned());
+            if let Err(error) = worker.spawn_scoped(scope, || work.work()) {
+                work.fail(cannot_start(error));
+                break;
+            }
+        }
+    });
+    let kept = work.keep();
+    let queue = work
+        .queue
+        .into_inner()
+        .unwrap_or_else(PoisonError::into_inner);
+    if shared.cancelled.load(Ordering::SeqCst) {
+        return Err(cancelled());
+    }
+    queue.failed.map_or(kept, Err)
+}
+
+impl Work<'_> {
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        while let Some(job) = self.next() {
+            let outcome = match job {
+                Job::Open(entry) => {
+                    let _opening = Opening(self);
+                    self.open(*entry)
+                }
+                Job::Bring(active, range) => self.bring(&active, range),
+            };
+            if let Err(error) = outcome {
+                self.fail(error);
+            }
+        }
+    }
+
+    /// Returns the next job; `None` if nothing is left for this worker.
+    fn next(&self) -> Option<Job> {
+        let changes = self.shared.stop.changes();
+        loop {
+            let seen = changes.count();
+            if self.shared.stop.is_raised() {
+                return None;
+            }
+            let mut queue = self.lock();
+            for state in &mut queue.states {
+                if let Some(range) = state.waiting.pop_front() {
+                    state.running += 1;
+                    return Some(Job::Bring(Arc::clone(&state.active), range));
+                }
+            }
+            if let Some(entry) = queue.entries.pop_front() {
+                queue.opening += 1;
+                return Some(Job::Open(Box::new(entry)));
+            }
+            if queue.opening == 0 {
+                return None;
+            }
+            drop(queue);
+            changes.wait_past(seen);
+        }
+    }
+
+    fn fail(&self, error: Error) {
+        let mut queue = self.lock();
+        queue.failed = Some(cause(queue.failed.take(), error));
+        drop(queue);
+        self.shared.stop.raise();
+    }
+
+    fn open(&self, mut entry: Entry) -> Result<()> {
+        let opened = match entry.opened.take() {
+            Some(opened) => opened,
+            None => self.sources.open(&entry.location, self.shared)?,
+        };
+        let origin = opened.origin()?;
+        let force = self.options.force;
+        let total = &self.shared.bytes_total;
+        // The listing may not have had enough details to decide.
+        let is_there = !force && self.root.holds(&entry.name, &origin)?;
+        match entry.listed.map(|listed| listed.len) {
+            None if !is_there => Shared::add(total, origin.len),
+            Some(listed) if is_there => drop(total.fetch_sub(listed, Ordering::Relaxed)),
+            None | Some(_) => {}
+        }
+        if is_there {
+            self.shared.skip(origin.len);
+            return Ok(());
+        }
+        let (partial, mut done) = self.root.begin(&entry.name, &origin, force)?;
+        let (resumed, first) = (done.bytes(), opened.first());
+        Shared::add(&self.shared.bytes_resumed, resumed);
+        if !first.is_empty() {
+            // These bytes equal those that an earlier copy may have written already.
+            partial
+                .file()
+                .write_all_at(first, 0)
+                .map_err(|error| cannot_write(partial.path(), origin.len - resumed, error))?;
+            done.add(0..first.len() as u64);
+        }
+        let fresh = done.bytes() - resumed;
+        Shared::add(&self.shared.bytes_read, fresh);
+        let waiting = done.missing(origin.len, self.options.range_bytes).into();
+        let active = Arc::new(Active {
+            opened,
+            origin,
+            partial,
+        });
+        self.lock().states.push(State {
+            active: Arc::clone(&active),
+            waiting,
+            running: 1,
+            done,
+            unrecorded: fresh,
+        });
+        self.shared.stop.changes().tell();
+        self.settle(&active)
+    }
+
+    fn bring(&self, active: &Arc<Active>, range: Range<u64>) -> Result<()> {
+        let start = range.start;
+        let (file, path) = (active.partial.file(), active.partial.path());
+        let (at, outcome) = active.opened.bring(range, file, path, self.shared);
+        {
+            let mut queue = self.lock();
+            let state = queue.of(active);
+            state.done.add(start..at);
+            state.unrecorded += at - start;
+        }
+        outcome?;
+        self.settle(active)
+    }
+
+    /// Called after a worker's last step on a file: records its progress, or completes it.
+    fn settle(&self, active: &Arc<Active>) -> Result<()> {
+        let mut queue = self.lock();
+        let state = queue.of(active);
+        let is_whole = state.done.is_whole(active.origin.len);
+        if state.unrecorded >= RECORD_BYTES && !is_whole {
+            state.unrecorded = 0;
+            let done = state.done.clone();
+            drop(queue);
+            active.partial.record(&active.origin, &done)?;
+            queue = self.lock();
+        }
+        let state = queue.of(active);
+        state.running -= 1;
+        // Other workers may still be recording: the last one completes it.
+        if state.running > 0 || !state.done.is_whole(active.origin.len) {
+            return Ok(());
+        }
+        queue
+            .states
+            .retain(|state| !Arc::ptr_eq(&state.active, active));
+        drop(queue);
+        active.opened.verify(self.shared)?;
+        active.partial.finish(&active.origin)?;
+        Shared::add(&self.shared.copied_files, 1);
+        Ok(())
+    }
+
+    /// Records the progress of incomplete files.
+    fn keep(&self) -> Result<()> {
+        let queue = self.lock();
+        let mut outcome = Ok(());
+        for state in &queue.states {
+            let active = &state.active;
+            let bytes = state.done.bytes();
+            let kept = if bytes == 0 {
+                active.partial.discard()
+            } else {
+                active.partial.record(&active.origin, &state.done)
+            };
+            if kept.is_ok() {
+                Shared::add(&self.shared.bytes_kept, bytes);
+            }
+            outcome = outcome.and(kept);
+        }
+        outcome
+    }
+}
+
+/// Guard for a file that a worker is opening. Other workers wait for it, as it may yield ranges. On
+/// drop it wakes them, and cancels the copy if the worker panics.
+struct Opening<'a>(&'a Work<'a>);
+
+impl Drop for Opening<'_> {
+    fn drop(&mut self) {
+        self.0.lock().opening -= 1;
+        if std::thread::panicking() {
+            self.0.shared.stop.raise();
+        }
+        self.0.shared.stop.changes().tell();
+    }
+}
+
+/// Selects the failure that explains why the copy ended: the first one, as later failures are
+/// mostly its consequences. A cancelled request is always a consequence.
+fn cause(first: Option<Error>, next: Error) -> Error {
+    match first {
+        Some(first) if first.kind() != ErrorKind::Cancelled => first,
+        _ => next,
+    }
+}
+
+impl Queue {
+    fn of(&mut self, active: &Arc<Active>) -> &mut State {
+        self.states
+            .iter_mut()
+            .find(|state| Arc::ptr_eq(&state.active, active))
+            .expect("a file that is worked on is in the list")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use super::*;
+    use crate::copy::CopyControl;
+    use crate::options::StoreOptions;
+
+    #[test]
+    fn cancellation_is_not_reported_as_cause() {
+        let error = |kind| Error::new(kind, format!("{kind:?}"));
+        let (stopped, full, changed) = (
+            ErrorKind::Cancelled,
+            ErrorKind::OutOfMemory,
+            ErrorKind::Changed,
+        );
+        for (failures, wanted) in [
+            (&[stopped][..], stopped),
+            (&[stopped, stopped, full, changed], full),
+            (&[full, stopped], full),
+            (&[changed, full, stopped], changed),
+        ] {
+            let failed = failures
+                .iter()
+                .fold(None, |first, next| Some(cause(first, error(*next))));
+            assert_eq!(failed.map(|error| error.kind()), Some(wanted));
+        }
+    }
+
+    /// Workers that wait for a file that is being opened stop waiting at `end`.
+    #[track_caller]
+    fn workers_are_woken_by(end: impl FnOnce(&Work<'_>) + Send) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = Root::open(folder.path()).expect("opens");
+        let (shared, options) = (Arc::<Shared>::default(), CopyOptions::default());
+        let work = Work {
+            queue: Mutex::new(Queue {
+                opening: 1,
+                ..Queue::default()
+            }),
+            root: &root,
+            sources: &Sources::new(&StoreOptions::default()),
+            options: &options,
+            shared: &shared,
+        };
+        std::thread::scope(|scope| {
+            let waiting = [0, 1].map(|_| scope.spawn(|| work.next().is_none()));
+            scope.spawn(|| end(&work));
+            assert!(waiting.map(|worker| worker.join().expect("ends")) == [true; 2]);
+        });
+    }
+
+    #[test]
+    fn waiting_workers_are_woken_by_a_cancel() {
+        workers_are_woken_by(|work| CopyControl(Arc::clone(work.shared)).cancel());
+    }
+
+    #[test]
+    fn waiting_workers_are_woken_by_a_panic_while_opening() {
+        workers_are_woken_by(|work| {
+            let panic = catch_unwind(AssertUnwindSafe(|| {
+                let _opening = Opening(work);
+                std::panic::resume_unwind(Box::new("a bug"));
+            }));
+            assert!(panic.is_err());
+            assert!(work.shared.stop.is_raised());
+        });
+    }
+}

@@ -1,0 +1,392 @@
+//! Copies a checkpoint with everything beside it, from any source, into a local folder.
+//!
+//! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
+//! files, `names` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
+//! and `record` persist the state, `work` keeps many requests in flight, and `stop` cancels them.
+//! The copy does not parse tensors.
+
+mod cancel;
+mod executor;
+mod fetch;
+mod journal;
+mod list;
+pub(crate) mod paths;
+mod record;
+mod target;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::format_bytes;
+use crate::options::{Location, StoreOptions};
+use cancel::Stop;
+use fetch::Sources;
+use list::Entry;
+use paths::Filter;
+use target::Root;
+
+/// Maximum length of a request, bytes. Shorter than the maximum of a load: a file of few requests
+/// would not keep all connections busy.
+const RANGE_BYTES: u64 = 16 << 20;
+
+/// Requests in flight, as in a load from an object store.
+const DEPTH: usize = 16;
+const DEPTH_MAX: usize = 4096;
+
+/// Options of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyOptions {
+    /// Exactly the files at these paths below the source. Default: `None`, which selects all.
+    pub names: Option<Vec<String>>,
+    /// Globs, of which one must match a file's path below the source, or its last component.
+    /// Default: empty, which selects all.
+    pub include: Vec<String>,
+    /// Globs of files to exclude. Default: none.
+    pub exclude: Vec<String>,
+    /// Includes files and folders whose names begin with a dot. Default: no.
+    pub hidden: bool,
+    /// Copies existing files again, and discards incomplete ones. Default: no.
+    pub force: bool,
+    /// Requests (for files: reads) in flight, over all files; 1 to 4096. Default: 16.
+    pub depth: usize,
+    /// Maximum length of a request, bytes; at least 4096. Default: 16 MiB.
+    pub range_bytes: u64,
+}
+
+impl Default for CopyOptions {
+    fn default() -> Self {
+        Self {
+            names: None,
+            include: Vec::new(),
+            exclude: Vec::new(),
+            hidden: false,
+            force: false,
+            depth: DEPTH,
+            range_bytes: RANGE_BYTES,
+        }
+    }
+}
+
+/// Copy of a checkpoint's folder with all files below it, or of a single file, into a local folder.
+///
+/// A file appears under its name when it is complete and on disk, never before. An incomplete file
+/// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
+/// has not changed.
+///
+/// A file is skipped if an earlier copy created it from the same source in the same state, and it
+/// has not been changed since. Each finished file has a record of that: its source with length,
+/// `ETag`, version and modification time, in the extended attribute `user.tload.copied`, or in a
+/// hidden file `.NAME.tload-copied` where the file system has no such attributes. A source without
+/// anything that distinguishes its states is copied every time.
+///
+/// ```no_run
+/// # fn main() -> tload::Result<()> {
+/// let source = tload::Location::parse("s3://bucket/model")?;
+/// let report = tload::copy::Copy::new(&source, "/models/model").run()?;
+/// println!("{} files, {} bytes", report.copied_files, report.copied_bytes);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Copy {
+    source: Location,
+    target: PathBuf,
+    options: CopyOptions,
+    store: StoreOptions,
+    shared: Arc<Shared>,
+}
+
+/// Observes a copy, and cancels it, from another thread.
+#[derive(Clone, Debug)]
+pub struct CopyControl(Arc<Shared>);
+
+/// Progress of a copy. Values only grow, except the totals, which are discovered step by step where
+/// sources cannot be listed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CopyProgress {
+    /// Bytes of the files to copy, without skipped ones.
+    pub bytes_total: u64,
+    /// Bytes of these that have arrived, including those from earlier copies.
+    pub bytes_done: u64,
+    /// Bytes that the next copy need not request again; set after a copy that failed or was
+    /// cancelled.
+    pub bytes_kept: u64,
+}
+
+/// Report of a copy.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct CopyReport {
+    /// Location of the source, without secrets.
+    pub location: String,
+    /// Target folder.
+    pub target: String,
+    /// Files that were completed by this copy.
+    pub copied_files: u64,
+    /// Bytes that this copy read.
+    pub copied_bytes: u64,
+    /// Bytes that earlier copies had fetched.
+    pub resumed_bytes: u64,
+    /// Files that existed already.
+    pub skipped_files: u64,
+    /// Bytes of the skipped files.
+    pub skipped_bytes: u64,
+    /// Requests to object stores, without list requests.
+    pub requests: u64,
+    /// Requests that were retried.
+    pub retries: u64,
+    /// Copied files whose store sends neither `ETag` nor Last-Modified (`allow_unversioned`): their
+    /// length, first and last bytes were compared once more at the end.
+    pub unversioned_files: u64,
+    /// Seconds from the call to the last byte on disk.
+    pub seconds: f64,
+}
+
+/// File below a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ListedFile {
+    /// Path below the source, with `/`; the file's own name when the source is a file.
+    pub name: String,
+    /// Length, bytes; `None` if only opening the file would tell (web servers, which list nothing).
+    pub bytes: Option<u64>,
+}
+
+/// Lists all files below a source by name, including hidden ones. Returns none for a prefix that no
+/// object of a store begins with.
+///
+/// # Errors
+///
+/// Errors of listing the source: [`ErrorKind::NotFound`] for a path that does not exist,
+/// [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`].
+pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedFile>> {
+    let options = CopyOptions {
+        hidden: true,
+        ..CopyOptions::default()
+    };
+    let (filter, sources) = (Filter::new(&options)?, Sources::new(store));
+    let shared = Arc::default();
+    let mut listed = Vec::new();
+    for entry in list::entries(source, &filter, &sources, &shared)? {
+        let mut bytes = entry.listed.map(|listed| listed.len);
+        if bytes.is_none() && entry.location == *source {
+            // Nothing is below it; only opening it tells whether it is an object itself.
+            match sources.open(source, &shared) {
+                Ok(opened) => bytes = Some(opened.origin()?.len),
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(error) => return Err(error),
+            }
+        }
+        listed.push(ListedFile {
+            name: entry.name,
+            bytes,
+        });
+    }
+    Ok(listed)
+}
+
+/// Cancellation flag and counters of a copy.
+#[derive(Debug, Default)]
+struct Shared {
+    stop: Stop,
+    cancelled: AtomicBool,
+    bytes_total: AtomicU64,
+    bytes_read: AtomicU64,
+    bytes_resumed: AtomicU64,
+    bytes_kept: AtomicU64,
+    copied_files: AtomicU64,
+    skipped_files: AtomicU64,
+    skipped_bytes: AtomicU64,
+    requests: AtomicU64,
+    retries: AtomicU64,
+    unversioned_files: AtomicU64,
+}
+
+impl Shared {
+    fn add(counter: &AtomicU64, amount: u64) {
+        counter.fetch_add(amount, Ordering::Relaxed);
+    }
+
+    fn skip(&self, len: u64) {
+        Self::add(&self.skipped_files, 1);
+        Self::add(&self.skipped_bytes, len);
+    }
+}
+
+impl CopyControl {
+    /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
+    pub fn cancel(&self) {
+        self.0.cancelled.store(true, Ordering::SeqCst);
+        self.0.stop.raise();
+    }
+
+    /// Returns the progress.
+    pub fn progress(&self) -> CopyProgress {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        CopyProgress {
+            bytes_total: load(&self.0.bytes_total),
+            bytes_done: load(&self.0.bytes_read) + load(&self.0.bytes_resumed),
+            bytes_kept: load(&self.0.bytes_kept),
+        }
+    }
+}
+
+impl Copy {
+    /// Creates a copy of `source` into the folder `target`, which is created if it does not exist.
+    pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
+        Self {
+            source: source.clone(),
+            target: target.into(),
+            options: CopyOptions::default(),
+            store: StoreOptions::default(),
+            shared: Arc::default(),
+        }
+    }
+
+    /// Sets the options.
+    #[must_use]
+    pub fn options(mut self, options: CopyOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Sets the options for the object store of the source.
+    #[must_use]
+    pub fn store(mut self, store: StoreOptions) -> Self {
+        self.store = store;
+        self
+    }
+
+    /// Returns a handle that observes and cancels the copy.
+    pub fn control(&self) -> CopyControl {
+        CopyControl(Arc::clone(&self.shared))
+    }
+
+    /// Runs the copy.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for names that lead out of the target;
+    /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
+    /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
+    /// After an error, the bytes that have arrived are kept for the next copy.
+    pub fn run(self) -> Result<CopyReport> {
+        let started = Instant::now();
+        self.validate()?;
+        let filter = Filter::new(&self.options)?;
+        let sources = Sources::new(&self.store);
+        let entries = list::entries(&self.source, &filter, &sources, &self.shared)?;
+        if entries.is_empty() {
+            return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
+                .with_location(&self.source)
+                .with_hint(
+                    "check the path and the patterns; hidden files are excluded by default",
+                ));
+        }
+        for name in self.options.names.iter().flatten() {
+            // The entries are sorted.
+            let found = entries.binary_search_by(|entry| entry.name.as_str().cmp(name));
+            if found.is_err() {
+                return Err(Error::new(
+                    ErrorKind::NotFound,
+                    format!("there is no file {name:?} below it"),
+                )
+                .with_location(&self.source)
+                .with_hint("names are paths below the source"));
+            }
+        }
+        for entry in &entries {
+            paths::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
+        }
+        let root = Root::open(&self.target)?;
+        let entries = self.absent(entries, &root)?;
+        executor::run(entries, &root, &sources, &self.options, &self.shared)?;
+        Ok(self.report(started))
+    }
+
+    fn validate(&self) -> Result<()> {
+        let invalid = |message| Err(Error::new(ErrorKind::InvalidRequest, message));
+        if !(1..=DEPTH_MAX).contains(&self.options.depth) {
+            return invalid(format!(
+                "depth is {}; it must lie between 1 and {DEPTH_MAX}",
+                self.options.depth
+            ));
+        }
+        if self.target.to_string_lossy().contains("://") {
+            // Without the URL: it may contain credentials.
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "the target is a URL; checkpoints are copied into local directories only",
+            ));
+        }
+        if self.options.range_bytes < 4096 {
+            return invalid(format!(
+                "range_bytes is {}; it must be at least 4096",
+                self.options.range_bytes
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the files to copy, and requires enough disk space for them.
+    fn absent(&self, entries: Vec<Entry>, root: &Root) -> Result<Vec<Entry>> {
+        let mut absent = Vec::new();
+        let mut needed = 0u64;
+        for entry in entries {
+            let Some(listed) = &entry.listed else {
+                absent.push(entry);
+                continue;
+            };
+            if !self.options.force && root.holds(&entry.name, listed)? {
+                self.shared.skip(listed.len);
+                continue;
+            }
+            Shared::add(&self.shared.bytes_total, listed.len);
+            let begun = root.begun_bytes(&entry.name)?;
+            needed = needed.saturating_add(listed.len.saturating_sub(begun));
+            absent.push(entry);
+        }
+        if let Some(free) = root.free_bytes()?.filter(|&free| needed > free) {
+            return Err(Error::new(
+                ErrorKind::OutOfMemory,
+                format!(
+                    "the copy needs {} ({needed} bytes) of disk space, {} are free",
+                    format_bytes(needed),
+                    format_bytes(free)
+                ),
+            )
+            .with_location(self.target.display())
+            .with_hint("free some space, or copy to another disk"));
+        }
+        Ok(absent)
+    }
+
+    fn report(&self, started: Instant) -> CopyReport {
+        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let shared = &self.shared;
+        CopyReport {
+            location: self.source.to_string(),
+            target: self.target.display().to_string(),
+            copied_files: load(&shared.copied_files),
+            copied_bytes: load(&shared.bytes_read),
+            resumed_bytes: load(&shared.bytes_resumed),
+            skipped_files: load(&shared.skipped_files),
+            skipped_bytes: load(&shared.skipped_bytes),
+            requests: load(&shared.requests),
+            retries: load(&shared.retries),
+            unversioned_files: load(&shared.unversioned_files),
+            seconds: started.elapsed().as_secs_f64(),
+        }
+    }
+}
+
+fn cancelled() -> Error {
+    Error::new(ErrorKind::Cancelled, "the copy was cancelled")
+}

@@ -1,0 +1,483 @@
+//! Memory budget of a load, on the host and on each GPU: known and checked before the first read.
+//! Pure.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Mapping;
+use crate::memory::cgroup::GroupLimit;
+use crate::options::{Options, format_bytes};
+use crate::plan::Plan;
+use crate::tensor::TensorInfo;
+
+/// Default budget in bytes: room for the tensors of several shards of a dense model side by side. A
+/// checkpoint with tensors near that size or above gets room for its largest tensor and more: a
+/// quarter of that, or the maximum in flight if that is larger. (A load over 16 connections of 20
+/// MB/s each lost a tenth of its time with less: connections idled at the end of each large tensor,
+/// 2026-11.)
+const MEMORY_LIMIT: u64 = 512 << 20;
+
+/// Default maximum of staging memory, in bytes: pinning more takes longer than the first reads.
+const STAGING_BYTES_MAX: u64 = 512 << 20;
+
+/// Divisor of the memory that the control group has left: without a limit of its own, a load takes
+/// at most this share. The caller keeps what it receives, and needs memory for other things too.
+/// (An estimate of 2026-11.)
+const ROOM_SHARE: u64 = 2;
+
+/// Divisor of the group's limit that gives the step of budgets: a loader reuses its memory only for
+/// loads with the same budget.
+const ROOM_STEPS: u64 = 16;
+
+/// Bytes for the threads, rings and plan of a load, in addition to its budget. (An estimate of
+/// 2026-11.)
+const BESIDE_BYTES: u64 = 16 << 20;
+
+/// Memory requirements of a load.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Demand<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) tensors: &'a [TensorInfo],
+    /// Bytes that may be in flight.
+    pub(crate) in_flight: u64,
+    /// Bytes in flight that staging memory should have room for.
+    pub(crate) staged: u64,
+    /// Number of reads of the largest size that may be in flight.
+    pub(crate) reads: usize,
+    /// The limit of this process's control group, if it has one.
+    pub(crate) group: Option<&'a GroupLimit>,
+    /// Bytes that earlier loads have left for this one: the control group counts them as used.
+    pub(crate) kept: u64,
+}
+
+/// Host memory budget of a load, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HostBudget {
+    /// For tensors that live on the host.
+    pub(crate) pool: u64,
+    /// Length of a staging slot; 0 when nothing is staged.
+    pub(crate) slot: u64,
+    /// Staging slots.
+    pub(crate) slots: u64,
+    /// Maximum size of staging memory that is reused from an earlier load.
+    pub(crate) staging_max: u64,
+}
+
+impl Demand<'_> {
+    /// Returns the host memory budget. `host` is the destination whose tensors live on the host;
+    /// `staged` tells whether other tensors pass through staging memory.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] if the caller's limit, or the memory that the control group has
+    /// left, is too small, with the size that would suffice.
+    pub(crate) fn host(
+        &self,
+        host: Option<usize>,
+        staged: bool,
+        options: &Options,
+    ) -> Result<HostBudget> {
+        // A destination whose tensors have no bytes needs no memory.
+        let host = host.filter(|host| self.plan.regions_of(*host).next().is_some());
+        let largest = host.map_or(0, |host| {
+            Mapping::charge(self.plan.region_bytes_max(host)) as u64
+        });
+        let slot = if staged && !self.plan.extents.is_empty() {
+            Mapping::charge(self.plan.window_bytes_max()) as u64
+        } else {
+            0
+        };
+        let needed = largest + slot;
+        let pool_default = if host.is_some() {
+            self.default_for(largest)
+        } else {
+            0
+        };
+        let slots_wanted = self.slots_wanted(slot);
+        let wanted = pool_default + slots_wanted * slot;
+        let limit = match (options.memory_limit, self.group) {
+            (Some(limit), _) => limit,
+            (None, Some(group)) => self.within(group, host, needed, wanted)?,
+            (None, None) => wanted,
+        };
+        if needed > limit && !self.plan.regions.is_empty() {
+            return Err(match host.filter(|_| largest > 0) {
+                Some(host) => self.too_large(host, needed, limit, "memory_limit", "host memory"),
+                None => slot_too_large(slot, limit),
+            });
+        }
+        let slots = (limit - largest.min(limit))
+            .checked_div(slot)
+            .map_or(0, |room| room.min(slots_wanted).max(1));
+        let staging_max = if options.memory_limit.is_some() || limit < wanted {
+            slots * slot
+        } else {
+            (slots * slot).max(STAGING_BYTES_MAX)
+        };
+        Ok(HostBudget {
+            pool: limit - slots * slot,
+            slot,
+            slots,
+            staging_max,
+        })
+    }
+
+    /// Returns the part of `wanted` that fits into the control group: a process that exceeds its
+    /// limit is killed without an error.
+    ///
+    /// Worked example: 240 of 256 MiB are left and 512 are wanted. Half of the 240 is 120; in steps
+    /// of 16, that is 112 MiB.
+    fn within(
+        &self,
+        group: &GroupLimit,
+        host: Option<usize>,
+        needed: u64,
+        wanted: u64,
+    ) -> Result<u64> {
+        let left = (group.left() + self.kept).min(group.bytes);
+        let share = share(group, left);
+        if wanted <= share {
+            return Ok(wanted);
+        }
+        if needed == 0 || needed + BESIDE_BYTES <= left {
+            return Ok(share.clamp(needed, wanted));
+        }
+        let error = Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "{} ({needed} bytes) are needed at once; the control group leaves {} of {} ({})",
+                format_bytes(needed),
+                format_bytes(left),
+                format_bytes(group.bytes),
+                group.file.display()
+            ),
+        );
+        let error = match host.filter(|host| self.plan.region_bytes_max(*host) > 0) {
+            Some(host) => error.with_tensor(self.largest_tensor(host).name()),
+            None => error,
+        };
+        Err(error.with_hint(format!(
+            "give the container more memory, free some, or set memory_limit to at least {needed} bytes to try anyway"
+        )))
+    }
+
+    /// Returns enough slots for all bytes in flight plus one for each read: while some slots are
+    /// being filled, others are being copied out.
+    fn slots_wanted(&self, slot: u64) -> u64 {
+        let most = STAGING_BYTES_MAX.checked_div(slot).unwrap_or(0).max(1);
+        let in_flight = self.staged.checked_div(slot).unwrap_or(0);
+        (in_flight + self.reads as u64)
+            .min(self.plan.extents.len() as u64)
+            .clamp(1, most)
+    }
+
+    /// Returns the budget of GPU `ordinal`, which holds the tensors of `destination`, given that
+    /// `free` bytes are free.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] if the caller's limit is too small, or if the GPU has less free
+    /// memory than required.
+    pub(crate) fn device(
+        &self,
+        destination: usize,
+        ordinal: usize,
+        free: u64,
+        options: &Options,
+    ) -> Result<u64> {
+        let largest = self.plan.region_bytes_max(destination) as u64;
+        let regions = self.plan.regions_of(destination);
+        let total: u64 = regions.map(|region| region.bytes as u64).sum();
+        let given = options.device_memory_limit;
+        let limit = given.unwrap_or_else(|| self.default_for(largest));
+        if largest > limit {
+            let place = format!("cuda:{ordinal}");
+            return Err(self.too_large(destination, largest, limit, "device_memory_limit", &place));
+        }
+        let wanted = limit.min(total);
+        if wanted <= free {
+            return Ok(limit);
+        }
+        if given.is_none() && largest <= free {
+            // The caller may hold what it has received while the next tensor is allocated;
+            // allocators take memory in steps.
+            let room = (free - free / 64).saturating_sub(largest);
+            return Ok(room.max(largest));
+        }
+        // The minimum that is needed, or the limit that was set.
+        let wanted = if given.is_none() { largest } else { wanted };
+        Err(Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "cuda:{ordinal} has {} ({free} bytes) free; {} ({wanted} bytes) are needed at once",
+                format_bytes(free),
+                format_bytes(wanted)
+            ),
+        )
+        .with_tensor(self.largest_tensor(destination).name())
+        .with_hint(if given.is_none() {
+            "free memory of the GPU, or load fewer tensors"
+        } else {
+            "free memory of the GPU, or lower device_memory_limit"
+        }))
+    }
+
+    fn default_for(&self, largest: u64) -> u64 {
+        MEMORY_LIMIT.max(largest + self.in_flight.max(largest / 4))
+    }
+
+    fn too_large(
+        &self,
+        destination: usize,
+        needed: u64,
+        limit: u64,
+        option: &str,
+        place: &str,
+    ) -> Error {
+        Error::new(
+            ErrorKind::OutOfMemory,
+            format!(
+                "{} ({needed} bytes) are needed at once to load it into {place}; the memory limit is {} ({limit} bytes)",
+                format_bytes(needed),
+                format_bytes(limit)
+            ),
+        )
+        .with_tensor(self.largest_tensor(destination).name())
+        // Not rounded: following the hint must succeed.
+        .with_hint(format!("set {option} to at least {needed} bytes"))
+    }
+
+    /// Returns the largest of the tensors in the largest region, which small tensors may share.
+    fn largest_tensor(&self, destination: usize) -> &TensorInfo {
+        let bytes = self.plan.region_bytes_max(destination);
+        let in_largest = |tensor: &usize| {
+            let place = self.plan.targets[*tensor].place;
+            place.is_some_and(|(region, _)| {
+                let region = &self.plan.regions[region];
+                region.destination == destination && region.bytes == bytes
+            })
+        };
+        (0..self.tensors.len())
+            .filter(in_largest)
+            .map(|index| &self.tensors[index])
+            .max_by_key(|tensor| tensor.byte_len())
+            .expect("every region holds a tensor")
+    }
+}
+
+/// Returns the bytes of `wanted` that reads without tensors may take in a control group.
+pub(crate) fn raw_bytes(group: Option<&GroupLimit>, wanted: usize) -> usize {
+    let most = group.map(|group| share(group, group.left()));
+    most.and_then(|most| usize::try_from(most).ok())
+        .map_or(wanted, |most| most.min(wanted))
+}
+
+/// Returns the share that one load takes of the bytes that a group has left.
+fn share(group: &GroupLimit, left: u64) -> u64 {
+    let step = (group.bytes / ROOM_STEPS).max(1);
+    left / ROOM_SHARE / step * step
+}
+
+fn slot_too_large(slot: u64, limit: u64) -> Error {
+    Error::new(
+        ErrorKind::OutOfMemory,
+        format!(
+            "staging takes at least one read of {} ({slot} bytes); the memory limit is {} ({limit} bytes)",
+            format_bytes(slot),
+            format_bytes(limit)
+        ),
+    )
+    .with_hint(format!(
+        "set memory_limit to at least {slot} bytes, or lower extent_bytes"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Dtype, Entry};
+    use crate::plan::{Arrangement, Layout, Wanted, build};
+
+    const MIB: u64 = 1 << 20;
+
+    fn tensors(sizes: &[u64]) -> Vec<TensorInfo> {
+        let mut offset = 4096;
+        let infos = sizes.iter().enumerate().map(|(index, size)| {
+            let range = offset..offset + size;
+            offset += size;
+            let entry = Entry {
+                name: format!("t{index}"),
+                dtype: Dtype::U8,
+                shape: vec![usize::try_from(*size).expect("small")],
+                range,
+            };
+            TensorInfo::new(entry, 0)
+        });
+        infos.collect()
+    }
+
+    /// Plan for these tensors, the first `host` of them in place, the others packed.
+    fn plan(tensors: &[TensorInfo], host: usize) -> Plan {
+        let wanted: Vec<_> = tensors
+            .iter()
+            .enumerate()
+            .map(|(index, info)| Wanted {
+                source: 0,
+                range: info.file_range(),
+                strides: None,
+                alignment: 1,
+                destination: usize::from(index >= host),
+            })
+            .collect();
+        let layout = Layout {
+            extent_bytes: MIB,
+            alignment: 4096,
+            gap_bytes: 0,
+        };
+        build(
+            &wanted,
+            &[layout],
+            &[Arrangement::InPlace, Arrangement::Packed],
+        )
+    }
+
+    fn options(memory: Option<u64>, device: Option<u64>) -> Options {
+        Options {
+            memory_limit: memory,
+            device_memory_limit: device,
+            ..Options::default()
+        }
+    }
+
+    fn with<T>(sizes: &[u64], host: usize, ask: impl Fn(&Demand<'_>) -> T) -> T {
+        let tensors = tensors(sizes);
+        let plan = plan(&tensors, host);
+        ask(&Demand {
+            plan: &plan,
+            tensors: &tensors,
+            in_flight: 8 * MIB,
+            staged: 8 * MIB,
+            reads: 8,
+            group: None,
+            kept: 0,
+        })
+    }
+
+    fn group(bytes: u64, used: u64) -> GroupLimit {
+        let mut group = crate::memory::cgroup::testing::limit(bytes);
+        group.used = Some(used);
+        group
+    }
+
+    #[test]
+    fn default_budget_stays_within_control_group() {
+        let budget = |sizes: &[u64], group: &GroupLimit, kept, limit| {
+            with(sizes, sizes.len(), |demand| {
+                let demand = Demand {
+                    group: Some(group),
+                    kept,
+                    ..*demand
+                };
+                demand.host(Some(0), false, &options(limit, None))
+            })
+        };
+        let pool = |group: &GroupLimit, kept, limit| {
+            budget(&[32 * MIB, MIB], group, kept, limit)
+                .expect("fits")
+                .pool
+        };
+        let small = group(256 * MIB, 16 * MIB);
+        assert_eq!(pool(&small, 0, None), 112 * MIB);
+        // The next load of the same loader gets the same budget, and so uses the same memory.
+        assert_eq!(
+            pool(&group(256 * MIB, 130 * MIB), 112 * MIB, None),
+            112 * MIB
+        );
+        assert_eq!(pool(&group(256 * MIB, 200 * MIB), 0, None), 32 * MIB);
+        assert_eq!(pool(&group(64 << 30, 0), 0, None), MEMORY_LIMIT);
+        // An explicit limit overrides the default.
+        assert_eq!(pool(&small, 0, Some(300 * MIB)), 300 * MIB);
+
+        let error = budget(&[32 * MIB, MIB], &group(256 * MIB, 220 * MIB), 0, None);
+        let error = error.expect_err("would be killed");
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(error.tensor(), Some("t0"));
+        assert_eq!(
+            error.message(),
+            "32.0 MiB (33554432 bytes) are needed at once; the control group leaves 36.0 MiB of 256.0 MiB \
+             (/sys/fs/cgroup/memory.max)"
+        );
+        let hinted = error.hint().expect("says what to do");
+        assert!(hinted.contains("at least 33554432 bytes"), "{hinted}");
+        assert_eq!(raw_bytes(Some(&small), 1 << 30), 112 << 20);
+        assert_eq!(raw_bytes(Some(&small), 1 << 20), 1 << 20);
+        assert_eq!(raw_bytes(None, 1 << 30), 1 << 30);
+        let nothing = budget(&[], &group(MIB, MIB), 0, None).expect("needs nothing");
+        assert_eq!(nothing.pool, 0);
+    }
+
+    #[test]
+    fn staging_stays_within_control_group() {
+        with(&[512 * MIB], 0, |demand| {
+            let group = group(64 * MIB, 0);
+            let demand = Demand {
+                group: Some(&group),
+                staged: 256 * MIB,
+                ..*demand
+            };
+            let budget = demand.host(None, true, &options(None, None)).expect("fits");
+            assert_eq!(budget.slots * budget.slot, 32 * MIB);
+            assert_eq!((budget.pool, budget.staging_max), (0, 32 * MIB));
+        });
+    }
+
+    #[test]
+    fn staging_slots_cover_reads_and_copies_within_limit() {
+        with(&[32 * MIB], 0, |demand| {
+            let free = demand.host(None, true, &options(None, None)).expect("fits");
+            assert_eq!((free.pool, free.slot, free.slots), (0, MIB, 16));
+            let some = demand.host(None, true, &options(Some(5 * MIB + 1), None));
+            let some = some.expect("fits");
+            assert_eq!((some.slots, some.staging_max), (5, 5 * MIB));
+            let error = demand
+                .host(None, true, &options(Some(MIB - 1), None))
+                .expect_err("no slot fits");
+            assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        });
+    }
+
+    #[test]
+    fn host_tensors_and_slots_share_the_limit() {
+        with(&[3 * MIB, 5 * MIB], 1, |demand| {
+            let limits = options(Some(6 * MIB), None);
+            let both = demand.host(Some(0), true, &limits).expect("fits");
+            assert_eq!(both.pool + both.slots * both.slot, 6 * MIB);
+            assert!(both.pool >= 3 * MIB && both.slots >= 2);
+            let error = demand
+                .host(Some(0), true, &options(Some(4 * MIB - 1), None))
+                .expect_err("tensor and slot do not fit");
+            assert_eq!(error.tensor(), Some("t0"));
+        });
+    }
+
+    #[test]
+    fn device_budget_fits_free_memory() {
+        with(&[4 * MIB, 6 * MIB], 0, |demand| {
+            let device = |free, limit| demand.device(1, 3, free, &options(None, limit));
+            assert_eq!(device(100 * MIB, Some(6 * MIB)).expect("fits"), 6 * MIB);
+            // The default is more than the load needs.
+            assert!(device(10 * MIB, None).expect("all of it fits") >= 10 * MIB);
+            // Less than both tensors: room is left for one that the caller holds.
+            assert_eq!(device(8 * MIB, None).expect("shrinks"), 6 * MIB);
+            assert_eq!(device(6 * MIB, None).expect("the largest fits"), 6 * MIB);
+            for (free, limit) in [
+                (100 * MIB, Some(6 * MIB - 1)),
+                (5 * MIB, None),
+                (7 * MIB, Some(8 * MIB)),
+            ] {
+                let error = device(free, limit).expect_err("too little");
+                assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+                assert_eq!(error.tensor(), Some("t1"));
+                assert!(error.to_string().contains("cuda:3"), "{error}");
+            }
+        });
+    }
+}

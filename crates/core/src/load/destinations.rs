@@ -1,0 +1,202 @@
+//! Destination of each tensor of a load, and the devices that this needs.
+//!
+//! Opens the devices; decides nothing about reads. Tensors of one destination share a budget and a
+//! sink.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use crate::cuda::Context;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Target;
+use crate::options::Device;
+use crate::plan::{Arrangement, Selection};
+use crate::tensor::TensorInfo;
+
+/// Kind of memory that tensors of a load go to.
+#[derive(Clone, Debug)]
+pub(crate) enum Destination {
+    /// Host memory that the load allocates.
+    Host,
+    /// GPU memory from the load or from the caller's allocator.
+    Cuda(Context),
+    /// Host memory of the caller.
+    HostTargets,
+    /// GPU memory of the caller.
+    CudaTargets(Context),
+}
+
+/// Destinations of all tensors of a load.
+#[derive(Debug)]
+pub(crate) struct Destinations {
+    list: Vec<Destination>,
+    /// By tensor: an index into the list.
+    of: Vec<usize>,
+    /// By tensor.
+    targets: Arc<[Option<Target>]>,
+}
+
+/// Identity of a destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Key {
+    device: Device,
+    of_the_caller: bool,
+}
+
+/// Devices by tensor name: the first rule that selects a name applies.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DeviceRules {
+    pub(crate) rules: Vec<(Selection, Device)>,
+    pub(crate) otherwise: Device,
+}
+
+impl DeviceRules {
+    /// Returns the device of each name selected by index from `names`.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSuchTensor`] for a rule that selects none of `names`.
+    pub(crate) fn devices(&self, names: &[&str], selected: &[usize]) -> Result<Vec<Device>> {
+        let mut devices = vec![None; names.len()];
+        for (rule, device) in &self.rules {
+            for index in rule.resolve(names)? {
+                devices[index].get_or_insert(*device);
+            }
+        }
+        let device = |index: &usize| devices[*index].unwrap_or(self.otherwise);
+        Ok(selected.iter().map(device).collect())
+    }
+}
+
+impl Destinations {
+    /// Creates destinations with everything in host memory of the load, for measuring reads.
+    pub(crate) fn host(tensors: &[TensorInfo]) -> Self {
+        Self {
+            list: vec![Destination::Host],
+            of: vec![0; tensors.len()],
+            targets: tensors.iter().map(|_| None).collect(),
+        }
+    }
+
+    /// Assigns tensors with a target to it and the others to their device. Opens every device that
+    /// is needed.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for a target whose length differs from its tensor's; the
+    /// errors of [`Context::open`].
+    pub(crate) fn new(
+        tensors: &[TensorInfo],
+        devices: &[Device],
+        targets: &HashMap<String, Target>,
+    ) -> Result<Self> {
+        let mut keys: Vec<Key> = Vec::new();
+        let mut of = Vec::with_capacity(tensors.len());
+        let mut by_tensor = Vec::with_capacity(tensors.len());
+        for (info, device) in tensors.iter().zip(devices) {
+            let target = targets.get(info.name());
+            if let Some(target) = target {
+                check(info, target)?;
+            }
+            let key = Key {
+                device: target.map_or(*device, |target| {
+                    target.ordinal().map_or(Device::Cpu, Device::Cuda)
+                }),
+                of_the_caller: target.is_some(),
+            };
+            let index = keys.iter().position(|known| *known == key);
+            of.push(index.unwrap_or_else(|| {
+                keys.push(key);
+                keys.len() - 1
+            }));
+            by_tensor.push(target.cloned());
+        }
+        let loaded: HashSet<&str> = tensors.iter().map(TensorInfo::name).collect();
+        let mut unknown: Vec<_> = targets
+            .keys()
+            .filter(|name| !loaded.contains(name.as_str()))
+            .map(|name| format!("{name:?}"))
+            .collect();
+        if !unknown.is_empty() {
+            unknown.sort_unstable();
+            let message = format!(
+                "targets for tensors that are not loaded: {}",
+                unknown.join(", ")
+            );
+            return Err(Error::new(ErrorKind::InvalidRequest, message)
+                .with_hint("pass targets for selected tensors only"));
+        }
+        let mut contexts: Vec<Context> = Vec::new();
+        let mut open = |ordinal: usize| -> Result<Context> {
+            if let Some(known) = contexts.iter().find(|known| known.ordinal() == ordinal) {
+                return Ok(known.clone());
+            }
+            let context = Context::open(ordinal)?;
+            contexts.push(context.clone());
+            Ok(context)
+        };
+        let list = keys.iter().map(|key| {
+            Ok(match (key.device, key.of_the_caller) {
+                (Device::Cpu, false) => Destination::Host,
+                (Device::Cpu, true) => Destination::HostTargets,
+                (Device::Cuda(ordinal), false) => Destination::Cuda(open(ordinal)?),
+                (Device::Cuda(ordinal), true) => Destination::CudaTargets(open(ordinal)?),
+            })
+        });
+        Ok(Self {
+            list: list.collect::<Result<_>>()?,
+            of,
+            targets: by_tensor.into(),
+        })
+    }
+
+    pub(crate) fn list(&self) -> &[Destination] {
+        &self.list
+    }
+
+    pub(crate) fn of(&self, tensor: usize) -> usize {
+        self.of[tensor]
+    }
+
+    pub(crate) fn targets(&self) -> &Arc<[Option<Target>]> {
+        &self.targets
+    }
+
+    pub(crate) fn arrangements(&self) -> Vec<Arrangement> {
+        let arrangement = |destination: &Destination| match destination {
+            Destination::Host => Arrangement::InPlace,
+            Destination::Cuda(_) => Arrangement::Packed,
+            Destination::HostTargets | Destination::CudaTargets(_) => Arrangement::Scattered,
+        };
+        self.list.iter().map(arrangement).collect()
+    }
+
+    /// Returns whether bytes pass through staging memory.
+    pub(crate) fn staged(&self) -> bool {
+        let in_place = |destination: &Destination| matches!(destination, Destination::Host);
+        !self.list.iter().all(in_place)
+    }
+
+    /// Returns a GPU that reads from staging memory, if there is one.
+    pub(crate) fn gpu(&self) -> Option<&Context> {
+        self.list.iter().find_map(|destination| match destination {
+            Destination::Cuda(context) | Destination::CudaTargets(context) => Some(context),
+            Destination::Host | Destination::HostTargets => None,
+        })
+    }
+}
+
+fn check(info: &TensorInfo, target: &Target) -> Result<()> {
+    if target.len() as u64 == info.byte_len() {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        format!(
+            "its target has {} bytes; the tensor has {}",
+            target.len(),
+            info.byte_len()
+        ),
+    )
+    .with_tensor(info.name()))
+}

@@ -1,0 +1,103 @@
+//! Device memory from the caller's allocator, on the caller's thread.
+//!
+//! The allocator is called whenever the budget has room: before the first read, and when the caller
+//! has received a tensor. The budget gets room at no other moment, so reads never wait for an
+//! allocation that the caller could already make.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use super::pipeline::Feed;
+use crate::error::{Error, ErrorKind, Result};
+use crate::sink::{DeviceMemory, DeviceRegions};
+
+/// Allocator of GPU memory for a load to fill. Called only on the thread that calls the loader or
+/// the stream.
+pub trait DeviceAllocator: Send {
+    /// Allocates `bytes` bytes (at least 1) of GPU `ordinal`.
+    ///
+    /// # Errors
+    ///
+    /// An error ends the load. To [`ErrorKind::OutOfMemory`] the load adds the requested size, the
+    /// tensor and the free memory.
+    fn allocate(&mut self, ordinal: usize, bytes: usize) -> Result<DeviceMemory>;
+
+    /// Returns the bytes of GPU `ordinal` that it could allocate, if it knows; otherwise the
+    /// driver's figure of free memory counts.
+    fn free_bytes(&mut self, ordinal: usize) -> Option<u64> {
+        let _ = ordinal;
+        None
+    }
+}
+
+/// The caller's allocator and the regions that need memory.
+pub(crate) struct Provider {
+    allocator: Box<dyn DeviceAllocator>,
+    regions: Vec<Arc<DeviceRegions>>,
+    feed: Arc<Feed>,
+}
+
+impl Provider {
+    pub(crate) fn new(
+        allocator: Box<dyn DeviceAllocator>,
+        regions: Vec<Arc<DeviceRegions>>,
+        feed: Arc<Feed>,
+    ) -> Self {
+        Self {
+            allocator,
+            regions,
+            feed,
+        }
+    }
+
+    /// Allocates regions as far as the budgets allow; a failure ends the load.
+    pub(crate) fn serve(provider: &mut Option<Self>, end: impl Fn(Error)) {
+        // Taken out meanwhile: an allocator that panics is not called again, and its load does not
+        // wait for it.
+        let Some(mut taken) = provider.take() else {
+            return;
+        };
+        match catch_unwind(AssertUnwindSafe(|| taken.top_up())) {
+            Ok(Ok(())) => *provider = Some(taken),
+            Ok(Err(error)) => end(error),
+            Err(panic) => {
+                let message = "the caller's allocator panicked";
+                end(Error::new(ErrorKind::Cancelled, message));
+                resume_unwind(panic);
+            }
+        }
+    }
+
+    /// Allocates regions as far as the budgets allow.
+    ///
+    /// # Errors
+    ///
+    /// The allocator's error.
+    pub(crate) fn top_up(&mut self) -> Result<()> {
+        let mut given = false;
+        for regions in &self.regions {
+            while let Some(request) = regions.next_request() {
+                let ordinal = regions.budget().ordinal();
+                let memory = match self.allocator.allocate(ordinal, request.bytes()) {
+                    Ok(memory) => memory,
+                    Err(error) if error.kind() == ErrorKind::OutOfMemory => {
+                        return Err(regions.no_room_for(&request).with_source(error));
+                    }
+                    Err(error) => return Err(error),
+                };
+                regions.give(request, memory)?;
+                given = true;
+            }
+        }
+        if given {
+            self.feed.ring();
+        }
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for Provider {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Provider").finish_non_exhaustive()
+    }
+}

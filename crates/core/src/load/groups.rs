@@ -1,0 +1,311 @@
+//! Opened sources of one load, in groups that share limits and engines: the files of one file
+//! system, or the objects of one store.
+
+use std::collections::HashSet;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::checkpoint::ShardSource;
+use crate::error::Result;
+#[cfg(feature = "object")]
+use crate::error::{Error, ErrorKind};
+use crate::memory::FileView;
+use crate::options::Cache;
+use crate::options::Options;
+use crate::schedule::Member;
+#[cfg(feature = "object")]
+use crate::storage::{ObjectSource, unversioned_note};
+use crate::storage::{ReadFile, ReadHints, RefusedDirect, Source, of_many};
+use crate::sync::detached::{Underway, within};
+use crate::sync::parallel::side_by_side;
+use crate::sync::retry::Retries;
+use crate::sync::retry_counter::Tally;
+
+/// Number of files opened at a time. On a network file system each takes one or two round trips.
+const OPENED_AT_A_TIME: usize = 16;
+
+/// Error message and hint for files that do not open in time.
+const TOO_LONG: (&str, &str) = (
+    "opening it for the load took longer than the load's timeout",
+    "look at the file system that it is on, or raise timeout",
+);
+
+/// Sources that one engine can read.
+#[derive(Clone, Debug)]
+pub(crate) enum Group {
+    /// Files of one file system.
+    Files(Arc<[ReadFile]>),
+    /// Objects of one store.
+    #[cfg(feature = "object")]
+    Objects(Arc<[ObjectSource]>),
+}
+
+/// All sources of a load.
+#[derive(Debug)]
+pub(crate) struct Sources {
+    groups: Vec<Group>,
+    /// By source, in the order given.
+    members: Vec<Member>,
+}
+
+/// One opened source.
+enum Opened {
+    File(ReadFile),
+    #[cfg(feature = "object")]
+    Object(ObjectSource),
+}
+
+impl Sources {
+    /// Opens `shards` according to `options`, for reads of the ranges given with each.
+    ///
+    /// # Errors
+    ///
+    /// Any error of opening a file for direct I/O or as a view; [`ErrorKind::Unsupported`] for
+    /// views of objects.
+    pub(crate) fn open(
+        shards: Vec<(ShardSource, Vec<Range<u64>>)>,
+        options: &Options,
+    ) -> Result<Self> {
+        let count = shards.len();
+        let opened = {
+            let (options, underway) = (options.clone(), Underway::default());
+            let waits = underway.clone();
+            within(options.timeout, &underway, TOO_LONG, move || {
+                let refused = RefusedDirect::default();
+                Ok(side_by_side(
+                    &shards,
+                    OPENED_AT_A_TIME,
+                    |(shard, wanted)| {
+                        waits.during(shard.location(), || open(shard, wanted, &options, &refused))
+                    },
+                ))
+            })?
+        };
+        let mut sources = Self {
+            groups: Vec::new(),
+            members: Vec::with_capacity(count),
+        };
+        let mut by_group: Vec<Vec<Opened>> = Vec::new();
+        for source in opened {
+            let source = source.map_err(|error| of_many(error, count))?;
+            let of_group = |group: &Vec<Opened>| group[0].is_beside(&source);
+            let group = by_group.iter().position(of_group).unwrap_or_else(|| {
+                by_group.push(Vec::new());
+                by_group.len() - 1
+            });
+            let index = by_group[group].len();
+            sources.members.push(Member { group, index });
+            by_group[group].push(source);
+        }
+        sources.groups = by_group.into_iter().map(Group::of).collect();
+        Ok(sources)
+    }
+
+    pub(crate) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// Returns the location of each source.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let name = |member: &Member| self.groups[member.group].location(member.index);
+        self.members.iter().map(name).collect()
+    }
+
+    /// Returns the group of each source, and its index in the group.
+    pub(crate) fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Returns the read hints of a source.
+    pub(crate) fn hints(&self, source: usize) -> ReadHints {
+        let Member { group, index } = self.members[source];
+        self.groups[group].hints(index)
+    }
+
+    /// Returns all files.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &ReadFile> {
+        self.groups.iter().flat_map(|group| group.files().iter())
+    }
+
+    /// Checks that every source is unchanged since it was opened, where reads have not checked
+    /// that.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::Changed`], and any error of the check itself.
+    pub(crate) fn verify_unchanged(&self) -> Result<()> {
+        self.files().try_for_each(ReadFile::verify_unchanged)?;
+        #[cfg(feature = "object")]
+        {
+            let objects: Vec<_> = self.objects().collect();
+            let verify = |object: &&ObjectSource| object.verify_unchanged();
+            let verified = side_by_side(&objects, OPENED_AT_A_TIME, verify);
+            verified.into_iter().collect::<Result<()>>()?;
+        }
+        Ok(())
+    }
+
+    /// Returns notes on the sources for the user.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let refused = self.files().find(|file| file.is_refused());
+        let refused = refused.map(|file| {
+            format!(
+                "the file system ({}) refused direct I/O, so files were read through the page cache",
+                file.source().file_system().name
+            )
+        });
+        #[cfg(feature = "object")]
+        let unversioned = unversioned_note(self.objects());
+        #[cfg(not(feature = "object"))]
+        let unversioned = None;
+        refused.into_iter().chain(unversioned).collect()
+    }
+
+    #[cfg(feature = "object")]
+    fn objects(&self) -> impl Iterator<Item = &ObjectSource> {
+        self.groups.iter().flat_map(|group| match group {
+            Group::Objects(objects) => &**objects,
+            Group::Files(_) => &[],
+        })
+    }
+
+    /// Returns the number of retries outside of reads, and the reason of the last one.
+    pub(crate) fn tried_again(&self) -> (u64, Option<String>) {
+        // Objects of one checkpoint share a counter.
+        let mut seen = HashSet::new();
+        let tallies = self.groups.iter().flat_map(Group::tallies);
+        let tallies = tallies.filter(|tally| seen.insert(tally.address()));
+        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(Tally::so_far).unzip();
+        (counts.iter().sum(), reasons.into_iter().flatten().last())
+    }
+
+    /// Returns each file as memory, by source; none unless the load uses views.
+    pub(crate) fn views(&self) -> Option<Vec<Arc<FileView>>> {
+        let view = |member: &Member| self.groups[member.group].files().get(member.index)?.view();
+        self.members
+            .iter()
+            .map(|member| view(member).cloned())
+            .collect()
+    }
+}
+
+impl Opened {
+    /// Returns whether both sources share limits.
+    fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::File(one), Self::File(other)) => {
+                one.source().identity().device == other.source().identity().device
+            }
+            #[cfg(feature = "object")]
+            (Self::Object(one), Self::Object(other)) => one.shares_store(other),
+            #[cfg(feature = "object")]
+            _ => false,
+        }
+    }
+}
+
+impl Group {
+    /// Creates a group of sources that share limits.
+    fn of(sources: Vec<Opened>) -> Self {
+        let mut files = Vec::new();
+        #[cfg(feature = "object")]
+        let mut objects = Vec::new();
+        for source in sources {
+            match source {
+                Opened::File(file) => files.push(file),
+                #[cfg(feature = "object")]
+                Opened::Object(object) => objects.push(object),
+            }
+        }
+        #[cfg(feature = "object")]
+        if !objects.is_empty() {
+            return Self::Objects(objects.into());
+        }
+        Self::Files(files.into())
+    }
+
+    fn hints(&self, index: usize) -> ReadHints {
+        match self {
+            Self::Files(files) => files[index].hints(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects[index].hints(),
+        }
+    }
+
+    fn location(&self, index: usize) -> String {
+        match self {
+            Self::Files(files) => files[index].source().location().to_string(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects[index].location().to_string(),
+        }
+    }
+
+    /// Returns the name of what they share: `ext4 (8:1)`, `s3`.
+    pub(crate) fn name(&self) -> String {
+        match self {
+            Self::Files(files) => files.first().map_or_else(String::new, |file| {
+                let file_system = file.source().file_system();
+                let (major, minor) = file_system.device;
+                format!("{} ({major}:{minor})", file_system.name)
+            }),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => {
+                let url = objects
+                    .first()
+                    .and_then(|object| object.location().remote());
+                url.map_or_else(String::new, |url| url.scheme.clone())
+            }
+        }
+    }
+
+    /// Returns each source's counter of retries outside of reads.
+    fn tallies(&self) -> Vec<&Tally> {
+        match self {
+            Self::Files(files) => files.iter().map(|file| file.source().tally()).collect(),
+            #[cfg(feature = "object")]
+            Self::Objects(objects) => objects
+                .iter()
+                .map(|object| object.remote().tally())
+                .collect(),
+        }
+    }
+
+    /// Returns its sources, if they are files.
+    pub(crate) fn files(&self) -> &[ReadFile] {
+        match self {
+            Self::Files(files) => files,
+            #[cfg(feature = "object")]
+            Self::Objects(_) => &[],
+        }
+    }
+}
+
+fn open(
+    shard: &ShardSource,
+    wanted: &[Range<u64>],
+    options: &Options,
+    refused: &RefusedDirect,
+) -> Result<Opened> {
+    match shard {
+        ShardSource::File(file) => {
+            let retries = options
+                .retries
+                .map_or_else(|| file.retries(), Retries::up_to);
+            let mut file =
+                ReadFile::open_with(Arc::clone(file), options.cache, refused, retries, wanted)?;
+            if options.cache == Cache::Map {
+                file.map(options.writable)?;
+            }
+            Ok(Opened::File(file))
+        }
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) if options.cache == Cache::Map => Err(Error::new(
+            ErrorKind::Unsupported,
+            "cache=map shows files, and this is an object in a store",
+        )
+        .with_location(object.location())
+        .with_hint("use cache=auto, or copy the checkpoint to a disk first")),
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) => Ok(Opened::Object(object.clone())),
+    }
+}

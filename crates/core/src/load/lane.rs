@@ -1,0 +1,356 @@
+//! Thread of one lane: opens its engine on the thread, runs the pipeline, and reports how it ended.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::pipeline::{self, Feed, LaneWork};
+#[cfg(feature = "object")]
+use crate::engine::ObjectSetup;
+use crate::engine::{self, Engine, EngineKind, EngineSetup, Refusal};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::EngineChoice;
+use crate::report::{Counters, EngineReport};
+use crate::sink::Sink;
+
+/// Everything that a lane of a load needs to start.
+#[derive(Clone, Debug)]
+pub(crate) struct LaneSetup {
+    pub(crate) feed: Arc<Feed>,
+    /// The group whose sources it reads.
+    pub(crate) group: usize,
+    /// Its number among the group's lanes.
+    pub(crate) index: usize,
+    /// True if it begins with the load; others begin when the feed needs them.
+    pub(crate) begins_now: bool,
+    pub(crate) engine: LaneEngine,
+    pub(crate) counters: Arc<Counters>,
+}
+
+/// Engine that a lane opens.
+#[derive(Clone, Debug)]
+pub(crate) enum LaneEngine {
+    Files {
+        setup: Arc<EngineSetup>,
+        kind: EngineKind,
+        choice: EngineChoice,
+        /// Reason for this kind.
+        reason: String,
+    },
+    #[cfg(feature = "object")]
+    Objects {
+        setup: Arc<ObjectSetup>,
+        /// The requested engine, which applies to files.
+        choice: EngineChoice,
+    },
+}
+
+/// Engine that a lane has opened. The engines of several lanes are merged into one.
+#[derive(Clone, Debug)]
+pub(crate) struct Opened {
+    group: usize,
+    pub(crate) report: EngineReport,
+    pub(crate) refusal: Option<Refusal>,
+}
+
+/// Opens a lane's sink, on the thread that uses it.
+pub(crate) type OpenSink<S> = dyn Fn() -> Result<S> + Send + Sync;
+
+/// Callback that takes finished tensors.
+type Deliver<T> = Box<dyn Fn(&mut Vec<T>) + Send>;
+
+/// Callbacks for finished tensors and for failures.
+type Listeners<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a dyn Fn(&Error));
+
+/// Callbacks of a lane.
+pub(crate) struct LaneEvents<T> {
+    /// Takes every finished tensor out of the list.
+    pub(crate) deliver: Deliver<T>,
+    /// Receives the lane's first failure, while its reads in flight have not returned yet.
+    pub(crate) failing: Box<dyn Fn(&Error) + Send>,
+    /// Receives the final result, after the engine is dropped and all memory is returned.
+    pub(crate) ended: Box<dyn FnOnce(Result<()>) + Send>,
+}
+
+/// Failure to start lanes, with the threads of those that did start.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    pub(crate) error: Error,
+    /// They have been told to stop, and may be blocked in reads that storage does not complete.
+    pub(crate) threads: Vec<JoinHandle<()>>,
+    /// Number of lanes that have not been started: `ended` is not called for them.
+    pub(crate) missing: usize,
+}
+
+impl Refused {
+    /// Joins the lanes that had begun, then returns the error.
+    pub(crate) fn joined(self) -> Error {
+        for thread in self.threads {
+            // Panics have been caught inside.
+            let _ = thread.join();
+        }
+        self.error
+    }
+}
+
+/// Starts all lanes and waits until each that begins now has opened its engine and its sink.
+///
+/// # Errors
+///
+/// The refusal of the first lane that fails. Waits for none of the others: `ended` is still called
+/// for each lane that had started, once storage lets it.
+pub(crate) fn start<S>(
+    lanes: Vec<LaneSetup>,
+    sink: &Arc<OpenSink<S>>,
+    events: impl Fn() -> LaneEvents<S::Tensor>,
+) -> std::result::Result<(Vec<JoinHandle<()>>, Opened), Refused>
+where
+    S: Sink + 'static,
+    S::Tensor: 'static,
+{
+    let (opened, openings) = bounded(lanes.len());
+    let feeds: Vec<_> = lanes.iter().map(|lane| Arc::clone(&lane.feed)).collect();
+    // The other lanes wait until they are needed, and may never begin: where threads are scarce,
+    // they must not take those of the lanes that do begin.
+    let numbered = lanes.into_iter().enumerate();
+    let (now, later): (Vec<_>, Vec<_>) = numbered.partition(|(_, lane)| lane.begins_now);
+    let (mut threads, mut missing) = (Vec::new(), now.len());
+    let mut failure = None;
+    for (index, lane) in now {
+        let opened = Some(opened.clone());
+        match spawn(index, lane, Arc::clone(sink), events(), opened) {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                failure = Some(error);
+                break;
+            }
+        }
+    }
+    drop(opened);
+    let begun = threads.len();
+    missing -= begun;
+    let later = if failure.is_none() {
+        later
+    } else {
+        missing += later.len();
+        Vec::new()
+    };
+    for (index, lane) in later {
+        match spawn(index, lane, Arc::clone(sink), events(), None) {
+            Ok(thread) => threads.push(thread),
+            // No thread waits for this lane.
+            Err(_) => (events().ended)(Ok(())),
+        }
+    }
+    let first = openings_of(&openings, begun, &mut failure);
+    match (failure, first) {
+        (None, Some(first)) => Ok((threads, first)),
+        (failure, _) => {
+            for feed in &feeds {
+                feed.stop();
+            }
+            let none = || Error::new(ErrorKind::Io, "no lane could be started");
+            Err(Refused {
+                error: failure.unwrap_or_else(none),
+                threads,
+                missing,
+            })
+        }
+    }
+}
+
+fn openings_of(
+    openings: &Receiver<Result<Opened>>,
+    lanes: usize,
+    failure: &mut Option<Error>,
+) -> Option<Opened> {
+    let mut by_group = BTreeMap::<usize, Opened>::new();
+    for opening in openings.iter().take(lanes) {
+        match opening {
+            Ok(opened) => match by_group.get(&opened.group) {
+                // One lane's fallback is more informative than the success of the others.
+                Some(_) if opened.refusal.is_none() => {}
+                _ => drop(by_group.insert(opened.group, opened)),
+            },
+            Err(error) => *failure = failure.take().or(Some(error)),
+        }
+    }
+    by_group.into_values().reduce(Opened::and)
+}
+
+impl Opened {
+    /// Merges the engines of two groups.
+    fn and(self, other: Self) -> Self {
+        let mut report = self.report;
+        let is_new = |all: &str, one: &str, between: &str| !all.split(between).any(|it| it == one);
+        if is_new(&report.name, &other.report.name, " + ") {
+            report.name = format!("{} + {}", report.name, other.report.name);
+        }
+        if is_new(&report.reason, &other.report.reason, "; ") {
+            report.reason = format!("{}; {}", report.reason, other.report.reason);
+        }
+        for feature in other.report.features {
+            if !report.features.contains(&feature) {
+                report.features.push(feature);
+            }
+        }
+        Self {
+            group: self.group,
+            report,
+            refusal: self.refusal.or(other.refusal),
+        }
+    }
+}
+
+fn spawn<S>(
+    index: usize,
+    setup: LaneSetup,
+    sink: Arc<OpenSink<S>>,
+    events: LaneEvents<S::Tensor>,
+    opened: Option<Sender<Result<Opened>>>,
+) -> Result<JoinHandle<()>>
+where
+    S: Sink + 'static,
+    S::Tensor: 'static,
+{
+    std::thread::Builder::new()
+        .name(format!("tload-lane-{index}"))
+        .spawn(move || {
+            let LaneEvents {
+                deliver,
+                failing,
+                ended,
+            } = events;
+            let result = caught(|| run(&setup, &*sink, (&*deliver, &*failing), opened));
+            let told = caught(|| {
+                if let Err(error) = &result {
+                    setup.feed.stop();
+                    // If the lane had nothing in flight, or panicked, the stream does not know of
+                    // the failure yet, and other lanes would wait in vain.
+                    failing(error);
+                }
+                Ok(())
+            });
+            // Memory first, then the notification, which must be sent whatever happened before.
+            let freed = caught(|| {
+                drop((sink, deliver, failing, setup));
+                Ok(())
+            });
+            ended(result.and(told).and(freed));
+        })
+        .map_err(|error| {
+            Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+                .with_hint("raise the limit of processes (ulimit -u)")
+                .with_source(error)
+        })
+}
+
+fn run<S: Sink>(
+    setup: &LaneSetup,
+    sink: &OpenSink<S>,
+    (deliver, failing): Listeners<'_, S::Tensor>,
+    opened: Option<Sender<Result<Opened>>>,
+) -> Result<()> {
+    if opened.is_none() && !setup.feed.wait_to_begin(setup.group, setup.index) {
+        return Ok(());
+    }
+    let both = setup.engine.open(setup.group).and_then(|(engine, report)| {
+        let sink = sink()?;
+        Ok((engine, report, sink))
+    });
+    // The sink is dropped first: it may hold memory that the engine has registered.
+    let (mut engine, report, mut sink) = match (both, &opened) {
+        (Ok(both), _) => both,
+        (Err(error), Some(opened)) => {
+            // The thread that started the lanes returns it.
+            return opened
+                .send(Err(error))
+                .map_err(|unsent| unsent.0.err().unwrap_or_else(unheard));
+        }
+        (Err(error), None) => {
+            // The load can proceed without this lane.
+            tracing::debug!(%error, "a further lane could not begin");
+            setup.feed.lane_failed(setup.group);
+            return Ok(());
+        }
+    };
+    if let Some(opened) = opened {
+        // The thread that started the lanes may have given up because another lane was refused.
+        let _ = opened.send(Ok(report));
+    }
+    let work = LaneWork {
+        index: setup.index,
+        deliver,
+        failing,
+        counters: &setup.counters,
+    };
+    pipeline::run(&setup.feed, setup.group, &mut engine, &mut sink, &work)
+}
+
+impl LaneEngine {
+    /// Opens the engine on the calling thread, which must be the one that uses it.
+    fn open(&self, group: usize) -> Result<(Box<dyn Engine>, Opened)> {
+        let (opened, requested, reason) = match self {
+            Self::Files {
+                setup,
+                kind,
+                choice,
+                reason,
+            } => (
+                engine::open(*kind, *choice, setup)?,
+                choice.name(),
+                reason.clone(),
+            ),
+            #[cfg(feature = "object")]
+            Self::Objects { setup, choice } => (
+                engine::open_objects(setup),
+                choice.name(),
+                "for object stores".to_owned(),
+            ),
+        };
+        let reason = match &opened.refusal {
+            Some(refusal) => format!("a ring could not be set up: {}", refusal.reason),
+            None => reason,
+        };
+        let report = EngineReport {
+            name: opened.name.to_owned(),
+            requested: requested.to_owned(),
+            reason,
+            features: opened.features,
+        };
+        let refusal = opened.refusal;
+        Ok((
+            opened.engine,
+            Opened {
+                group,
+                report,
+                refusal,
+            },
+        ))
+    }
+}
+
+/// Error of a lane that could not report why it cannot begin.
+fn unheard() -> Error {
+    Error::new(ErrorKind::Io, "a lane could not begin")
+}
+
+/// Runs `work` and turns a panic into an error, because a load must end whatever happens.
+pub(crate) fn caught<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(bug(&*panic)))
+}
+
+/// Error for a panic, which is a bug of this crate.
+fn bug(panic: &(dyn Any + Send)) -> Error {
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message");
+    Error::new(ErrorKind::Io, format!("a lane panicked: {text}"))
+        .with_hint("this is a bug in tload; please report it")
+}

@@ -1,0 +1,451 @@
+//! Loading into existing tensors: matches tensors with receivers, and reports every mismatch before
+//! a byte is written. Pure.
+
+mod footprint;
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Dtype;
+use crate::memory::Target;
+use crate::options::Device;
+use crate::plan::Selection;
+use crate::tensor::TensorInfo;
+
+use footprint::Footprint;
+pub use footprint::ReceiverLayout;
+
+/// Maximum number of pairs of receivers sharing memory that an error names.
+const PAIRS_SHOWN: usize = 20;
+
+/// An existing tensor of the caller's, to be filled with the tensor of the same name.
+#[derive(Clone, Debug)]
+pub struct Receiver {
+    /// The tensor's name.
+    pub name: String,
+    /// Its element type; none if safetensors files have no such type.
+    pub dtype: Option<Dtype>,
+    /// Elements along each dimension.
+    pub shape: Vec<usize>,
+    /// The device that it lives on.
+    pub device: Device,
+    /// Its memory, if bytes can be written there directly: it is contiguous and of the tensor's
+    /// dtype. Without it, the caller copies.
+    pub memory: Option<Target>,
+    /// Positions of its elements, by which receivers are compared: no two tensors are written to
+    /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
+    pub layout: Option<ReceiverLayout>,
+}
+
+/// Differences allowed between a checkpoint and its receivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReceiverRules {
+    /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
+    pub strict: bool,
+    /// A receiver may have another dtype than its tensor; it then gets no bytes directly, and the
+    /// caller converts. Default: false.
+    pub cast: bool,
+}
+
+impl Default for ReceiverRules {
+    fn default() -> Self {
+        Self {
+            strict: true,
+            cast: false,
+        }
+    }
+}
+
+/// Result of matching: selection, devices and targets of the load.
+#[derive(Debug)]
+pub(crate) struct Matched {
+    pub(crate) selection: Selection,
+    pub(crate) devices: Vec<(Selection, Device)>,
+    pub(crate) targets: HashMap<String, Target>,
+}
+
+/// Matches every tensor with its receiver.
+///
+/// Receivers that are the same tensor (address, shape, strides and element type), such as tied
+/// weights, are filled once, from the first of them that the checkpoint has. Two that would be
+/// filled and share memory in any other way are mismatches.
+pub(crate) fn matched(
+    tensors: &[TensorInfo],
+    receivers: Vec<Receiver>,
+    rules: ReceiverRules,
+) -> Result<Matched> {
+    let by_name: HashMap<&str, &TensorInfo> =
+        tensors.iter().map(|info| (info.name(), info)).collect();
+    let mut faults = Faults::default();
+    faults.doubles(&receivers);
+    let mut written: Vec<(Footprint, &Receiver)> = receivers
+        .iter()
+        .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
+        .filter_map(|receiver| Some((Footprint::of(receiver)?, receiver)))
+        .collect();
+    let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
+    written.sort_by(|(one, _), (other, _)| one.cmp(other));
+    faults.shared = sharing(&written);
+    let known: HashSet<&str> = receivers.iter().map(|r| r.name.as_str()).collect();
+    if rules.strict {
+        for receiver in &receivers {
+            let tied = || Footprint::of(receiver).is_some_and(|bytes| filled.contains(&bytes));
+            if !by_name.contains_key(receiver.name.as_str()) && !tied() {
+                faults.missing.push(receiver.name.clone());
+            }
+        }
+        let unexpected = tensors.iter().filter(|info| !known.contains(info.name()));
+        faults
+            .unexpected
+            .extend(unexpected.map(|info| info.name().to_owned()));
+    }
+
+    let mut names = Vec::new();
+    let mut devices: BTreeMap<String, (Device, Vec<String>)> = BTreeMap::new();
+    let mut targets = HashMap::new();
+    let mut taken = HashSet::new();
+    for receiver in receivers {
+        let Some(info) = by_name.get(receiver.name.as_str()) else {
+            continue;
+        };
+        faults.differences(info, &receiver, rules);
+        if let Some(bytes) = Footprint::of(&receiver)
+            && !taken.insert(bytes)
+        {
+            continue;
+        }
+        names.push(receiver.name.clone());
+        let on_device = devices
+            .entry(receiver.device.to_string())
+            .or_insert_with(|| (receiver.device, Vec::new()));
+        on_device.1.push(receiver.name.clone());
+        if let Some(memory) = receiver.memory
+            && receiver.dtype == Some(info.dtype())
+        {
+            targets.insert(receiver.name, memory);
+        }
+    }
+    faults.check()?;
+    Ok(Matched {
+        selection: Selection::names(names),
+        devices: devices
+            .into_values()
+            .map(|(device, names)| (Selection::names(names), device))
+            .collect(),
+        targets,
+    })
+}
+
+/// Mismatches between tensors and receivers.
+#[derive(Debug, Default)]
+struct Faults {
+    missing: Vec<String>,
+    unexpected: Vec<String>,
+    differing: Vec<String>,
+    shared: Vec<String>,
+}
+
+impl Faults {
+    fn doubles(&mut self, receivers: &[Receiver]) {
+        let mut seen = HashSet::new();
+        for receiver in receivers {
+            if !seen.insert(&receiver.name) {
+                self.differing
+                    .push(format!("{:?} is given twice", receiver.name));
+            }
+        }
+    }
+
+    fn differences(&mut self, info: &TensorInfo, receiver: &Receiver, rules: ReceiverRules) {
+        let name = info.name();
+        if info.shape() != receiver.shape {
+            self.differing.push(format!(
+                "{name:?} has shape {:?} in the checkpoint, {:?} here",
+                info.shape(),
+                receiver.shape
+            ));
+        } else if receiver.dtype != Some(info.dtype()) {
+            if !rules.cast {
+                let here = receiver.dtype.map_or("another dtype", Dtype::name);
+                self.differing.push(format!(
+                    "{name:?} is {} in the checkpoint, {here} here",
+                    info.dtype()
+                ));
+            }
+        } else if let Some(memory) = &receiver.memory
+            && memory.len() as u64 != info.byte_len()
+        {
+            self.differing.push(format!(
+                "{name:?} has {} bytes in the checkpoint, {} here",
+                info.byte_len(),
+                memory.len()
+            ));
+        }
+    }
+
+    fn check(self) -> Result<()> {
+        let list = |what: &str, names: &[String]| {
+            let names: Vec<String> = names.iter().map(|name| format!("{name:?}")).collect();
+            (!names.is_empty()).then(|| format!("{} {what}: {}", names.len(), names.join(", ")))
+        };
+        let all: Vec<String> = [
+            list("missing in the checkpoint", &self.missing),
+            list("unexpected in the checkpoint", &self.unexpected),
+        ]
+        .into_iter()
+        .flatten()
+        .chain(self.differing.iter().chain(&self.shared).cloned())
+        .collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        let hint = if !self.shared.is_empty() {
+            "omit one of the tensors that share memory, or give each its own memory"
+        } else if self.differing.is_empty() {
+            "turn strict off to load only the names that both have"
+        } else {
+            "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
+        };
+        let message = format!("the tensors do not fit: {}", all.join("; "));
+        Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
+    }
+}
+
+/// Describes pairs of receivers that share memory and would be filled with two different tensors.
+/// `written` is sorted by memory.
+fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
+    let pairs = written
+        .iter()
+        .enumerate()
+        .flat_map(|(index, (bytes, receiver))| {
+            let beside = written[index + 1..].iter();
+            beside
+                .take_while(|(other, _)| bytes.bounds(other))
+                .filter_map(|(other, its)| shared(bytes, receiver, other, its))
+        });
+    pairs.take(PAIRS_SHOWN).collect()
+}
+
+/// Returns how two receivers share memory; none if they share none or are the same tensor.
+fn shared(
+    bytes: &Footprint,
+    receiver: &Receiver,
+    other: &Footprint,
+    its: &Receiver,
+) -> Option<String> {
+    let layouts = (ReceiverLayout::of(receiver)?, ReceiverLayout::of(its)?);
+    let relation = if bytes != other {
+        match bytes.shares(other) {
+            Some(false) => return None,
+            Some(true) => "share some of their memory".to_owned(),
+            None => "may share memory: their strides are too irregular to tell".to_owned(),
+        }
+    } else if layouts.0.agrees_with(&layouts.1) && receiver.shape == its.shape {
+        return None;
+    } else if layouts.0.elements == layouts.1.elements {
+        "are the same memory in other shapes or strides".to_owned()
+    } else {
+        let (one, two) = (&layouts.0.elements, &layouts.1.elements);
+        format!("are the same memory, once as {one} and once as {two}")
+    };
+    Some(format!("{:?} and {:?} {relation}", receiver.name, its.name))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr::NonNull;
+
+    use super::*;
+    use crate::format::Entry;
+
+    const STRICT: ReceiverRules = ReceiverRules {
+        strict: true,
+        cast: false,
+    };
+
+    fn info(name: &str, dtype: Dtype, shape: &[usize]) -> TensorInfo {
+        let bytes = shape.iter().product::<usize>() * dtype.bits() / 8;
+        let entry = Entry {
+            name: name.to_owned(),
+            dtype,
+            shape: shape.to_vec(),
+            range: 100..100 + bytes as u64,
+        };
+        TensorInfo::new(entry, 0)
+    }
+
+    #[expect(unsafe_code, reason = "never written to")]
+    fn memory(address: usize, len: usize) -> Target {
+        let start = NonNull::new(std::ptr::without_provenance_mut(address)).expect("not null");
+        // SAFETY: the memory is never accessed.
+        unsafe { Target::host(start, len, None) }
+    }
+
+    fn receiver(name: &str, dtype: Dtype, shape: &[usize], memory: Option<Target>) -> Receiver {
+        Receiver {
+            name: name.to_owned(),
+            dtype: Some(dtype),
+            shape: shape.to_vec(),
+            device: Device::Cpu,
+            memory,
+            layout: None,
+        }
+    }
+
+    fn strided(
+        name: &str,
+        dtype: Dtype,
+        address: u64,
+        dims: &[(usize, isize)],
+        elements: &str,
+    ) -> Receiver {
+        let shape: Vec<usize> = dims.iter().map(|&(len, _)| len).collect();
+        Receiver {
+            layout: Some(ReceiverLayout {
+                address,
+                element_bytes: dtype.bits() / 8,
+                dims: dims.to_vec(),
+                elements: elements.to_owned(),
+            }),
+            ..receiver(name, dtype, &shape, None)
+        }
+    }
+
+    #[test]
+    fn mismatches_are_all_listed_in_one_error() {
+        let tensors = [
+            info("a", Dtype::F32, &[2, 3]),
+            info("b", Dtype::Bf16, &[4]),
+            info("c", Dtype::U8, &[1]),
+        ];
+        let receivers = vec![
+            receiver("a", Dtype::F32, &[3, 2], Some(memory(0x1000, 24))),
+            receiver("b", Dtype::F16, &[4], Some(memory(0x2000, 8))),
+            receiver("d", Dtype::U8, &[1], Some(memory(0x3000, 1))),
+            receiver("e", Dtype::U8, &[1], None),
+        ];
+        let error = matched(&tensors, receivers, STRICT).expect_err("nothing fits");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        assert_eq!(
+            error.message(),
+            "the tensors do not fit: 2 missing in the checkpoint: \"d\", \"e\"; 1 unexpected in the checkpoint: \"c\"; \"a\" has \
+             shape [2, 3] in the checkpoint, [3, 2] here; \"b\" is BF16 in the checkpoint, F16 here"
+        );
+    }
+
+    #[test]
+    fn lenient_match_loads_common_tensors_directly_if_dtype_matches() {
+        let tensors = [
+            info("a", Dtype::F32, &[2]),
+            info("b", Dtype::F32, &[2]),
+            info("c", Dtype::F32, &[2]),
+        ];
+        let receivers = vec![
+            receiver("a", Dtype::F32, &[2], Some(memory(0x1000, 8))),
+            receiver("b", Dtype::F16, &[2], Some(memory(0x2000, 4))),
+            receiver("x", Dtype::F16, &[2], None),
+        ];
+        let rules = ReceiverRules {
+            strict: false,
+            cast: true,
+        };
+        let matched = matched(&tensors, receivers, rules).expect("fits");
+        assert_eq!(matched.targets.keys().collect::<Vec<_>>(), ["a"]);
+        let selected = matched
+            .selection
+            .resolve(&["a", "b", "c"])
+            .expect("selects");
+        assert_eq!(selected, [0, 1]);
+        assert_eq!(matched.devices.len(), 1);
+    }
+
+    #[test]
+    fn tied_memory_is_filled_once_and_overlap_is_rejected() {
+        let tensors = [info("a", Dtype::U8, &[8]), info("b", Dtype::U8, &[8])];
+        let tied = |name: &str| receiver(name, Dtype::U8, &[8], Some(memory(0x1000, 8)));
+        let matched_both =
+            matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("tied");
+        assert_eq!(matched_both.targets.len(), 1);
+        let shifted = receiver("b", Dtype::U8, &[8], Some(memory(0x1004, 8)));
+        let error = matched(&tensors, vec![tied("a"), shifted.clone()], STRICT);
+        assert_eq!(
+            error.expect_err("overlap").message(),
+            "the tensors do not fit: \"a\" and \"b\" share some of their memory"
+        );
+        let error = matched(&tensors, vec![tied("a"), tied("a"), tied("b")], STRICT);
+        assert!(error.expect_err("twice").message().contains("given twice"));
+        // A view that receives no tensor is allowed.
+        let only = [info("a", Dtype::U8, &[8])];
+        let lenient = ReceiverRules {
+            strict: false,
+            cast: false,
+        };
+        assert!(matched(&only, vec![tied("a"), shifted], lenient).is_ok());
+    }
+
+    #[test]
+    fn aliasing_views_are_rejected_unless_same_tensor() {
+        let tensors = [
+            info("a", Dtype::F32, &[4, 4]),
+            info("b", Dtype::F32, &[4, 4]),
+        ];
+        let rows: [(usize, isize); 2] = [(4, 16), (4, 4)];
+        let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
+        let sharing = |a: Receiver, b: Receiver| {
+            let error = matched(&tensors, vec![a, b], STRICT).err()?;
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|hint| hint.contains("share memory"))
+            );
+            let relation = error.message().split_once("\"a\" and \"b\" ");
+            Some(relation.expect("names both").1.to_owned())
+        };
+        let f32 = |name, address, dims| strided(name, Dtype::F32, address, dims, "F32");
+        let same = "are the same memory in other shapes or strides";
+        let overlapping = "share some of their memory";
+        for (a, b, expected) in [
+            (f32("a", 0x1000, &columns), f32("b", 0x1000, &columns), None),
+            (
+                f32("a", 0x1000, &rows),
+                f32("b", 0x1000, &columns),
+                Some(same),
+            ),
+            (
+                f32("a", 0x1000, &[(4, 32), (4, 8)]),
+                f32("b", 0x1004, &[(4, 32), (4, 8)]),
+                None,
+            ),
+            (
+                f32("a", 0x1000, &[(4, 32), (4, 8)]),
+                f32("b", 0x1008, &[(4, 32), (4, 8)]),
+                Some(overlapping),
+            ),
+            (
+                f32("a", 0x1000, &columns),
+                receiver("b", Dtype::F32, &[4, 4], Some(memory(0x1030, 64))),
+                Some(overlapping),
+            ),
+            (
+                f32("a", 0x1000, &rows),
+                strided("b", Dtype::F32, 0x1000, &rows, "I32"),
+                Some("are the same memory, once as F32 and once as I32"),
+            ),
+        ] {
+            assert_eq!(sharing(a, b).as_deref(), expected);
+        }
+    }
+
+    #[test]
+    fn noncontiguous_tied_receiver_is_filled_once_and_not_missing() {
+        let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
+        let tied = |name: &str| strided(name, Dtype::F32, 0x1000, &columns, "F32");
+        let tensors = [
+            info("b", Dtype::F32, &[4, 4]),
+            info("c", Dtype::F32, &[4, 4]),
+        ];
+        let found = matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("fit");
+        let selected = found.selection.resolve(&["b", "c"]).expect("selects");
+        assert_eq!((selected, found.targets.len()), (vec![0], 0));
+    }
+}

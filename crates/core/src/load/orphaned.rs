@@ -1,0 +1,38 @@
+//! Accounting of orphaned memory: that of reads which storage has not completed and which cannot be
+//! cancelled.
+//!
+//! When a load ends, its lanes cancel what they can. A read on a dead mount stays with the kernel,
+//! and so does its memory, which must be neither freed nor reused until the kernel lets go. The
+//! lane's thread keeps both, with its engine, which only that thread may use, until it has seen the
+//! completions; then it frees everything and ends. No thread waits for it. This module counts the
+//! memory that such lanes hold.
+
+use std::sync::{Arc, Weak};
+
+use super::pipeline::Feed;
+use crate::engine;
+use crate::sync::per_process::PerProcess;
+
+/// Loads that have ended with reads in flight.
+static LEFT: PerProcess<Vec<Weak<Feed>>> = PerProcess::new();
+
+/// Registers a load that has ended while its lanes still have reads in flight.
+pub(crate) fn leave(feed: &Arc<Feed>) {
+    let mut left = LEFT.lock();
+    // Drop the entries of loads that have no reads in flight by now.
+    left.retain(|feed| feed.upgrade().is_some_and(|feed| feed.waiting().reads > 0));
+    left.push(Arc::downgrade(feed));
+}
+
+/// Returns the bytes of memory that ended loads of this process have left to the kernel, because
+/// storage has not completed all their reads. They are freed when it does; until then they belong
+/// to no load's budget. Memory of a ring that failed with reads in flight is counted too, and never
+/// freed.
+pub fn parked_bytes() -> u64 {
+    let left: Vec<_> = {
+        let left = LEFT.lock();
+        left.iter().filter_map(Weak::upgrade).collect()
+    };
+    // Without the lock: the last owner of a load's memory frees it.
+    left.iter().map(|feed| feed.waiting().bytes).sum::<u64>() + engine::given_up_bytes()
+}

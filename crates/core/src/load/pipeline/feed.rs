@@ -1,0 +1,391 @@
+//! State shared by all lanes of a load: what to read next, and the memory for it.
+
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::in_flight::{Reads, Waiting};
+use crate::engine::Job;
+use crate::error::Result;
+use crate::memory::{FileView, Pool, RegionWriter, Slab};
+use crate::plan::Plan;
+use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
+use crate::sink::DeviceRegions;
+use crate::sync::cancel::Over;
+use crate::sync::event_count::Bell;
+use crate::verify::Check;
+
+/// Origin of leases.
+#[derive(Debug)]
+pub enum Memory {
+    /// Final memory of tensors.
+    Regions(Pool),
+    /// Slots of the feed's slab; the sink knows the final place of the bytes.
+    Slots,
+    /// Slots of the feed's slab, for device memory that regions get when they begin.
+    Device(Arc<DeviceRegions>),
+    /// Final memory that exists already: the files themselves.
+    Views {
+        /// By source.
+        views: Vec<Arc<FileView>>,
+        /// For tensors that no view can align.
+        pool: Pool,
+    },
+    /// One region for everything, filled in the order of the reads.
+    Whole(Mutex<RegionWriter>),
+}
+
+/// Schedule and memory of a load, shared by all its lanes.
+#[derive(Debug)]
+pub struct Feed {
+    pub(in crate::load) plan: Arc<Plan>,
+    /// By destination.
+    memories: Vec<Memory>,
+    state: Mutex<FeedState>,
+    pub(in crate::load) bell: Arc<Bell>,
+    /// Rings when a lane that has not begun should begin, or never will.
+    waiting: Bell,
+    over: Arc<Over>,
+    /// Verification between engine and sink.
+    pub(in crate::load) check: Option<Arc<Check>>,
+    started: Instant,
+    /// By source: its name in messages.
+    names: OnceLock<Vec<String>>,
+}
+
+#[derive(Debug)]
+struct FeedState {
+    schedule: Schedule,
+    /// By region: the unread rest of each open region.
+    writers: Vec<Option<RegionWriter>>,
+    /// Staging memory, until the load ends.
+    slab: Option<Arc<Slab>>,
+    /// By group; groups beyond the end of the list keep the lanes that they began with.
+    lanes: Vec<LaneCount>,
+    /// Reads in flight and their start times.
+    reads: Reads,
+}
+
+/// Result of a lane's request for work.
+#[derive(Debug)]
+pub(in crate::load) enum Take {
+    Job(Job),
+    /// Nothing at the moment; ask again when the bell has rung.
+    Wait,
+    /// Nothing left to read.
+    Done,
+}
+
+impl FeedState {
+    /// Returns whether slots are used and none is free.
+    fn lacks_slots(&self) -> bool {
+        let slab = self.slab.as_ref();
+        slab.is_some_and(|slab| !slab.has_free_slot())
+    }
+
+    /// Returns the bytes that each lane may have in flight. A lane that copies does so before it
+    /// reaps again: no other lane could take over what it holds beyond its share.
+    fn share(&self, group: usize, lanes: &LaneCount) -> u64 {
+        if self.schedule.is_exhausted(group) {
+            return u64::MAX;
+        }
+        self.schedule.limit(group).bytes / lanes.wanted() as u64
+    }
+}
+
+impl Feed {
+    /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
+    /// destination. `slab` is needed if any of them uses its slots; `bell` is the bell that they
+    /// ring.
+    pub fn new(
+        plan: Arc<Plan>,
+        schedule: Schedule,
+        memories: Vec<Memory>,
+        slab: Option<Arc<Slab>>,
+        bell: Arc<Bell>,
+    ) -> Self {
+        let writers = plan.regions.iter().map(|_| None).collect();
+        let reads = Reads::new(schedule.groups());
+        Self {
+            plan,
+            memories,
+            state: Mutex::new(FeedState {
+                schedule,
+                writers,
+                slab,
+                lanes: Vec::new(),
+                reads,
+            }),
+            bell,
+            waiting: Bell::default(),
+            over: Arc::default(),
+            check: None,
+            started: Instant::now(),
+            names: OnceLock::new(),
+        }
+    }
+
+    /// Adds verification of everything that is read, on the way to the sink.
+    #[must_use]
+    pub(crate) fn checked(mut self, check: Option<Arc<Check>>) -> Self {
+        self.check = check;
+        self
+    }
+
+    /// Sets how many lanes each group begins with and may get.
+    pub(crate) fn set_lanes(&self, lanes: Vec<LaneCount>) {
+        self.lock().lanes = lanes;
+    }
+
+    /// Sets the name of each source, and the groups whose reads are watched for stalls: those whose
+    /// engine does not watch them itself.
+    pub(crate) fn watch(&self, names: Vec<String>, watched: Vec<bool>) {
+        let _ = self.names.set(names);
+        self.lock().reads.watch(watched);
+    }
+
+    /// Returns the reads in flight and how long they have waited.
+    pub fn waiting(&self) -> Waiting {
+        let now = self.started.elapsed();
+        let name = |source: usize| self.names.get()?.get(source).map(String::as_str);
+        self.lock().reads.waiting(&self.plan, name, now)
+    }
+
+    /// Returns the number of reads that took much longer than usual, including those still in
+    /// flight.
+    pub(crate) fn stalled(&self) -> u64 {
+        let now = self.started.elapsed();
+        let state = self.lock();
+        state.reads.stalled(now)
+    }
+
+    /// Returns the number of lanes that read.
+    pub(crate) fn lanes(&self) -> usize {
+        self.lock().lanes.iter().map(LaneCount::wanted).sum()
+    }
+
+    /// Waits until a lane should begin. Returns false if it never will.
+    pub(crate) fn wait_to_begin(&self, group: usize, lane: usize) -> bool {
+        loop {
+            let rung = self.waiting.count();
+            {
+                let state = self.lock();
+                let Some(lanes) = state.lanes.get(group) else {
+                    return true;
+                };
+                if lanes.wants(lane) {
+                    return true;
+                }
+                if !lanes.may_want(lane) || state.schedule.is_exhausted(group) {
+                    return false;
+                }
+            }
+            self.waiting.wait_past(rung);
+        }
+    }
+
+    /// Records that a lane could not begin.
+    pub(crate) fn lane_failed(&self, group: usize) {
+        if let Some(lanes) = self.lock().lanes.get_mut(group) {
+            lanes.failed();
+        }
+        self.waiting.ring();
+        self.bell.ring();
+    }
+
+    /// Returns the depth of each group, with the reason why it is not greater.
+    pub(crate) fn depths(&self) -> Vec<DepthReport> {
+        let state = self.lock();
+        (0..state.schedule.groups())
+            .map(|group| state.schedule.explain(group))
+            .collect()
+    }
+
+    /// Returns the bytes that may be in flight now.
+    pub(in crate::load) fn limit_bytes(&self, group: usize) -> u64 {
+        self.lock().schedule.limit(group).bytes
+    }
+
+    /// Records that a lane's thread was busy for `busy` of the last `watched`, and that all lanes
+    /// have read `bytes` so far.
+    pub(in crate::load) fn observe(
+        &self,
+        group: usize,
+        busy: Duration,
+        watched: Duration,
+        bytes: u64,
+    ) {
+        let now = self.started.elapsed();
+        let changed = self
+            .lock()
+            .lanes
+            .get_mut(group)
+            .is_some_and(|lanes| lanes.observe(now, busy, watched, bytes));
+        if changed {
+            self.waiting.ring();
+        }
+    }
+
+    /// Cancellation flag, raised when no more reads are to start: for engines that can cancel reads
+    /// in flight.
+    pub fn over(&self) -> &Arc<Over> {
+        &self.over
+    }
+
+    /// Returns the memory that leases come from, by destination.
+    pub fn memories(&self) -> &[Memory] {
+        &self.memories
+    }
+
+    /// Wakes lanes that wait for memory.
+    pub fn ring(&self) {
+        self.bell.ring();
+    }
+
+    /// Starts no more reads. Reads in flight complete by themselves.
+    pub fn stop(&self) {
+        self.lock().schedule.stop();
+        self.bell.ring();
+        self.waiting.ring();
+        self.over.raise();
+        if let Some(check) = &self.check {
+            check.close();
+        }
+    }
+
+    /// Ends the load: starts no more reads and frees the memory kept for later ones. Windows in
+    /// flight and tensors keep their memory.
+    pub fn close(&self) {
+        self.stop();
+        let left = {
+            let mut state = self.lock();
+            (std::mem::take(&mut state.writers), state.slab.take())
+        };
+        // Without the lock: unmapping can take a while.
+        drop(left);
+        for memory in &self.memories {
+            match memory {
+                Memory::Regions(pool) | Memory::Views { pool, .. } => pool.close(),
+                Memory::Device(regions) => regions.close(),
+                Memory::Slots | Memory::Whole(_) => {}
+            }
+        }
+    }
+
+    /// Returns what is in flight now, over all lanes.
+    pub fn in_flight(&self) -> InFlight {
+        self.lock().schedule.in_flight()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {
+        // A panic of another lane ends the load; the schedule itself is never left inconsistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates memory for a region. Returns whether there was any.
+    fn begin(&self, region: usize, writer: &mut Option<RegionWriter>) -> Result<bool> {
+        let planned = &self.plan.regions[region];
+        match &self.memories[planned.destination] {
+            Memory::Regions(pool) => {
+                *writer = pool.try_region(planned.bytes, planned.tensors)?;
+                Ok(writer.is_some())
+            }
+            Memory::Views { views, pool } => {
+                let first = &self.plan.extents[planned.extents.start];
+                let tensor = self.plan.pieces[first.pieces.start].tensor;
+                if self.plan.targets[tensor].realign {
+                    *writer = pool.try_region(planned.bytes, planned.tensors)?;
+                    return Ok(writer.is_some());
+                }
+                let offset = usize::try_from(first.offset).expect("mapped, so it fits");
+                let (view, len) = (&views[planned.source], planned.bytes);
+                *writer = Some(RegionWriter::over(view, offset, len, planned.tensors));
+                Ok(true)
+            }
+            Memory::Device(regions) => regions.try_begin(region),
+            // Windows are taken extent by extent.
+            Memory::Slots | Memory::Whole(_) => Ok(true),
+        }
+    }
+
+    /// Returns the next job of a lane that has `held` bytes in flight.
+    pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<Take> {
+        let plan = &*self.plan;
+        let mut state = self.lock();
+        if let Some(lanes) = state.lanes.get(group) {
+            if !lanes.wants(lane) {
+                return Ok(Take::Done);
+            }
+            if lanes.wanted() > 1 && held > state.share(group, lanes) {
+                return Ok(Take::Wait);
+            }
+        }
+        // The next job might need a slot. Only the owner of this lock takes slots, so a free one is
+        // still free below.
+        if state.lacks_slots() {
+            if state.schedule.is_stopped() {
+                return Ok(Take::Done);
+            }
+            state.schedule.starved(group);
+            return Ok(Take::Wait);
+        }
+        let FeedState {
+            schedule,
+            writers,
+            slab,
+            ..
+        } = &mut *state;
+        let (turn, now) = (schedule.turn(), self.started.elapsed());
+        let next = schedule.next(group, now, plan, |region| {
+            self.begin(region, &mut writers[region])
+        })?;
+        if schedule.turn() != turn {
+            self.bell.ring();
+        }
+        let extent_index = match next {
+            Next::Extent(index) => index,
+            Next::Deep | Next::Starved => return Ok(Take::Wait),
+            Next::Done => {
+                self.waiting.ring();
+                return Ok(Take::Done);
+            }
+        };
+        let extent = &plan.extents[extent_index];
+        let lease = match &self.memories[plan.regions[extent.region].destination] {
+            Memory::Regions(_) | Memory::Views { .. } => {
+                let writer = writers[extent.region]
+                    .as_mut()
+                    .expect("admitted before its extents");
+                let lease = writer.carve(extent.window);
+                if extent_index + 1 == plan.regions[extent.region].extents.end {
+                    writers[extent.region] = None;
+                }
+                lease
+            }
+            Memory::Slots | Memory::Device(_) => slab
+                .as_ref()
+                .and_then(|slab| slab.try_lease(extent.window))
+                .expect("a slot was free, and only this lock's owner takes any"),
+            Memory::Whole(writer) => writer
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .carve(extent.window),
+        };
+        state.reads.began(extent_index, group, now);
+        Ok(Take::Job(Job {
+            extent: extent_index,
+            source: state.schedule.member(extent.source).index,
+            offset: extent.offset,
+            needed: extent.needed,
+            lease,
+        }))
+    }
+
+    pub(in crate::load) fn ended(&self, extent: usize) {
+        let now = self.started.elapsed();
+        let mut state = self.lock();
+        state.schedule.ended(&self.plan.extents[extent], now);
+        state.reads.ended(extent, now);
+        drop(state);
+        self.bell.ring();
+    }
+}

@@ -1,0 +1,508 @@
+//! State of a load before its first read: opened sources, plan, limits and lanes.
+
+use std::sync::Arc;
+
+use rustix::param::page_size;
+
+use super::destinations::Destinations;
+use super::groups::{Group, Sources};
+use super::lane::{LaneEngine, LaneSetup};
+use super::pipeline::Feed;
+use crate::checkpoint::Checkpoint;
+use crate::engine::{self, EngineKind, EngineSetup};
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::{FileView, Slab};
+use crate::options::Cache;
+use crate::options::{EngineChoice, Options, format_bytes};
+use crate::plan::{self, Layout, Plan, Wanted};
+use crate::report::Counters;
+use crate::schedule::{Depth, Groups, InFlight, LaneCount};
+use crate::storage::{ReadFile, ReadHints};
+#[cfg(feature = "object")]
+use crate::sync::retry::Retries;
+use crate::tensor::TensorInfo;
+
+/// Maximum number of reads of one load: the plan takes about 100 bytes for each, and 16 TiB in
+/// default extents need this many (2026-11).
+const EXTENTS_MAX: u64 = 1 << 22;
+
+/// Maximum number of jobs that an object engine takes at a time. Neighbours share a request, so
+/// there are more jobs than requests.
+#[cfg(feature = "object")]
+const OBJECT_JOBS_MAX: usize = 4096;
+
+/// Maximum number of lanes chosen automatically: beyond it, memory is the limit (an estimate of
+/// 2026-11: not measured on machines with more than 2 cores).
+const LANES_MAX: usize = 8;
+
+/// Staging memory has room for this multiple of the bytes in flight at the start.
+const STAGED_STARTS: u64 = 4;
+
+/// Minimum number of slots for raw reads of files: reads of small tensors are short and many.
+const RAW_SLOTS: usize = 64;
+
+/// Maximum number of reads of files in flight, whatever their length: the number of entries of a
+/// ring.
+const READS_MAX: usize = 512;
+
+/// Lower bound of the depth, in bytes: less would mean one read after another.
+const FLOOR_BYTES: u64 = 4 << 20;
+
+/// Everything known about a load before its first read.
+pub(crate) struct Prepared {
+    pub(crate) sources: Arc<Sources>,
+    pub(crate) tensors: Arc<[TensorInfo]>,
+    pub(crate) plan: Arc<Plan>,
+    pub(crate) destinations: Destinations,
+    /// By source: the files as memory, if tensors are to be views of them.
+    pub(crate) views: Option<Vec<Arc<FileView>>>,
+    /// By group.
+    limits: Vec<Limits>,
+}
+
+/// In-flight limits of a group of sources.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    depth: Depth,
+    /// Number of concurrent reads or requests of the largest size.
+    reads: usize,
+    /// Length of the longest request, in bytes.
+    #[cfg(feature = "object")]
+    request_bytes: u64,
+}
+
+impl Prepared {
+    /// Opens the sources of `tensors` and plans their reads.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] for a plan with too many reads; [`ErrorKind::Unsupported`] for
+    /// views outside host memory; any error of opening a file for direct I/O.
+    pub(crate) fn new(
+        checkpoint: &Checkpoint,
+        tensors: Vec<TensorInfo>,
+        destinations: Destinations,
+        options: &Options,
+    ) -> Result<Self> {
+        let tensors: Arc<[TensorInfo]> = tensors.into();
+        if options.cache == Cache::Map && destinations.staged() {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
+            )
+            .with_location(checkpoint.location())
+            .with_hint("use cache=auto"));
+        }
+        if options.cache == Cache::Map && options.engine != EngineChoice::Auto {
+            let engine = options.engine;
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("engine={engine} has no effect: cache=map reads nothing"),
+            )
+            .with_hint("omit one of the two options"));
+        }
+        if options.cache == Cache::Map
+            && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
+        {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                "cache=map shows files as they are, but this slice has gaps in the file",
+            )
+            .with_location(checkpoint.location())
+            .with_tensor(tensor.name())
+            .with_hint(
+                "load the whole tensor and slice it in memory without a copy, or use cache=auto",
+            ));
+        }
+        // Only shards with selected tensors; `source_of` numbers them.
+        let mut source_of = vec![None; checkpoint.shards().len()];
+        let mut shards = Vec::new();
+        for tensor in tensors.iter().filter(|tensor| tensor.byte_len() > 0) {
+            let source = *source_of[tensor.shard()].get_or_insert_with(|| {
+                let source = checkpoint.shards()[tensor.shard()].source();
+                shards.push((source.clone(), Vec::new()));
+                shards.len() - 1
+            });
+            shards[source].1.push(tensor.file_range());
+        }
+        let count = shards.len();
+        let sources = Sources::open(shards, options)?;
+        let wanted: Vec<Wanted> = tensors
+            .iter()
+            .enumerate()
+            .map(|(index, tensor)| Wanted {
+                source: source_of[tensor.shard()].unwrap_or(0),
+                range: tensor.file_range(),
+                strides: tensor.strides().cloned(),
+                alignment: tensor.dtype().alignment(),
+                destination: destinations.of(index),
+            })
+            .collect();
+        let layouts: Vec<Layout> = (0..count)
+            .map(|source| layout(&sources.hints(source), options, destinations.staged()))
+            .collect();
+        refuse_too_many_reads(&wanted, &layouts)?;
+        let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
+        let limits = (0..sources.groups().len())
+            .map(|group| Limits::of(group, &sources, &plan, options))
+            .collect();
+        Ok(Self {
+            views: sources.views().filter(|views| !views.is_empty()),
+            sources: Arc::new(sources),
+            tensors,
+            plan,
+            destinations,
+            limits,
+        })
+    }
+
+    /// Returns whether any tensor is at an offset that no view can align.
+    pub(crate) fn realigns(&self) -> bool {
+        self.plan.targets.iter().any(|target| target.realign)
+    }
+
+    /// Returns the groups of sources that share limits.
+    pub(crate) fn groups(&self) -> Groups {
+        let depths = self.limits.iter().map(|limits| limits.depth).collect();
+        Groups::new(depths, self.sources.members().to_vec())
+    }
+
+    /// Returns the initial number of reads of the largest size in flight.
+    pub(crate) fn reads_in_flight(&self) -> usize {
+        self.limits.iter().map(|limits| limits.reads).sum()
+    }
+
+    /// Returns the initial bytes in flight.
+    pub(crate) fn start_bytes(&self) -> u64 {
+        let limits = self.limits.iter();
+        limits.map(|limits| limits.depth.start().bytes).sum()
+    }
+
+    /// Returns the bytes in flight that a budget should have room for. For disks this is the
+    /// initial value, since more rarely helps; for stores and network file systems it is the
+    /// maximum.
+    pub(crate) fn in_flight_bytes(&self) -> u64 {
+        let room = |(group, limits): (&Group, &Limits)| match group {
+            Group::Files(files) if !files.iter().any(ReadFile::is_far) => {
+                limits.depth.start().bytes
+            }
+            Group::Files(_) => limits.depth.bytes(),
+            #[cfg(feature = "object")]
+            Group::Objects(_) => limits.depth.bytes(),
+        };
+        self.sources
+            .groups()
+            .iter()
+            .zip(&self.limits)
+            .map(room)
+            .sum()
+    }
+
+    /// Returns the bytes in flight that staging memory should have room for: more than the initial
+    /// value, but less than the maximum, because pinning memory takes time.
+    pub(crate) fn staged_bytes(&self) -> u64 {
+        let limits = self.limits.iter().map(|limits| limits.depth);
+        let room = limits.map(|depth| depth.bytes().min(depth.start().bytes * STAGED_STARTS));
+        room.sum()
+    }
+
+    /// Returns the number of slots for raw reads of the longest window, up to `most` where an
+    /// engine can use that many.
+    pub(crate) fn raw_slots(&self, most: usize) -> usize {
+        let window = self.plan.window_bytes_max().max(1);
+        let slots = |limits: &Limits| {
+            if limits.depth.is_fixed() {
+                limits.depth.jobs().min(limits.reads.max(most))
+            } else {
+                limits.depth.reads_of(window).max(RAW_SLOTS)
+            }
+        };
+        let all: usize = self.limits.iter().map(slots).sum();
+        all.min(self.plan.extents.len()).max(1)
+    }
+
+    /// Returns the bytes that the extents of a group need.
+    #[cfg(feature = "object")]
+    fn bytes_of(&self, group: usize) -> u64 {
+        let members = self.sources.members();
+        let extents = self.plan.extents.iter();
+        extents
+            .filter(|extent| members[extent.source].group == group)
+            .map(|extent| extent.needed as u64)
+            .sum()
+    }
+
+    /// Returns the length of the longest read or request, in bytes.
+    pub(crate) fn read_bytes_max(&self) -> u64 {
+        let windows = self.plan.window_bytes_max() as u64;
+        #[cfg(feature = "object")]
+        let windows = self
+            .limits
+            .iter()
+            .map(|limits| limits.request_bytes)
+            .fold(windows, u64::max);
+        windows
+    }
+
+    /// Creates the lanes of a load, including those that may be needed later: the requested number
+    /// for the files of a file system, and one for the objects of a store, whose requests have
+    /// their own threads. There are none if there is nothing to read.
+    pub(crate) fn lanes(
+        &self,
+        options: &Options,
+        feed: &Arc<Feed>,
+        counters: &Arc<Counters>,
+        slab: Option<&Arc<Slab>>,
+    ) -> Vec<LaneSetup> {
+        let (mut lanes, mut counts) = (Vec::new(), Vec::new());
+        for (group, (sources, limits)) in self.sources.groups().iter().zip(&self.limits).enumerate()
+        {
+            let extents = self.plan.extents.len();
+            let depth = limits.depth.jobs().min(extents).max(1);
+            let (engine, count) = match sources {
+                Group::Files(files) => {
+                    let (kind, reason) = engine::choose(options.engine, files);
+                    let setup = EngineSetup {
+                        files: Arc::clone(files),
+                        depth,
+                        slab: slab.cloned(),
+                    };
+                    let engine = LaneEngine::Files {
+                        setup: Arc::new(setup),
+                        kind,
+                        choice: options.engine,
+                        reason,
+                    };
+                    let count = options
+                        .lanes
+                        .map_or_else(|| lanes_for(kind, files), LaneCount::fixed);
+                    (engine, count)
+                }
+                #[cfg(feature = "object")]
+                Group::Objects(objects) => {
+                    let setup = engine::ObjectSetup {
+                        objects: Arc::clone(objects),
+                        connections: limits.reads,
+                        in_flight_bytes: (!limits.depth.is_fixed())
+                            .then_some(limits.depth.start().bytes),
+                        request_bytes: limits.request_bytes,
+                        total_bytes: self.bytes_of(group),
+                        retries: options.retries.map(Retries::up_to),
+                        hedge: options.hedge.unwrap_or(true),
+                        depth,
+                        over: Arc::clone(feed.over()),
+                    };
+                    let setup = Arc::new(setup);
+                    let choice = options.engine;
+                    (LaneEngine::Objects { setup, choice }, LaneCount::fixed(1))
+                }
+            };
+            lanes.extend((0..count.most()).map(|index| LaneSetup {
+                feed: Arc::clone(feed),
+                group,
+                index,
+                begins_now: count.wants(index),
+                engine: engine.clone(),
+                counters: Arc::clone(counters),
+            }));
+            counts.push(count);
+        }
+        feed.set_lanes(counts);
+        // An object engine watches its requests itself: its jobs also wait for connections.
+        let groups = self.sources.groups().iter();
+        let watched = groups.map(|group| !group.files().is_empty()).collect();
+        feed.watch(self.sources.names(), watched);
+        lanes
+    }
+}
+
+/// Returns the number of lanes of an engine for files. A ring copies pages of the page cache on the
+/// submitting thread, so cached files begin with a lane for each core; other files with one lane,
+/// which waits for storage most of the time. Engines with their own threads need only one.
+fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let most = cores.min(LANES_MAX);
+    match kind {
+        EngineKind::Uring | EngineKind::TokioUring if engine::are_copied(files) => {
+            LaneCount::fixed(most)
+        }
+        EngineKind::Uring | EngineKind::TokioUring => LaneCount::up_to(1, most),
+        EngineKind::Pread | EngineKind::Map => LaneCount::fixed(1),
+    }
+}
+
+impl Limits {
+    /// Uses the caller's options, or else the hints of the sources.
+    fn of(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
+        let members = sources.members();
+        let hints = (0..members.len())
+            .filter(|source| members[*source].group == group)
+            .map(|source| sources.hints(source))
+            .fold(NO_HINTS, greatest);
+        let windows = plan
+            .extents
+            .iter()
+            .filter(|extent| members[extent.source].group == group);
+        // Length of the longest read, in bytes.
+        let window = windows.map(|extent| extent.window).max().unwrap_or(0);
+        match &sources.groups()[group] {
+            Group::Files(_) => Self::files(options, &hints, window),
+            #[cfg(feature = "object")]
+            Group::Objects(_) => Self::objects(options, &hints, window),
+        }
+    }
+
+    fn files(options: &Options, hints: &ReadHints, window: usize) -> Self {
+        // Windows are slightly longer than extents: alignment at both edges must not cost a whole
+        // read in flight.
+        let with_edges = |bytes: u64, reads: usize| bytes + 2 * hints.alignment * reads as u64;
+        let depth = match (options.depth, options.in_flight_bytes) {
+            (None, None) if hints.in_flight_bytes_max > hints.in_flight_bytes => {
+                let start = InFlight {
+                    jobs: hints.depth,
+                    bytes: with_edges(hints.in_flight_bytes, hints.depth),
+                };
+                let most = InFlight {
+                    jobs: READS_MAX,
+                    bytes: with_edges(hints.in_flight_bytes_max, READS_MAX),
+                };
+                Depth::adaptive(start, FLOOR_BYTES, most)
+            }
+            (None, None) => {
+                Depth::fixed(hints.depth, with_edges(hints.in_flight_bytes, hints.depth))
+            }
+            (Some(jobs), None) => Depth::fixed(jobs, window as u64 * jobs as u64),
+            (jobs, Some(bytes)) => Depth::fixed(jobs.unwrap_or(hints.depth), bytes),
+        };
+        let InFlight { jobs, bytes } = depth.start();
+        Self {
+            depth,
+            reads: Depth::fixed(jobs, bytes).reads_of(window),
+            #[cfg(feature = "object")]
+            request_bytes: 0,
+        }
+    }
+
+    #[cfg(feature = "object")]
+    fn objects(options: &Options, hints: &ReadHints, window: usize) -> Self {
+        let reads = options.depth.unwrap_or(hints.depth);
+        let request_bytes = options.extent_bytes.unwrap_or(hints.request_bytes);
+        // The hints' bytes per request, scaled to the requested size; at least one extent for each
+        // request.
+        let each =
+            hints.in_flight_bytes * request_bytes / (hints.depth as u64 * hints.request_bytes);
+        let bytes_of = |reads: u64| (each * reads).max(window as u64 * (reads + 1));
+        let start = InFlight {
+            jobs: OBJECT_JOBS_MAX,
+            bytes: bytes_of(reads as u64),
+        };
+        let depth = match (options.depth, options.in_flight_bytes) {
+            (None, None) => {
+                let most = InFlight {
+                    bytes: bytes_of(
+                        hints.in_flight_bytes_max * reads as u64 / hints.in_flight_bytes,
+                    ),
+                    ..start
+                };
+                // A quarter of the requests: no worse where a single request saturates the network.
+                Depth::adaptive(start, start.bytes / 4, most)
+            }
+            (_, bytes) => Depth::fixed(OBJECT_JOBS_MAX, bytes.unwrap_or(start.bytes)),
+        };
+        Self {
+            depth: depth.with_stride(request_bytes),
+            reads,
+            request_bytes,
+        }
+    }
+}
+
+/// Rejects plans with too many reads. A sparse file may claim a tensor of petabytes: planning its
+/// reads would take more memory than any budget.
+fn refuse_too_many_reads(wanted: &[Wanted], layouts: &[Layout]) -> Result<()> {
+    let slices = wanted.iter().filter_map(|wanted| {
+        let strides = wanted.strides.as_ref()?;
+        let Layout {
+            gap_bytes,
+            alignment,
+            ..
+        } = layouts[wanted.source];
+        Some(strides.spans_of(gap_bytes.max(2 * alignment)))
+    });
+    let spans = slices.fold(0, u64::saturating_add);
+    if spans > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("the slices have {spans} separate ranges, more than the maximum of {EXTENTS_MAX} reads"),
+        )
+        .with_hint("select fewer tensors, or load them whole and slice them in memory"));
+    }
+    let lengths = wanted
+        .iter()
+        .map(|wanted| wanted.range.end - wanted.range.start);
+    let bytes = lengths.fold(0, u64::saturating_add);
+    let smallest = layouts
+        .iter()
+        .map(|layout| layout.extent_bytes)
+        .min()
+        .unwrap_or(1);
+    if bytes / smallest > EXTENTS_MAX {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!(
+                "{} in reads of {} would take more than {EXTENTS_MAX} reads",
+                format_bytes(bytes),
+                format_bytes(smallest)
+            ),
+        )
+        .with_hint("raise extent_bytes, or select fewer tensors"));
+    }
+    Ok(())
+}
+
+const NO_HINTS: ReadHints = ReadHints {
+    extent_bytes: 1,
+    request_bytes: 1,
+    alignment: 1,
+    gap_bytes: 0,
+    depth: 1,
+    in_flight_bytes: 1,
+    in_flight_bytes_max: 1,
+};
+
+fn greatest(a: ReadHints, b: ReadHints) -> ReadHints {
+    ReadHints {
+        extent_bytes: a.extent_bytes.max(b.extent_bytes),
+        request_bytes: a.request_bytes.max(b.request_bytes),
+        alignment: a.alignment.max(b.alignment),
+        gap_bytes: a.gap_bytes.max(b.gap_bytes),
+        depth: a.depth.max(b.depth),
+        in_flight_bytes: a.in_flight_bytes.max(b.in_flight_bytes),
+        in_flight_bytes_max: a.in_flight_bytes_max.max(b.in_flight_bytes_max),
+    }
+}
+
+fn layout(hints: &ReadHints, options: &Options, staged: bool) -> Layout {
+    let extent_bytes = match options.extent_bytes {
+        // No tensor is too large for staging memory: it passes through in smaller reads, at least
+        // two at a time.
+        None if staged && options.memory_limit.is_some() => {
+            let room = options.memory_limit.unwrap_or(u64::MAX) / 2;
+            let edges = 2 * hints.alignment;
+            let most = room.saturating_sub(edges) / hints.alignment * hints.alignment;
+            // Slots are whole pages, including edges, however short the reads.
+            let page = (page_size() as u64).saturating_sub(2 * hints.alignment.max(64));
+            let least = page.max(hints.alignment);
+            hints.extent_bytes.min(most.max(least))
+        }
+        // The option sets the length of requests, which span several extents.
+        Some(bytes) if hints.request_bytes > hints.extent_bytes => bytes.min(hints.extent_bytes),
+        Some(bytes) => bytes,
+        None => hints.extent_bytes,
+    };
+    Layout {
+        extent_bytes: extent_bytes.next_multiple_of(hints.alignment),
+        alignment: hints.alignment,
+        gap_bytes: hints.gap_bytes,
+    }
+}

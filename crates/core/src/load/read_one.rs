@@ -1,0 +1,124 @@
+//! Reads of a single tensor on the calling thread, for callers that need one tensor at a time.
+
+use std::sync::Arc;
+
+use rustix::param::page_size;
+
+use super::Loader;
+use crate::checkpoint::{Checkpoint, ShardSource};
+use crate::engine::Wait;
+use crate::error::{Error, ErrorKind, Result};
+use crate::memory::Pool;
+use crate::options::{Options, Verify};
+use crate::plan::{self, Arrangement, Layout, Selection, Slice, Wanted};
+use crate::sink::{HostSink, Sink};
+use crate::storage::{FileSource, Source};
+use crate::tensor::{Tensor, TensorBytes, TensorInfo};
+
+/// Maximum length of a tensor that the calling thread reads. Longer tensors are loaded by engines,
+/// with parallel reads. Opening an engine costs about a millisecond, in which a thread copies this
+/// many bytes from the page cache (2026-11).
+const READ_BYTES_MAX: u64 = 4 << 20;
+
+/// Layout for reading a small tensor from a file: through the page cache, whose pages are read
+/// whole.
+const BUFFERED: Layout = Layout {
+    extent_bytes: 1 << 20,
+    alignment: 1,
+    gap_bytes: 16 << 10,
+};
+
+impl Checkpoint {
+    /// Returns whether [`Self::read`] would read this on the calling thread, from a file on a local
+    /// file system: it never waits for a network, nor long for anything else. True for requests
+    /// that `read` would refuse at once.
+    pub fn reads_at_once(&self, name: &str, slice: &Slice) -> bool {
+        let Some(Ok(info)) = self.get(name).map(|info| info.sliced(slice)) else {
+            return true;
+        };
+        let file = self.small(&info);
+        info.byte_len() == 0 || file.is_some_and(|file| !file.file_system().network)
+    }
+
+    /// Returns the file from which the calling thread would read this tensor, if it would.
+    fn small(&self, info: &TensorInfo) -> Option<&Arc<FileSource>> {
+        let range = info.file_range();
+        match self.shards()[info.shard()].source() {
+            ShardSource::File(file) if range.end - range.start <= READ_BYTES_MAX => Some(file),
+            ShardSource::File(_) => None,
+            #[cfg(feature = "object")]
+            ShardSource::Object(_) => None,
+        }
+    }
+
+    /// Reads one tensor, or a slice of it, into host memory. The calling thread reads small tensors
+    /// of files itself, through the page cache. Other tensors, and all that are to be verified,
+    /// take a separate load with these options.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NoSuchTensor`]; [`ErrorKind::InvalidRequest`] for a slice outside the tensor's
+    /// shape; any error of the read.
+    pub fn read(&self, name: &str, slice: &Slice, options: &Options) -> Result<Tensor> {
+        let located = |error: Error| error.with_location(self.location());
+        let Some(info) = self.get(name) else {
+            let names: Vec<&str> = self.tensors().iter().map(TensorInfo::name).collect();
+            let missing = Selection::names([name]).resolve(&names).err();
+            return Err(located(missing.unwrap_or_else(|| {
+                Error::new(ErrorKind::NoSuchTensor, "the checkpoint has no such tensor")
+            })));
+        };
+        let info = info.sliced(slice).map_err(located)?;
+        if info.byte_len() == 0 && options.verify == Verify::Off {
+            return Ok(Tensor::new(info, TensorBytes::Empty));
+        }
+        // A read of a dead mount does not return; only a separate load can be abandoned.
+        let may_hang = |file: &FileSource| options.timeout.is_some() && file.file_system().network;
+        let alone = |file: &FileSource| options.verify == Verify::Off && !may_hang(file);
+        if let Some(file) = self.small(&info).filter(|file| alone(file)) {
+            let tensor = read(info, &**file)?;
+            file.verify_unchanged()?;
+            return Ok(tensor);
+        }
+        let loader = Loader::new(self.clone())
+            .tensors(Selection::names([name]))
+            .slices([(name.to_owned(), slice.clone())])
+            .of_one_tensor()
+            .options(options.clone());
+        // To the end of the stream: only then is it known that the file has not changed meanwhile.
+        let tensors: Vec<Tensor> = loader.stream()?.collect::<Result<_>>()?;
+        let tensor = tensors.into_iter().next();
+        tensor.ok_or_else(|| Error::new(ErrorKind::Io, "the load returned no tensor"))
+    }
+}
+
+fn read(info: TensorInfo, source: &dyn Source) -> Result<Tensor> {
+    let wanted = Wanted {
+        source: 0,
+        range: info.file_range(),
+        strides: info.strides().cloned(),
+        alignment: info.dtype().alignment(),
+        destination: 0,
+    };
+    let plan = Arc::new(plan::build(&[wanted], &[BUFFERED], &[Arrangement::InPlace]));
+    // With room for this tensor alone: a larger pool would map more memory, in huge pages.
+    let room = plan.region_bytes_max(0).next_multiple_of(page_size());
+    let pool = Pool::new(room as u64, Arc::default());
+    let mut sink = HostSink::new(Arc::clone(&plan), [info].into());
+    for region in &plan.regions {
+        let mut memory = pool
+            .try_region(region.bytes, region.tensors)?
+            .expect("there is room for it");
+        for extent in &plan.extents[region.extents.clone()] {
+            let mut bytes = source.fetch(extent.offset, extent.needed)?;
+            plan.gather(extent, &mut bytes);
+            let filled = memory.carve(extent.window).fill_from(&bytes);
+            sink.submit(extent, filled)?;
+        }
+    }
+    let mut ready = Vec::new();
+    sink.reap(Wait::No, &mut ready)?;
+    let (_, tensor) = ready.pop().expect("all of it has arrived");
+    tensor.received();
+    Ok(tensor)
+}

@@ -1,0 +1,358 @@
+//! Early end of a load: failure, deadline or cancellation. None of them waits for storage.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+
+use super::{Shared, TensorStream};
+use crate::error::{Error, ErrorKind, Result};
+use crate::load::lane::{self, Refused};
+use crate::load::orphaned;
+use crate::load::pipeline::Waiting;
+
+/// Time for which a load that has failed, or whose deadline has passed, waits for its reads in
+/// flight before it reports the error. Reads that can be cancelled, or that storage completes,
+/// return in that time; others are orphaned. Longer than a read takes on any working storage that
+/// is not overloaded (2026-11), and short compared with deadlines, which are seconds.
+const GRACE: Duration = Duration::from_millis(500);
+
+impl TensorStream {
+    /// Drops the stream of a load that cannot begin. Lanes that have begun may already be reading;
+    /// reads that cannot be cancelled are orphaned.
+    pub(crate) fn refused(shared: Arc<Shared>, refused: Refused) -> Error {
+        let nobody_reads = {
+            let mut state = shared.lock();
+            state.lanes_reading -= refused.missing;
+            state.lanes_running -= refused.missing;
+            state.lanes_reading == 0
+        };
+        if nobody_reads {
+            // The last lane would have closed it, or has.
+            shared.feed.close();
+        }
+        drop(Self::new(shared, refused.threads));
+        refused.error
+    }
+}
+
+impl Shared {
+    /// Records that a lane has failed and waits for its reads in flight. The other threads wait no
+    /// longer than [`GRACE`] for it.
+    pub(crate) fn lane_failing(self: &Arc<Self>, error: &Error) {
+        let (grace, ended) = bounded::<()>(0);
+        {
+            let mut state = self.lock();
+            if state.abandoned || state.grace.is_some() || state.lanes_running == 0 {
+                return;
+            }
+            state.failing = Some(error.again());
+            state.grace = Some(grace);
+        }
+        // A weak reference: when the lanes have ended, the load must belong to its owner alone.
+        let shared = Arc::downgrade(self);
+        let started = std::thread::Builder::new()
+            .name("tload-grace".to_owned())
+            .spawn(move || {
+                let waited = ended.recv_timeout(GRACE);
+                if waited == Err(RecvTimeoutError::Timeout)
+                    && let Some(shared) = shared.upgrade()
+                {
+                    shared.park();
+                }
+            });
+        if started.is_err() {
+            self.park();
+        }
+    }
+
+    /// Ends a failed load: reads that have not returned by now are orphaned.
+    fn park(&self) {
+        {
+            let mut state = self.lock();
+            if state.abandoned || state.parked || state.lanes_running == 0 {
+                return;
+            }
+            state.parked = true;
+            state.closing = true;
+            if let Some(error) = state.failing.take() {
+                state.error.get_or_insert(error);
+            }
+        }
+        let closed = self.close_gate();
+        orphaned::leave(&self.feed);
+        // The deadline thread is no longer needed.
+        self.lane_ended.notify_all();
+        let mut state = self.lock();
+        state.closing = false;
+        if let Err(error) = closed {
+            state.error.get_or_insert(error);
+        }
+        self.wake(state);
+    }
+
+    /// Stops new reads and further writes to the caller's memory. A panic becomes an error, because
+    /// the caller waits for `closing` to end.
+    fn close_gate(&self) -> Result<()> {
+        lane::caught(|| {
+            self.feed.stop();
+            self.gate.close();
+            Ok(())
+        })
+    }
+
+    /// Ends the load with `error` unless it has ended: starts no more reads and frees queued
+    /// tensors.
+    pub(in crate::load) fn abandon(&self, error: Error) {
+        self.end_early(error, |_| None);
+    }
+
+    /// Like `abandon`; `amended` may return a more precise error once it is known which reads have
+    /// not returned.
+    fn end_early(&self, error: Error, amended: impl FnOnce(&Self) -> Option<Error>) {
+        let ours;
+        let (queue, early) = {
+            let mut state = self.lock();
+            if state.abandoned || state.ended.is_some() {
+                return;
+            }
+            state.abandoned = true;
+            state.closing = true;
+            // A failure that the caller has not seen yet explains more than the early end that it
+            // caused.
+            if let Some(error) = state.failing.take() {
+                state.error.get_or_insert(error);
+            }
+            ours = state.error.is_none();
+            state.error.get_or_insert(error);
+            (
+                std::mem::take(&mut state.queue),
+                std::mem::take(&mut state.early),
+            )
+        };
+        drop((queue, early));
+        let closed = self.close_gate();
+        self.lane_ended.notify_all();
+        let amended = amended(self).filter(|_| ours);
+        orphaned::leave(&self.feed);
+        let mut state = self.lock();
+        state.closing = false;
+        if let Some(error) = closed.err().or(amended) {
+            state.error = Some(error);
+        }
+        self.wake(state);
+    }
+
+    /// Waits until all lanes have ended, for `timeout` at most. Returns whether they have.
+    pub(in crate::load) fn wait_for_lanes(&self, timeout: Duration) -> bool {
+        let state = self.lock();
+        let (state, _) = self
+            .lane_ended
+            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0)
+            .unwrap_or_else(PoisonError::into_inner);
+        state.lanes_running == 0
+    }
+
+    /// Ends the load if `timeout` passes before it has ended by itself.
+    pub(in crate::load) fn watch(&self, timeout: Duration) {
+        let Some(deadline) = self.started.checked_add(timeout) else {
+            return;
+        };
+        let mut state = self.lock();
+        while state.lanes_running > 0 && !state.abandoned && !state.parked {
+            let now = Instant::now();
+            if now >= deadline {
+                drop(state);
+                let waited = self.feed.waiting();
+                self.end_early(timed_out(timeout, &waited, None), |shared| {
+                    // Reads may return a moment after they were cancelled.
+                    let all_back = shared.wait_for_lanes(GRACE);
+                    let held = shared.feed.waiting();
+                    (!all_back && held.reads > 0).then(|| timed_out(timeout, &waited, Some(&held)))
+                });
+                return;
+            }
+            state = self
+                .lane_ended
+                .wait_timeout(state, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+}
+
+/// Error of a load that exceeded its timeout. `waited` describes the reads in flight at the
+/// deadline, `held` those of them that cannot be cancelled.
+fn timed_out(timeout: Duration, waited: &Waiting, held: Option<&Waiting>) -> Error {
+    let held = held.map_or_else(String::new, |held| format!("; {}", held.held()));
+    let message = format!("the load took longer than its timeout of {timeout:?}; {waited}{held}");
+    let hint = if held.is_empty() {
+        "raise timeout, or see the report's stages for the slow one"
+    } else {
+        "look at the storage, which does not respond; or raise timeout"
+    };
+    Error::new(ErrorKind::TimedOut, message).with_hint(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::task::Poll;
+
+    use super::*;
+    use crate::load::pipeline::Feed;
+    use crate::load::stream::StreamSetup;
+    use crate::memory::Gate;
+    use crate::options::Order;
+    use crate::plan::{Arrangement, build};
+    use crate::report::Report;
+    use crate::schedule::{Depth, Groups, Schedule};
+    use crate::sync::event_count::Bell;
+
+    /// Shared state of a load without tensors, with this number of lanes.
+    fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
+        verified(lanes, gate, |_| Ok(()))
+    }
+
+    /// Like `shared`; the last lane ends with `verify`.
+    fn verified(
+        lanes: usize,
+        gate: &Arc<Gate>,
+        verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
+    ) -> Arc<Shared> {
+        let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
+        let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
+        let bell = Arc::<Bell>::default();
+        let setup = StreamSetup {
+            feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, bell)),
+            gate: Arc::clone(gate),
+            counters: Arc::default(),
+            tensors: Arc::new([]),
+            order: Order::Ready,
+            lanes,
+            report: Report::default(),
+            complete: Box::new(|_| ()),
+            verify: Box::new(verify),
+        };
+        Shared::new(setup, Instant::now())
+    }
+
+    fn error(message: &str) -> Error {
+        Error::new(ErrorKind::Io, message).with_source(format!("why {message}"))
+    }
+
+    #[test]
+    fn first_failing_lane_determines_error_in_any_end_order() {
+        for first_ends_first in [true, false] {
+            let shared = shared(3, &Arc::default());
+            shared.lane_failing(&error("first"));
+            shared.lane_failing(&error("second"));
+            let endings = if first_ends_first {
+                ["first", "second"]
+            } else {
+                ["second", "first"]
+            };
+            for ending in endings {
+                shared.lane_ended(Err(error(ending)));
+            }
+            shared.lane_ended(Ok(()));
+            let mut stream = TensorStream::new(shared, Vec::new());
+            let told = stream.next().expect("an item").expect_err("has failed");
+            assert_eq!(told.chain(), "first\n  caused by: why first");
+            assert!(stream.next().is_none());
+        }
+    }
+
+    #[test]
+    fn panic_in_final_check_becomes_load_error() {
+        for (ending, wanted) in [
+            (Ok(()), "a lane panicked: compared too late"),
+            // A read that failed before says more.
+            (Err(error("failed")), "failed"),
+        ] {
+            let shared = verified(2, &Arc::default(), |_| panic!("compared too late"));
+            let lanes = [Ok(()), ending].map(|ending| {
+                let shared = Arc::clone(&shared);
+                std::thread::spawn(move || shared.lane_ended(ending))
+            });
+            for lane in lanes {
+                // Irrelevant here: whether the panic propagates.
+                let _ = lane.join();
+            }
+            let mut stream = TensorStream::new(shared, Vec::new());
+            let Poll::Ready(Some(Err(told))) = stream.try_next() else {
+                panic!("the load has not ended");
+            };
+            assert_eq!(told.message(), wanted);
+            assert_eq!(stream.report().outcome, told.kind().name());
+            assert!(stream.next().is_none());
+        }
+    }
+
+    #[test]
+    fn a_panic_while_the_gate_closes_ends_the_load() {
+        let gate = Arc::<Gate>::default();
+        gate.on_close(|| panic!("cannot drain"));
+        let shared = shared(1, &gate);
+        let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
+        let cancelled = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stream.cancel()));
+        let Poll::Ready(Some(Err(told))) = stream.try_next() else {
+            panic!("the load has not ended");
+        };
+        assert_eq!(told.message(), "a lane panicked: cannot drain");
+        cancelled.expect("told once, as the load's error");
+        shared.lane_ended(Ok(()));
+    }
+
+    /// The caller has its memory back once the stream is dropped, no matter which thread ended the
+    /// load and how long queued writes take.
+    #[test]
+    fn drop_waits_until_gate_is_closed() {
+        let gate = Arc::<Gate>::default();
+        let (begins, draining) = channel();
+        let (dropped, was_dropped) = channel();
+        let was_dropped = std::sync::Mutex::new(was_dropped);
+        gate.on_close(move || {
+            begins.send(()).expect("the test waits");
+            let was_dropped = was_dropped.lock().expect("not poisoned");
+            // Nothing arrives: the length of the wait only decides whether a mistake is noticed.
+            let early = was_dropped.recv_timeout(Duration::from_millis(300));
+            assert!(early.is_err(), "dropped before all was written");
+        });
+        let stream = TensorStream::new(shared(1, &gate), Vec::new());
+        let canceller = stream.canceller();
+        std::thread::scope(|scope| {
+            let cancelling = scope.spawn(move || canceller.cancel());
+            draining.recv().expect("the gate is being closed");
+            drop(stream);
+            // The receiver may be gone already.
+            let _ = dropped.send(());
+            cancelling.join().expect("drained first");
+        });
+    }
+
+    /// One lane has begun a read that never completes; another lane could not be started.
+    #[test]
+    fn refused_load_does_not_wait_for_hung_lane() {
+        let shared = shared(2, &Arc::default());
+        let (never, hung) = channel::<()>();
+        let lane = std::thread::spawn(move || {
+            let _ = hung.recv();
+        });
+        let refused = Refused {
+            error: error("no more threads"),
+            threads: vec![lane],
+            missing: 1,
+        };
+        let told = TensorStream::refused(Arc::clone(&shared), refused);
+        assert_eq!(told.message(), "no more threads");
+        {
+            let state = shared.lock();
+            assert_eq!((state.lanes_running, state.lanes_reading), (1, 1));
+            assert!(state.abandoned);
+        }
+        drop(never);
+        shared.lane_ended(Ok(()));
+        assert_eq!(shared.lock().lanes_running, 0);
+    }
+}

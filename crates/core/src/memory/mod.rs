@@ -1,0 +1,35 @@
+//! Memory for reads: the owner of each window, and the number of bytes that a load may hold.
+//!
+//! Owns allocations and budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive
+//! right to one window of memory: an engine holds it while the kernel may write there, a sink while
+//! the bytes are being copied out. Windows come from a [`Region`] (final memory of tensors, or a
+//! [`FileView`]) or from a [`Slab`] (staging memory, reused).
+
+pub(crate) mod cgroup;
+
+mod device;
+mod file_view;
+mod lease;
+mod mapping;
+#[cfg(miri)]
+mod miri_alloc;
+mod pool;
+mod region;
+mod slab;
+mod staging;
+mod target;
+mod write_gate;
+
+pub use crate::sync::event_count::Bell;
+pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
+pub use file_view::FileView;
+pub use lease::{Filled, Filling, Lease};
+#[cfg(feature = "testing")]
+pub use mapping::mapped_bytes;
+pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
+pub use pool::{Pool, PoolUsage, Shelf};
+pub use region::{Region, RegionBytes, RegionWriter};
+pub use slab::Slab;
+pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
+pub use target::{KeepAlive, Target};
+pub use write_gate::{Gate, Inside};

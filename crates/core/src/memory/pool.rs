@@ -1,0 +1,518 @@
+//! The budget, and reuse of regions.
+//!
+//! A pool charges regions whose tensors the caller has not received, and free mappings kept for the
+//! next region. Tensors that the caller has received are the caller's. First touch of fresh memory
+//! is expensive (a zeroed page per fault), so returned mappings are reused while they fit into the
+//! budget. A [`Shelf`] keeps them for the next load.
+
+use std::collections::BTreeMap;
+use std::process;
+use std::sync::{Arc, OnceLock, PoisonError, Weak};
+
+use super::mapping::{HUGE_PAGE_BYTES, Mapping};
+use super::region::RegionWriter;
+use crate::error::Result;
+use crate::sync::event_count::Bell;
+use crate::sync::{Mutex, MutexGuard};
+
+/// Minimum size of a mapping if the budget allows it. Small regions then share huge pages: with a
+/// mapping of 4 KiB pages for each region, 6,000 small tensors were read at 0.6 of the raw speed,
+/// at 65 ms of CPU per GiB (2026-11, `benches/results/`). A process is also limited to 65,530
+/// mappings (`vm.max_map_count`), fewer than the tensors of some models.
+const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
+
+/// Allocates regions within a budget of bytes.
+#[derive(Debug)]
+pub struct Pool {
+    link: PoolLink,
+    /// Shelf that takes the memory when the load is over.
+    shelf: Weak<Mutex<Option<Shelved>>>,
+    /// Usage at the end of the load.
+    ended: OnceLock<PoolUsage>,
+}
+
+/// Cache that keeps the memory of dropped tensors from one load to the next. Clones share the
+/// cache.
+///
+/// It is empty in a forked child process: the parent's threads may hold its locks.
+#[derive(Clone, Debug)]
+pub struct Shelf {
+    shelved: Arc<Mutex<Option<Shelved>>>,
+    process: u32,
+}
+
+impl Default for Shelf {
+    fn default() -> Self {
+        Self {
+            shelved: Arc::new(Mutex::new(None)),
+            process: process::id(),
+        }
+    }
+}
+
+/// Pool between two loads; frees everything unless the next load takes it.
+#[derive(Debug)]
+struct Shelved(Option<PoolLink>);
+
+impl Drop for Shelved {
+    fn drop(&mut self) {
+        if let Some(link) = &self.0
+            && link.0.is_here()
+        {
+            link.0.close();
+        }
+    }
+}
+
+impl Shelf {
+    /// Returns the pool of the last load if it had the same limit and the caller has received or
+    /// dropped everything from it, else a new pool.
+    pub fn pool(&self, limit: u64) -> Pool {
+        if self.process != process::id() {
+            return Pool::new(limit, Arc::default());
+        }
+        let shelved = self.lock().take();
+        let link = shelved.and_then(|mut shelved| {
+            let reusable = shelved.0.as_ref().is_some_and(|link| link.0.restart(limit));
+            if reusable { shelved.0.take() } else { None }
+        });
+        let mut pool = match link {
+            Some(link) => Pool {
+                link,
+                shelf: Weak::new(),
+                ended: OnceLock::new(),
+            },
+            None => Pool::new(limit, Arc::default()),
+        };
+        pool.shelf = Arc::downgrade(&self.shelved);
+        pool
+    }
+
+    /// Bytes kept for the next load.
+    pub fn kept_bytes(&self) -> u64 {
+        if self.process != process::id() {
+            // After a fork: the parent's threads may have held the lock.
+            return 0;
+        }
+        let shelved = self.lock();
+        let link = shelved.as_ref().and_then(|shelved| shelved.0.as_ref());
+        link.map_or(0, |link| link.0.lock().free_bytes())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Shelved>> {
+        self.shelved.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Reference from a region to its pool.
+#[derive(Clone, Debug)]
+pub(super) struct PoolLink(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    limit: u64,
+    state: Mutex<State>,
+    bell: Arc<Bell>,
+    process: u32,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    charged: u64,
+    /// Free mappings by address; no two are adjacent.
+    free: BTreeMap<usize, Mapping>,
+    closed: bool,
+    peak: u64,
+    fresh: u64,
+    recycled: u64,
+}
+
+/// Usage of the budget.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolUsage {
+    /// Size of the budget in bytes.
+    pub limit: u64,
+    /// Bytes charged now.
+    pub charged: u64,
+    /// Peak of the charged bytes.
+    pub peak: u64,
+    /// Number of regions for which memory was mapped.
+    pub fresh: u64,
+    /// Number of regions cut from memory that was already mapped.
+    pub recycled: u64,
+}
+
+impl Pool {
+    /// Creates a pool of at most `limit` bytes that rings `bell` whenever memory comes back.
+    pub fn new(limit: u64, bell: Arc<Bell>) -> Self {
+        let link = PoolLink(Arc::new(Shared {
+            limit,
+            state: Mutex::default(),
+            bell,
+            process: process::id(),
+        }));
+        Self {
+            link,
+            shelf: Weak::new(),
+            ended: OnceLock::new(),
+        }
+    }
+
+    /// Bell that rings whenever memory comes back.
+    pub fn bell(&self) -> &Arc<Bell> {
+        &self.link.0.bell
+    }
+
+    /// Allocates a region of `len` bytes for `tensors` tensors, or returns `None` while the budget
+    /// is used up.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
+        let shared = &*self.link.0;
+        let wanted = Mapping::charge(len);
+        let mut state = shared.lock();
+        let mapping = if let Some(mapping) = state.take_fitting(wanted) {
+            state.recycled += 1;
+            mapping
+        } else {
+            // Evicts free mappings that are too small. They are unmapped after the lock is
+            // released, because that can take a while.
+            let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
+                return Ok(None);
+            };
+            let mapped_len = state.stride(wanted, shared.limit);
+            state.charged += mapped_len as u64;
+            state.peak = state.peak.max(state.charged);
+            state.fresh += 1;
+            drop(state);
+            drop(evicted);
+            let mut mapping =
+                Mapping::anonymous(mapped_len).inspect_err(|_| self.link.uncharge(mapped_len))?;
+            if mapped_len > wanted {
+                shared.lock().keep(mapping.split_off(wanted));
+            }
+            mapping
+        };
+        Ok(Some(RegionWriter::new(mapping, tensors, self.link.clone())))
+    }
+
+    /// Returns the usage until now, or until the load was over; `charged` is always the current
+    /// value.
+    pub fn usage(&self) -> PoolUsage {
+        let now = self.link.0.usage();
+        self.ended.get().map_or(now, |ended| PoolUsage {
+            charged: now.charged,
+            ..*ended
+        })
+    }
+
+    /// Ends the load: frees unused memory unless a shelf keeps it.
+    pub fn close(&self) {
+        let mut first = false;
+        self.ended.get_or_init(|| {
+            first = true;
+            self.link.0.usage()
+        });
+        if !first {
+            return;
+        }
+        match self.shelf.upgrade() {
+            Some(keeper) => {
+                let shelved = Shelved(Some(self.link.clone()));
+                let before = keeper
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .replace(shelved);
+                drop(before);
+            }
+            None => self.link.0.close(),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Returns whether this process made the pool: in a forked child, a thread that does not exist
+    /// there may hold the lock.
+    fn is_here(&self) -> bool {
+        self.process == process::id()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Every update is complete before anything can panic, so a poisoned state is still
+        // consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn usage(&self) -> PoolUsage {
+        let state = self.lock();
+        PoolUsage {
+            limit: self.limit,
+            charged: state.charged,
+            peak: state.peak,
+            fresh: state.fresh,
+            recycled: state.recycled,
+        }
+    }
+
+    /// Prepares the pool for another load, and returns whether that is possible. It is not if the
+    /// limit differs, or while the caller has not received everything from the last load: a caller
+    /// who never takes it would hold the new load's budget.
+    fn restart(&self, limit: u64) -> bool {
+        let mut state = self.lock();
+        let idle = self.limit == limit && state.charged == state.free_bytes();
+        if idle {
+            (state.peak, state.fresh, state.recycled) = (state.charged, 0, 0);
+        }
+        idle
+    }
+
+    fn close(&self) {
+        let free = {
+            let mut state = self.lock();
+            state.closed = true;
+            state.charged -= state.free_bytes();
+            std::mem::take(&mut state.free)
+        };
+        // Unmapped without the lock: that can take a while.
+        drop(free);
+        self.bell.ring();
+    }
+}
+
+impl State {
+    fn free_bytes(&self) -> u64 {
+        self.free.values().map(|mapping| mapping.len() as u64).sum()
+    }
+
+    /// Returns the number of bytes to map for `wanted` bytes: small regions are cut from a stride
+    /// if the budget has room for one.
+    fn stride(&self, wanted: usize, limit: u64) -> usize {
+        let fits = self.charged + STRIDE_BYTES as u64 <= limit;
+        if wanted <= STRIDE_BYTES / 2 && fits {
+            STRIDE_BYTES
+        } else {
+            wanted
+        }
+    }
+
+    /// Removes as much free memory as `wanted` bytes need to fit under `limit`; `None` if all of it
+    /// is not enough.
+    fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<Mapping>> {
+        let mut missing = (self.charged + wanted).saturating_sub(limit);
+        if missing > self.free_bytes() {
+            return None;
+        }
+        let mut evicted = Vec::new();
+        while missing > 0 {
+            let (_, mapping) = self.free.pop_first()?;
+            let len = mapping.len() as u64;
+            self.charged -= len;
+            missing = missing.saturating_sub(len);
+            evicted.push(mapping);
+        }
+        Some(evicted)
+    }
+
+    /// Takes `wanted` bytes from the smallest free mapping that has them; the rest of it stays
+    /// free.
+    fn take_fitting(&mut self, wanted: usize) -> Option<Mapping> {
+        let fitting = self
+            .free
+            .iter()
+            .filter(|(_, mapping)| mapping.len() >= wanted);
+        let (&address, _) = fitting.min_by_key(|(_, mapping)| mapping.len())?;
+        let mut mapping = self.free.remove(&address)?;
+        if mapping.len() > wanted {
+            let rest = mapping.split_off(wanted);
+            self.free.insert(rest.start().as_ptr().addr(), rest);
+        }
+        Some(mapping)
+    }
+
+    /// Adds a mapping to the free ones and joins it with its neighbours.
+    fn keep(&mut self, mapping: Mapping) {
+        let address = mapping.start().as_ptr().addr();
+        let mut mapping = mapping;
+        if let Some(next) = self.free.remove(&(address + mapping.len())) {
+            mapping.try_join(next).expect("begins where this one ends");
+        }
+        let unjoined = match self.free.range_mut(..address).next_back() {
+            Some((_, before)) => before.try_join(mapping).err(),
+            None => Some(mapping),
+        };
+        if let Some(mapping) = unjoined {
+            self.free.insert(address, mapping);
+        }
+    }
+}
+
+impl PoolLink {
+    /// Removes `len` bytes from the charge: they now belong to the caller, or were never mapped.
+    pub(super) fn uncharge(&self, len: usize) {
+        self.0.lock().charged -= len as u64;
+        self.0.bell.ring();
+    }
+
+    /// Takes back the memory of a dropped region. `charged`: not all of its tensors had been
+    /// received.
+    pub(super) fn give_back(&self, mapping: Mapping, charged: bool) {
+        if !self.0.is_here() {
+            // A forked child only unmaps its own copy.
+            return;
+        }
+        let len = mapping.len() as u64;
+        let unmapped = {
+            let mut state = self.0.lock();
+            if charged {
+                state.charged -= len;
+            }
+            if !state.closed && state.charged + len <= self.0.limit {
+                state.charged += len;
+                state.peak = state.peak.max(state.charged);
+                state.keep(mapping);
+                None
+            } else {
+                Some(mapping)
+            }
+        };
+        drop(unmapped);
+        self.0.bell.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(limit: u64) -> Pool {
+        Pool::new(limit, Arc::default())
+    }
+
+    #[test]
+    fn pool_at_limit_refuses_until_region_dropped() {
+        let pool = pool(64 << 10);
+        let first = pool.try_region(48 << 10, 1).expect("maps").expect("fits");
+        assert!(
+            pool.try_region(32 << 10, 1)
+                .expect("no system error")
+                .is_none()
+        );
+        drop(first);
+        assert!(pool.try_region(32 << 10, 1).expect("maps").is_some());
+        assert!(pool.usage().peak <= 64 << 10);
+    }
+
+    #[test]
+    fn received_region_uncharged_then_recycled() {
+        let pool = pool(8192);
+        let mut writer = pool.try_region(8192, 2).expect("maps").expect("fits");
+        let lease = writer.carve(8192);
+        let filled = lease.fill_from(&[7; 8192]);
+        let region = Arc::clone(filled.region().expect("a region lease").0);
+        region.tensor_received();
+        assert_eq!(pool.usage().charged, 8192);
+        region.tensor_received();
+        assert_eq!(pool.usage().charged, 0);
+        drop((writer, filled));
+        assert_eq!(pool.usage().charged, 0, "the caller still has it");
+        drop(region);
+        assert_eq!(pool.usage().charged, 8192, "kept for the next region");
+        assert!(pool.try_region(7000, 1).expect("maps").is_some());
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 1));
+    }
+
+    #[test]
+    fn closed_pool_keeps_no_memory() {
+        let pool = pool(8192);
+        let writer = pool.try_region(4096, 1).expect("maps").expect("fits");
+        pool.close();
+        drop(writer);
+        assert_eq!(pool.usage().charged, 0);
+    }
+
+    #[test]
+    fn region_cache_same_limit_reuses_memory() {
+        let shelf = Shelf::default();
+        let first = shelf.pool(8192);
+        drop(first.try_region(8192, 1).expect("maps").expect("fits"));
+        first.close();
+        let second = shelf.pool(8192);
+        drop(second.try_region(8192, 1).expect("maps").expect("fits"));
+        assert_eq!((second.usage().fresh, second.usage().recycled), (0, 1));
+        assert_eq!(
+            (first.usage().fresh, first.usage().recycled),
+            (1, 0),
+            "its report stays"
+        );
+        second.close();
+        assert_eq!(second.usage().charged, 8192);
+        let other = shelf.pool(4096);
+        assert_eq!(
+            (second.usage().charged, other.usage().charged),
+            (0, 0),
+            "another limit frees"
+        );
+    }
+
+    #[test]
+    fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
+        let shelf = Shelf::default();
+        let owing = shelf.pool(8192);
+        let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
+        owing.close();
+        let pool = shelf.pool(8192);
+        assert_eq!(pool.usage().charged, 0, "a new one");
+        drop(unreceived);
+        assert_eq!(owing.usage().charged, 0);
+        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
+        pool.close();
+        assert_eq!(pool.usage().charged, 4096);
+        drop(shelf);
+        assert_eq!(pool.usage().charged, 0);
+    }
+
+    #[test]
+    fn small_regions_within_budget_share_stride() {
+        let pool = pool(STRIDE_BYTES as u64);
+        let two: Vec<_> = (0..2)
+            .map(|_| pool.try_region(1 << 20, 1).expect("maps").expect("fits"))
+            .collect();
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 1));
+        assert_eq!(pool.usage().charged, STRIDE_BYTES as u64);
+        drop(two);
+        assert!(
+            pool.try_region(STRIDE_BYTES, 1).expect("maps").is_some(),
+            "joined again"
+        );
+    }
+
+    #[test]
+    fn free_mapping_split_and_rejoined() {
+        let pool = pool(64 << 10);
+        drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
+        let halves: Vec<_> = (0..2)
+            .map(|_| pool.try_region(32 << 10, 1).expect("maps").expect("fits"))
+            .collect();
+        assert!(pool.try_region(1, 1).expect("no system error").is_none());
+        drop(halves);
+        drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
+        assert_eq!((pool.usage().fresh, pool.usage().recycled), (1, 3));
+    }
+
+    #[test]
+    fn free_mapping_too_small_is_evicted() {
+        let pool = pool(64 << 10);
+        drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
+        drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));
+        assert!(pool.try_region(64 << 10, 1).expect("maps").is_some());
+        assert_eq!(pool.usage().charged, 64 << 10);
+    }
+}

@@ -1,0 +1,192 @@
+//! Staging memory, cut into reusable slots of equal size.
+//!
+//! A slab is long-lived, so engines may register it with the kernel, one entry per slot. It is used
+//! where bytes do not stay: on their way to a GPU or to the caller's memory, and when reading
+//! without making tensors (the ceiling that `tload bench` compares with).
+
+#![expect(
+    unsafe_code,
+    reason = "hands out each slot of its memory to one lease at a time"
+)]
+
+use std::mem::ManuallyDrop;
+use std::sync::{Arc, PoisonError};
+
+use super::lease::{Lease, Owner};
+use super::mapping::Mapping;
+use super::staging::{Staging, StagingFacts};
+use crate::error::Result;
+use crate::sync::event_count::Bell;
+use crate::sync::{Mutex, MutexGuard};
+
+/// Maximum number of entries in the kernel's table of registered buffers (`IORING_MAX_REG_BUFFERS`,
+/// Linux 5.13+).
+const REGISTRATIONS_MAX: usize = 16_384;
+
+/// Staging memory of one load.
+#[derive(Debug)]
+pub struct Slab {
+    memory: Memory,
+    slot_bytes: usize,
+    /// Offset of each slot in the memory.
+    offsets: Vec<usize>,
+    free: Mutex<Vec<usize>>,
+    bell: Arc<Bell>,
+}
+
+#[derive(Debug)]
+enum Memory {
+    /// Memory owned by the slab and freed with it.
+    Own(Mapping),
+    /// Memory kept for the next load.
+    Staging(ManuallyDrop<Staging>),
+}
+
+impl Slab {
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and rings `bell`
+    /// when one comes back.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
+    pub fn new(slot_bytes: usize, slots: usize, bell: Arc<Bell>) -> Result<Arc<Self>> {
+        let slot_bytes = Mapping::charge(slot_bytes);
+        let mapping = Mapping::anonymous(slot_bytes * slots)?;
+        let offsets = (0..slots).map(|index| index * slot_bytes).collect();
+        Ok(Self::over(Memory::Own(mapping), slot_bytes, offsets, bell))
+    }
+
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as
+    /// `staging` has room for, and rings `bell` when one comes back.
+    pub fn staging(
+        staging: Staging,
+        slot_bytes: usize,
+        slots: usize,
+        bell: Arc<Bell>,
+    ) -> Arc<Self> {
+        let slot_bytes = Mapping::charge(slot_bytes);
+        let mut offsets = staging.offsets(slot_bytes);
+        offsets.truncate(slots);
+        let memory = Memory::Staging(ManuallyDrop::new(staging));
+        Self::over(memory, slot_bytes, offsets, bell)
+    }
+
+    fn over(memory: Memory, slot_bytes: usize, offsets: Vec<usize>, bell: Arc<Bell>) -> Arc<Self> {
+        // Popped from the back: the lowest slots are used first, so the end of an oversized slab
+        // stays untouched.
+        let free = Mutex::new((0..offsets.len()).rev().collect());
+        Arc::new(Self {
+            memory,
+            slot_bytes,
+            offsets,
+            free,
+            bell,
+        })
+    }
+
+    /// Returns every slot's address and length, in the order to register them with the kernel;
+    /// empty when there are too many.
+    pub fn registrations(&self) -> Vec<(*mut u8, usize)> {
+        if self.offsets.len() > REGISTRATIONS_MAX {
+            return Vec::new();
+        }
+        let start = self.mapping().start().as_ptr();
+        let slots = self.offsets.iter();
+        slots
+            .map(|offset| (start.wrapping_add(*offset), self.slot_bytes))
+            .collect()
+    }
+
+    /// Returns whether a slot is free. Leases are taken under the caller's lock; other threads only
+    /// return slots.
+    pub fn has_free_slot(&self) -> bool {
+        !self.free().is_empty()
+    }
+
+    /// Leases the first `len` bytes of a free slot, or returns `None` while all are in use.
+    pub fn try_lease(self: &Arc<Self>, len: usize) -> Option<Lease> {
+        assert!(len <= self.slot_bytes, "an extent is larger than a slot");
+        let index = self.free().pop()?;
+        let guard = SlotGuard {
+            slab: Arc::clone(self),
+            index,
+        };
+        // SAFETY: every slot lies inside the mapping.
+        let start = unsafe { self.mapping().start().add(self.offsets[index]) };
+        // SAFETY: the index was just taken out of `free` and returns there only when the guard,
+        // which the lease owns, is dropped; the guard keeps the slab.
+        Some(unsafe { Lease::new(start, len, Owner::Slot(guard)) })
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> usize {
+        self.offsets.len()
+    }
+
+    /// Properties of its memory, if it is staging memory.
+    pub fn facts(&self) -> Option<&StagingFacts> {
+        match &self.memory {
+            Memory::Own(_) => None,
+            Memory::Staging(staging) => Some(staging.facts()),
+        }
+    }
+
+    fn mapping(&self) -> &Mapping {
+        match &self.memory {
+            Memory::Own(mapping) => mapping,
+            Memory::Staging(staging) => staging.mapping(),
+        }
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        if let Memory::Staging(staging) = &mut self.memory {
+            // SAFETY: taken once, here; no other reference to the slab is left.
+            let staging = unsafe { ManuallyDrop::take(staging) };
+            staging.give_back();
+        }
+    }
+}
+
+/// Returns the slot when dropped.
+#[derive(Debug)]
+pub(super) struct SlotGuard {
+    slab: Arc<Slab>,
+    index: usize,
+}
+
+impl SlotGuard {
+    pub(super) fn registration(&self) -> Option<u16> {
+        u16::try_from(self.index).ok()
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        self.slab.free().push(self.index);
+        self.slab.bell.ring();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_leased_once_until_dropped() {
+        let slab = Slab::new(5000, 2, Arc::default()).expect("maps");
+        let first = slab.try_lease(5000).expect("free");
+        let second = slab.try_lease(1).expect("free");
+        assert_ne!(first.registration(), second.registration());
+        assert!(slab.try_lease(1).is_none() && !slab.has_free_slot());
+        drop(first);
+        assert!(slab.has_free_slot());
+        assert!(slab.try_lease(8192).is_some());
+        assert_eq!(slab.registrations().len(), 2);
+    }
+}

@@ -1,0 +1,562 @@
+//! Locations: where bytes live, as the user wrote it.
+//!
+//! Parses and shows locations; opens nothing. The displayed text is safe to print: it leaves out
+//! user names, passwords and query strings, which is where URLs carry secrets.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use super::hub_id;
+use crate::error::{Error, ErrorKind, Result, printable, shortened};
+
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model on a hub
+/// (`hf://org/name`).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Location {
+    place: Place,
+    shown: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Place {
+    Path(PathBuf),
+    Remote(RemoteUrl),
+}
+
+/// Protocol of an object store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// `s3://bucket/key`; also `s3a://`.
+    S3,
+    /// `gs://bucket/key`; also `gcs://`.
+    Gcs,
+    /// `az://container/key`, also `azure://` and `adl://`;
+    /// `abfss://container@account.dfs.core.windows.net/key`, also `abfs://`.
+    Azure,
+    /// `http://host/path` and `https://host/path`.
+    Http,
+    /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
+    /// `hf://org/name@revision`, each also with the path of a file or folder in it. Read from the
+    /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
+    /// a commit once, and that commit is read by ranges.
+    Hub,
+    /// A store that the caller opened.
+    Custom,
+}
+
+/// URL of an object store, split into the parts that identify the store and the object.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct RemoteUrl {
+    pub(crate) protocol: Protocol,
+    /// Scheme as written, in lower case, without `://`.
+    pub(crate) scheme: String,
+    /// Bucket or container; for HTTP host and port, with any user information before an `@`; for a
+    /// hub the repository, with any revision after an `@`.
+    pub(crate) authority: String,
+    /// Key or path without its leading slash, as written: keys of S3, GCS and Azure are not
+    /// percent-encoded, paths of HTTP are.
+    pub(crate) path: String,
+    /// Query string of an HTTP URL: may be a signature.
+    pub(crate) query: Option<String>,
+}
+
+const SCHEMES: [(&str, Protocol); 12] = [
+    ("s3", Protocol::S3),
+    ("s3a", Protocol::S3),
+    ("gs", Protocol::Gcs),
+    ("gcs", Protocol::Gcs),
+    ("az", Protocol::Azure),
+    ("azure", Protocol::Azure),
+    ("adl", Protocol::Azure),
+    ("abfs", Protocol::Azure),
+    ("abfss", Protocol::Azure),
+    ("http", Protocol::Http),
+    ("https", Protocol::Http),
+    ("hf", Protocol::Hub),
+];
+
+/// Characters that are percent-encoded in the path of a URL: all but those that RFC 3986 calls
+/// unreserved.
+pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'.')
+    .remove(b'_')
+    .remove(b'~');
+
+impl Location {
+    /// Parses a path or a URL.
+    pub fn parse(text: &str) -> Result<Self> {
+        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
+        if text.is_empty() {
+            return Err(invalid("the location is empty".to_owned()));
+        }
+        if text.contains('\0') {
+            return Err(invalid("the location contains a zero byte".to_owned()));
+        }
+        let Some((scheme, rest)) = text.split_once("://") else {
+            return match text.split_once(":/") {
+                Some((scheme, _))
+                    if SCHEMES
+                        .iter()
+                        .any(|(name, _)| name.eq_ignore_ascii_case(scheme)) =>
+                {
+                    Err(invalid(format!("{scheme}:/ is neither a path nor a URL"))
+                        .with_hint(format!("write {scheme}://, with two slashes")))
+                }
+                _ => Ok(Self::from_path(text)),
+            };
+        };
+        let scheme = scheme.to_ascii_lowercase();
+        if scheme == "file" {
+            return Self::from_file_url(text, rest);
+        }
+        let protocol = SCHEMES.iter().find(|(name, _)| *name == scheme);
+        let Some((_, protocol)) = protocol else {
+            // Do not show the whole text: a URL may carry credentials. Nor a prefix that is not a
+            // scheme: that may be most of the text.
+            let message = if is_scheme(&scheme) {
+                format!("locations that begin with {scheme}:// cannot be read")
+            } else {
+                "the location contains :// but does not begin with a URL scheme".to_owned()
+            };
+            return Err(Error::new(ErrorKind::Unsupported, message)
+                .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
+        };
+        let url = RemoteUrl::parse(*protocol, scheme, rest)?;
+        Ok(Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        })
+    }
+
+    fn from_file_url(text: &str, rest: &str) -> Result<Self> {
+        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
+        let path = rest.strip_prefix("localhost").unwrap_or(rest);
+        if !path.starts_with('/') {
+            return Err(
+                invalid(format!("file URL {text:?} names a host or a relative path"))
+                    .with_hint("write file:///absolute/path"),
+            );
+        }
+        let path = percent_decode_str(path).decode_utf8().map_err(|error| {
+            invalid(format!("file URL {text:?} is not UTF-8")).with_source(error)
+        })?;
+        Ok(Self {
+            place: Place::Path(PathBuf::from(path.as_ref())),
+            shown: text.to_owned(),
+        })
+    }
+
+    /// Creates the location of a path, taken as it is.
+    pub fn from_path(path: impl Into<PathBuf>) -> Self {
+        let path = path.into();
+        let shown = path.display().to_string();
+        Self {
+            place: Place::Path(path),
+            shown,
+        }
+    }
+
+    /// Returns the path, if the location is on a file system.
+    pub fn as_path(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Path(path) => Some(path),
+            Place::Remote(_) => None,
+        }
+    }
+
+    /// Returns the protocol, if the location is in an object store.
+    pub fn protocol(&self) -> Option<Protocol> {
+        self.remote().map(|url| url.protocol)
+    }
+
+    pub(crate) fn remote(&self) -> Option<&RemoteUrl> {
+        match &self.place {
+            Place::Path(_) => None,
+            Place::Remote(url) => Some(url),
+        }
+    }
+
+    /// Returns the location of `name` inside this folder or below this prefix.
+    pub(crate) fn join(&self, name: &str) -> Self {
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.join(name)),
+            Place::Remote(url) => Self::from_remote(url.join(name)),
+        }
+    }
+
+    /// Returns the folder or prefix that contains this file or object.
+    pub(crate) fn parent(&self) -> Self {
+        match &self.place {
+            Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
+            Place::Remote(url) => Self::from_remote(url.parent()),
+        }
+    }
+
+    /// Returns the path of this file or object relative to `folder`, with `/`; `None` if it is
+    /// elsewhere, or has a name that is not UTF-8.
+    pub(crate) fn below(&self, folder: &Self) -> Option<String> {
+        match (&self.place, &folder.place) {
+            (Place::Path(path), Place::Path(folder)) => {
+                let components = path.strip_prefix(folder).ok()?.components();
+                let names: Option<Vec<_>> = components
+                    .map(|component| component.as_os_str().to_str())
+                    .collect();
+                names.map(|names| names.join("/"))
+            }
+            (Place::Remote(url), Place::Remote(folder)) => url.below(folder),
+            (Place::Path(_), Place::Remote(_)) | (Place::Remote(_), Place::Path(_)) => None,
+        }
+    }
+
+    /// Creates a location that is only displayed, as `text`: for something that no single path or
+    /// URL denotes.
+    pub(crate) fn shown_as(text: impl Into<String>) -> Self {
+        Self {
+            place: Place::Path(PathBuf::new()),
+            shown: text.into(),
+        }
+    }
+
+    /// Returns the location of `path` in a store that the caller opened and whose display name is
+    /// `name`.
+    #[cfg(feature = "object")]
+    pub(crate) fn custom(name: &str, path: &str) -> Self {
+        Self::from_remote(RemoteUrl {
+            protocol: Protocol::Custom,
+            scheme: "store".to_owned(),
+            authority: name.to_owned(),
+            path: path.to_owned(),
+            query: None,
+        })
+    }
+
+    /// Returns the last component, without the query string.
+    pub(crate) fn file_name(&self) -> &str {
+        match &self.place {
+            Place::Path(path) => path
+                .file_name()
+                .and_then(|name| name.to_str())
+                .unwrap_or(""),
+            Place::Remote(url) => url.path.rsplit('/').next().unwrap_or(""),
+        }
+    }
+
+    /// Returns whether the name ends in a dot and `extension`.
+    pub(crate) fn has_extension(&self, extension: &str) -> bool {
+        Path::new(self.file_name())
+            .extension()
+            .is_some_and(|found| found == extension)
+    }
+
+    fn from_remote(url: RemoteUrl) -> Self {
+        Self {
+            shown: url.shown(),
+            place: Place::Remote(url),
+        }
+    }
+}
+
+impl RemoteUrl {
+    fn parse(protocol: Protocol, scheme: String, rest: &str) -> Result<Self> {
+        if protocol == Protocol::Hub {
+            let (authority, path) = hub_id::split(rest)?;
+            return Ok(Self {
+                protocol,
+                scheme,
+                authority,
+                path,
+                query: None,
+            });
+        }
+        // Keys may contain anything; in HTTP URLs `?` and `#` end the path.
+        let (rest, query) = match protocol {
+            Protocol::Http => {
+                let rest = rest.split('#').next().unwrap_or_default();
+                match rest.split_once('?') {
+                    Some((rest, query)) => (rest, Some(query.to_owned())),
+                    None => (rest, None),
+                }
+            }
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
+                (rest, None)
+            }
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let url = Self {
+            protocol,
+            scheme,
+            authority: authority.to_owned(),
+            path: path.to_owned(),
+            query,
+        };
+        if url.host().is_empty() {
+            let wanted = match protocol {
+                Protocol::S3 | Protocol::Gcs | Protocol::Hub | Protocol::Custom => "bucket",
+                Protocol::Azure => "container",
+                Protocol::Http => "host",
+            };
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the URL {} names no {wanted}", url.shown()),
+            )
+            .with_hint(format!("write {}://{wanted}/path", url.scheme)));
+        }
+        let is_user = |before: &str| !url.names_account() || before.contains(':');
+        let before = authority.rsplit_once('@').map(|(before, _)| before);
+        if protocol != Protocol::Http && before.is_some_and(is_user) {
+            return Err(Error::new(
+                ErrorKind::InvalidRequest,
+                format!("the URL {} has credentials in it", url.without_user()),
+            )
+            .with_hint("pass credentials as store options, or in the environment"));
+        }
+        Ok(url)
+    }
+
+    /// Returns whether an `@` separates container and account (`container@account.host`), not a
+    /// user and password from a host.
+    fn names_account(&self) -> bool {
+        self.scheme.starts_with("abfs")
+    }
+
+    /// Returns the authority without user and password.
+    pub(crate) fn host(&self) -> &str {
+        if self.names_account() || matches!(self.protocol, Protocol::Hub | Protocol::Custom) {
+            return &self.authority;
+        }
+        self.authority
+            .rsplit_once('@')
+            .map_or(self.authority.as_str(), |(_, host)| host)
+    }
+
+    /// Returns scheme and host only: the text before an `@` may be a secret, whatever the scheme.
+    fn without_user(&self) -> String {
+        let authority = &self.authority;
+        let host = authority
+            .rsplit_once('@')
+            .map_or(&**authority, |(_, host)| host);
+        format!("{}://{host}/…", self.scheme)
+    }
+
+    /// Returns the URL without user, password and query.
+    pub(crate) fn shown(&self) -> String {
+        let query = if self.query.is_some() { "?…" } else { "" };
+        let slash = if self.path.is_empty() { "" } else { "/" };
+        // A key may contain a question mark; a signature after one is there by mistake.
+        let (path, query) = match self.path.split_once('?') {
+            Some((path, query)) if query.contains('=') => (path, "?…"),
+            _ => (self.path.as_str(), query),
+        };
+        format!("{}://{}{slash}{path}{query}", self.scheme, self.host())
+    }
+
+    /// Returns the URL of `name` below this one. Keeps the query: it may be what grants access to
+    /// the whole folder.
+    fn join(&self, name: &str) -> Self {
+        let path = self.path.trim_end_matches('/');
+        let slash = if path.is_empty() { "" } else { "/" };
+        let name = match self.protocol {
+            Protocol::Http => {
+                let components = name.split('/');
+                let encoded = components.map(|one| utf8_percent_encode(one, RESERVED).to_string());
+                encoded.collect::<Vec<_>>().join("/")
+            }
+            Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Hub | Protocol::Custom => {
+                name.to_owned()
+            }
+        };
+        Self {
+            path: format!("{path}{slash}{name}"),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the name that [`Self::join`] needs to get here from `folder`.
+    fn below(&self, folder: &Self) -> Option<String> {
+        let is_beside = (self.protocol, &self.scheme, &self.authority)
+            == (folder.protocol, &folder.scheme, &folder.authority);
+        let above = folder.path.trim_end_matches('/');
+        let path = self.path.strip_prefix(above).filter(|_| is_beside)?;
+        let name = match path.strip_prefix('/') {
+            Some(name) => name,
+            None if above.is_empty() => path,
+            None => return None,
+        };
+        if self.protocol == Protocol::Http {
+            return Some(percent_decode_str(name).decode_utf8().ok()?.into_owned());
+        }
+        Some(name.to_owned())
+    }
+
+    fn parent(&self) -> Self {
+        let path = self.path.trim_end_matches('/');
+        Self {
+            path: path
+                .rsplit_once('/')
+                .map_or("", |(parent, _)| parent)
+                .to_owned(),
+            ..self.clone()
+        }
+    }
+}
+
+/// Returns whether a text can be the scheme of a URL (RFC 3986, section 3.1).
+fn is_scheme(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
+    text.len() <= 32
+        && text.starts_with(|c: char| c.is_ascii_alphabetic())
+        && text.bytes().all(allowed)
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&printable(&shortened(&self.shown)))
+    }
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Location({:?})", shortened(&self.shown))
+    }
+}
+
+impl fmt::Debug for RemoteUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RemoteUrl({:?})", self.shown())
+    }
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Self::parse(text)
+    }
+}
+
+impl From<&Path> for Location {
+    fn from(path: &Path) -> Self {
+        Self::from_path(path)
+    }
+}
+
+impl From<PathBuf> for Location {
+    fn from(path: PathBuf) -> Self {
+        Self::from_path(path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn location_parses_paths_and_file_urls() {
+        for (text, path) in [
+            ("model", "model"),
+            ("/m/a b", "/m/a b"),
+            ("file:///m/a%20b", "/m/a b"),
+            ("file://localhost/m", "/m"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.as_path(), Some(Path::new(path)));
+            assert_eq!(location.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn location_parses_object_store_urls() {
+        for (text, protocol, authority, path) in [
+            ("s3://bucket/a/b c", Protocol::S3, "bucket", "a/b c"),
+            ("S3A://bucket", Protocol::S3, "bucket", ""),
+            ("gs://bucket/a?b#c", Protocol::Gcs, "bucket", "a?b#c"),
+            ("az://container/a/", Protocol::Azure, "container", "a/"),
+            (
+                "abfss://container@account.dfs.core.windows.net/a",
+                Protocol::Azure,
+                "container@account.dfs.core.windows.net",
+                "a",
+            ),
+            ("https://host:80/a%20b", Protocol::Http, "host:80", "a%20b"),
+            ("hf://org/name", Protocol::Hub, "org/name", ""),
+            (
+                "hf://org/name@v1/a%20b",
+                Protocol::Hub,
+                "org/name@v1",
+                "a%20b",
+            ),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.protocol(), Some(protocol), "{text}");
+            assert_eq!(location.as_path(), None);
+            let url = location.remote().expect("a URL");
+            assert_eq!((&*url.authority, &*url.path), (authority, path), "{text}");
+        }
+    }
+
+    #[test]
+    fn displayed_location_hides_secrets() {
+        let text = "https://user:secret@host/a?X-Amz-Signature=secret#secret";
+        let location = Location::parse(text).expect("a URL");
+        assert_eq!(location.to_string(), "https://host/a?…");
+        assert!(!format!("{location:?} {:?}", location.remote()).contains("secret"));
+        let odd = Location::parse("az://c/a?sv=1&sig=secret").expect("a URL");
+        assert_eq!(odd.to_string(), "az://c/a?…");
+        let url = location.remote().expect("a URL");
+        assert_eq!(url.authority, "user:secret@host");
+        assert_eq!(url.query.as_deref(), Some("X-Amz-Signature=secret"));
+    }
+
+    #[test]
+    fn join_and_parent_follow_the_protocol() {
+        let odd = Location::parse("http://h/m").expect("a URL").join("a b%?é");
+        assert_eq!(odd.to_string(), "http://h/m/a%20b%25%3F%C3%A9");
+        let nested = Location::parse("http://h/m").expect("a URL").join("a/b");
+        assert_eq!(nested.to_string(), "http://h/m/a/b");
+        for (text, below, above) in [
+            ("s3://b", "s3://b/x", "s3://b"),
+            ("s3://b/", "s3://b/x", "s3://b"),
+            ("s3://b/m", "s3://b/m/x", "s3://b"),
+            ("s3://b/m/n/", "s3://b/m/n/x", "s3://b/m"),
+            ("http://h/m?q", "http://h/m/x?…", "http://h?…"),
+            ("hf://o/n", "hf://o/n/x", "hf://o/n"),
+            ("hf://o/n@v1/m", "hf://o/n@v1/m/x", "hf://o/n@v1"),
+            ("m/n", "m/n/x", "m"),
+        ] {
+            let location = Location::parse(text).expect(text);
+            assert_eq!(location.join("x").to_string(), below);
+            assert_eq!(location.parent().to_string(), above);
+        }
+    }
+
+    #[test]
+    fn rejected_locations_report_kind_and_hide_secrets() {
+        for (text, kind) in [
+            ("", ErrorKind::InvalidRequest),
+            ("file://host/x", ErrorKind::InvalidRequest),
+            ("s3://key:secret@bucket/x", ErrorKind::InvalidRequest),
+            ("s3:///x", ErrorKind::InvalidRequest),
+            ("az://user:secret@container/x", ErrorKind::InvalidRequest),
+            ("https://user:secret@/x", ErrorKind::InvalidRequest),
+            ("ftp://user:secret@host/x", ErrorKind::Unsupported),
+            ("https:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("HTTPS:/user:secret@host/x", ErrorKind::InvalidRequest),
+            ("https:/user:secret@host/x://y", ErrorKind::Unsupported),
+            (
+                "abfss://user:secret@account.dfs.core.windows.net/x",
+                ErrorKind::InvalidRequest,
+            ),
+            ("hf://user:secret@org/name", ErrorKind::InvalidRequest),
+            ("hf://org", ErrorKind::InvalidRequest),
+            ("hf:/org/name", ErrorKind::InvalidRequest),
+        ] {
+            let error = Location::parse(text).expect_err(text);
+            assert_eq!(error.kind(), kind, "{text}");
+            assert!(!error.chain().contains("secret"), "{}", error.chain());
+        }
+    }
+}

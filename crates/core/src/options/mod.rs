@@ -1,0 +1,23 @@
+//! Options of a load: limits, preferences and verification.
+//!
+//! Plain values, checked when they are created. Nothing here reads the environment; the command and
+//! the Python package translate theirs.
+
+pub(crate) mod cache_mode;
+pub(crate) mod distance;
+pub(crate) mod hub_id;
+pub(crate) mod location;
+pub(crate) mod store_options;
+
+mod bytes;
+mod options;
+mod verify;
+
+pub use bytes::{format_bytes, parse_bytes};
+pub use cache_mode::Cache;
+#[cfg(feature = "object")]
+pub(crate) use hub_id::HubId;
+pub use location::{Location, Protocol};
+pub use options::{Device, EngineChoice, Options, Order};
+pub use store_options::{StoreKey, StoreOptions};
+pub use verify::Verify;

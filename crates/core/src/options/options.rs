@@ -1,0 +1,330 @@
+//! Limits and preferences of one load.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::Cache;
+use super::Verify;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Device that tensors are loaded to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Device {
+    /// Host memory.
+    #[default]
+    Cpu,
+    /// Memory of a GPU, by its number in this process.
+    Cuda(usize),
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(ordinal) => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+impl FromStr for Device {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let kind = text.split_once(':').map_or(text, |(kind, _)| kind);
+        if matches!(text, "cpu" | "cpu:0") {
+            return Ok(Self::Cpu);
+        }
+        if text == "cuda" {
+            return Ok(Self::Cuda(0));
+        }
+        let ordinal = text.strip_prefix("cuda:").filter(|number| {
+            let digits = number.bytes().all(|byte| byte.is_ascii_digit());
+            digits && number.len() < 6
+        });
+        if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
+            return Ok(Self::Cuda(ordinal));
+        }
+        // PyTorch's names of other devices.
+        if ["hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
+            return Err(Error::new(
+                ErrorKind::Unsupported,
+                format!(
+                    "device {text:?} is not supported; tload loads to the CPU and to CUDA GPUs"
+                ),
+            )
+            .with_hint("use device=cpu and copy the tensors"));
+        }
+        Err(Error::unknown_name(
+            "device",
+            text,
+            &["cpu", "cuda", "cuda:N"],
+        ))
+    }
+}
+
+/// Engine that performs the reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum EngineChoice {
+    /// `uring` where a ring can be created and files are not on an in-memory file system, else
+    /// `pread`.
+    #[default]
+    Auto,
+    /// `io_uring` for files, or fail. Objects have their own engine in any case.
+    Uring,
+    /// Threads that call `pread` for files.
+    Pread,
+    /// `io_uring` through the crate `tokio-uring` for files, or fail. Never chosen automatically;
+    /// needs the feature `tokio-uring`.
+    TokioUring,
+}
+
+impl EngineChoice {
+    /// Returns the name that options and reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Uring => "uring",
+            Self::Pread => "pread",
+            Self::TokioUring => "tokio-uring",
+        }
+    }
+}
+
+impl fmt::Display for EngineChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EngineChoice {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "uring" => Ok(Self::Uring),
+            "pread" => Ok(Self::Pread),
+            "tokio-uring" => Ok(Self::TokioUring),
+            _ => Err(Error::unknown_name(
+                "engine",
+                text,
+                &["auto", "uring", "pread", "tokio-uring"],
+            )),
+        }
+    }
+}
+
+/// Order in which tensors are handed out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// In order of completion.
+    #[default]
+    Ready,
+    /// By shard, then by offset in the shard. Shards are then read one after another.
+    File,
+}
+
+impl Order {
+    /// Returns the name that options and reports use.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::File => "file",
+        }
+    }
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Order {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "ready" => Ok(Self::Ready),
+            "file" => Ok(Self::File),
+            _ => Err(Error::unknown_name("order", text, &["ready", "file"])),
+        }
+    }
+}
+
+/// Limits and preferences of a load; with `None` and the defaults the load chooses.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Engine that performs the reads. Default: [`EngineChoice::Auto`].
+    pub engine: EngineChoice,
+    /// Page cache mode of file reads. Default: [`Cache::Auto`].
+    pub cache: Cache,
+    /// With [`Cache::Map`], makes tensors writable: the process gets a private copy of each page
+    /// that it writes to; the file is not changed. Otherwise writing to a tensor kills the process
+    /// (`SIGSEGV`). Other tensors are always writable. Default: no.
+    pub writable: bool,
+    /// Order in which tensors are handed out. Default: [`Order::Ready`].
+    pub order: Order,
+    /// Reads in flight, over all lanes, for each file system; requests in flight for each object
+    /// store. Default: adjusted during the load, starting from the source's hint; fixed at the hint
+    /// if only `in_flight_bytes` is set.
+    pub depth: Option<usize>,
+    /// Bytes in flight, over all lanes, for each file system and each object store; one read is
+    /// always allowed. Default: `depth` times `extent_bytes` if `depth` is set; else adjusted
+    /// during the load, starting from the source's hint.
+    pub in_flight_bytes: Option<u64>,
+    /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to
+    /// an object store. Default: the source's hint.
+    pub extent_bytes: Option<u64>,
+    /// Threads for the files of each file system, each with an engine of its own. Default: one per
+    /// core if CPU-bound, as with files that are already in memory; else 1, growing while it is
+    /// saturated.
+    pub lanes: Option<usize>,
+    /// Most bytes that the load may hold and the caller has not received yet. Default: max(512 MiB,
+    /// largest tensor + max(a quarter of it, bytes in flight)). In a cgroup with little memory
+    /// less: half of what it leaves, or the minimum that the load needs.
+    pub memory_limit: Option<u64>,
+    /// Most bytes of each GPU that the load may hold and the caller has not received yet. Default:
+    /// as for `memory_limit`, and at most the free memory. When any tensor goes to a GPU,
+    /// `memory_limit` bounds the staging memory.
+    pub device_memory_limit: Option<u64>,
+    /// Compares the bytes read with known digests during the load; a mismatch is
+    /// [`ErrorKind::Corrupt`]. A tensor that does not match is not handed over if it has a digest
+    /// of its own; caller-provided memory may hold earlier pieces of it by then. Default:
+    /// [`Verify::Off`].
+    pub verify: Verify,
+    /// Retries of a failed request to an object store or a failed read of a file before the load
+    /// fails; only missing bytes are requested again. 0 disables retries. Default: the value in the
+    /// store options; without one, 8 for requests and for files on network file systems, where
+    /// errors may be transient, and 0 for other files.
+    pub retries: Option<u32>,
+    /// Hedges requests to object stores: one that takes much longer than others is sent a second
+    /// time, for the missing bytes; the first response wins. At most one in 20 requests is hedged,
+    /// and each once. Default: yes.
+    pub hedge: Option<bool>,
+    /// Timeout of the load, including opening its files; when exceeded, the load fails with
+    /// [`ErrorKind::TimedOut`]. Storage that does not respond delays the caller by at most half a
+    /// second beyond that; memory of reads that cannot be cancelled is freed when the storage
+    /// responds ([`crate::parked_bytes`]). Default: no limit.
+    pub timeout: Option<Duration>,
+}
+
+/// Largest extent: one kernel read moves less than 2 GiB (`MAX_RW_COUNT`).
+const EXTENT_BYTES_MAX: u64 = 1 << 30;
+/// Largest depth: the size of the largest ring that every kernel with `io_uring` makes.
+const DEPTH_MAX: usize = 4096;
+/// Most lanes.
+const LANES_MAX: usize = 256;
+
+impl Options {
+    /// Rejects values that are invalid for any checkpoint. Starting a load does the same.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] that names the field, its value and its bounds.
+    pub fn validate(&self) -> Result<()> {
+        within("depth", self.depth, 1, DEPTH_MAX)?;
+        within("lanes", self.lanes, 1, LANES_MAX)?;
+        within("extent_bytes", self.extent_bytes, 4096, EXTENT_BYTES_MAX)?;
+        within("in_flight_bytes", self.in_flight_bytes, 1, u64::MAX)?;
+        within("memory_limit", self.memory_limit, 1, u64::MAX)?;
+        within("device_memory_limit", self.device_memory_limit, 1, u64::MAX)?;
+        if self.timeout == Some(Duration::ZERO) {
+            return Err(Error::new(ErrorKind::InvalidRequest, "timeout is zero"));
+        }
+        Ok(())
+    }
+}
+
+fn within<T: Copy + PartialOrd + fmt::Display>(
+    name: &str,
+    value: Option<T>,
+    min: T,
+    max: T,
+) -> Result<()> {
+    match value {
+        Some(value) if value < min || value > max => Err(Error::new(
+            ErrorKind::InvalidRequest,
+            format!("{name} is {value}; it must lie between {min} and {max}"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn option_names_round_trip() {
+        for engine in [EngineChoice::Auto, EngineChoice::Uring, EngineChoice::Pread] {
+            assert_eq!(
+                engine.to_string().parse::<EngineChoice>().expect("a name"),
+                engine
+            );
+        }
+        for order in [Order::Ready, Order::File] {
+            assert_eq!(order.to_string().parse::<Order>().expect("a name"), order);
+        }
+        for cache in [
+            Cache::Auto,
+            Cache::Direct,
+            Cache::Buffered,
+            Cache::Drop,
+            Cache::Map,
+        ] {
+            assert_eq!(cache.to_string().parse::<Cache>().expect("a name"), cache);
+        }
+        let error = "aio".parse::<EngineChoice>().expect_err("unknown");
+        assert_eq!(
+            error.message(),
+            "engine \"aio\" is unknown; it can be auto, uring, pread, tokio-uring"
+        );
+    }
+
+    #[test]
+    fn device_parse_classifies_names() {
+        for device in [Device::Cpu, Device::Cuda(0), Device::Cuda(15)] {
+            assert_eq!(
+                device.to_string().parse::<Device>().expect("a name"),
+                device
+            );
+        }
+        assert_eq!("cuda".parse::<Device>().expect("a name"), Device::Cuda(0));
+        let error = "mps:0".parse::<Device>().expect_err("not ours");
+        assert_eq!(error.kind(), ErrorKind::Unsupported);
+        for nonsense in [
+            "tpu",
+            "cuda:",
+            "cuda:x",
+            "cuda:+1",
+            "cuda:-1",
+            "cuda:123456",
+        ] {
+            let error = nonsense.parse::<Device>().expect_err("unknown");
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        }
+    }
+
+    #[test]
+    fn options_validate_names_invalid_limit() {
+        let options = Options {
+            depth: Some(0),
+            ..Options::default()
+        };
+        let error = options.validate().expect_err("zero depth");
+        assert_eq!(
+            error.message(),
+            "depth is 0; it must lie between 1 and 4096"
+        );
+        let options = Options {
+            timeout: Some(Duration::ZERO),
+            ..Options::default()
+        };
+        assert!(options.validate().is_err());
+        Options::default().validate().expect("defaults are valid");
+    }
+}

@@ -1,0 +1,641 @@
+//! Options of object stores: names and values, checked when they are set.
+//!
+//! Knows the names, their meaning and the form of their values; opens nothing and reads no
+//! environment. [`StoreOptions::KEYS`] is the one list of names: checks, error messages and the
+//! documentation of the bindings are derived from it. Read by `store/`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use super::distance::distance;
+use super::location::Protocol;
+use crate::error::{Error, ErrorKind, Result, printable};
+#[cfg(feature = "object")]
+use crate::sync::retry::Retries;
+
+/// Options of object stores: endpoint, credentials, timeouts. A value set here overrides the
+/// environment.
+///
+/// The same options can serve several stores: each uses the keys of its protocol and ignores the
+/// rest.
+///
+/// ```
+/// # fn main() -> tload::Result<()> {
+/// use tload::source::StoreOptions;
+///
+/// let options = StoreOptions::new()
+///     .with("endpoint", "http://127.0.0.1:9000")?
+///     .with("anonymous", "true")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct StoreOptions {
+    values: BTreeMap<String, String>,
+}
+
+/// Description of a key of [`StoreOptions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct StoreKey {
+    /// Name of the key.
+    pub name: &'static str,
+    /// Protocols that use it.
+    pub protocols: &'static [Protocol],
+    /// Default, in words.
+    pub default: &'static str,
+    /// True if its value is never shown.
+    pub secret: bool,
+    /// Meaning, in one line.
+    pub summary: &'static str,
+    form: Form,
+}
+
+/// Form that a value must have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Text,
+    Flag,
+    Seconds,
+    Count,
+    Url,
+    Addressing,
+}
+
+const S3: &[Protocol] = &[Protocol::S3];
+const GCS: &[Protocol] = &[Protocol::Gcs];
+const AZURE: &[Protocol] = &[Protocol::Azure];
+const TOKENS: &[Protocol] = &[Protocol::Gcs, Protocol::Azure, Protocol::Hub];
+const ENDPOINTS: &[Protocol] = &[Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Hub];
+const ALL: &[Protocol] = &[
+    Protocol::S3,
+    Protocol::Gcs,
+    Protocol::Azure,
+    Protocol::Http,
+    Protocol::Hub,
+];
+
+/// Prefix of keys that are request headers: `header.x-team=weights`.
+const HEADER_PREFIX: &str = "header.";
+
+/// Keys with these prefixes go to the `object_store` crate as they are, under its own names.
+const PASSED_ON: [(&str, Protocol); 3] = [
+    ("aws_", Protocol::S3),
+    ("google_", Protocol::Gcs),
+    ("azure_", Protocol::Azure),
+];
+
+const fn key(
+    name: &'static str,
+    form: Form,
+    protocols: &'static [Protocol],
+    default: &'static str,
+    summary: &'static str,
+) -> StoreKey {
+    StoreKey {
+        name,
+        protocols,
+        default,
+        secret: false,
+        summary,
+        form,
+    }
+}
+
+const fn secret(
+    name: &'static str,
+    protocols: &'static [Protocol],
+    summary: &'static str,
+) -> StoreKey {
+    StoreKey {
+        name,
+        protocols,
+        default: "from the environment",
+        secret: true,
+        summary,
+        form: Form::Text,
+    }
+}
+
+impl StoreOptions {
+    /// Every key, in the order of the documentation. `header.NAME` and the names of the
+    /// `object_store` crate are accepted in addition.
+    pub const KEYS: &'static [StoreKey] = &[
+        key(
+            "endpoint",
+            Form::Url,
+            ENDPOINTS,
+            "the cloud's own, or from the environment",
+            "URL of the server, for example http://127.0.0.1:9000",
+        ),
+        key(
+            "region",
+            Form::Text,
+            S3,
+            "from the environment or the profile, else us-east-1",
+            "region that the bucket is in",
+        ),
+        key(
+            "profile",
+            Form::Text,
+            S3,
+            "none",
+            "profile of the AWS configuration files that credentials and region come from",
+        ),
+        secret("access_key_id", S3, "access key; needs secret_access_key"),
+        secret("secret_access_key", S3, "secret of the access key"),
+        secret("session_token", S3, "token of temporary credentials"),
+        key(
+            "anonymous",
+            Form::Flag,
+            ENDPOINTS,
+            "false",
+            "send requests without credentials, as public buckets allow",
+        ),
+        key(
+            "addressing",
+            Form::Addressing,
+            S3,
+            "path if an endpoint is given, else virtual",
+            "where the bucket's name goes: path (in the path) or virtual (in the host name)",
+        ),
+        key(
+            "request_payer",
+            Form::Flag,
+            S3,
+            "false",
+            "agree to pay for the requests",
+        ),
+        key(
+            "express",
+            Form::Flag,
+            S3,
+            "true for names that end with --x-s3",
+            "the bucket is one of S3 Express One Zone",
+        ),
+        key(
+            "account",
+            Form::Text,
+            AZURE,
+            "from the URL or the environment",
+            "storage account",
+        ),
+        secret("account_key", AZURE, "access key of the storage account"),
+        secret("sas", AZURE, "shared access signature"),
+        secret("token", TOKENS, "bearer token"),
+        key(
+            "tenant_id",
+            Form::Text,
+            AZURE,
+            "from the environment",
+            "tenant of the application",
+        ),
+        key(
+            "client_id",
+            Form::Text,
+            AZURE,
+            "from the environment",
+            "application, or the managed identity to use",
+        ),
+        secret("client_secret", AZURE, "secret of the application"),
+        key(
+            "service_account",
+            Form::Text,
+            GCS,
+            "from the environment",
+            "path of the key file of a service account",
+        ),
+        key(
+            "ca_file",
+            Form::Text,
+            ALL,
+            "none",
+            "path of a PEM file of certificates to trust in addition to the system's",
+        ),
+        key(
+            "tls_verify",
+            Form::Flag,
+            ALL,
+            "true",
+            "verify the server's certificate; if false, anyone can impersonate the server",
+        ),
+        key(
+            "proxy",
+            Form::Url,
+            ALL,
+            "from HTTPS_PROXY and HTTP_PROXY",
+            "URL of a proxy",
+        ),
+        key(
+            "connect_timeout",
+            Form::Seconds,
+            ALL,
+            "5",
+            "seconds that connecting may take",
+        ),
+        key(
+            "read_timeout",
+            Form::Seconds,
+            ALL,
+            "30",
+            "seconds that may pass without a byte arriving",
+        ),
+        key(
+            "open_timeout",
+            Form::Seconds,
+            ALL,
+            "none",
+            "seconds that opening a checkpoint may take, with lists, headers and retries",
+        ),
+        key(
+            "retries",
+            Form::Count,
+            ALL,
+            "8",
+            "maximum number of retries of a failed request",
+        ),
+        key(
+            "allow_unversioned",
+            Form::Flag,
+            ALL,
+            "false",
+            "read objects that have neither ETag nor Last-Modified; a replaced one may go unnoticed",
+        ),
+        key(
+            "environment",
+            Form::Flag,
+            ALL,
+            "true",
+            "read the store's own environment variables and configuration files",
+        ),
+    ];
+
+    /// Returns empty options: everything comes from the environment.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets a key, replacing its previous value.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] if the key is unknown or the value does not have the form of
+    /// the key. Keys that begin with `aws_`, `google_` and `azure_` are checked when a store is
+    /// opened.
+    pub fn set(&mut self, key: impl AsRef<str>, value: impl Into<String>) -> Result<()> {
+        let key = key.as_ref().trim().to_ascii_lowercase();
+        let value = value.into();
+        if let Some(known) = known(&key) {
+            check(known, &value)?;
+        } else if let Some(name) = key.strip_prefix(HEADER_PREFIX) {
+            check_header(name, &value)?;
+        } else if !PASSED_ON.iter().any(|(prefix, _)| key.starts_with(prefix)) {
+            return Err(unknown(&key));
+        }
+        self.values.insert(key, value);
+        Ok(())
+    }
+
+    /// Sets a key as [`set`](Self::set) does and returns the options, for chaining.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`set`](Self::set).
+    pub fn with(mut self, key: impl AsRef<str>, value: impl Into<String>) -> Result<Self> {
+        self.set(key, value)?;
+        Ok(self)
+    }
+
+    /// Creates options from keys and values.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`set`](Self::set).
+    pub fn from_pairs<K: AsRef<str>, V: Into<String>>(
+        pairs: impl IntoIterator<Item = (K, V)>,
+    ) -> Result<Self> {
+        let mut options = Self::new();
+        for (key, value) in pairs {
+            options.set(key, value)?;
+        }
+        Ok(options)
+    }
+
+    /// Splits `key=value`, as written on a command line, into key and value. Checks neither.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::InvalidRequest`] without a `=`.
+    pub fn parse(text: &str) -> Result<(String, String)> {
+        match text.split_once('=') {
+            Some((key, value)) if !key.trim().is_empty() => {
+                Ok((key.trim().to_owned(), value.to_owned()))
+            }
+            // The text is not shown: it may be a secret whose key was forgotten.
+            _ => Err(invalid("a store option has no key and no `=`".to_owned())
+                .with_hint("write key=value, for example region=eu-west-1")),
+        }
+    }
+
+    /// Returns whether no key is set.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+}
+
+/// Keys that also apply to files.
+impl StoreOptions {
+    /// Returns the value of a key.
+    pub(crate) fn get(&self, key: &str) -> Option<&str> {
+        self.values.get(key).map(String::as_str)
+    }
+
+    pub(crate) fn count(&self, key: &str) -> Option<u32> {
+        self.get(key)?.parse().ok()
+    }
+
+    pub(crate) fn seconds(&self, key: &str) -> Option<Duration> {
+        self.get(key).and_then(parse_seconds)
+    }
+}
+
+/// Keys that only stores read.
+#[cfg(feature = "object")]
+impl StoreOptions {
+    /// Returns how often requests are retried and with which backoff.
+    pub fn retries(&self) -> Retries {
+        self.count("retries")
+            .map_or_else(Retries::default, Retries::up_to)
+    }
+
+    pub(crate) fn flag(&self, key: &str) -> Option<bool> {
+        self.get(key).and_then(parse_flag)
+    }
+
+    /// Returns all keys that are set, with their values.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.values.iter().map(|(key, value)| (&**key, &**value))
+    }
+
+    /// Returns the request headers: names in lower case, and values.
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.iter()
+            .filter_map(|(key, value)| Some((key.strip_prefix(HEADER_PREFIX)?, value)))
+    }
+
+    /// Returns the keys and values for the `object_store` crate that apply to a protocol.
+    pub(crate) fn passed_on(&self, protocol: Protocol) -> impl Iterator<Item = (&str, &str)> {
+        let prefix = PASSED_ON.iter().find(|(_, of)| *of == protocol);
+        self.iter()
+            .filter(move |(key, _)| prefix.is_some_and(|(prefix, _)| key.starts_with(prefix)))
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self
+            .values
+            .iter()
+            .map(|(key, value)| (key, shown(key, value)));
+        f.debug_map().entries(shown).finish()
+    }
+}
+
+/// Returns a value as it may be shown. Headers and the keys of `object_store` count as secrets,
+/// since their contents are unknown.
+fn shown(key: &str, value: &str) -> String {
+    match known(key) {
+        Some(known) if known.secret => "***".to_owned(),
+        Some(known) if known.form == Form::Url => without_credentials(value),
+        Some(_) => value.to_owned(),
+        None => "***".to_owned(),
+    }
+}
+
+/// Returns a URL without user, password, query and fragment.
+fn without_credentials(url: &str) -> String {
+    let end = url.find(['?', '#']).unwrap_or(url.len());
+    let url = url.get(..end).unwrap_or_default();
+    let (scheme, rest) = url
+        .split_once("://")
+        .map_or(("", url), |(scheme, rest)| (scheme, rest));
+    let (authority, path) = match rest.find('/') {
+        Some(at) => rest.split_at(at),
+        None => (rest, ""),
+    };
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    let colon = if scheme.is_empty() { "" } else { "://" };
+    format!("{scheme}{colon}{host}{path}")
+}
+
+fn known(key: &str) -> Option<&'static StoreKey> {
+    StoreOptions::KEYS.iter().find(|known| known.name == key)
+}
+
+fn check(key: &StoreKey, value: &str) -> Result<()> {
+    let wanted = match key.form {
+        Form::Text if value.is_empty() => "a non-empty text",
+        Form::Flag if parse_flag(value).is_none() => "true or false",
+        Form::Seconds if parse_seconds(value).is_none() => "a number of seconds above 0",
+        Form::Count if value.parse::<u32>().is_err() => "a whole number",
+        Form::Addressing if value != "path" && value != "virtual" => "path or virtual",
+        Form::Url if !is_url(value) => "a URL that begins with http:// or https://",
+        Form::Text | Form::Url => return no_control(key.name, value),
+        Form::Flag | Form::Seconds | Form::Count | Form::Addressing => return Ok(()),
+    };
+    let found = if value.is_empty() {
+        "empty".to_owned()
+    } else if key.secret || key.form == Form::Url {
+        // A URL in the wrong form may still hold a password.
+        "something else".to_owned()
+    } else {
+        format!("{value:?}")
+    };
+    Err(invalid(format!(
+        "store option {} is {found}; it must be {wanted}",
+        key.name
+    )))
+}
+
+/// Rejects control characters. Values end up in headers and URLs, where a line break would begin a
+/// new field.
+fn no_control(name: &str, value: &str) -> Result<()> {
+    if value.chars().any(char::is_control) {
+        return Err(invalid(format!(
+            "store option {name} contains a control character, perhaps a trailing line break"
+        )));
+    }
+    Ok(())
+}
+
+fn check_header(name: &str, value: &str) -> Result<()> {
+    let token = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte);
+    if name.is_empty() || !name.bytes().all(token) {
+        return Err(invalid(format!(
+            "store option {HEADER_PREFIX}{} does not name a request header",
+            printable(name)
+        )));
+    }
+    no_control(name, value)
+}
+
+fn parse_flag(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "true" | "1" | "yes" => Some(true),
+        "false" | "0" | "no" => Some(false),
+        _ => None,
+    }
+}
+
+fn parse_seconds(text: &str) -> Option<Duration> {
+    let seconds = Duration::try_from_secs_f64(text.parse().ok()?).ok()?;
+    (!seconds.is_zero()).then_some(seconds)
+}
+
+fn is_url(text: &str) -> bool {
+    let rest = ["http://", "https://", "socks5://", "socks5h://"]
+        .iter()
+        .find_map(|scheme| text.strip_prefix(scheme));
+    rest.is_some_and(|rest| !rest.is_empty() && !rest.starts_with('/'))
+}
+
+fn unknown(key: &str) -> Error {
+    let names: Vec<_> = StoreOptions::KEYS.iter().map(|known| known.name).collect();
+    let nearest = names
+        .iter()
+        .map(|name| (distance(key, name), name))
+        .min()
+        .filter(|(distance, name)| *distance * 3 <= name.len())
+        // `endpoint_url`, `account_name`.
+        .or_else(|| {
+            let inside = names.iter().filter(|name| key.contains(**name));
+            inside
+                .map(|name| (0, name))
+                .max_by_key(|(_, name)| name.len())
+        });
+    let error = invalid(format!(
+        "store option {:?} is unknown; valid keys are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
+         google_ or azure_",
+        key,
+        names.join(", ")
+    ));
+    match nearest {
+        Some((_, name)) => error.with_hint(format!("did you mean {name}?")),
+        None => error,
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::new(ErrorKind::InvalidRequest, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn set_rejects_invalid_values() {
+        for (key, good, bad) in [
+            ("anonymous", "Yes", "maybe"),
+            ("connect_timeout", "2.5", "0"),
+            ("read_timeout", "30", "-1"),
+            ("retries", "0", "many"),
+            ("addressing", "virtual", "dns"),
+            ("endpoint", "https://host:9000", "host:9000"),
+            ("proxy", "socks5://host", "ftp://host"),
+            ("region", "eu-west-1", ""),
+            ("access_key_id", "AKIA", "AKIA\n"),
+            ("header.X-Team", "a b", "a\r\nb: c"),
+        ] {
+            let mut options = StoreOptions::new();
+            options.set(key, good).expect(key);
+            let error = options.set(key, bad).expect_err(key);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+            let name = key.strip_prefix("header.").unwrap_or(key);
+            let message = error.message().to_ascii_lowercase();
+            assert!(message.contains(&name.to_ascii_lowercase()), "{error}");
+        }
+    }
+
+    #[test]
+    fn wrong_values_of_secrets_are_not_shown() {
+        for (key, value) in [
+            ("secret_access_key", "hunter2\n"),
+            ("proxy", "user:hunter2@host"),
+            ("endpoint", "user:hunter2@host"),
+            ("header.authorization", "hunter2\n"),
+        ] {
+            let error = StoreOptions::new().with(key, value).expect_err(key);
+            assert!(!error.chain().contains("hunter2"), "{}", error.chain());
+        }
+        let error = StoreOptions::parse("hunter2").expect_err("no `=`");
+        assert!(!error.chain().contains("hunter2"));
+    }
+
+    #[test]
+    fn debug_shows_no_secret() {
+        let options = StoreOptions::from_pairs([
+            ("secret_access_key", "hunter2"),
+            ("proxy", "http://user:hunter2@proxy:3128"),
+            ("endpoint", "https://user:hunter2@host/a?sig=hunter2"),
+            ("header.authorization", "Bearer hunter2"),
+            ("aws_secret_access_key", "hunter2"),
+            ("region", "eu-west-1"),
+        ])
+        .expect("options");
+        let text = format!("{options:?}");
+        assert!(!text.contains("hunter2"), "{text}");
+        for shown in ["http://proxy:3128", "https://host/a", "eu-west-1", "***"] {
+            assert!(text.contains(shown), "{text}");
+        }
+    }
+
+    #[test]
+    fn unknown_keys_get_a_hint() {
+        for (key, hint) in [
+            ("acces_key_id", Some("did you mean access_key_id?")),
+            ("endpoint_url", Some("did you mean endpoint?")),
+            ("Regon", Some("did you mean region?")),
+            ("colour", None),
+        ] {
+            let error = StoreOptions::new().with(key, "x").expect_err(key);
+            assert_eq!(error.hint(), hint, "{key}");
+            assert!(error.message().contains("service_account"), "{error}");
+        }
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn keys_of_object_store_go_to_their_protocol_only() {
+        let options = StoreOptions::from_pairs([
+            ("aws_imdsv1_fallback", "true"),
+            ("azure_use_azure_cli", "true"),
+        ])
+        .expect("options");
+        let passed = |protocol| options.passed_on(protocol).collect::<Vec<_>>();
+        assert_eq!(passed(Protocol::S3), [("aws_imdsv1_fallback", "true")]);
+        assert_eq!(passed(Protocol::Azure), [("azure_use_azure_cli", "true")]);
+        assert!(passed(Protocol::Gcs).is_empty() && passed(Protocol::Http).is_empty());
+    }
+
+    #[test]
+    fn command_lines_give_key_and_value() {
+        let (key, value) = StoreOptions::parse("sas = ?a=b&c=d").expect("a pair");
+        assert_eq!((&*key, &*value), ("sas", " ?a=b&c=d"));
+        assert!(StoreOptions::parse("=x").is_err());
+    }
+
+    #[cfg(feature = "object")]
+    #[test]
+    fn the_last_value_wins_and_retries_have_a_default() {
+        let mut options = StoreOptions::new();
+        assert!(options.is_empty());
+        assert_eq!(options.retries(), Retries::default());
+        options.set("retries", "1").expect("retries");
+        options.set("RETRIES", "0").expect("retries");
+        assert_eq!(options.retries(), Retries::up_to(0));
+    }
+}

@@ -1,0 +1,144 @@
+//! Verification modes of a load.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::Location;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Verification mode: whether the bytes of a load are compared with known digests during the load.
+#[derive(Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verify {
+    /// Compares nothing.
+    #[default]
+    Off,
+    /// Compares with the first of these that exists: a tload manifest beside the checkpoint, the
+    /// store's own checksum of the whole object, the hub's digest of the file, a signed manifest.
+    /// The report says what was not compared, and why.
+    Auto,
+    /// Like [`Self::Auto`], but bytes that cannot be compared are an error before the first read: a
+    /// file without any digest, and a partly read file whose digests only cover the whole file, or
+    /// cover its header only as part of the whole. CRCs are accepted.
+    Require,
+    /// Like [`Self::Require`], but accepts SHA-256 only: from any source, or from the manifest at
+    /// this path or URL. CRCs detect damage, but an attacker who can change bytes can preserve any
+    /// CRC. A SHA-256 covers a whole file including its header, so a file of which only some
+    /// tensors are read is rejected. A digest is only as trustworthy as the place that it comes
+    /// from: keep the manifest where no other user can write.
+    Sha256(Option<String>),
+    /// Compares with the CRCs of this tload manifest, a path or a URL; a file that is not in it is
+    /// an error before the first read. With any explicit manifest, also for [`Self::Sha256`], these
+    /// are errors too: an index that the manifest does not list or lists with other bytes, and,
+    /// unless files or tensors were selected by name, a file with weights that the manifest lists
+    /// and the checkpoint lacks.
+    Manifest(String),
+}
+
+impl Verify {
+    /// Returns whether bytes that cannot be compared are an error.
+    pub fn is_strict(&self) -> bool {
+        matches!(self, Self::Require | Self::Sha256(_) | Self::Manifest(_))
+    }
+}
+
+/// Writes `off`, `auto`, `require`, `sha256`, `sha256:` and the manifest's location, or only the
+/// location, without secrets.
+impl fmt::Display for Verify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Off => f.write_str("off"),
+            Self::Auto => f.write_str("auto"),
+            Self::Require => f.write_str("require"),
+            Self::Sha256(None) => f.write_str(SHA256),
+            Self::Sha256(Some(manifest)) => write!(f, "{SHA256}:{}", shown(manifest)),
+            Self::Manifest(manifest) => f.write_str(&shown(manifest)),
+        }
+    }
+}
+
+/// Name of the mode that accepts SHA-256 only.
+const SHA256: &str = "sha256";
+
+/// Returns the location of a manifest, without secrets.
+fn shown(manifest: &str) -> String {
+    Location::parse(manifest).map_or_else(|_| "manifest".to_owned(), |at| at.to_string())
+}
+
+impl fmt::Debug for Verify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Verify({self})")
+    }
+}
+
+/// Parses the output of [`fmt::Display`]; any other text is the location of a manifest. A manifest
+/// that is named like a mode is `./auto`, one whose name begins with `sha256:` is `./sha256:…`.
+impl FromStr for Verify {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let empty = || {
+            Error::new(
+                ErrorKind::InvalidRequest,
+                "verify is empty; it can be off, auto, require, sha256, sha256:MANIFEST, or the path or URL of a manifest",
+            )
+        };
+        if let Some(manifest) = text.strip_prefix("sha256:") {
+            let named = Some(manifest).filter(|manifest| !manifest.is_empty());
+            return Ok(Self::Sha256(Some(named.ok_or_else(empty)?.to_owned())));
+        }
+        Ok(match text {
+            SHA256 => Self::Sha256(None),
+            "off" => Self::Off,
+            "auto" => Self::Auto,
+            "require" => Self::Require,
+            "" => return Err(empty()),
+            manifest => Self::Manifest(manifest.to_owned()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verify_round_trips_and_defaults_to_manifest() {
+        for text in [
+            "off",
+            "auto",
+            "require",
+            "sha256",
+            "m/tload-manifest.json",
+            "./auto",
+            "./sha256:m.json",
+        ] {
+            let verify: Verify = text.parse().expect("a choice");
+            assert_eq!(verify.to_string(), text);
+            assert_eq!(
+                matches!(verify, Verify::Manifest(_)),
+                text.contains('/'),
+                "{text}"
+            );
+        }
+        for text in ["sha256:m/tload-manifest.json", "sha256:s3://b/m.json"] {
+            let verify: Verify = text.parse().expect("a choice");
+            assert_eq!(verify.to_string(), text);
+            assert!(verify.is_strict() && matches!(verify, Verify::Sha256(Some(_))));
+        }
+        assert!("".parse::<Verify>().is_err() && "sha256:".parse::<Verify>().is_err());
+        assert_eq!(Verify::default(), Verify::Off);
+    }
+
+    #[test]
+    fn secrets_of_a_manifests_url_are_not_shown() {
+        let verify: Verify = "https://user:hunter2@host/m.json?sig=hunter2"
+            .parse()
+            .expect("a choice");
+        assert!(!format!("{verify} {verify:?}").contains("hunter2"));
+        let verify: Verify = "sha256:https://user:hunter2@host/m.json?sig=hunter2"
+            .parse()
+            .expect("a choice");
+        assert!(!format!("{verify} {verify:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,442 @@
+//! Load reports: bytes, time by stage, engine, memory.
+//!
+//! Lanes add to the counters while the load runs; a report is a snapshot of them. Nothing here
+//! makes decisions.
+
+mod counters;
+mod verification;
+
+use std::fmt;
+
+use serde::Serialize;
+pub use verification::{Unverified, VerificationReport, VerifiedBy};
+
+pub(crate) use counters::{Counters, Stage};
+
+use crate::error::counted;
+use crate::memory::PoolUsage;
+use crate::options::format_bytes;
+use crate::schedule::DepthReport as GroupDepth;
+
+/// Statistics of one load. Every load ends with one.
+#[derive(Clone, Debug, Default, Serialize)]
+#[non_exhaustive]
+pub struct Report {
+    /// The checkpoint, as the caller wrote it.
+    pub location: String,
+    /// `"complete"`, `"running"`, or the name of the error's kind.
+    pub outcome: String,
+    /// Tensors handed out.
+    pub tensors: u64,
+    /// Bytes of the tensors handed out.
+    pub tensor_bytes: u64,
+    /// Bytes read from storage, including bytes around tensors that were read for alignment.
+    pub read_bytes: u64,
+    /// Extents read.
+    pub extents: u64,
+    /// Seconds from the call until the last tensor was handed out (until now, while it runs).
+    pub seconds: f64,
+    /// Seconds that opening the checkpoint took before the load.
+    pub open_seconds: f64,
+    /// Seconds from the call until the first tensor was ready.
+    pub first_tensor_seconds: Option<f64>,
+    /// Engine that was used, and why.
+    pub engine: EngineReport,
+    /// Bytes read past the page cache.
+    pub direct_bytes: u64,
+    /// Bytes copied from the page cache.
+    pub buffered_bytes: u64,
+    /// Bytes of files that were mapped and not copied (`cache=map`).
+    pub mapped_bytes: u64,
+    /// Bytes received from object stores.
+    pub remote_bytes: u64,
+    /// Requests to object stores for the bytes of tensors.
+    pub requests: u64,
+    /// Bytes copied in memory after they were read. These belong to tensors whose offset in the
+    /// file is not a multiple of their dtype's alignment, so that no direct read can place them at
+    /// an aligned address. Otherwise 0.
+    pub copied_bytes: u64,
+    /// Reads that came back short and were continued.
+    pub short_reads: u64,
+    /// Reads and requests that were repeated for any reason: `read_retries`, `request_retries`, and
+    /// reads that the system interrupted or refused to do with direct I/O.
+    pub retries: u64,
+    /// Reads of files that were retried after a transient error.
+    pub read_retries: u64,
+    /// Requests to object stores that were retried.
+    pub request_retries: u64,
+    /// Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
+    /// this load and by other loads of the same checkpoint. Not included in `retries`.
+    pub opening_retries: u64,
+    /// Description of the last retry, of any of these kinds, and its cause.
+    pub last_retry: Option<String>,
+    /// Reads of files and requests that took much longer than others of this load.
+    pub stalls: u64,
+    /// Requests sent a second time because the first one stalled.
+    pub hedges: u64,
+    /// Hedged requests whose second request was the faster one.
+    pub hedges_won: u64,
+    /// Bytes of memory that storage may still write to although the load has ended: reads that
+    /// cannot be cancelled. They are freed when the reads complete.
+    pub parked_bytes: u64,
+    /// Number of these reads.
+    pub parked_reads: u64,
+    /// Memory budget, bytes.
+    pub memory_limit: u64,
+    /// Peak use of the budget, bytes.
+    pub memory_peak: u64,
+    /// Staging memory for GPUs or for the caller's memory; `None` when everything was read in
+    /// place.
+    pub staging: Option<StagingReport>,
+    /// GPUs that tensors were loaded to.
+    pub devices: Vec<DeviceReport>,
+    /// Regions carved from memory that the load already had.
+    pub recycled_regions: u64,
+    /// Regions for which fresh memory was mapped.
+    pub fresh_regions: u64,
+    /// Time by stage.
+    pub stages: StageTimes,
+    /// Number of lanes.
+    pub lanes: usize,
+    /// Maximum number of reads of the largest size in flight, under the last limit.
+    pub depth: usize,
+    /// Maximum number of bytes in flight, under the last limit.
+    pub in_flight_bytes: u64,
+    /// Depth of each file system and each store, and the reason for it.
+    pub depths: Vec<DepthReport>,
+    /// Largest planned read or request, bytes.
+    pub extent_bytes: u64,
+    /// Bytes that were compared with digests; `None` with `verify=off`.
+    pub verification: Option<VerificationReport>,
+    /// Messages for the user: fallbacks and what to do about them.
+    pub notes: Vec<String>,
+}
+
+/// Staging memory of a load. It is part of the budget.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct StagingReport {
+    /// Size, bytes.
+    pub bytes: u64,
+    /// Number of slots.
+    pub slots: usize,
+    /// Bytes that GPUs read directly; the driver copies the others once more.
+    pub pinned_bytes: u64,
+    /// True if the memory was reused from an earlier load of the process.
+    pub reused: bool,
+    /// Reason why some of it was not pinned.
+    pub refusal: Option<String>,
+}
+
+/// Transfers to one GPU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// Name of the device, for example `"cuda:0"`.
+    pub device: String,
+    /// Memory budget, bytes; 0 when everything went into the caller's memory.
+    pub memory_limit: u64,
+    /// Peak use of the budget, bytes.
+    pub memory_peak: u64,
+    /// Number of copies to the device.
+    pub copies: u64,
+    /// Bytes of these copies.
+    pub copied_bytes: u64,
+    /// Seconds in which a copy was running or waiting for the device's copy engine, summed over the
+    /// lanes.
+    pub copy_seconds: f64,
+}
+
+/// Depth of the reads from one file system or store, and the reason for it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct DepthReport {
+    /// Name of the file system or store, for example `"ext4 (8:1)"` or `"s3"`.
+    pub sources: String,
+    /// Maximum number of bytes in flight, under the last limit.
+    pub in_flight_bytes: u64,
+    /// Number of changes of the limit.
+    pub changes: u32,
+    /// Seconds from the call until the last change.
+    pub changed_seconds: f64,
+    /// Highest rate measured, bytes per second; 0 if the load was too short to measure.
+    pub best_bytes_per_second: u64,
+    /// Why the limit is not higher: `"fixed"`, `"throughput plateaued"`, …
+    pub reason: String,
+}
+
+/// Engine that was used, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EngineReport {
+    /// Name: `"uring"`, `"pread"`, `"tokio-uring"` or `"object"`; two of them joined by `+` when
+    /// some shards are files and some are objects; `"none"` when there was nothing to read.
+    pub name: String,
+    /// Engine that the caller asked for.
+    pub requested: String,
+    /// Reason for the choice.
+    pub reason: String,
+    /// Features of the system that the engine used.
+    pub features: Vec<String>,
+}
+
+/// Seconds by stage, summed over the lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct StageTimes {
+    /// Choosing and queueing extents, including the first touch of fresh memory in the kernel.
+    pub submit: f64,
+    /// Waiting for storage.
+    pub storage_wait: f64,
+    /// Waiting for the budget: the caller was slower than storage.
+    pub memory_wait: f64,
+    /// Waiting for copies to a GPU while no read was in flight.
+    pub copy_wait: f64,
+    /// Completing tensors and delivering them.
+    pub deliver: f64,
+    /// Comparing bytes with digests.
+    pub verify: f64,
+    /// The caller waiting for the next tensor.
+    pub consumer_wait: f64,
+}
+
+impl Report {
+    /// Returns the bytes of tensors per second; 0 before the first tensor was handed out.
+    #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub fn bytes_per_second(&self) -> f64 {
+        if self.seconds > 0.0 {
+            self.tensor_bytes as f64 / self.seconds
+        } else {
+            0.0
+        }
+    }
+
+    fn fmt_time(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stages = &self.stages;
+        write!(
+            f,
+            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
+             {}deliver {:.3} s, {}caller waited {:.3} s",
+            self.open_seconds,
+            self.first_tensor_seconds
+                .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
+            stages.submit,
+            stages.storage_wait,
+            stages.memory_wait,
+            if self.devices.is_empty() {
+                String::new()
+            } else {
+                format!("copies {:.3} s, ", stages.copy_wait)
+            },
+            stages.deliver,
+            if self.verification.is_some() {
+                format!("verify {:.3} s, ", stages.verify)
+            } else {
+                String::new()
+            },
+            stages.consumer_wait
+        )
+    }
+
+    /// Describes bytes that were neither read with direct I/O nor copied from the page cache.
+    fn elsewhere(&self) -> String {
+        let mapped = (self.mapped_bytes > 0)
+            .then(|| format!(", {} mapped", format_bytes(self.mapped_bytes)));
+        let remote = (self.requests > 0).then(|| {
+            let requests = counted(self.requests, "request");
+            format!(", {} in {requests}", format_bytes(self.remote_bytes))
+        });
+        [mapped, remote].into_iter().flatten().collect()
+    }
+
+    /// Writes the lines that only loads to GPUs and to the caller's memory have.
+    fn fmt_destinations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(staging) = &self.staging {
+            writeln!(
+                f,
+                "staging  {} in {}, {} pinned{}",
+                format_bytes(staging.bytes),
+                counted(staging.slots as u64, "slot"),
+                format_bytes(staging.pinned_bytes),
+                if staging.reused { ", reused" } else { "" }
+            )?;
+        }
+        for device in &self.devices {
+            writeln!(
+                f,
+                "{:<8} {} in {}, {:.3} s of copying; memory peak {} of {}",
+                device.device,
+                format_bytes(device.copied_bytes),
+                if device.copies == 1 {
+                    "1 copy".to_owned()
+                } else {
+                    format!("{} copies", device.copies)
+                },
+                device.copy_seconds,
+                format_bytes(device.memory_peak),
+                format_bytes(device.memory_limit)
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Sets the depth of each group.
+    pub(crate) fn set_depths(&mut self, groups: impl Iterator<Item = (String, GroupDepth)>) {
+        self.depths = groups
+            .map(|(sources, depth)| DepthReport {
+                sources,
+                in_flight_bytes: depth.limit.bytes,
+                changes: depth.changes,
+                changed_seconds: depth.changed_at.as_secs_f64(),
+                best_bytes_per_second: depth.best_rate,
+                reason: depth.settled.text().to_owned(),
+            })
+            .collect();
+        let (before, now) = (
+            self.in_flight_bytes.max(1),
+            self.depths.iter().map(|depth| depth.in_flight_bytes).sum(),
+        );
+        if !self.depths.is_empty() {
+            // The number of reads is proportional to the bytes.
+            let reads = self.depth as u128 * u128::from(now) / u128::from(before);
+            self.depth = usize::try_from(reads).unwrap_or(usize::MAX).max(1);
+            self.in_flight_bytes = now;
+        }
+    }
+
+    /// Sets the number of retries outside the data path and the cause of the last one.
+    pub(crate) fn set_opening_retries(&mut self, (count, why): (u64, Option<String>)) {
+        self.opening_retries = count;
+        self.last_retry = self.last_retry.take().or(why);
+    }
+
+    /// Writes the lines about retries, stalls and parked reads; none if there were none.
+    fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let again = self.read_retries + self.request_retries;
+        if again + self.stalls + self.hedges > 0 {
+            writeln!(
+                f,
+                "retries  {}, {}; {} stalled; {} hedged ({} won)",
+                counted(self.read_retries, "read"),
+                counted(self.request_retries, "request"),
+                self.stalls,
+                self.hedges,
+                self.hedges_won
+            )?;
+        }
+        if self.opening_retries > 0 {
+            let times = counted(self.opening_retries, "time");
+            writeln!(f, "opening  retried {times}")?;
+        }
+        if let Some(last) = &self.last_retry {
+            writeln!(f, "         last retry: {last}")?;
+        }
+        if self.parked_reads > 0 {
+            writeln!(
+                f,
+                "parked   {} held by {} that storage has not completed",
+                format_bytes(self.parked_bytes),
+                counted(self.parked_reads, "read")
+            )?;
+        }
+        Ok(())
+    }
+
+    fn fmt_depths(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for depth in self.depths.iter().filter(|depth| depth.reason != "fixed") {
+            write!(
+                f,
+                "depth    {} in flight from {}: {}",
+                format_bytes(depth.in_flight_bytes),
+                depth.sources,
+                depth.reason,
+            )?;
+            if depth.changes > 0 {
+                let changes = counted(u64::from(depth.changes), "change");
+                write!(f, ", {changes}, the last at {:.3} s", depth.changed_seconds)?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn add_staging(&mut self, staging: &StagingReport) {
+        self.memory_limit += staging.bytes;
+        self.memory_peak += staging.bytes;
+        if let Some(refusal) = &staging.refusal {
+            self.notes.push(format!(
+                "{} of {} staging memory could not be pinned, so the driver copies once more: {refusal}",
+                format_bytes(staging.bytes - staging.pinned_bytes),
+                format_bytes(staging.bytes)
+            ));
+        }
+        self.staging = Some(staging.clone());
+    }
+
+    pub(crate) fn add_usage(&mut self, usage: PoolUsage) {
+        self.memory_limit = usage.limit;
+        self.memory_peak = usage.peak;
+        self.recycled_regions = usage.recycled;
+        self.fresh_regions = usage.fresh;
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{}, {} in {:.3} s: {:.2} GB/s ({})",
+            counted(self.tensors, "tensor"),
+            format_bytes(self.tensor_bytes),
+            self.seconds,
+            self.bytes_per_second() / 1e9,
+            self.outcome
+        )?;
+        writeln!(
+            f,
+            "engine   {} ({}){}",
+            self.engine.name,
+            self.engine.reason,
+            if self.engine.features.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", self.engine.features.join(", "))
+            }
+        )?;
+        writeln!(
+            f,
+            "reads    {} of up to {}, {} and {} in flight at the end, {}; {} direct, {} buffered{}, {} copied; \
+             {} short, {} repeated",
+            counted(self.extents, "extent"),
+            format_bytes(self.extent_bytes),
+            counted(self.depth as u64, "read"),
+            format_bytes(self.in_flight_bytes),
+            counted(self.lanes as u64, "lane"),
+            format_bytes(self.direct_bytes),
+            format_bytes(self.buffered_bytes),
+            self.elsewhere(),
+            format_bytes(self.copied_bytes),
+            self.short_reads,
+            self.retries
+        )?;
+        writeln!(
+            f,
+            "memory   peak {} of {}; {} fresh, {} recycled",
+            format_bytes(self.memory_peak),
+            format_bytes(self.memory_limit),
+            counted(self.fresh_regions, "region"),
+            self.recycled_regions
+        )?;
+        self.fmt_troubles(f)?;
+        self.fmt_depths(f)?;
+        self.fmt_destinations(f)?;
+        if let Some(verification) = &self.verification {
+            writeln!(f, "{verification}")?;
+        }
+        self.fmt_time(f)?;
+        for note in &self.notes {
+            write!(f, "\nnote     {note}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,411 @@
+//! Page cache residency of files: queries it and evicts pages.
+//!
+//! Used by loads, which copy resident bytes; by benches, which must prove "cold"; by
+//! `tload doctor`. Supported on Linux; other systems return an error.
+
+#![cfg_attr(
+    target_os = "linux",
+    expect(
+        unsafe_code,
+        reason = "cachestat(2) has no safe wrapper; mincore(2) needs a mapping"
+    )
+)]
+
+use std::fs::File;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::param::page_size;
+
+use crate::error::{Error, Result};
+use crate::storage::FileSystem;
+
+/// Amount of a file that is resident in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Residency {
+    /// Bytes in the page cache, in whole pages, at most `total_bytes`.
+    pub resident_bytes: u64,
+    /// The file's length, bytes.
+    pub total_bytes: u64,
+    /// System call that was used: `"cachestat"` (Linux 6.5) or `"mincore"`.
+    pub method: &'static str,
+}
+
+/// Returns how much of the file at `path` is resident in the page cache.
+///
+/// # Errors
+///
+/// The file cannot be opened, or the system cannot report residency
+/// ([`crate::ErrorKind::Unsupported`]).
+pub fn residency(path: &Path) -> Result<Residency> {
+    let file = open(path)?;
+    ask(&file).map_err(|error| error.with_location(path.display()))
+}
+
+fn ask(file: &File) -> Result<Residency> {
+    let total_bytes = file
+        .metadata()
+        .map_err(|error| Error::from_io("cannot read its length", error))?
+        .len();
+    let method = Method::of(file, &FileSystem::of(file)?);
+    let counted = match method {
+        Method::Cachestat => linux::cachestat(file, 0, total_bytes),
+        Method::Mincore => None,
+    };
+    // Only `mincore` says why it fails.
+    let pages = counted.map_or_else(
+        || mincore(file, 0, total_bytes).map(|found| found.pages),
+        Ok,
+    )?;
+    Ok(Residency {
+        resident_bytes: (pages * page_size() as u64).min(total_bytes),
+        total_bytes,
+        method: method.name(),
+    })
+}
+
+/// Writes the file back and drops its pages from the page cache
+/// (`posix_fadvise(POSIX_FADV_DONTNEED)`).
+///
+/// Advisory: pages that are mapped or being written stay. Call [`residency`] afterwards to check.
+pub fn evict(path: &Path) -> Result<()> {
+    let file = open(path)?;
+    linux::evict(&file).map_err(|error| error.with_location(path.display()))
+}
+
+/// System call that reports which pages of a file are in the page cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::storage) enum Method {
+    /// Since Linux 6.5: counts the pages of a range, in time proportional to those that are
+    /// resident.
+    Cachestat,
+    /// Checks each page of a range, resident or not: some 40 ns each (2026-11).
+    Mincore,
+}
+
+impl Method {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cachestat => "cachestat",
+            Self::Mincore => "mincore",
+        }
+    }
+
+    /// Returns the method that works for `file`.
+    pub(in crate::storage) fn of(file: &File, file_system: &FileSystem) -> Self {
+        // A file on an overlay is a front: its pages belong to the file below, which only a mapping
+        // reaches.
+        let is_front = file_system.name == "overlay";
+        if !is_front && linux::cachestat(file, 0, 1).is_some() {
+            Self::Cachestat
+        } else {
+            Self::Mincore
+        }
+    }
+
+    /// Returns how many bytes of the pages that hold `len` bytes at `offset` are in the page cache;
+    /// `None` if the system cannot tell.
+    pub(in crate::storage) fn resident_bytes(
+        self,
+        file: &File,
+        offset: u64,
+        len: u64,
+    ) -> Option<u64> {
+        let pages = match self {
+            Self::Cachestat => linux::cachestat(file, offset, len)?,
+            Self::Mincore => mincore(file, offset, len).ok()?.pages,
+        };
+        Some(pages * page_size() as u64)
+    }
+}
+
+/// Pages of a range that are in the page cache, as `mincore` reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::storage) struct Resident {
+    pub(in crate::storage) pages: u64,
+    /// Offset in the file of the first of them.
+    pub(in crate::storage) first: Option<u64>,
+}
+
+/// Pages per `mincore` call: each takes one byte of the stack.
+const PAGES_AT_A_TIME: usize = 4096;
+
+/// Calls `mincore` for the pages that hold `len` bytes at `offset`, a bounded number at a time.
+///
+/// # Errors
+///
+/// The file cannot be mapped, or the system call fails.
+pub(in crate::storage) fn mincore(file: &File, offset: u64, len: u64) -> Result<Resident> {
+    let page = page_size() as u64;
+    let mut answers = [0; PAGES_AT_A_TIME];
+    let mut found = Resident::default();
+    let mut at = offset / page * page;
+    let mut left = (offset + len).div_ceil(page) - at / page;
+    if len == 0 {
+        left = 0;
+    }
+    while left > 0 {
+        let count = usize::try_from(left).map_or(PAGES_AT_A_TIME, |left| left.min(PAGES_AT_A_TIME));
+        let answers = &mut answers[..count];
+        linux::mincore(file, at, answers)?;
+        let mut there = answers
+            .iter()
+            .zip(0_u64..)
+            .filter(|(page, _)| **page & 1 == 1);
+        if let Some((_, index)) = there.next() {
+            found.first = found.first.or(Some(at + index * page));
+            found.pages += 1 + there.count() as u64;
+        }
+        at += count as u64 * page;
+        left -= count as u64;
+    }
+    Ok(found)
+}
+
+/// Longest time that copying a byte from the page cache takes even on a slow machine; reading one
+/// from a disk takes longer.
+const COPIED_WITHIN: Duration = Duration::from_micros(30);
+
+/// Returns whether the page at `offset` can be read without waiting for a device. `mincore` alone
+/// does not tell: since Linux 5.0 it reports "resident" for every page of a file that the caller
+/// could not write to, and file systems of sandboxes report anything.
+pub(in crate::storage) fn is_resident(file: &File, offset: u64) -> bool {
+    linux::is_resident(file, offset, COPIED_WITHIN)
+}
+
+/// Drops the pages of `file` that lie entirely in the range from the page cache. Advisory.
+pub(in crate::storage) fn let_go(file: &File, offset: u64, len: u64) {
+    linux::let_go(file, offset, len);
+}
+
+/// Starts reading a range into the page cache. Advisory.
+pub(in crate::storage) fn read_ahead(file: &File, offset: u64, len: u64) {
+    linux::read_ahead(file, offset, len);
+}
+
+fn open(path: &Path) -> Result<File> {
+    crate::storage::file::open_plain(path)
+        .map_err(|error| Error::from_io("cannot open", error).with_location(path.display()))
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    use std::fs::File;
+    use std::io::IoSliceMut;
+    use std::num::NonZeroU64;
+    use std::os::fd::AsRawFd;
+    use std::ptr;
+    use std::time::{Duration, Instant};
+
+    use rustix::fs::Advice;
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
+    use rustix::mm::{MapFlags, ProtFlags};
+    use rustix::param::page_size;
+
+    use crate::error::{Error, Result};
+
+    /// System call number, the same on every architecture but alpha (unified since 424).
+    const SYS_CACHESTAT: libc::c_long = 451;
+
+    #[repr(C)]
+    struct Range {
+        offset: u64,
+        len: u64,
+    }
+
+    #[repr(C)]
+    #[derive(Default)]
+    struct CacheStat {
+        cached: u64,
+        dirty: u64,
+        writeback: u64,
+        evicted: u64,
+        recently_evicted: u64,
+    }
+
+    /// Returns the number of resident pages in the range. The kernel takes a length of 0 for "to
+    /// the end".
+    pub(in crate::storage) fn cachestat(file: &File, offset: u64, len: u64) -> Option<u64> {
+        if len == 0 {
+            return Some(0);
+        }
+        let range = Range { offset, len };
+        let mut stat = CacheStat::default();
+        // SAFETY: both structs have the kernel's layout (linux/mman.h) and outlive the call; the
+        // kernel writes `stat` only.
+        let result = unsafe {
+            libc::syscall(
+                SYS_CACHESTAT,
+                file.as_raw_fd(),
+                ptr::from_ref(&range),
+                ptr::from_mut(&mut stat),
+                0,
+            )
+        };
+        (result == 0).then_some(stat.cached)
+    }
+
+    /// Queries the pages of the file from `offset` on, a multiple of the page size. The lowest bit
+    /// of each of `answers` is set if that page is resident.
+    pub(in crate::storage) fn mincore(file: &File, offset: u64, answers: &mut [u8]) -> Result<()> {
+        let len = answers.len() * page_size();
+        // SAFETY: a null hint and a fresh mapping: no existing memory is touched, and the pages are
+        // never read.
+        let mapped = unsafe {
+            rustix::mm::mmap(
+                ptr::null_mut(),
+                len,
+                ProtFlags::READ,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        }
+        .map_err(|errno| {
+            Error::from_io(
+                "cannot map the file to query its cached pages",
+                errno.into(),
+            )
+        })?;
+        // SAFETY: the range is mapped, and `answers` has one byte for each of its pages.
+        let result = unsafe { libc::mincore(mapped, len, answers.as_mut_ptr()) };
+        let failed = (result != 0).then(std::io::Error::last_os_error);
+        // SAFETY: mapped above and not used any more.
+        let _ = unsafe { rustix::mm::munmap(mapped, len) };
+        failed.map_or(Ok(()), |error| {
+            let what = "cannot query which pages are cached";
+            Err(Error::from_io(what, error))
+        })
+    }
+
+    /// Returns whether a page can be read without waiting for a device.
+    pub(in crate::storage) fn is_resident(
+        file: &File,
+        offset: u64,
+        copied_within: Duration,
+    ) -> bool {
+        let mut byte = [0_u8];
+        let mut read = |flags| preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, flags);
+        match read(ReadWriteFlags::NOWAIT) {
+            Ok(_) => true,
+            Err(Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
+                let since = Instant::now();
+                read(ReadWriteFlags::empty()).is_ok() && since.elapsed() < copied_within
+            }
+            Err(_) => false,
+        }
+    }
+
+    pub(in crate::storage) fn let_go(file: &File, offset: u64, len: u64) {
+        // Pages that are mapped or being written stay in any case.
+        let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::DontNeed);
+    }
+
+    pub(in crate::storage) fn read_ahead(file: &File, offset: u64, len: u64) {
+        // Advice only: errors are ignored. Without it reads happen one after another.
+        let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed);
+    }
+
+    pub(in crate::storage) fn evict(file: &File) -> Result<()> {
+        // Dirty pages cannot be dropped.
+        rustix::fs::fdatasync(file)
+            .map_err(|errno| Error::from_io("cannot write the file back", errno.into()))?;
+        rustix::fs::fadvise(file, 0, None, Advice::DontNeed)
+            .map_err(|errno| Error::from_io("cannot drop its pages", errno.into()))
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod linux {
+    use std::fs::File;
+    use std::time::Duration;
+
+    use crate::error::{Error, ErrorKind, Result};
+
+    pub(in crate::storage) fn evict(_file: &File) -> Result<()> {
+        Err(unsupported())
+    }
+
+    pub(in crate::storage) fn cachestat(_file: &File, _offset: u64, _len: u64) -> Option<u64> {
+        None
+    }
+
+    pub(in crate::storage) fn mincore(
+        _file: &File,
+        _offset: u64,
+        _answers: &mut [u8],
+    ) -> Result<()> {
+        Err(unsupported())
+    }
+
+    pub(in crate::storage) fn is_resident(
+        _file: &File,
+        _offset: u64,
+        _copied_within: Duration,
+    ) -> bool {
+        false
+    }
+
+    pub(in crate::storage) fn let_go(_file: &File, _offset: u64, _len: u64) {}
+
+    pub(in crate::storage) fn read_ahead(_file: &File, _offset: u64, _len: u64) {}
+
+    fn unsupported() -> Error {
+        Error::new(
+            ErrorKind::Unsupported,
+            "only Linux reports which pages of a file are cached",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn mincore_and_cachestat_agree_on_unaligned_ranges() {
+        let page = page_size() as u64;
+        let len = (PAGES_AT_A_TIME as u64 + 3) * page;
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        let bytes = vec![1; usize::try_from(len).expect("16 MiB")];
+        file.write_all(&bytes).expect("room");
+        let found = mincore(&file, 0, len).expect("mincore answers");
+        if found.pages == len / page {
+            assert_eq!(found.first, Some(0));
+        }
+        for (offset, len) in [
+            (0, 0),
+            (page - 1, 2),
+            (page, page),
+            (page + 1, len - page - 2),
+            (len - 1, 1),
+        ] {
+            let counted = mincore(&file, offset, len).expect("mincore answers");
+            let most = (offset + len).div_ceil(page) - offset / page;
+            assert!(counted.pages <= if len == 0 { 0 } else { most });
+            if found.pages == bytes.len() as u64 / page {
+                let [by_pages, by_count] = [Method::Mincore, Method::Cachestat]
+                    .map(|method| method.resident_bytes(&file, offset, len));
+                assert_eq!(by_pages, Some(counted.pages * page), "{offset}, {len}");
+                assert!(by_count.is_none_or(|bytes| Some(bytes) == by_pages));
+            }
+        }
+    }
+
+    #[test]
+    fn evicted_page_is_not_resident() {
+        let mut file = tempfile::tempfile().expect("a temporary file");
+        file.write_all(&vec![1; 1 << 20]).expect("room");
+        if mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages > 0) {
+            assert!(is_resident(&file, 0), "just written");
+        }
+        file.sync_all().expect("written back");
+        let_go(&file, 0, 1 << 20);
+        let gone = mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages == 0);
+        if gone {
+            assert!(!linux::is_resident(&file, 0, Duration::ZERO));
+        }
+    }
+}

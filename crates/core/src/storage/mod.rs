@@ -1,0 +1,76 @@
+//! Byte sources: opening, identity, read hints and small fetches. The control plane: few calls,
+//! checked, allowed to be slow.
+//!
+//! Knows nothing of tensors or plans. [`FileSource`] is a shard as the checkpoint holds it;
+//! [`ReadFile`] is that file opened for one load, as engines take it; [`MemorySource`] stands in
+//! for storage in tests.
+
+pub(crate) mod file;
+mod memory;
+#[cfg(feature = "object")]
+pub(crate) mod object;
+
+pub(crate) use crate::storage::file::confined_dir::Root;
+pub(crate) use crate::storage::file::file_system::is_network;
+pub use crate::storage::file::file_system::{FileSystem, file_system};
+pub use crate::storage::file::identity::Identity;
+pub use crate::storage::file::read_file::{Access, DirectIo, ReadFile, RefusedDirect};
+pub use crate::storage::file::residency::{Residency, evict, residency};
+#[cfg(feature = "object")]
+pub(crate) use crate::storage::object::folder::Folder;
+#[cfg(feature = "object")]
+pub(crate) use crate::storage::object::remote::{Remote, open_deadline};
+#[cfg(all(feature = "object", feature = "testing"))]
+pub(crate) use crate::storage::object::store::assert_levels_are_whole;
+#[cfg(feature = "object")]
+pub(crate) use crate::storage::object::store::{Listed, cached, is_offline, snapshot};
+pub use crate::sync::retry::Retries;
+pub use file::FileSource;
+pub(crate) use file::{cannot_open, descriptors, of_many, path_of};
+pub use memory::MemorySource;
+#[cfg(feature = "object")]
+pub(crate) use object::{Hedging, Receive, unversioned_note, with_retries};
+#[cfg(feature = "object")]
+pub use object::{ObjectIdentity, ObjectSource};
+
+use crate::error::Result;
+use crate::options::Location;
+
+/// Hints on how a source is best read. Planning and scheduling start from these and never ask what
+/// kind of source it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadHints {
+    /// Largest useful read, bytes; a multiple of `alignment`.
+    pub extent_bytes: u64,
+    /// Longest request, bytes, where one request may cover several adjacent extents; else
+    /// `extent_bytes`.
+    pub request_bytes: u64,
+    /// Reads begin and end on multiples of this, bytes.
+    pub alignment: u64,
+    /// Largest gap between two wanted ranges that costs less to read than to skip, bytes.
+    pub gap_bytes: u64,
+    /// Initial number of reads in flight.
+    pub depth: usize,
+    /// Initial number of bytes in flight.
+    pub in_flight_bytes: u64,
+    /// Upper bound on bytes in flight that may be worth their memory; equals `in_flight_bytes`
+    /// where more cannot increase throughput.
+    pub in_flight_bytes_max: u64,
+}
+
+/// Fetches small ranges, for headers: the common interface of every kind of source.
+pub trait Source: std::fmt::Debug + Send + Sync {
+    /// Returns the source's location.
+    fn location(&self) -> &Location;
+
+    /// Returns the length in bytes, as seen when the source was opened.
+    fn len(&self) -> u64;
+
+    /// Returns whether the source has no bytes.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the bytes at `offset`: `len` of them, or up to the end of the source.
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>>;
+}

@@ -1,0 +1,74 @@
+//! Lists what is directly below a prefix of an object store, as if the prefix were a folder.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::remote::Remote;
+use super::with_retries;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::{Location, Protocol};
+
+/// Names below a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Folder {
+    /// Names of objects, in alphabetical order, without hidden ones.
+    pub(crate) names: Vec<String>,
+    /// Names of prefixes that stand for folders, in alphabetical order, without hidden ones.
+    pub(crate) below: Vec<String>,
+}
+
+impl Folder {
+    /// Lists one level below `location`, until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// The store's error, translated; [`ErrorKind::Unsupported`] over HTTP, which has no listing.
+    pub(crate) fn list(
+        remote: &Arc<Remote>,
+        location: &Location,
+        deadline: Option<Instant>,
+    ) -> Result<Self> {
+        let url = location.remote().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidRequest, "is not in an object store")
+                .with_location(location)
+        })?;
+        if url.protocol == Protocol::Http {
+            return Err(
+                Error::new(ErrorKind::Unsupported, "web servers list no folders")
+                    .with_location(location)
+                    .with_hint("give the URL of an index or of a *.safetensors file"),
+            );
+        }
+        let (store, prefix) = remote
+            .store(url)
+            .map_err(|error| error.or_location(location))?;
+        let (retries, tally) = (remote.options().retries(), remote.tally().clone());
+        let shown = location.clone();
+        let level = remote.run(deadline, async move {
+            let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
+            with_retries(retries, &tally, || store.list(prefix))
+                .await
+                .map_err(|error| error.with_location(&shown))
+        });
+        let level = level.map_err(|error| error.or_location(location))?;
+        let visible = |name: Option<&str>| {
+            name.filter(|name| !name.starts_with('.'))
+                .map(str::to_owned)
+        };
+        let mut folder = Self {
+            names: level
+                .objects
+                .iter()
+                .filter_map(|object| visible(object.location.filename()))
+                .collect(),
+            below: level
+                .prefixes
+                .iter()
+                .filter_map(|prefix| visible(prefix.filename()))
+                .collect(),
+        };
+        folder.names.sort();
+        folder.below.sort();
+        Ok(folder)
+    }
+}

@@ -1,0 +1,575 @@
+//! Object of a checkpoint. One ranged request opens it; every later request requires its identity.
+//!
+//! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, both headers and extents:
+//! it requests exactly one range, checks that the response is of the same object and of that
+//! length, and continues where a failed request stopped.
+
+pub(crate) mod folder;
+pub(crate) mod hints;
+pub(crate) mod remote;
+pub(crate) mod store;
+
+mod opening;
+mod reading;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+
+use self::hints::object_hints;
+use self::remote::Remote;
+use self::store::{Exchange, Fault, Store};
+use super::{ReadHints, Source};
+use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::options::{Location, StoreOptions};
+use crate::sync::retry::{Retries, Transient};
+use crate::sync::retry_counter::Tally;
+pub(crate) use opening::unversioned_note;
+use opening::{Sample, allows_unversioned, look, unversioned};
+pub(crate) use reading::Hedging;
+
+/// Identity of one state of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObjectIdentity {
+    /// Length, bytes.
+    pub len: u64,
+    /// `ETag`, if the store gives one.
+    pub e_tag: Option<String>,
+    /// Version or generation, if the store keeps any.
+    pub version: Option<String>,
+    /// Time of the last modification, seconds since 1970.
+    pub modified: i64,
+}
+
+/// Object of a store, in the state in which it was opened. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ObjectSource(Arc<Opened>);
+
+#[derive(Debug)]
+struct Opened {
+    location: Location,
+    remote: Arc<Remote>,
+    store: Arc<Store>,
+    path: Path,
+    identity: ObjectIdentity,
+    modified: DateTime<Utc>,
+    /// Stands in for a validator if the object has none.
+    sample: Option<Sample>,
+    /// True while requests name the version. S3 has a separate permission for that, which the
+    /// caller may lack.
+    by_version: AtomicBool,
+}
+
+/// Receiver of the bytes and the events of a read.
+pub(crate) trait Receive: Send {
+    /// Called when a request was sent; `again` if the one before it failed.
+    fn requested(&mut self, again: bool);
+
+    /// Called when a request failed and will be retried for the missing part of the range.
+    fn failed(&mut self, _error: &Error) {}
+
+    /// Called when a request takes much longer than others; `hedged` if a second one was sent for
+    /// the missing part.
+    fn stalled(&mut self, _hedged: bool) {}
+
+    /// Called when the second request delivers the bytes from here on.
+    fn hedge_won(&mut self) {}
+
+    /// Receives the next bytes of the range.
+    fn bytes(&mut self, bytes: &[u8]);
+}
+
+impl ObjectSource {
+    /// Opens the object at `location` with one request.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::NotFound`], [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`] and
+    /// [`ErrorKind::TimedOut`] as the store responds; [`ErrorKind::Unsupported`] from servers that
+    /// cannot serve ranges, and from those that send no validator with an object of more than a
+    /// byte, unless the option `allow_unversioned` is set.
+    pub fn at(location: &Location, store: &StoreOptions) -> Result<Self> {
+        let remote = Remote::start(store)?;
+        Self::open(&remote, location, 1, remote.open_deadline()).map(|(source, _)| source)
+    }
+
+    /// Opens the object at `path` in a store that the caller provides. `store` sets how failed
+    /// requests are retried.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Self::at`].
+    pub fn of(objects: Arc<dyn ObjectStore>, path: &str, store: &StoreOptions) -> Result<Self> {
+        let location = Location::custom(&objects.to_string(), path);
+        let url = location.remote().expect("a custom URL");
+        let remote = Remote::with_store(store, objects, url)?;
+        Self::open(&remote, &location, 1, remote.open_deadline()).map(|(source, _)| source)
+    }
+
+    /// Opens the object at `location` and returns it with its first bytes, up to `first` of them.
+    /// Takes one request, until `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// The translated error of the store; [`ErrorKind::Unsupported`] from servers that cannot serve
+    /// ranges.
+    pub(crate) fn open(
+        remote: &Arc<Remote>,
+        location: &Location,
+        first: u64,
+        deadline: Option<Instant>,
+    ) -> Result<(Self, Vec<u8>)> {
+        let url = location.remote().ok_or_else(|| {
+            Error::new(ErrorKind::InvalidRequest, "is not in an object store")
+                .with_location(location)
+        })?;
+        let (store, path) = remote
+            .store(url)
+            .map_err(|error| error.or_location(location))?;
+        Self::open_in(remote, (store, path), location.clone(), first, deadline)
+    }
+
+    /// Like [`Self::open`], for an object of an opened store.
+    pub(crate) fn open_in(
+        remote: &Arc<Remote>,
+        (store, path): (Arc<Store>, Path),
+        location: Location,
+        first: u64,
+        deadline: Option<Instant>,
+    ) -> Result<(Self, Vec<u8>)> {
+        let look = {
+            let (remote, store, path) = (Arc::clone(remote), Arc::clone(&store), path.clone());
+            async move { look(&remote, &store, &path, first).await }
+        };
+        let (meta, bytes, sample) = remote
+            .run(deadline, look)
+            .map_err(|error| error.or_location(&location))?;
+        let identity = ObjectIdentity::of(&meta);
+        let opened = Opened {
+            location,
+            remote: Arc::clone(remote),
+            store,
+            path,
+            by_version: AtomicBool::new(identity.version.is_some()),
+            identity,
+            modified: meta.last_modified,
+            sample,
+        };
+        Ok((Self(Arc::new(opened)), bytes))
+    }
+
+    /// Returns the state of the object when it was opened.
+    pub fn identity(&self) -> &ObjectIdentity {
+        &self.0.identity
+    }
+
+    /// Returns the origin of the credentials for the object, never their values.
+    pub fn credentials(&self) -> String {
+        self.0.store.credentials()
+    }
+
+    /// Returns the read hints of the object.
+    pub fn hints(&self) -> ReadHints {
+        object_hints()
+    }
+
+    /// Returns the object's own checksums as the store states them: header names in lower case, and
+    /// their values. Sends one small request under the object's identity; none where stores state
+    /// no checksums.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`] for an object that was replaced, and any other error of the store,
+    /// translated.
+    pub(crate) fn checksums(&self) -> Result<Vec<(&'static str, String)>> {
+        if !self.0.store.states_checksums() {
+            return Ok(Vec::new());
+        }
+        let source = self.clone();
+        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
+        let asked = self.0.remote.run(None, async move {
+            with_retries(retries, &tally, || source.ask_checksums()).await
+        });
+        asked.map_err(|error| error.or_location(self.location()))
+    }
+
+    /// Requires that the object may be read with more than one response: it has a validator, or the
+    /// options allow it to lack one. An object that came whole with one response needs none.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Unsupported`] otherwise.
+    pub(crate) fn require_versioned(&self) -> Result<()> {
+        if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
+            return Ok(());
+        }
+        Err(unversioned().with_location(self.location()))
+    }
+
+    /// Requires that all bytes read are of one state of the object, where the responses do not
+    /// tell. For an object without a validator, its length, beginning and end are compared once
+    /// more. Sends no request for other objects.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and any other error of the store, translated.
+    pub(crate) fn verify_unchanged(&self) -> Result<()> {
+        let Some(sample) = self.0.sample else {
+            return Ok(());
+        };
+        let (source, remote) = (self.clone(), Arc::clone(&self.0.remote));
+        let looked = self.0.remote.run(None, async move {
+            look(&remote, &source.0.store, &source.0.path, sample.first).await
+        });
+        let what = match looked {
+            Ok((meta, ..)) if meta.size != self.len() => {
+                let (seen, found) = (self.len(), meta.size);
+                format!("its length went from {seen} to {found} bytes")
+            }
+            // The server's other words are not repeated: they may be anything.
+            Ok((_, _, found)) if found != Some(sample) => {
+                "its first or last bytes differ".to_owned()
+            }
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
+            // The object was small enough to come with one response.
+            Err(error) if error.kind() == ErrorKind::Unsupported => "it is longer now".to_owned(),
+            Err(error) => return Err(error.or_location(self.location())),
+        };
+        Err(changed_error(&what).with_location(self.location()))
+    }
+
+    /// Requires that the object at this path is still the one that was opened, with one small
+    /// request. A commit of a hub does not change, so a hub is not asked.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Changed`], and any other error of the store, translated.
+    pub(crate) fn verify_in_place(&self) -> Result<()> {
+        if self.0.sample.is_some() || self.is_empty() || self.0.store.commit_name().is_some() {
+            return self.verify_unchanged();
+        }
+        let source = self.clone();
+        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
+        let asked = self.0.remote.run(None, async move {
+            with_retries(retries, &tally, || source.ask_in_place()).await
+        });
+        asked.map_err(|error| error.or_location(self.location()))
+    }
+
+    /// Requests the object regardless of its version.
+    async fn ask_in_place(&self) -> Result<(), Fault> {
+        let options = self.conditions(false, 0..1);
+        let asked = self.0.store.get(&self.0.path, options).await;
+        let (result, exchange) = asked.map_err(judge)?;
+        self.require_same(&result.meta, &exchange)
+    }
+
+    async fn ask_checksums(&self) -> Result<Vec<(&'static str, String)>, Fault> {
+        let ask = |by_version| {
+            let options = GetOptions {
+                range: None,
+                ..self.conditions(by_version, 0..1)
+            };
+            self.0.store.checksums(&self.0.path, options)
+        };
+        let by_version = self.0.by_version.load(Ordering::Relaxed);
+        let (meta, exchange) = match ask(by_version).await {
+            // As for reads, naming the version takes a separate permission.
+            Err(fault) if by_version && status(&fault.error) == Some(403) => {
+                ask(false).await.map_err(judge)?
+            }
+            answer => answer.map_err(judge)?,
+        };
+        self.require_same(&meta, &exchange)?;
+        Ok(exchange.stated)
+    }
+
+    /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
+    /// for small ones.
+    pub(crate) fn contents_name(&self) -> Option<&str> {
+        self.0.store.contents_name(&self.0.path)
+    }
+
+    /// Returns whether both objects are in the same store.
+    pub(crate) fn shares_store(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.store, &other.0.store)
+    }
+
+    /// Returns the threads that run the object's requests.
+    pub(crate) fn remote(&self) -> &Arc<Remote> {
+        &self.0.remote
+    }
+
+    /// Returns the retries that the options of the store allow.
+    pub(crate) fn retries(&self) -> Retries {
+        self.0.remote.options().retries()
+    }
+
+    /// Requests `range` and returns the store's response.
+    async fn ask(&self, range: Range<u64>) -> Result<(GetResult, Exchange), Fault> {
+        self.require_versioned().map_err(|error| Fault {
+            error,
+            transient: None,
+            asked: None,
+        })?;
+        let by_version = self.0.by_version.load(Ordering::Relaxed);
+        let options = self.conditions(by_version, range.clone());
+        let fault = match self.0.store.get(&self.0.path, options).await {
+            Ok(answer) => return Ok(answer),
+            Err(fault) => fault,
+        };
+        if !by_version || status(&fault.error) != Some(403) {
+            return Err(judge(fault));
+        }
+        // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The ETag is
+        // still required.
+        let options = self.conditions(false, range);
+        let answer = self
+            .0
+            .store
+            .get(&self.0.path, options)
+            .await
+            .map_err(judge)?;
+        self.0.by_version.store(false, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    /// Returns the options of a request for `range` of the same object. The response is compared as
+    /// well, because not every server checks conditions.
+    fn conditions(&self, by_version: bool, range: Range<u64>) -> GetOptions {
+        let identity = &self.0.identity;
+        let strong = self.strong_tag();
+        // The fallback where there is no strong tag.
+        let modified = Some(self.0.modified).filter(|at| strong.is_none() && at.timestamp() > 0);
+        GetOptions {
+            range: Some(GetRange::Bounded(range)),
+            if_match: strong.map(str::to_owned),
+            if_unmodified_since: modified,
+            version: identity.version.clone().filter(|_| by_version),
+            ..GetOptions::default()
+        }
+    }
+
+    /// Returns the entity tag if it changes with every byte. A weak one never matches (RFC 9110,
+    /// 13.1.1).
+    fn strong_tag(&self) -> Option<&str> {
+        let tag = self.0.identity.e_tag.as_deref()?;
+        (!tag.starts_with("W/")).then_some(tag)
+    }
+
+    fn require_same(&self, meta: &ObjectMeta, exchange: &Exchange) -> Result<(), Fault> {
+        match self.difference(&ObjectIdentity::of(meta)) {
+            Some(what) => {
+                let request = self.0.store.failed_request(exchange, "GET");
+                Err(changed(&self.0.store.redacted(&what, exchange), request))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the difference between `found` and the state that was opened, in words.
+    fn difference(&self, found: &ObjectIdentity) -> Option<String> {
+        let seen = &self.0.identity;
+        let shown = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
+        let is_weak = self.strong_tag().is_none();
+        Some(if found.len != seen.len {
+            format!("its length went from {} to {} bytes", seen.len, found.len)
+        } else if found.e_tag != seen.e_tag {
+            format!(
+                "its ETag went from {} to {}",
+                shown(&seen.e_tag),
+                shown(&found.e_tag)
+            )
+        } else if is_weak && found.version != seen.version {
+            format!(
+                "its version went from {} to {}",
+                shown(&seen.version),
+                shown(&found.version)
+            )
+        } else if is_weak && found.modified != seen.modified {
+            "its modification time moved".to_owned()
+        } else {
+            return None;
+        })
+    }
+}
+
+/// Text of the error for an object that was removed.
+const GONE: &str = "it was removed";
+
+/// Translates a refusal for an object that could be read before.
+fn judge(fault: Fault) -> Fault {
+    let what = match (fault.error.kind(), status(&fault.error)) {
+        (ErrorKind::NotFound, _) => GONE,
+        (_, Some(416)) => "it is shorter than it was",
+        _ => return fault,
+    };
+    changed(what, fault.error.request().cloned().unwrap_or_default())
+}
+
+fn status(error: &Error) -> Option<u16> {
+    error.request()?.status
+}
+
+impl Source for ObjectSource {
+    fn location(&self) -> &Location {
+        &self.0.location
+    }
+
+    fn len(&self) -> u64 {
+        self.0.identity.len
+    }
+
+    fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>> {
+        let end = offset.saturating_add(len as u64).min(self.len());
+        if offset >= end {
+            return Ok(Vec::new());
+        }
+        let source = self.clone();
+        let room = usize::try_from(end - offset).unwrap_or(len);
+        self.0.remote.run(None, async move {
+            let mut collected = Collected {
+                bytes: Vec::with_capacity(room),
+                tally: source.remote().tally().clone(),
+            };
+            let retries = source.retries();
+            source
+                .read(offset..end, retries, None, &mut collected)
+                .await?;
+            Ok(collected.bytes)
+        })
+    }
+}
+
+/// Receiver that collects bytes in one piece.
+struct Collected {
+    bytes: Vec<u8>,
+    tally: Tally,
+}
+
+impl Receive for Collected {
+    fn requested(&mut self, _again: bool) {}
+
+    fn failed(&mut self, error: &Error) {
+        self.tally.tried_again(error);
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+}
+
+impl ObjectIdentity {
+    pub(crate) fn of(meta: &ObjectMeta) -> Self {
+        Self {
+            len: meta.size,
+            e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
+            // S3 calls the version "null" in a bucket without versioning.
+            version: meta.version.clone().filter(|version| version != "null"),
+            modified: meta.last_modified.timestamp(),
+        }
+    }
+
+    /// Returns whether the store can tell states of the object apart by more than its length: by an
+    /// entity tag, a version, or the time of the last modification.
+    pub fn is_versioned(&self) -> bool {
+        // `object_store` says 1970 if there is no time.
+        self.e_tag.is_some() || self.version.is_some() || self.modified > 0
+    }
+}
+
+/// Returns whether an entity tag is the same for every object: `""`, `W/""`.
+fn is_blank(tag: &str) -> bool {
+    let opaque = tag.strip_prefix("W/").unwrap_or(tag);
+    opaque.trim_matches('"').is_empty()
+}
+
+/// Calls `once` and retries transient errors.
+pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
+    retries: Retries,
+    tally: &Tally,
+    mut once: impl FnMut() -> F,
+) -> Result<T> {
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        match once().await {
+            Ok(found) => return Ok(found),
+            Err(fault) => match wait(retries, &fault, attempts) {
+                Some(wait) => {
+                    tracing::debug!(error = %fault.error, ?wait, "retried");
+                    tally.tried_again(&fault.error);
+                    tokio::time::sleep(wait).await;
+                }
+                None => return Err(fault.into_error(attempts)),
+            },
+        }
+    }
+}
+
+fn wait(retries: Retries, fault: &Fault, failed: u32) -> Option<Duration> {
+    retries.wait(fault.transient?, failed, fault.asked, fastrand::u32(..))
+}
+
+fn changed_error(what: &str) -> Error {
+    let message = format!("changed while it was read: {what}");
+    Error::new(ErrorKind::Changed, message)
+        .with_hint("load again once nothing writes to the checkpoint")
+}
+
+fn changed(what: &str, request: FailedRequest) -> Fault {
+    Fault {
+        error: changed_error(what).with_request(request),
+        transient: None,
+        asked: None,
+    }
+}
+
+fn too_long(wanted: u64) -> String {
+    format!("the store sent more than the {wanted} bytes requested")
+}
+
+/// A connection that was closed early also looks like a short body, so it is worth a retry.
+fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fault {
+    let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
+    fault.transient = Some(Transient::Broken);
+    fault
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blank_tag_null_version_and_epoch_are_no_validator() {
+        let identity = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
+            ObjectIdentity::of(&ObjectMeta {
+                location: Path::default(),
+                last_modified: DateTime::from_timestamp(modified, 0).expect("a time"),
+                size: 1,
+                e_tag: e_tag.map(str::to_owned),
+                version: version.map(str::to_owned),
+            })
+        };
+        for (e_tag, version, modified) in [
+            (Some("\"a\""), None, 0),
+            (Some("W/\"a\""), None, 0),
+            (None, Some("1"), 0),
+            (None, None, 1_767_225_600),
+        ] {
+            assert!(identity(e_tag, version, modified).is_versioned());
+        }
+        for e_tag in [None, Some(""), Some("\"\""), Some("W/\"\"")] {
+            assert!(
+                !identity(e_tag, Some("null"), 0).is_versioned(),
+                "{e_tag:?}"
+            );
+        }
+    }
+}

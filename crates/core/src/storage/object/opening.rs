@@ -1,0 +1,156 @@
+//! Opens an object: its state and first bytes with one request, and a sample of an object that has
+//! no validator.
+//!
+//! A validator (RFC 9110, 8.8) tells one state of an object from another: an entity tag, the time
+//! of the last modification, a version. Without one, several responses may be of several states.
+
+use std::ops::Range;
+
+use futures_util::StreamExt;
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectMeta};
+
+use super::remote::Remote;
+use super::store::{Fault, Store};
+use super::{
+    ObjectIdentity, ObjectSource, Source, StoreOptions, cut_short, status, too_long, with_retries,
+};
+use crate::crc::Crcs;
+use crate::error::{Error, ErrorKind, Result, counted};
+use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
+
+/// Sample of an object that has no validator. Apart from a changed length, a replaced object can
+/// only be noticed by comparing these bytes again.
+///
+/// The first bytes hold the header: objects with the same header have tensors at the same places.
+/// Objects that differ in training differ at their ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sample {
+    /// Number of first bytes that were requested.
+    pub(super) first: u64,
+    /// Checksums of the first bytes, the rest of the header, and the last bytes.
+    crcs: Crcs,
+}
+
+/// Number of last bytes in a [`Sample`].
+const LAST_BYTES: u64 = 64 << 10;
+
+/// Returns the store's metadata of an object, its first bytes, and a sample if it has no validator.
+pub(super) async fn look(
+    remote: &Remote,
+    store: &Store,
+    path: &Path,
+    first: u64,
+) -> Result<(ObjectMeta, Vec<u8>, Option<Sample>)> {
+    let (options, tally) = (remote.options(), remote.tally());
+    let ask = |range: Range<u64>| {
+        with_retries(options.retries(), tally, move || {
+            open_once(store, path, range.clone())
+        })
+    };
+    let (meta, bytes) = ask(0..first).await?;
+    if ObjectIdentity::of(&meta).is_versioned() {
+        return Ok((meta, bytes, None));
+    }
+    let behind = bytes.len() as u64;
+    if behind < meta.size && !allows_unversioned(options) {
+        return Err(unversioned());
+    }
+    let header_end = header_end(path, &bytes).min(meta.size).max(behind);
+    let start = meta.size.saturating_sub(LAST_BYTES).max(header_end);
+    let mut more = Vec::new();
+    for range in [behind..header_end, start..meta.size] {
+        if !range.is_empty() {
+            more.extend(ask(range).await?.1);
+        }
+    }
+    let crcs = Crcs::of(&[&bytes, &more]);
+    Ok((meta, bytes, Some(Sample { first, crcs })))
+}
+
+/// Returns the end of the header if the object is named like a safetensors file and begins with
+/// `bytes`; otherwise zero.
+fn header_end(path: &Path, bytes: &[u8]) -> u64 {
+    let is_named = path.as_ref().ends_with(SUFFIX);
+    let len = bytes.first_chunk().map(|len| u64::from_le_bytes(*len));
+    let len = len.filter(|&len| is_named && len <= HEADER_BYTES_MAX);
+    len.map_or(0, |len| LENGTH_BYTES + len)
+}
+
+/// Returns a note for the report about the objects that could change undetected.
+pub(crate) fn unversioned_note<'a>(
+    objects: impl IntoIterator<Item = &'a ObjectSource>,
+) -> Option<String> {
+    let objects = objects.into_iter();
+    let mut objects = objects.filter(|object| !object.identity().is_versioned());
+    let first = objects.next()?.location();
+    let count = counted(1 + objects.count() as u64, "object");
+    Some(format!(
+        "the store sends neither ETag nor Last-Modified of {count} ({first}): length, first and last bytes \
+         were compared again; a change of other bytes would go unnoticed"
+    ))
+}
+
+pub(super) fn allows_unversioned(options: &StoreOptions) -> bool {
+    options.flag("allow_unversioned") == Some(true)
+}
+
+pub(super) fn unversioned() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "the store sends neither ETag nor Last-Modified: an object that is replaced while it is read \
+         cannot be told from the old one",
+    )
+    .with_hint(
+        "make the server send one of them; or, if nothing replaces the object meanwhile, allow it \
+         (store option allow_unversioned=true)",
+    )
+}
+
+/// Returns a range of an object and the store's metadata of it.
+async fn open_once(
+    store: &Store,
+    path: &Path,
+    range: Range<u64>,
+) -> Result<(ObjectMeta, Vec<u8>), Fault> {
+    let options = GetOptions {
+        range: Some(GetRange::Bounded(range.clone())),
+        ..GetOptions::default()
+    };
+    let (result, exchange) = match store.get(path, options).await {
+        Ok(answer) => answer,
+        Err(fault) if may_be_empty(&fault) => {
+            return match store.head(path).await {
+                Ok((meta, _)) if meta.size == 0 => Ok((meta, Vec::new())),
+                _ => Err(fault),
+            };
+        }
+        Err(fault) => return Err(fault),
+    };
+    let meta = result.meta.clone();
+    let wanted = range.end.min(meta.size).saturating_sub(range.start);
+    let misbehaved = |message: String| store.misbehaved(&exchange, &message);
+    let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
+    let mut body = result.into_stream();
+    while let Some(more) = body.next().await {
+        bytes.extend_from_slice(&more.map_err(|error| store.fault(&error, &exchange, "GET"))?);
+        if bytes.len() as u64 > wanted {
+            return Err(misbehaved(too_long(wanted)));
+        }
+    }
+    if (bytes.len() as u64) < wanted {
+        return Err(cut_short(misbehaved, bytes.len() as u64, wanted));
+    }
+    Ok((meta, bytes))
+}
+
+/// Returns whether a failure may mean that the object is empty. Such an object has no range, and
+/// stores report that in different ways: 416, a full response without bytes, an invalid range, or
+/// (those without HTTP) an error of their own.
+fn may_be_empty(fault: &Fault) -> bool {
+    fault.transient.is_none()
+        && match status(&fault.error) {
+            Some(status) => status == 416 || (200..300).contains(&status),
+            None => fault.error.kind() == ErrorKind::Remote,
+        }
+}

@@ -1,0 +1,295 @@
+//! Reads a range of an object with one request after another, and hedges a stalled request with a
+//! second one.
+//!
+//! ```text
+//!  request ─ bytes ──────────────────────────────────────────▶ all there
+//!      ├─ transient error ─ backoff ─▶ another, from where it stopped
+//!      └─ stall ─▶ a second request for the rest ─ bytes ─▶ the first is dropped
+//! ```
+//!
+//! The receiver gets each byte once, from the request that had it first; a request never writes
+//! anywhere itself. The second request is adopted at its first new byte, so at most the bytes
+//! between two reads of a socket come twice.
+
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::time::Instant;
+
+use super::store::{Fault, READ_TIMEOUT};
+use super::{ObjectSource, Receive, cut_short, too_long, wait};
+use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::sync::latency::{Hedges, Usual};
+use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
+
+/// Factor on `read_timeout`: a request may take this long for less than [`PROGRESS_BYTES`]. It is
+/// above 1 because the detection of silence gives the more specific error.
+const PATIENCE: f64 = 1.25;
+
+/// State shared by the requests of a load: their usual latency, and how many were hedged.
+#[derive(Debug)]
+pub(crate) struct Hedging {
+    /// True if requests may be hedged.
+    is_on: bool,
+    seen: Mutex<(Usual, Hedges)>,
+}
+
+impl Hedging {
+    pub(crate) fn new(is_on: bool) -> Self {
+        Self {
+            is_on,
+            seen: Mutex::default(),
+        }
+    }
+
+    fn seen<T>(&self, with: impl FnOnce(&mut Usual, &mut Hedges) -> T) -> T {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let (usual, hedges) = &mut *seen;
+        with(usual, hedges)
+    }
+
+    /// Returns whether a request may be hedged, and counts it if so.
+    fn take(&self) -> bool {
+        self.is_on && self.seen(|_, hedges| hedges.take())
+    }
+
+    /// Records that a request ended, with the longest time it took for [`PROGRESS_BYTES`].
+    fn observe(&self, slowest: Duration) {
+        self.seen(|usual, _| usual.observe(slowest));
+    }
+}
+
+/// Response to one request.
+struct Answer<'a> {
+    /// Offset of its next byte in the object.
+    at: u64,
+    body: Pin<Box<dyn Stream<Item = Result<Bytes, Fault>> + Send + 'a>>,
+}
+
+impl Answer<'_> {
+    /// Counts `len` bytes of the response as received and returns how many of them the receiver,
+    /// which has everything before `at`, already has.
+    fn came(&mut self, len: usize, at: u64) -> usize {
+        let known = at - self.at;
+        self.at += len as u64;
+        usize::try_from(known).unwrap_or(usize::MAX)
+    }
+
+    async fn next(answer: &mut Option<Self>) -> Option<Result<Bytes, Fault>> {
+        match answer {
+            Some(answer) => answer.body.next().await,
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Progress of a request: since when it has brought less than [`PROGRESS_BYTES`].
+struct Pace {
+    at: u64,
+    since: Instant,
+    slowest: Duration,
+    stalled: bool,
+}
+
+impl Pace {
+    fn begin(at: u64) -> Self {
+        Self {
+            at,
+            since: Instant::now(),
+            slowest: Duration::ZERO,
+            stalled: false,
+        }
+    }
+
+    fn moved(&mut self, at: u64) {
+        if at - self.at >= u64::from(PROGRESS_BYTES) {
+            self.end();
+            (self.at, self.since) = (at, Instant::now());
+        }
+    }
+
+    fn end(&mut self) {
+        self.slowest = self.slowest.max(self.since.elapsed());
+    }
+}
+
+impl ObjectSource {
+    /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
+    /// order. A failed request is retried from where it stopped; a stalled one is hedged once, if
+    /// `hedging` allows it.
+    pub(crate) async fn read(
+        &self,
+        range: Range<u64>,
+        retries: Retries,
+        hedging: Option<&Hedging>,
+        to: &mut impl Receive,
+    ) -> Result<()> {
+        let mut at = range.start;
+        let mut attempts = 0;
+        // Consecutive failures, and the offset at which the first of them began.
+        let (mut failed, mut since) = (0, at);
+        loop {
+            to.requested(attempts > 0);
+            attempts += 1;
+            let Err(fault) = self.request(&mut at, range.end, hedging, to).await else {
+                return Ok(());
+            };
+            if at == range.end && fault.transient.is_some() {
+                // All bytes arrived, of the right version; only the end of the response failed.
+                return Ok(());
+            }
+            if at - since >= u64::from(PROGRESS_BYTES) {
+                (failed, since) = (0, at);
+            }
+            failed += 1;
+            match wait(retries, &fault, failed) {
+                Some(wait) => {
+                    to.failed(&fault.error);
+                    tokio::time::sleep(wait).await;
+                }
+                None => {
+                    return Err(fault
+                        .into_error(attempts)
+                        .with_location(&self.0.location)
+                        .with_range(at..range.end));
+                }
+            }
+        }
+    }
+
+    /// Sends one request for `*at..end`, and a second one if it stalls. `*at` follows the received
+    /// bytes.
+    async fn request(
+        &self,
+        at: &mut u64,
+        end: u64,
+        hedging: Option<&Hedging>,
+        to: &mut impl Receive,
+    ) -> Result<(), Fault> {
+        let patience = self.patience();
+        let mut pace = Pace::begin(*at);
+        hedging.inspect(|hedging| hedging.seen(|_, hedges| hedges.requested()));
+        let mut first = Some(self.answer(*at..end));
+        let mut second = None;
+        loop {
+            let limit = match hedging {
+                Some(hedging) if !pace.stalled => {
+                    hedging.seen(|usual, _| usual.limit()).min(patience)
+                }
+                _ => patience,
+            };
+            let (is_second, piece) = tokio::select! {
+                biased;
+                piece = Answer::next(&mut first) => (false, piece),
+                piece = Answer::next(&mut second) => (true, piece),
+                () = tokio::time::sleep_until(pace.since + limit) => {
+                    if limit >= patience {
+                        return Err(self.too_slow(*at - pace.at, patience));
+                    }
+                    pace.stalled = true;
+                    let hedged = hedging.is_some_and(Hedging::take);
+                    if hedged {
+                        second = Some(self.answer(*at..end));
+                    }
+                    to.stalled(hedged);
+                    continue;
+                }
+            };
+            let (answer, other) = if is_second {
+                (&mut second, &mut first)
+            } else {
+                (&mut first, &mut second)
+            };
+            match piece {
+                Some(Ok(bytes)) => {
+                    let came = |answer: &mut Answer<'_>| answer.came(bytes.len(), *at);
+                    let known = answer.as_mut().map_or(0, came);
+                    let Some(new) = bytes.get(known..).filter(|new| !new.is_empty()) else {
+                        continue;
+                    };
+                    to.bytes(new);
+                    *at += new.len() as u64;
+                    pace.moved(*at);
+                    if is_second {
+                        to.hedge_won();
+                        (first, second) = (second.take(), None);
+                    }
+                }
+                None => {
+                    pace.end();
+                    hedging.inspect(|hedging| hedging.observe(pace.slowest));
+                    return Ok(());
+                }
+                // The other request goes on alone. If the error is permanent, the other one will
+                // report it too.
+                Some(Err(_)) if other.is_some() => *answer = None,
+                Some(Err(fault)) => return Err(fault),
+            }
+        }
+    }
+
+    /// Requests a range. The returned stream yields its bytes as they arrive: all of them or an
+    /// error, and never one more.
+    fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
+        let at = wanted.start;
+        let begun = async move {
+            let (result, exchange) = self.ask(wanted.clone()).await?;
+            self.require_same(&result.meta, &exchange)?;
+            if result.range != wanted {
+                let message = format!(
+                    "the store sent bytes {}..{} in response to a request for {}..{}",
+                    result.range.start, result.range.end, wanted.start, wanted.end
+                );
+                return Err(self.0.store.misbehaved(&exchange, &message));
+            }
+            let len = wanted.end - wanted.start;
+            let begin = (result.into_stream(), 0, exchange);
+            let pieces = stream::unfold(Some(begin), move |state| async move {
+                let (mut body, came, exchange) = state?;
+                let misbehaved = |message: String| self.0.store.misbehaved(&exchange, &message);
+                let fault = match body.next().await {
+                    Some(Ok(bytes)) if bytes.len() as u64 > len - came => misbehaved(too_long(len)),
+                    Some(Ok(bytes)) => {
+                        let came = came + bytes.len() as u64;
+                        return Some((Ok(bytes), Some((body, came, exchange))));
+                    }
+                    Some(Err(error)) => self.0.store.fault(&error, &exchange, "GET"),
+                    None if came < len => cut_short(misbehaved, came, len),
+                    None => return None,
+                };
+                Some((Err(fault), None))
+            });
+            Ok(pieces)
+        };
+        let body = Box::pin(stream::once(begun).try_flatten());
+        Answer { at, body }
+    }
+
+    /// Returns how long a request may take for less than [`PROGRESS_BYTES`].
+    fn patience(&self) -> Duration {
+        let silence = self.0.remote.options().seconds("read_timeout");
+        silence.unwrap_or(READ_TIMEOUT).mul_f64(PATIENCE)
+    }
+
+    fn too_slow(&self, came: u64, patience: Duration) -> Fault {
+        let request = FailedRequest {
+            operation: "GET".to_owned(),
+            attempts: 1,
+            credentials: Some(self.0.store.credentials()),
+            ..FailedRequest::default()
+        };
+        let message = format!("the store sent {came} bytes in {patience:?}, too slow to continue");
+        Fault {
+            error: Error::new(ErrorKind::TimedOut, message)
+                .with_request(request)
+                .with_hint("set read_timeout higher if the store needs longer"),
+            transient: Some(Transient::Stalled),
+            asked: None,
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
+//!
+//! Each opened checkpoint has one, so nothing outlives it. A forked process, which has none of its
+//! parent's threads, gets an error. Callers are ordinary threads: they hand over a future and wait
+//! for its result.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use crossbeam_channel::{RecvTimeoutError, bounded};
+use object_store::ObjectStore;
+use object_store::path::Path;
+use tokio::runtime::{Builder, Runtime};
+
+use super::store::{Store, object_path};
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::hub_id::HubId;
+use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::store_options::StoreOptions;
+use crate::sync::retry_counter::Tally;
+
+/// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
+/// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
+/// Gbit/s link.
+const THREADS_MAX: usize = 8;
+
+/// Parts of a URL that identify its store: scheme, authority and query.
+type StoreId = (String, String, Option<String>);
+
+/// Threads for requests, and opened stores.
+pub(crate) struct Remote {
+    /// `None` only while being dropped.
+    runtime: Option<Runtime>,
+    /// Process that the threads are in.
+    process: u32,
+    options: StoreOptions,
+    stores: Mutex<HashMap<StoreId, Arc<Store>>>,
+    tally: Tally,
+}
+
+impl Remote {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::OutOfMemory`] if the system starts none.
+    pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(threads_there(cores.min(THREADS_MAX))?)
+            .thread_name("tload-net")
+            .enable_all()
+            .build()
+            .map_err(cannot_start)?;
+        Ok(Arc::new(Self {
+            runtime: Some(runtime),
+            process: std::process::id(),
+            options: options.clone(),
+            stores: Mutex::default(),
+            tally: Tally::default(),
+        }))
+    }
+
+    /// Returns the counter of retries outside of reads of tensors.
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// Like [`Self::start`], with one store that the caller opened; `url` is of something in it.
+    pub(crate) fn with_store(
+        options: &StoreOptions,
+        objects: Arc<dyn ObjectStore>,
+        url: &RemoteUrl,
+    ) -> Result<Arc<Self>> {
+        let remote = Self::start(options)?;
+        let store = Store::custom(objects, &url.authority);
+        remote
+            .stores
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(key(url), store);
+        Ok(remote)
+    }
+
+    /// Returns the options of its stores.
+    pub(crate) fn options(&self) -> &StoreOptions {
+        &self.options
+    }
+
+    /// Returns the store of `url`, opened at most once, and the object's path in it.
+    ///
+    /// # Errors
+    ///
+    /// Errors in the options of the store or in the environment.
+    pub(crate) fn store(&self, url: &RemoteUrl) -> Result<(Arc<Store>, Path)> {
+        self.check_process()?;
+        let key = key(url);
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(store) = stores.get(&key) {
+            return Ok((Arc::clone(store), object_path(url)?));
+        }
+        let (store, path) = Store::open(url, &self.options)?;
+        stores.insert(key, Arc::clone(&store));
+        Ok((store, path))
+    }
+
+    /// Spawns `task` on the threads.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.runtime
+            .as_ref()
+            .expect("taken only in drop")
+            .spawn(task);
+    }
+
+    /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
+    /// locks.
+    fn check_process(&self) -> Result<()> {
+        if self.process == std::process::id() {
+            return Ok(());
+        }
+        Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "the checkpoint was opened before the process forked: its network threads do not exist in this process",
+        )
+        .with_hint("open it in the process that uses it"))
+    }
+
+    /// Returns the deadline of an opening that begins now.
+    pub(crate) fn open_deadline(&self) -> Option<Instant> {
+        open_deadline(&self.options)
+    }
+
+    /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For
+    /// ordinary threads, including those on which the caller's runtime runs `block_on`.
+    pub(crate) fn run<T: Send + 'static>(
+        &self,
+        deadline: Option<Instant>,
+        task: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        self.check_process()?;
+        let (sender, receiver) = bounded(1);
+        self.spawn(async move {
+            // The receiver waits below.
+            let _ = sender.send(task.await);
+        });
+        let panicked = || {
+            Err(Error::new(ErrorKind::Remote, "a request panicked")
+                .with_hint("this is a bug in tload; please report it"))
+        };
+        let Some(deadline) = deadline else {
+            return receiver.recv().unwrap_or_else(|_| panicked());
+        };
+        match receiver.recv_deadline(deadline) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Disconnected) => panicked(),
+            Err(RecvTimeoutError::Timeout) => Err(Error::new(
+                ErrorKind::TimedOut,
+                "opening took longer than its timeout (open_timeout)",
+            )
+            .with_hint("raise open_timeout, or check the endpoint and the network")),
+        }
+    }
+}
+
+/// Returns the deadline of an opening that begins now, from `options`. It covers the opening only:
+/// reading what was opened has no deadline.
+pub(crate) fn open_deadline(options: &StoreOptions) -> Option<Instant> {
+    let timeout = options.seconds("open_timeout")?;
+    Instant::now().checked_add(timeout)
+}
+
+/// Returns how many of `wanted` threads the system starts, beside one for name resolution. The
+/// runtime panics if one is refused.
+fn threads_there(wanted: usize) -> Result<usize> {
+    // All are alive at the same time: each waits until the channel is closed.
+    let (alive, wait) = bounded::<()>(0);
+    let mut started = Vec::new();
+    let mut refusal = None;
+    for _ in 0..=wanted {
+        let wait = wait.clone();
+        let idle = move || {
+            let _ = wait.recv();
+        };
+        match std::thread::Builder::new().spawn(idle) {
+            Ok(thread) => started.push(thread),
+            Err(error) => {
+                refusal = Some(error);
+                break;
+            }
+        }
+    }
+    drop(alive);
+    let count = started.len();
+    for thread in started {
+        // It cannot panic.
+        let _ = thread.join();
+    }
+    match refusal {
+        Some(error) if count < 2 => Err(cannot_start(error)),
+        _ => Ok(count - 1),
+    }
+}
+
+/// Returns the error for a runtime that cannot be started.
+fn cannot_start(error: std::io::Error) -> Error {
+    let descriptors = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    let hint = if descriptors {
+        "raise the limit of open files (ulimit -n)"
+    } else {
+        "raise the limit of processes (ulimit -u)"
+    };
+    Error::new(
+        ErrorKind::OutOfMemory,
+        "cannot start the threads for requests",
+    )
+    .with_hint(hint)
+    .with_source(error)
+}
+
+fn key(url: &RemoteUrl) -> StoreId {
+    let authority = match url.protocol {
+        // The default revision may be written or omitted.
+        Protocol::Hub => HubId::of(&url.authority).to_string(),
+        Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
+            url.authority.clone()
+        }
+    };
+    (url.scheme.clone(), authority, url.query.clone())
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The keys of the stores are left out: URLs carry secrets.
+        f.debug_struct("Remote")
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        // Requests in progress keep this alive through their waiting callers, so only idle
+        // connections are left. This never waits, because the last owner may be one of the threads.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns threads for requests with an expired `open_timeout`.
+    fn hurried() -> Arc<Remote> {
+        let options = StoreOptions::from_pairs([("open_timeout", "0.000001")]);
+        Remote::start(&options.expect("good options")).expect("starts")
+    }
+
+    #[test]
+    fn open_timeout_applies_to_openings_only() {
+        let remote = hurried();
+        let deadline = remote.open_deadline().expect("has one");
+        while Instant::now() <= deadline {
+            std::hint::spin_loop();
+        }
+        // A read of an opened object takes longer than the caller needs to look.
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let begun = std::thread::spawn(move || sender.send(7));
+        let read = remote.run(None, async { Ok(receiver.await.expect("is sent")) });
+        assert_eq!(read.expect("no deadline"), 7);
+        begun.join().expect("ends").expect("receiver waits");
+        let never = remote.run(Some(deadline), std::future::pending::<Result<()>>());
+        let error = never.expect_err("never answered");
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,260 @@
+//! Classifies addresses by the networks that reach them, and resolves names such that redirects
+//! stay out of private networks.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use hyper_util::client::legacy::connect::HttpInfo;
+use object_store::client::HttpResponse;
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+use url::{Host, Url};
+
+/// Networks that an address can be reached from, widest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::storage) enum Reach {
+    Public,
+    /// Reachable from the same private network.
+    Private,
+    /// Reachable from this machine only.
+    Loopback,
+    /// Reachable from the same link only; the address of the cloud's metadata services.
+    LinkLocal,
+}
+
+impl Reach {
+    pub(in crate::storage) fn of(address: IpAddr) -> Self {
+        match address {
+            IpAddr::V4(address) => Self::of_v4(address),
+            IpAddr::V6(address) => Self::of_v6(address),
+        }
+    }
+
+    fn of_v4(address: Ipv4Addr) -> Self {
+        match address.octets() {
+            _ if address.is_link_local() => Self::LinkLocal,
+            // Azure's and Alibaba's metadata services have addresses of their own.
+            [168, 63, 129, 16] | [100, 100, 100, 200] => Self::LinkLocal,
+            // All of 0.0.0.0/8 is "this host".
+            [0 | 127, ..] => Self::Loopback,
+            _ if address.is_private() || address.is_broadcast() || address.is_multicast() => {
+                Self::Private
+            }
+            // Shared by the customers of a carrier (RFC 6598), and for benchmarks (RFC 2544).
+            [100, 64..=127, ..] | [198, 18 | 19, ..] => Self::Private,
+            _ => Self::Public,
+        }
+    }
+
+    fn of_v6(address: Ipv6Addr) -> Self {
+        let embedded = |high: u16, low: u16| {
+            let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
+            Self::of_v4(Ipv4Addr::new(a, b, c, d))
+        };
+        match address.segments() {
+            _ if address.is_unicast_link_local() => Self::LinkLocal,
+            // The metadata service of AWS.
+            [0xfd00, 0x0ec2, ..] => Self::LinkLocal,
+            [0, 0, 0, 0, 0, 0, 0, 0 | 1] => Self::Loopback,
+            // IPv4 addresses: mapped, compatible, translated (RFC 6052) and 6to4.
+            [0, 0, 0, 0, 0, 0 | 0xffff, high, low]
+            | [0x64, 0xff9b, 0, 0, 0, 0, high, low]
+            | [0x2002, high, low, ..] => embedded(high, low),
+            // The last is the former site-local unicast.
+            [0xfec0..=0xfeff, ..] => Self::Private,
+            _ if address.is_unique_local() || address.is_multicast() => Self::Private,
+            _ => Self::Public,
+        }
+    }
+
+    /// Returns the reach of a host that is an address, or a name that always stands for this
+    /// machine.
+    pub(in crate::storage) fn of_host(url: &Url) -> Option<Self> {
+        match url.host()? {
+            Host::Ipv4(address) => Some(Self::of_v4(address)),
+            Host::Ipv6(address) => Some(Self::of_v6(address)),
+            Host::Domain(name) => {
+                let name = name.trim_end_matches('.');
+                (name == "localhost" || name.ends_with(".localhost")).then_some(Self::Loopback)
+            }
+        }
+    }
+
+    /// Returns the reach of the server that responded, if its host name was resolved here to the
+    /// address that responded. A proxy resolves names elsewhere, and its own address tells nothing
+    /// about the server.
+    pub(in crate::storage) fn of_peer(
+        response: &HttpResponse,
+        host: &Url,
+        resolver: &Resolver,
+    ) -> Option<Self> {
+        let info = response.extensions().get::<HttpInfo>()?;
+        let address = info.remote_addr().ip();
+        let name = host.host_str()?;
+        resolver.resolved(name, address).then(|| Self::of(address))
+    }
+}
+
+/// Resolves names as the system does, in random order. Names that redirects led to resolve only to
+/// addresses that these redirects may lead to. The check is made here so that connections go to the
+/// checked address.
+#[derive(Clone, Default)]
+pub(in crate::storage) struct Resolver {
+    limits: Arc<Mutex<BTreeMap<String, Reach>>>,
+    /// Addresses of each name when it was last resolved.
+    addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
+}
+
+impl Resolver {
+    /// Restricts the host name of a URL to addresses of this reach or a wider one, from now on.
+    pub(in crate::storage) fn limit(&self, url: &Url, reach: Reach) {
+        if let Some(Host::Domain(name)) = url.host() {
+            let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+            let limit = limits.entry(name.to_owned()).or_insert(reach);
+            *limit = reach.min(*limit);
+        }
+    }
+
+    fn resolved(&self, name: &str, address: IpAddr) -> bool {
+        let addresses = self.addresses.lock();
+        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        addresses
+            .get(name)
+            .is_some_and(|known| known.contains(&address))
+    }
+
+    fn limit_of(&self, name: &str) -> Option<Reach> {
+        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        limits.get(name).copied()
+    }
+}
+
+impl Resolve for Resolver {
+    fn resolve(&self, name: Name) -> Resolving {
+        let limit = self.limit_of(name.as_str());
+        let addresses = Arc::clone(&self.addresses);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let mut found: Vec<SocketAddr> = found.collect();
+            if let Some(limit) = limit {
+                found.retain(|address| Reach::of(address.ip()) <= limit);
+                if found.is_empty() {
+                    return Err(Narrower.into());
+                }
+            }
+            let known = found.iter().map(SocketAddr::ip).collect();
+            let mut addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner);
+            addresses.insert(name.as_str().to_owned(), known);
+            drop(addresses);
+            fastrand::shuffle(&mut found);
+            let found: Addrs = Box::new(found.into_iter());
+            Ok(found)
+        })
+    }
+}
+
+impl fmt::Debug for Resolver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Resolver").finish_non_exhaustive()
+    }
+}
+
+/// Error for a redirect to a name that has only private addresses.
+#[derive(Debug)]
+pub(in crate::storage) struct Narrower;
+
+impl fmt::Display for Narrower {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a redirect leads to a host name that has only private addresses")
+    }
+}
+
+impl std::error::Error for Narrower {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_have_the_reach_of_their_network() {
+        for (address, reach) in [
+            ("8.8.8.8", Reach::Public),
+            ("172.32.0.1", Reach::Public),
+            ("100.128.0.1", Reach::Public),
+            ("2606:4700::1111", Reach::Public),
+            ("::ffff:8.8.8.8", Reach::Public),
+            ("64:ff9b::808:808", Reach::Public),
+            ("10.1.2.3", Reach::Private),
+            ("172.16.0.1", Reach::Private),
+            ("192.168.0.1", Reach::Private),
+            ("100.64.0.1", Reach::Private),
+            ("198.19.0.1", Reach::Private),
+            ("224.0.0.1", Reach::Private),
+            ("255.255.255.255", Reach::Private),
+            ("fd12::1", Reach::Private),
+            ("fec0::1", Reach::Private),
+            ("ff02::1", Reach::Private),
+            ("::ffff:10.0.0.1", Reach::Private),
+            ("64:ff9b::a00:1", Reach::Private),
+            ("2002:a00:1::", Reach::Private),
+            ("127.0.0.1", Reach::Loopback),
+            ("127.9.9.9", Reach::Loopback),
+            ("0.0.0.0", Reach::Loopback),
+            ("0.1.2.3", Reach::Loopback),
+            ("::1", Reach::Loopback),
+            ("::", Reach::Loopback),
+            ("::ffff:127.0.0.1", Reach::Loopback),
+            ("::127.0.0.1", Reach::Loopback),
+            ("169.254.169.254", Reach::LinkLocal),
+            ("169.254.170.2", Reach::LinkLocal),
+            ("168.63.129.16", Reach::LinkLocal),
+            ("100.100.100.200", Reach::LinkLocal),
+            ("fe80::1", Reach::LinkLocal),
+            ("fd00:ec2::254", Reach::LinkLocal),
+            ("::ffff:169.254.169.254", Reach::LinkLocal),
+            ("64:ff9b::a9fe:a9fe", Reach::LinkLocal),
+        ] {
+            let parsed = address.parse().expect(address);
+            assert_eq!(Reach::of(parsed), reach, "{address}");
+        }
+    }
+
+    #[test]
+    fn hosts_written_as_numbers_are_addresses() {
+        for (url, reach) in [
+            ("http://2130706433/", Some(Reach::Loopback)),
+            ("http://0x7f.1/", Some(Reach::Loopback)),
+            ("http://0251.0376.0251.0376/", Some(Reach::LinkLocal)),
+            ("http://[fe80::1]:80/", Some(Reach::LinkLocal)),
+            ("http://LocalHost./", Some(Reach::Loopback)),
+            ("http://a.localhost/", Some(Reach::Loopback)),
+            ("http://host.example/", None),
+        ] {
+            let parsed = Url::parse(url).expect(url);
+            assert_eq!(Reach::of_host(&parsed), reach, "{url}");
+        }
+    }
+
+    #[test]
+    fn limited_names_resolve_to_no_address_of_a_narrower_reach() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .expect("a runtime");
+        let resolver = Resolver::default();
+        let resolve = || {
+            let name = "localhost".parse().expect("a name");
+            runtime.block_on(resolver.resolve(name))
+        };
+        let found: Vec<_> = resolve().expect("this machine").collect();
+        assert!(!found.is_empty());
+        let url = Url::parse("http://localhost:80/").expect("a URL");
+        resolver.limit(&url, Reach::Loopback);
+        assert!(resolve().is_ok(), "no narrower than this machine");
+        resolver.limit(&url, Reach::Public);
+        resolver.limit(&url, Reach::Loopback);
+        let error = resolve().err().expect("no public address");
+        assert!(error.is::<Narrower>(), "{error}");
+    }
+}

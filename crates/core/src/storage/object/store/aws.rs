@@ -1,0 +1,272 @@
+//! Finds credentials and region as the AWS command line does: environment, profiles, web identity,
+//! containers, instances.
+//!
+//! The only module that names types of the AWS SDK. The SDK reads its own variables and files each
+//! time credentials are needed, so the next attempt after an `aws sso login` works. Used by
+//! `s3.rs`.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use async_trait::async_trait;
+use aws_config::Region;
+use aws_config::ecs::EcsCredentialsProvider;
+use aws_config::environment::EnvironmentVariableCredentialsProvider;
+use aws_config::imds::credentials::ImdsCredentialsProvider;
+use aws_config::meta::region::ProvideRegion;
+use aws_config::profile::{ProfileFileCredentialsProvider, ProfileFileRegionProvider, load};
+use aws_config::provider_config::ProviderConfig;
+use aws_config::web_identity_token::WebIdentityTokenCredentialsProvider;
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::ProvideCredentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_runtime::env_config::EnvConfigValue;
+use aws_runtime::env_config::file::EnvConfigFiles;
+use aws_types::os_shim_internal::{Env, Fs};
+use object_store::aws::AwsCredential;
+
+use super::credential_cache::{Load, Loaded};
+use super::credentials::CredentialFailure;
+use super::request_error::texts;
+use crate::error::ErrorKind;
+
+/// Name of the last source.
+const INSTANCE: &str = "instance metadata";
+
+/// Credential sources in order. If a profile is requested by name, only that.
+pub(in crate::storage) struct Chain {
+    /// Profile that was requested by name.
+    profile: Option<String>,
+    /// Value of `AWS_PROFILE`, for display.
+    ambient_profile: Option<String>,
+    /// Region for requests to STS.
+    region: String,
+}
+
+impl Chain {
+    pub(in crate::storage) fn new(
+        profile: Option<String>,
+        ambient_profile: Option<String>,
+        region: String,
+    ) -> Self {
+        Self {
+            profile,
+            ambient_profile,
+            region,
+        }
+    }
+
+    /// Returns the sources with their common names. They cache what they read, so they are created
+    /// for each lookup.
+    fn sources(&self) -> Vec<(String, Box<dyn ProvideCredentials>)> {
+        let region = Region::new(self.region.clone());
+        let config = ProviderConfig::without_region().with_region(Some(region));
+        let profiles = ProfileFileCredentialsProvider::builder().configure(&config);
+        if let Some(profile) = &self.profile {
+            let profiles = profiles.profile_name(profile);
+            return vec![(format!("profile {profile}"), Box::new(profiles.build()))];
+        }
+        let profile = self.ambient_profile.as_deref().unwrap_or("default");
+        let environment = EnvironmentVariableCredentialsProvider::new();
+        let identity = WebIdentityTokenCredentialsProvider::builder().configure(&config);
+        let container = EcsCredentialsProvider::builder().configure(&config);
+        let instance = ImdsCredentialsProvider::builder().configure(&config);
+        vec![
+            ("environment".to_owned(), Box::new(environment)),
+            (format!("profile {profile}"), Box::new(profiles.build())),
+            ("web identity".to_owned(), Box::new(identity.build())),
+            ("container".to_owned(), Box::new(container.build())),
+            (INSTANCE.to_owned(), Box::new(instance.build())),
+        ]
+    }
+}
+
+impl fmt::Debug for Chain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Chain")
+            .field("profile", &self.profile)
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl Load for Chain {
+    async fn load(&self) -> Result<Loaded, CredentialFailure> {
+        let mut looked_at = Vec::new();
+        for (source, provider) in self.sources() {
+            match provider.provide_credentials().await {
+                Ok(credentials) => return Ok(loaded(&credentials, source)),
+                // The next source may have credentials; every other error ends the search, as in
+                // the SDK's own chain.
+                Err(CredentialsError::CredentialsNotLoaded(_)) => looked_at.push(source),
+                Err(error) if source == INSTANCE => {
+                    // Outside of AWS, another service may answer at that address.
+                    looked_at.push(source);
+                    return Err(nothing(&looked_at, Some(&error)));
+                }
+                Err(error) => return Err(failure(&error, &source)),
+            }
+        }
+        Err(match &self.profile {
+            Some(_) => no_profile(&looked_at.concat(), None),
+            None => nothing(&looked_at, None),
+        })
+    }
+}
+
+/// Returns the error for a missing profile that was requested by name. If no file has any profile
+/// at all, the SDK reports nothing.
+fn no_profile(source: &str, cause: Option<String>) -> CredentialFailure {
+    CredentialFailure {
+        kind: ErrorKind::InvalidRequest,
+        message: format!("there is no {source} in the AWS configuration files"),
+        hint: Some("run `aws configure list-profiles` to list the existing ones".to_owned()),
+        cause,
+    }
+}
+
+fn loaded(credentials: &Credentials, source: String) -> Loaded {
+    Loaded {
+        credential: AwsCredential {
+            key_id: credentials.access_key_id().to_owned(),
+            secret_key: credentials.secret_access_key().to_owned(),
+            token: credentials.session_token().map(str::to_owned),
+        },
+        expires: credentials.expiry(),
+        source,
+    }
+}
+
+fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> CredentialFailure {
+    CredentialFailure {
+        kind: ErrorKind::PermissionDenied,
+        message: format!(
+            "no credentials were found: looked at {}",
+            looked_at.join(", ")
+        ),
+        hint: Some("give credentials, or set anonymous=true for public data".to_owned()),
+        cause: error.and_then(innermost),
+    }
+}
+
+fn innermost(error: &CredentialsError) -> Option<String> {
+    let texts = texts(error);
+    // The output of a process may contain anything, including secrets.
+    let text = texts.last()?.split("Stderr").next()?;
+    Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
+}
+
+fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
+    let texts = texts(error);
+    let says = |words: &str| {
+        texts
+            .iter()
+            .any(|text| text.to_ascii_lowercase().contains(words))
+    };
+    let cause = innermost(error);
+    if says("was not defined") {
+        let own = source.strip_prefix("profile ").unwrap_or(source);
+        let named = |cause: &String| cause.contains(&format!("`{own}`"));
+        if cause.as_ref().is_none_or(named) {
+            return no_profile(source, cause);
+        }
+        return CredentialFailure {
+            kind: ErrorKind::InvalidRequest,
+            message: format!("{source} refers to another profile, which does not exist"),
+            hint: Some("see source_profile in the AWS configuration files".to_owned()),
+            cause,
+        };
+    }
+    let hint = match source.strip_prefix("profile ") {
+        Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
+        None if says("sso") => "run `aws sso login`".to_owned(),
+        _ => format!("check {source}: it is the first source that offers credentials"),
+    };
+    CredentialFailure {
+        kind: ErrorKind::PermissionDenied,
+        message: format!("cannot get credentials from {source}"),
+        hint: Some(hint),
+        cause,
+    }
+}
+
+/// Returns the region of a profile; without a name, of the one that `AWS_PROFILE` names.
+pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Option<String> {
+    let mut builder = ProfileFileRegionProvider::builder();
+    if let Some(profile) = profile {
+        builder = builder.profile_name(profile);
+    }
+    let provider = builder.build();
+    let region = run_lookup(async { provider.region().await })?;
+    Some(region.as_ref().to_owned())
+}
+
+/// Returns the endpoint that a profile configures for S3: that of its `services` section, else its
+/// `endpoint_url`. No environment variable is read for it.
+///
+/// Rules of precedence: <https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>
+pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Option<String> {
+    let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
+    let profile = profile.map(|profile| profile.to_owned().into());
+    let profiles = run_lookup(async { load(&fs, &env, &files, profile).await.ok() })?;
+    let value = |key| {
+        let setting = EnvConfigValue::new().profile(key).service_id("s3");
+        setting.load(&env, Some(&profiles)).map(|(value, _)| value)
+    };
+    let ignored = value("ignore_configured_endpoint_urls");
+    if ignored.is_some_and(|ignored| ignored.eq_ignore_ascii_case("true")) {
+        return None;
+    }
+    value("endpoint_url").map(Cow::into_owned)
+}
+
+/// Runs a look-up of the SDK, which has no other interface than async, on a thread of its own: the
+/// caller may be inside a runtime. It reads two files.
+fn run_lookup<T: Send>(lookup: impl Future<Output = Option<T>> + Send) -> Option<T> {
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
+            runtime.block_on(lookup)
+        });
+        read.join().ok().flatten()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_profile_is_invalid_request() {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        let name = "tload-no-such-profile".to_owned();
+        let chain = Chain::new(Some(name), None, "us-east-1".to_owned());
+        let loaded = runtime.expect("a runtime").block_on(chain.load());
+        let failure = loaded.err().expect("no such profile");
+        assert!(
+            failure.message.contains("tload-no-such-profile"),
+            "{failure:?}"
+        );
+        assert_eq!(region_of_profile(Some("tload-no-such-profile")), None);
+    }
+
+    #[test]
+    fn failures_name_the_source() {
+        let error = CredentialsError::provider_error("the SSO session has expired");
+        let failure = failure(&error, "profile dev");
+        assert_eq!(
+            failure.hint.as_deref(),
+            Some("run `aws sso login --profile dev`")
+        );
+        assert!(failure.message.contains("profile dev"));
+        let looked_at = ["environment".to_owned(), INSTANCE.to_owned()];
+        let failure = nothing(&looked_at, Some(&error));
+        assert!(failure.message.ends_with("environment, instance metadata"));
+        assert_eq!(
+            failure.cause.as_deref(),
+            Some("the SSO session has expired")
+        );
+    }
+}

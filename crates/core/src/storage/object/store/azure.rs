@@ -1,0 +1,480 @@
+//! Opens Azure Blob Storage: account, endpoint and credentials of a container. Called by
+//! [`crate::storage::object::store::Store::open`].
+
+use std::sync::Arc;
+
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+
+use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::client::{Extras, client_options};
+use super::credentials::Credentials;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::location::RemoteUrl;
+
+const EXPLICIT: [&str; 5] = ["account_key", "sas", "token", "client_secret", "anonymous"];
+
+pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+    let (builder, source) = builder(opening)?;
+    let skips = builder.get_config_value(&AzureConfigKey::SkipSignature);
+    let store = builder
+        .with_http_connector(opening.connector.clone())
+        .build();
+    Ok(Opened {
+        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
+        credentials: Credentials::known(source),
+        anonymous: skips.as_deref() == Some("true"),
+        region: None,
+        sessions: 0,
+        signer: None,
+        token: None,
+    })
+}
+
+/// Suffixes of the hosts of blob storage: those of the public cloud, China, the US government,
+/// Germany, accounts with a DNS zone, and Fabric. `blob.` or `dfs.` precedes each.
+const CLOUDS: [&str; 6] = [
+    "core.windows.net",
+    "core.chinacloudapi.cn",
+    "core.usgovcloudapi.net",
+    "core.cloudapi.de",
+    ZONES,
+    FABRIC,
+];
+const ZONES: &str = "storage.azure.net";
+const FABRIC: &str = "fabric.microsoft.com";
+
+/// Container, account and endpoint, as far as the URL names them.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    container: String,
+    account: Option<String>,
+    endpoint: Option<String>,
+    /// True if the endpoint is not one of Azure's: anyone may run the server.
+    is_foreign: bool,
+}
+
+/// Parses `az://container`, and Hadoop's `abfss://container@account.dfs.core.windows.net`.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for an invalid account or host.
+fn place(url: &RemoteUrl) -> Result<Place> {
+    let Some((container, host)) = url.authority.split_once('@') else {
+        return Ok(Place {
+            container: url.authority.clone(),
+            account: None,
+            endpoint: None,
+            is_foreign: false,
+        });
+    };
+    let place = |account: &str, endpoint: Option<String>, is_foreign: bool| Place {
+        container: container.to_owned(),
+        account: Some(account.to_owned()),
+        endpoint,
+        is_foreign,
+    };
+    if is_account(host) {
+        return Ok(place(host, None, false));
+    }
+    let host = host.to_ascii_lowercase();
+    if let Some((account, host)) = blob_host(&host) {
+        return Ok(place(account, Some(format!("https://{host}")), false));
+    }
+    // Stricter than the rules of URLs: `#` and `?`, for example, would end the host early.
+    let (name, port) = host.split_once(':').unwrap_or((&host, "443"));
+    let is_host = name.contains('.')
+        && name.split('.').all(is_label)
+        && port.parse::<u16>().is_ok_and(|port| port > 0);
+    let account = name.split('.').next().unwrap_or(name);
+    if !is_host {
+        return Err(Error::new(
+            ErrorKind::InvalidRequest,
+            "the text after @ in the URL is neither a storage account nor a host",
+        )
+        .with_location(url.shown())
+        .with_hint("write abfss://container@account.dfs.core.windows.net/path"));
+    }
+    Ok(place(account, Some(format!("https://{host}")), true))
+}
+
+/// Returns the account of a host of blob storage, and its host for blobs. Folders are served at
+/// `dfs`, and blobs, as used here, at `blob`. `None` for hosts that are not Azure's.
+fn blob_host(host: &str) -> Option<(&str, String)> {
+    let cloud = CLOUDS.iter().find(|cloud| host.ends_with(**cloud))?;
+    let front = host.strip_suffix(cloud)?.strip_suffix('.')?;
+    let (name, service) = front.rsplit_once('.')?;
+    let (first, zone) = name
+        .split_once('.')
+        .map_or((name, None), |(first, zone)| (first, Some(zone)));
+    let is_zone = |zone: &str| {
+        let digits = zone.strip_prefix('z').unwrap_or_default();
+        digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    // A readable replica has a host of its own, and the account's name.
+    let account = first.strip_suffix("-secondary").unwrap_or(first);
+    let is_named = match *cloud {
+        // Fabric has `onelake`, optionally with a region before it, and names of workspaces.
+        FABRIC => is_label(first) && zone.is_none_or(is_zone),
+        ZONES => is_account(account) && zone.is_some_and(is_zone),
+        _ => is_account(account) && zone.is_none(),
+    };
+    (is_named && matches!(service, "blob" | "dfs"))
+        .then(|| (account, format!("{name}.blob.{cloud}")))
+}
+
+/// Returns whether a storage account can have this name.
+fn is_account(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (3..=24).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+/// Returns whether a text is a valid label of a host name.
+fn is_label(text: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    (1..=63).contains(&text.len()) && text.bytes().all(allowed)
+}
+
+/// Refuses a host that only the URL names, unless it is Azure's. A URL may come from anywhere, and
+/// with the environment's credentials its host could do anything that this user can.
+fn require_trusted(
+    place: &Place,
+    opening: &Opening,
+    configured: Option<&str>,
+    is_given: bool,
+) -> Result<()> {
+    let origin = |text: &str| Some(url::Url::parse(text).ok()?.origin());
+    let foreign = place.endpoint.as_deref().filter(|_| place.is_foreign);
+    let Some(endpoint) = foreign else {
+        return Ok(());
+    };
+    let is_configured = configured.is_some_and(|text| origin(text) == origin(endpoint));
+    if is_given || is_configured || opening.options.get("endpoint").is_some() {
+        return Ok(());
+    }
+    let host = endpoint.trim_start_matches("https://");
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        format!("{host} is not a host of Azure, and credentials of the environment are for Azure"),
+    )
+    .with_location(opening.url.shown())
+    .with_hint(format!(
+        "if this host may get credentials, set endpoint={endpoint}; or give credentials as options, or \
+         anonymous=true"
+    )))
+}
+
+fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
+    let options = opening.options;
+    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let place = place(opening.url)?;
+    let mut builder = MicrosoftAzureBuilder::new();
+    let mut client_settings = Vec::new();
+    for (key, value) in opening.settings::<AzureConfigKey>(explicit)? {
+        if let AzureConfigKey::Client(key) = key {
+            client_settings.push((key, value));
+        } else {
+            builder = builder.with_config(key, value);
+        }
+    }
+    let configured = builder.get_config_value(&AzureConfigKey::Endpoint);
+    for (value, key) in [
+        (place.account.as_deref(), AzureConfigKey::AccountName),
+        (place.endpoint.as_deref(), AzureConfigKey::Endpoint),
+        (options.get("account"), AzureConfigKey::AccountName),
+        (options.get("endpoint"), AzureConfigKey::Endpoint),
+        (options.get("account_key"), AzureConfigKey::AccessKey),
+        (options.get("sas"), AzureConfigKey::SasKey),
+        (options.get("token"), AzureConfigKey::Token),
+        (options.get("tenant_id"), AzureConfigKey::AuthorityId),
+        (options.get("client_id"), AzureConfigKey::ClientId),
+        (options.get("client_secret"), AzureConfigKey::ClientSecret),
+    ] {
+        if let Some(value) = value {
+            builder = builder.with_config(key, value);
+        }
+    }
+    if let Some(anonymous) = options.flag("anonymous") {
+        builder = builder.with_skip_signature(anonymous);
+    }
+    let value = |key| builder.get_config_value(&key);
+    let has = |key| value(key).is_some();
+    let is_anonymous = value(AzureConfigKey::SkipSignature).as_deref() == Some("true");
+    // For an identity of this machine or user, an option only selects which one.
+    let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
+    let is_secret = has(AzureConfigKey::Token)
+        || has(AzureConfigKey::AccessKey)
+        || has(AzureConfigKey::SasKey)
+        || application && has(AzureConfigKey::ClientSecret);
+    let is_given = is_anonymous || explicit && is_secret;
+    require_trusted(&place, opening, configured.as_deref(), is_given)?;
+    let emulated = value(AzureConfigKey::UseEmulator).as_deref() == Some("true");
+    if value(AzureConfigKey::AccountName).is_none() && !emulated {
+        return Err(
+            Error::new(ErrorKind::InvalidRequest, "the storage account is unknown")
+                .with_location(opening.url.shown())
+                .with_hint(
+                    "set account, or write abfss://container@account.dfs.core.windows.net/path",
+                ),
+        );
+    }
+    let source = source(&builder, opening, emulated);
+    if source.is_none() {
+        opening.needs_credentials()?;
+    }
+    let source = source.unwrap_or_else(|| "managed identity".to_owned());
+    let extras = Extras {
+        settings: client_settings,
+        allow_http: emulated || is_plain(value(AzureConfigKey::Endpoint).as_deref()),
+        ..Extras::default()
+    };
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    let builder = builder
+        .with_client_options(client)
+        .with_retry(no_retries())
+        .with_container_name(place.container);
+    Ok((builder, source))
+}
+
+/// Returns the origin of the credentials. Follows the order in which the builder chooses.
+fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) -> Option<String> {
+    let value = |key| builder.get_config_value(&key);
+    let has = |key| value(key).is_some();
+    if value(AzureConfigKey::SkipSignature).as_deref() == Some("true") {
+        return Some("anonymous".to_owned());
+    }
+    if let Some(name) = opening.passed_on_who() {
+        return Some(format!("option {name}"));
+    }
+    let named = |what: &str, option: &'static str| {
+        let place = match opening.first_option(&[option]) {
+            Some(option) => format!("option {option}"),
+            None => "environment".to_owned(),
+        };
+        Some(format!("{what} ({place})"))
+    };
+    if has(AzureConfigKey::Token) {
+        return named("bearer token", "token");
+    }
+    if has(AzureConfigKey::AccessKey) {
+        return named("Azure account key", "account_key");
+    }
+    let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
+    if application && has(AzureConfigKey::FederatedTokenFile) {
+        return Some("workload identity".to_owned());
+    }
+    if application && has(AzureConfigKey::ClientSecret) {
+        return named("Azure client secret", "client_secret");
+    }
+    if has(AzureConfigKey::SasKey) {
+        return named("shared access signature", "sas");
+    }
+    if value(AzureConfigKey::UseAzureCli).as_deref() == Some("true") {
+        return Some("Azure command line".to_owned());
+    }
+    emulated.then(|| "the emulator's own key".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Location, StoreOptions};
+    use crate::storage::object::store::connector::Connector;
+    use crate::storage::object::store::environment::Environment;
+
+    fn built(
+        url: &str,
+        options: &[(&str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Result<(MicrosoftAzureBuilder, String)> {
+        let location = Location::parse(url)?;
+        let options = StoreOptions::from_pairs(options.iter().copied())?;
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let environment = Environment::of(variables);
+        let opening = Opening {
+            url: location.remote().expect("a URL"),
+            options: &options,
+            environment: &environment,
+            connector: Connector::default(),
+        };
+        builder(&opening)
+    }
+
+    #[test]
+    fn urls_name_container_account_and_endpoint() {
+        for (url, container, account, endpoint) in [
+            ("az://c/k", "c", None, None),
+            ("abfs://c/k", "c", None, None),
+            (
+                "abfss://c@acc.dfs.core.windows.net/k",
+                "c",
+                Some("acc"),
+                Some("https://acc.blob.core.windows.net"),
+            ),
+            (
+                "abfss://c@acc.dfs.core.chinacloudapi.cn/k",
+                "c",
+                Some("acc"),
+                Some("https://acc.blob.core.chinacloudapi.cn"),
+            ),
+            (
+                "abfss://c@onelake.dfs.fabric.microsoft.com/k",
+                "c",
+                Some("onelake"),
+                Some("https://onelake.blob.fabric.microsoft.com"),
+            ),
+        ] {
+            let location = Location::parse(url).expect(url);
+            let found = place(location.remote().expect("a URL")).expect(url);
+            let wanted = Place {
+                container: container.to_owned(),
+                account: account.map(str::to_owned),
+                endpoint: endpoint.map(str::to_owned),
+                is_foreign: false,
+            };
+            assert_eq!(found, wanted, "{url}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_neither_account_nor_host_are_refused() {
+        for authority in [
+            "2130706433:8080#",
+            "2130706433:8080",
+            "ab",
+            "Account",
+            "host.example?",
+            "host.example#.blob.core.windows.net",
+            "host.example\\.blob.core.windows.net",
+            "acc.example:0",
+            "acc.example:",
+            "..blob.core.windows.net",
+            "%65vil.example",
+        ] {
+            let url = format!("abfss://c@{authority}/k");
+            let location = Location::parse(&url).expect("a location");
+            let error = place(location.remote().expect("a URL")).expect_err(authority);
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{authority}");
+        }
+    }
+
+    #[test]
+    fn identity_option_does_not_trust_foreign_host() {
+        for option in [
+            ("anonymous", "false"),
+            ("azure_client_id", "hunter2"),
+            ("azure_use_azure_cli", "true"),
+            ("client_secret", "hunter2"),
+        ] {
+            let built = built("abfss://c@acc.example/k", &[option], &[]);
+            let error = built.expect_err("credentials of the machine would go there");
+            assert!(error.hint().is_some_and(|hint| hint.contains("endpoint=")));
+        }
+    }
+
+    #[test]
+    fn hosts_that_only_the_url_names_get_no_credentials_of_the_environment() {
+        let token = ("AZURE_STORAGE_TOKEN", "hunter2");
+        let elsewhere = ("AZURE_STORAGE_ENDPOINT", "https://other.example");
+        let there = ("AZURE_STORAGE_ENDPOINT", "https://acc.example/");
+        let (named, given) = (("endpoint", "https://acc.example"), ("sas", "sig=hunter2"));
+        for (host, variables, options, allowed) in [
+            ("acc.example", vec![token], vec![], false),
+            ("acc.example:8443", vec![token], vec![], false),
+            ("acc.example", vec![], vec![], false),
+            ("acc.example", vec![token, elsewhere], vec![], false),
+            ("acc.example", vec![token, there], vec![], true),
+            ("acc.example", vec![token], vec![named], true),
+            ("acc.example", vec![token], vec![given], true),
+            (
+                "acc.example",
+                vec![token],
+                vec![("anonymous", "true")],
+                true,
+            ),
+            (
+                "acc.blob.core.windows.net.example",
+                vec![token],
+                vec![],
+                false,
+            ),
+            ("blob.core.windows.net", vec![token], vec![], false),
+            (
+                "evil.example.blob.core.windows.net",
+                vec![token],
+                vec![],
+                false,
+            ),
+            ("evilcore.windows.net", vec![token], vec![], false),
+            ("acc.file.core.windows.net", vec![token], vec![], false),
+            ("acc.z5.blob.storage.azure.net", vec![token], vec![], false),
+            ("acc.blob.core.windows.net", vec![token], vec![], true),
+            (
+                "acc-secondary.blob.core.windows.net",
+                vec![token],
+                vec![],
+                true,
+            ),
+            ("acc.dfs.core.usgovcloudapi.net", vec![token], vec![], true),
+            ("acc.dfs.core.cloudapi.de", vec![token], vec![], true),
+            ("acc.z05.blob.storage.azure.net", vec![token], vec![], true),
+            (
+                "westus-onelake.dfs.fabric.microsoft.com",
+                vec![token],
+                vec![],
+                true,
+            ),
+        ] {
+            let url = format!("abfss://c@{host}/k");
+            match built(&url, &options, &variables) {
+                Ok(_) => assert!(allowed, "{host} {options:?}"),
+                Err(error) => {
+                    assert!(!allowed, "{host} {options:?}: {error}");
+                    assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+                    assert!(error.hint().is_some_and(|hint| hint.contains("endpoint=")));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn replicas_are_signed_for_with_the_name_of_the_account() {
+        let url = "abfss://c@acc-secondary.blob.core.windows.net/k";
+        let (builder, _) = built(url, &[("anonymous", "true")], &[]).expect("a builder");
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(value(AzureConfigKey::AccountName).as_deref(), Some("acc"));
+        assert_eq!(
+            value(AzureConfigKey::Endpoint).as_deref(),
+            Some("https://acc-secondary.blob.core.windows.net")
+        );
+    }
+
+    #[test]
+    fn explicit_credentials_are_not_mixed_with_those_of_the_environment() {
+        let ambient = [
+            ("AZURE_STORAGE_ACCOUNT", "acc"),
+            ("AZURE_STORAGE_KEY", "a2V5"),
+        ];
+        let (builder, who) =
+            built("az://c/k", &[("sas", "?sig=hunter2")], &ambient).expect("a builder");
+        assert_eq!(who, "shared access signature (option sas)");
+        assert_eq!(builder.get_config_value(&AzureConfigKey::AccessKey), None);
+        let account = builder.get_config_value(&AzureConfigKey::AccountName);
+        assert_eq!(account.as_deref(), Some("acc"));
+        let (_, who) = built("az://c/k", &[], &ambient).expect("a builder");
+        assert_eq!(who, "Azure account key (environment)");
+    }
+
+    #[test]
+    fn accounts_and_emulators() {
+        let error = built("az://c/k", &[], &[]).expect_err("no account");
+        assert_eq!(error.kind(), ErrorKind::InvalidRequest);
+        let (_, who) =
+            built("az://c/k", &[], &[("AZURE_STORAGE_USE_EMULATOR", "true")]).expect("a builder");
+        assert_eq!(who, "the emulator's own key");
+        let lone = [("account", "acc"), ("environment", "false")];
+        let error = built("az://c/k", &lone, &[]).expect_err("no credentials");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+}

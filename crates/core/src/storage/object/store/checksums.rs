@@ -1,0 +1,85 @@
+//! Reads an object's own checksums from the headers of a response, without interpreting them.
+//!
+//! Amazon's S3 and compatible stores send checksums only on request, by a header that must be
+//! signed. `object_store` cannot add one, so the request is signed a second time. Google always
+//! sends them. Called by [`crate::storage::object::store::response_capture`], once for a request that carries [`Asks`].
+
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
+use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
+
+/// Header that makes S3 send checksums (API reference of `HeadObject`).
+const MODE: &str = "x-amz-checksum-mode";
+
+/// Header with the part of the body that S3's signature covers; `UNSIGNED-PAYLOAD` if none.
+const PAYLOAD: &str = "x-amz-content-sha256";
+
+/// Headers about checksums.
+const STATED: [&str; 7] = [
+    "x-amz-checksum-crc64nvme",
+    "x-amz-checksum-crc32c",
+    "x-amz-checksum-sha256",
+    "x-amz-checksum-type",
+    "x-goog-hash",
+    "x-goog-stored-content-encoding",
+    "x-goog-stored-content-length",
+];
+
+/// Extension of a request whose response should state checksums.
+#[derive(Clone, Debug, Default)]
+pub(in crate::storage) struct Asks {
+    /// Signer for S3; `None` for other stores.
+    pub(in crate::storage) signer: Option<Signer>,
+}
+
+/// Signs a request again.
+#[derive(Clone)]
+pub(in crate::storage) struct Signer {
+    pub(in crate::storage) credentials: AwsCredentialProvider,
+    pub(in crate::storage) region: String,
+}
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Omits the credentials.
+        f.debug_struct("Signer").finish_non_exhaustive()
+    }
+}
+
+impl Asks {
+    /// Adds the header that S3 requires. Other stores send checksums unasked, and a request that
+    /// cannot be signed again stays as it is.
+    pub(in crate::storage) async fn prepare(
+        &self,
+        request: &mut HttpRequest,
+    ) -> Result<(), HttpError> {
+        let Some(signer) = &self.signer else {
+            return Ok(());
+        };
+        let mode = HeaderValue::from_static("ENABLED");
+        request.headers_mut().insert(MODE, mode);
+        if request.headers_mut().remove(AUTHORIZATION).is_none() {
+            // Anonymous requests are not signed.
+            return Ok(());
+        }
+        let failed = |error| HttpError::new(HttpErrorKind::Request, error);
+        let credential = signer.credentials.get_credential().await.map_err(failed)?;
+        let payload = request.headers().get(PAYLOAD);
+        let is_unsigned = payload.is_some_and(|payload| payload == "UNSIGNED-PAYLOAD");
+        AwsAuthorizer::new(&credential, "s3", &signer.region)
+            .with_sign_payload(!is_unsigned)
+            .try_authorize(request, None)
+            .map_err(failed)
+    }
+}
+
+/// Returns the headers of a response that are about checksums: names in lower case, and values.
+pub(in crate::storage) fn stated(headers: &HeaderMap) -> Vec<(&'static str, String)> {
+    let mut stated = Vec::new();
+    for name in STATED {
+        let values = headers.get_all(name).iter();
+        let texts = values.filter_map(|value| value.to_str().ok());
+        stated.extend(texts.map(|text| (name, text.to_owned())));
+    }
+    stated
+}

@@ -1,0 +1,212 @@
+//! Configures connections (timeouts, certificates, proxy, headers) from options and environment,
+//! for `object_store`'s client.
+
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
+use object_store::{ClientConfigKey, ClientOptions};
+use reqwest::Certificate;
+
+use super::connector::Connector;
+use super::environment::Environment;
+use super::error_body::plain;
+use crate::error::{Error, ErrorKind, Result};
+use crate::options::store_options::StoreOptions;
+
+/// Default limits: seconds that connecting may take, and that may pass without a byte.
+const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// Idle connections kept open per host: more than there are ever requests in flight.
+const POOL_IDLE_MAX: usize = 1024;
+
+/// Hosts that are never reached through a proxy: they answer for the machine that sends the
+/// request.
+const NEVER_BY_PROXY: &str =
+    "169.254.169.254,169.254.170.2,169.254.170.23,metadata.google.internal";
+
+/// Additions of a store's protocol to the options.
+#[derive(Default)]
+pub(in crate::storage) struct Extras<'a> {
+    /// Settings of the client under `object_store`'s names, in ascending precedence.
+    pub(in crate::storage) settings: Vec<(ClientConfigKey, String)>,
+    /// True if the endpoint is a plain `http://` one.
+    pub(in crate::storage) allow_http: bool,
+    /// `Authorization` header, from user and password of a URL.
+    pub(in crate::storage) authorization: Option<HeaderValue>,
+    /// Bundle of certificates that the environment names.
+    pub(in crate::storage) ca_file: Option<&'a str>,
+}
+
+/// Returns the client's options. Certificates to trust go to the connector.
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent and a `ca_file` without
+/// certificates, and the kinds of I/O for one that cannot be read.
+pub(in crate::storage) fn client_options(
+    options: &StoreOptions,
+    environment: &Environment,
+    connector: &Connector,
+    extras: Extras,
+) -> Result<ClientOptions> {
+    let agent = concat!("tload/", env!("CARGO_PKG_VERSION"));
+    // No limit on a whole request: an extent over a slow line takes as long as it takes.
+    // `read_timeout` detects stalls.
+    let mut client = ClientOptions::new()
+        .with_timeout_disabled()
+        .with_connect_timeout(CONNECT_TIMEOUT)
+        .with_read_timeout(READ_TIMEOUT)
+        .with_http1_only()
+        .with_pool_max_idle_per_host(POOL_IDLE_MAX)
+        .with_user_agent(HeaderValue::from_static(agent));
+    for (key, value) in extras.settings {
+        client = client.with_config(key, value);
+    }
+    if extras.allow_http {
+        client = client.with_allow_http(true);
+    }
+    if let Some(timeout) = options.seconds("connect_timeout") {
+        client = client.with_connect_timeout(timeout);
+    }
+    if let Some(timeout) = options.seconds("read_timeout") {
+        client = client.with_read_timeout(timeout);
+    }
+    if let Some(verify) = options.flag("tls_verify") {
+        client = client.with_allow_invalid_certificates(!verify);
+    }
+    if let Some(path) = options.get("ca_file").or(extras.ca_file) {
+        connector.trust(certificates(path)?);
+    }
+    if let Some(proxy) = options.get("proxy") {
+        let excludes = match environment.first(&["NO_PROXY", "no_proxy"]) {
+            Some(hosts) => format!("{NEVER_BY_PROXY},{hosts}"),
+            None => NEVER_BY_PROXY.to_owned(),
+        };
+        client = client.with_proxy_url(proxy).with_proxy_excludes(excludes);
+    }
+    let headers = headers(options, extras.authorization)?;
+    if !headers.is_empty() {
+        client = client.with_default_headers(headers);
+    }
+    Ok(client)
+}
+
+fn headers(options: &StoreOptions, authorization: Option<HeaderValue>) -> Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    headers.extend(authorization.map(|value| (AUTHORIZATION, value)));
+    for (name, value) in options.headers() {
+        let pair = HeaderName::from_bytes(name.as_bytes())
+            .ok()
+            .zip(HeaderValue::from_str(value).ok());
+        let Some((name, mut value)) = pair else {
+            let message = format!("store option header.{name} is not a valid header");
+            return Err(Error::new(ErrorKind::InvalidRequest, message));
+        };
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+#[expect(
+    clippy::disallowed_methods,
+    reason = "certificates are no file of a checkpoint"
+)]
+fn certificates(path: &str) -> Result<Vec<Certificate>> {
+    let pem = std::fs::read(path)
+        .map_err(|error| Error::from_io("cannot read ca_file", error).with_location(path))?;
+    let invalid = |message: &str| {
+        Error::new(ErrorKind::InvalidRequest, message)
+            .with_location(path)
+            .with_hint("give a PEM file: text with lines of -----BEGIN CERTIFICATE-----")
+    };
+    let certificates = Certificate::from_pem_bundle(&pem).map_err(|error| {
+        invalid("ca_file holds a certificate that cannot be read")
+            .with_source(plain(&error.to_string()))
+    })?;
+    if certificates.is_empty() {
+        return Err(invalid("ca_file holds no certificate"));
+    }
+    Ok(certificates)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(pairs: &[(&str, &str)]) -> StoreOptions {
+        StoreOptions::from_pairs(pairs.iter().copied()).expect("options")
+    }
+
+    #[test]
+    fn options_win_over_settings_and_settings_over_defaults() {
+        let value = |options: &StoreOptions, key: ClientConfigKey| {
+            let extras = Extras {
+                settings: vec![
+                    (ClientConfigKey::ConnectTimeout, "7 seconds".to_owned()),
+                    (ClientConfigKey::ReadTimeout, "8 seconds".to_owned()),
+                ],
+                ..Extras::default()
+            };
+            let client = client_options(
+                options,
+                &Environment::default(),
+                &Connector::default(),
+                extras,
+            )
+            .expect("a client");
+            client.get_config_value(&key)
+        };
+        let options = options(&[("connect_timeout", "2")]);
+        assert_eq!(
+            value(&options, ClientConfigKey::ConnectTimeout).as_deref(),
+            Some("2s")
+        );
+        assert_eq!(
+            value(&options, ClientConfigKey::ReadTimeout).as_deref(),
+            Some("8 seconds")
+        );
+        assert_eq!(value(&options, ClientConfigKey::Timeout), None);
+    }
+
+    #[test]
+    fn metadata_is_never_asked_through_a_proxy() {
+        let environment = Environment::of([("NO_PROXY".to_owned(), "intern".to_owned())]);
+        let options = options(&[("proxy", "http://proxy:3128")]);
+        let client = client_options(
+            &options,
+            &environment,
+            &Connector::default(),
+            Extras::default(),
+        )
+        .expect("a client");
+        let excludes = client.get_config_value(&ClientConfigKey::ProxyExcludes);
+        let excludes = excludes.expect("excludes");
+        assert!(
+            excludes.contains("169.254.169.254") && excludes.ends_with(",intern"),
+            "{excludes}"
+        );
+    }
+
+    #[test]
+    fn missing_or_empty_ca_file_fails() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let empty = folder.path().join("empty.pem");
+        std::fs::write(&empty, "").expect("a file");
+        for (path, kind) in [
+            (folder.path().join("missing.pem"), ErrorKind::NotFound),
+            (empty, ErrorKind::InvalidRequest),
+        ] {
+            let path = path.to_str().expect("UTF-8");
+            let options = options(&[("ca_file", path)]);
+            let client = client_options(
+                &options,
+                &Environment::default(),
+                &Connector::default(),
+                Extras::default(),
+            );
+            let error = client.expect_err(path);
+            assert_eq!(error.kind(), kind);
+            assert_eq!(error.location(), Some(path));
+        }
+    }
+}

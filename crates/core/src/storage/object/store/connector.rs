@@ -1,0 +1,182 @@
+//! Makes HTTP clients as `object_store` does, except for redirects, which `redirects.rs` follows.
+//!
+//! `object_store` has no setting for redirects and does not expose how it makes its client, so this
+//! module makes one from the settings that its options reveal.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use object_store::ClientOptions;
+use object_store::client::{ClientConfigKey as Key, HttpClient, HttpConnector};
+use reqwest::{Certificate, NoProxy, Proxy, redirect};
+
+use super::addresses::Resolver;
+use super::redirects::Following;
+use super::response_capture::Capturing;
+
+/// Makes the HTTP clients of one store, and counts them.
+#[derive(Clone, Debug, Default)]
+pub(in crate::storage) struct Connector {
+    made: Arc<AtomicUsize>,
+    /// Number of the first client that speaks to the store itself.
+    own: Arc<AtomicUsize>,
+    /// Certificates to trust in addition to the system's. `object_store`'s options do not return
+    /// them.
+    roots: Arc<OnceLock<Vec<Certificate>>>,
+}
+
+impl Connector {
+    /// Returns the number of clients made so far.
+    pub(in crate::storage) fn made(&self) -> usize {
+        self.made.load(Ordering::Relaxed)
+    }
+
+    /// Marks clients before this one as fetching credentials. They do not send headers of options.
+    pub(in crate::storage) fn own_from(&self, number: usize) {
+        self.own.store(number, Ordering::Relaxed);
+    }
+
+    /// Trusts these certificates too. Called at most once, before a client is made.
+    pub(in crate::storage) fn trust(&self, certificates: Vec<Certificate>) {
+        let _ = self.roots.set(certificates);
+    }
+
+    fn client(&self, options: &ClientOptions, resolver: &Resolver) -> Result<reqwest::Client> {
+        let mut builder = reqwest::ClientBuilder::new()
+            .redirect(redirect::Policy::none())
+            .referer(false)
+            .dns_resolver(resolver.clone())
+            .https_only(!flag(options, Key::AllowHttp)?)
+            // Lengths and ranges refer to the bytes as they are sent.
+            .no_gzip()
+            .no_brotli()
+            .no_zstd()
+            .no_deflate();
+        let value = |key| options.get_config_value(&key);
+        if let Some(agent) = value(Key::UserAgent) {
+            builder = builder.user_agent(agent);
+        }
+        if let Some(url) = value(Key::ProxyUrl) {
+            let mut proxy = Proxy::all(url).map_err(failed)?;
+            if let Some(pem) = value(Key::ProxyCaCertificate) {
+                let certificate = Certificate::from_pem(pem.as_bytes()).map_err(failed)?;
+                builder = builder.tls_certs_merge([certificate]);
+            }
+            if let Some(hosts) = value(Key::ProxyExcludes) {
+                proxy = proxy.no_proxy(NoProxy::from_string(&hosts));
+            }
+            builder = builder.proxy(proxy);
+        }
+        let roots = self.roots.get().cloned().unwrap_or_default();
+        builder = if flag(options, Key::NoSystemCertificates)? {
+            builder.tls_certs_only(roots)
+        } else {
+            builder.tls_certs_merge(roots)
+        };
+        if flag(options, Key::AllowInvalidCertificates)? {
+            builder = builder.danger_accept_invalid_certs(true);
+        }
+        with_limits(builder, options)?.build().map_err(failed)
+    }
+}
+
+/// Applies timeouts, the connection pool, and the version of HTTP.
+fn with_limits(
+    mut builder: reqwest::ClientBuilder,
+    options: &ClientOptions,
+) -> Result<reqwest::ClientBuilder> {
+    let span = |key| duration(options, key);
+    if let Some(timeout) = span(Key::Timeout)? {
+        builder = builder.timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::ConnectTimeout)? {
+        builder = builder.connect_timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::ReadTimeout)? {
+        builder = builder.read_timeout(timeout);
+    }
+    if let Some(timeout) = span(Key::PoolIdleTimeout)? {
+        builder = builder.pool_idle_timeout(timeout);
+    }
+    if let Some(most) = number(options, Key::PoolMaxIdlePerHost)? {
+        builder = builder.pool_max_idle_per_host(most);
+    }
+    if let Some(interval) = span(Key::Http2KeepAliveInterval)? {
+        builder = builder.http2_keep_alive_interval(interval);
+    }
+    if let Some(timeout) = span(Key::Http2KeepAliveTimeout)? {
+        builder = builder.http2_keep_alive_timeout(timeout);
+    }
+    if flag(options, Key::Http2KeepAliveWhileIdle)? {
+        builder = builder.http2_keep_alive_while_idle(true);
+    }
+    if let Some(bytes) = number(options, Key::Http2MaxFrameSize)? {
+        builder = builder.http2_max_frame_size(Some(bytes));
+    }
+    if flag(options, Key::Http1Only)? {
+        builder = builder.http1_only();
+    }
+    if flag(options, Key::Http2Only)? {
+        builder = builder.http2_prior_knowledge();
+    }
+    Ok(builder)
+}
+
+impl HttpConnector for Connector {
+    fn connect(&self, options: &ClientOptions) -> Result<HttpClient> {
+        let resolver = Resolver::default();
+        let client = self.client(options, &resolver)?;
+        let number = self.made.fetch_add(1, Ordering::Relaxed) + 1;
+        let following = Following {
+            client,
+            resolver,
+            headers: options.get_default_headers().cloned().unwrap_or_default(),
+            number,
+            own: Arc::clone(&self.own),
+        };
+        Ok(HttpClient::new(Capturing::new(
+            HttpClient::new(following),
+            number,
+        )))
+    }
+}
+
+type Result<T> = object_store::Result<T>;
+
+fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_store::Error {
+    object_store::Error::Generic {
+        store: "HTTP client",
+        source: error.into(),
+    }
+}
+
+/// Returns the error for an invalid setting. Hides the value, which may be meant for another
+/// setting.
+fn invalid(key: Key) -> object_store::Error {
+    failed(format!("the value of {} is invalid", key.as_ref()))
+}
+
+/// Reads a setting as `object_store` does.
+fn flag(options: &ClientOptions, key: Key) -> Result<bool> {
+    let Some(text) = options.get_config_value(&key) else {
+        return Ok(false);
+    };
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" | "y" => Ok(true),
+        "0" | "false" | "off" | "no" | "n" => Ok(false),
+        _ => Err(invalid(key)),
+    }
+}
+
+fn number<N: std::str::FromStr>(options: &ClientOptions, key: Key) -> Result<Option<N>> {
+    let text = options.get_config_value(&key);
+    text.map(|text| text.parse().map_err(|_| invalid(key)))
+        .transpose()
+}
+
+fn duration(options: &ClientOptions, key: Key) -> Result<Option<Duration>> {
+    let text = options.get_config_value(&key);
+    text.map(|text| humantime::parse_duration(&text).map_err(|_| invalid(key)))
+        .transpose()
+}

@@ -1,0 +1,345 @@
+//! Caches credentials until shortly before they expire, and then renews them with one request for
+//! all callers.
+//!
+//! Independent of the source of credentials, which `aws.rs` provides. Called by `object_store`
+//! before each request.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use async_trait::async_trait;
+use object_store::CredentialProvider;
+use object_store::aws::AwsCredential;
+
+use super::credentials::CredentialFailure;
+
+/// Credentials are renewed this long before they expire, or after half of their lifetime if that is
+/// shorter.
+const AHEAD: Duration = Duration::from_secs(300);
+
+/// Pause after a failed renewal, during which credentials that are still valid are used.
+const PAUSE: Duration = Duration::from_secs(30);
+
+/// Source of credentials.
+#[async_trait]
+pub(in crate::storage) trait Load: fmt::Debug + Send + Sync + 'static {
+    async fn load(&self) -> Result<Loaded, CredentialFailure>;
+}
+
+pub(in crate::storage) struct Loaded {
+    pub(in crate::storage) credential: AwsCredential,
+    pub(in crate::storage) expires: Option<SystemTime>,
+    /// Name of the source, for display.
+    pub(in crate::storage) source: String,
+}
+
+pub(in crate::storage) struct Refreshing<L> {
+    load: L,
+    held: Mutex<Option<Held>>,
+    /// Held by the task that fetches.
+    turn: tokio::sync::Mutex<()>,
+    /// Last search that found nothing.
+    failed: Mutex<Option<(Instant, CredentialFailure)>>,
+}
+
+struct Held {
+    credential: Arc<AwsCredential>,
+    source: String,
+    loaded: Instant,
+    expires: Option<SystemTime>,
+    /// Time at which to renew.
+    renew: Option<SystemTime>,
+    /// True if the store refused it.
+    rejected: bool,
+    /// True if it was fetched because the store refused the previous one.
+    replacement: bool,
+}
+
+impl Held {
+    fn new(loaded: Loaded, now: SystemTime, replacement: bool) -> Self {
+        let renew = loaded.expires.map(|expires| {
+            let life = expires.duration_since(now).unwrap_or_default();
+            expires - AHEAD.min(life / 2)
+        });
+        Self {
+            credential: Arc::new(loaded.credential),
+            source: loaded.source,
+            loaded: Instant::now(),
+            expires: loaded.expires,
+            renew,
+            rejected: false,
+            replacement,
+        }
+    }
+
+    fn is_fresh(&self, now: SystemTime) -> bool {
+        !self.rejected && self.renew.is_none_or(|renew| now < renew)
+    }
+
+    fn is_usable(&self, now: SystemTime) -> bool {
+        !self.rejected && self.expires.is_none_or(|expires| now < expires)
+    }
+}
+
+impl<L: Load> Refreshing<L> {
+    pub(in crate::storage) fn new(load: L) -> Self {
+        Self {
+            load,
+            held: Mutex::default(),
+            turn: tokio::sync::Mutex::default(),
+            failed: Mutex::default(),
+        }
+    }
+
+    /// Returns the source of the credentials in use, if there are any.
+    pub(in crate::storage) fn source(&self) -> Option<String> {
+        self.held().as_ref().map(|held| held.source.clone())
+    }
+
+    /// Records that the store refused the credentials of a request that began then, and returns
+    /// whether the next request will have others.
+    pub(in crate::storage) fn rejected(&self, began: Option<Instant>) -> bool {
+        let mut held = self.held();
+        let Some(held) = held.as_mut() else {
+            return true;
+        };
+        if began.is_some_and(|began| began < held.loaded) {
+            // New ones were fetched since, after the refusal of another request.
+            return true;
+        }
+        if held.replacement && held.loaded.elapsed() < PAUSE {
+            // They were just fetched to replace refused ones, so fetching again will not help.
+            return false;
+        }
+        held.rejected = true;
+        true
+    }
+
+    async fn credential(&self, now: SystemTime) -> Result<Arc<AwsCredential>, CredentialFailure> {
+        let (fresh, usable) = self.peek(now);
+        if let Some(credential) = fresh {
+            return Ok(credential);
+        }
+        let _turn = match (self.turn.try_lock(), usable) {
+            (Ok(turn), _) => turn,
+            // Another task fetches; until then the old credentials are used.
+            (Err(_), Some(credential)) => return Ok(credential),
+            (Err(_), None) => {
+                let since = Instant::now();
+                let turn = self.turn.lock().await;
+                // Many tasks wait when a load begins: one failed search suffices for all of them.
+                if let Some(failure) = self.failed_since(since) {
+                    return Err(failure);
+                }
+                turn
+            }
+        };
+        let (fresh, usable) = self.peek(now);
+        if let Some(credential) = fresh {
+            return Ok(credential);
+        }
+        let loaded = self.load.load().await;
+        let mut held = self.held();
+        match (loaded, usable) {
+            (Ok(loaded), _) => {
+                let replacement = held.as_ref().is_some_and(|held| held.rejected);
+                let new = Held::new(loaded, now, replacement);
+                let credential = Arc::clone(&new.credential);
+                *held = Some(new);
+                Ok(credential)
+            }
+            (Err(failure), Some(credential)) => {
+                tracing::warn!(%failure, "cannot renew credentials; the old ones are still valid");
+                if let Some(held) = held.as_mut() {
+                    held.renew = Some(now + PAUSE);
+                }
+                Ok(credential)
+            }
+            (Err(failure), None) => {
+                let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+                *failed = Some((Instant::now(), failure.clone()));
+                Err(failure)
+            }
+        }
+    }
+
+    fn failed_since(&self, since: Instant) -> Option<CredentialFailure> {
+        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, failure) = failed.as_ref()?;
+        (*at >= since).then(|| failure.clone())
+    }
+
+    /// Returns the credential twice: if it need not be renewed, and if it may still be used.
+    fn peek(&self, now: SystemTime) -> (Option<Arc<AwsCredential>>, Option<Arc<AwsCredential>>) {
+        let held = self.held();
+        let pick = |wanted: fn(&Held, SystemTime) -> bool| {
+            let held = held.as_ref().filter(|held| wanted(held, now))?;
+            Some(Arc::clone(&held.credential))
+        };
+        (pick(Held::is_fresh), pick(Held::is_usable))
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<Held>> {
+        // A panic leaves the value intact: it is only ever replaced as a whole.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<L: Load> fmt::Debug for Refreshing<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Refreshing")
+            .field("source", &self.source())
+            .finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl<L: Load> CredentialProvider for Refreshing<L> {
+    type Credential = AwsCredential;
+
+    async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
+        let credential = self.credential(SystemTime::now()).await;
+        credential.map_err(|failure| object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(failure),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::UNIX_EPOCH;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    /// Numbers its credentials, which live for `life` seconds, and fails from one of them on.
+    #[derive(Debug)]
+    struct Numbered {
+        loads: AtomicU32,
+        life: Option<u64>,
+        fails_from: u32,
+    }
+
+    #[async_trait]
+    impl Load for Numbered {
+        async fn load(&self) -> Result<Loaded, CredentialFailure> {
+            tokio::task::yield_now().await;
+            let number = self.loads.fetch_add(1, Ordering::Relaxed) + 1;
+            if number >= self.fails_from {
+                return Err(CredentialFailure {
+                    kind: ErrorKind::PermissionDenied,
+                    message: "none left".to_owned(),
+                    hint: None,
+                    cause: None,
+                });
+            }
+            Ok(Loaded {
+                credential: AwsCredential {
+                    key_id: number.to_string(),
+                    secret_key: "hunter2".to_owned(),
+                    token: None,
+                },
+                expires: self.life.map(at),
+                source: "numbered".to_owned(),
+            })
+        }
+    }
+
+    fn refreshing(life: Option<u64>, fails_from: u32) -> Refreshing<Numbered> {
+        Refreshing::new(Numbered {
+            loads: AtomicU32::new(0),
+            life,
+            fails_from,
+        })
+    }
+
+    fn at(second: u64) -> SystemTime {
+        UNIX_EPOCH + Duration::from_secs(second)
+    }
+
+    async fn key(refreshing: &Refreshing<Numbered>, second: u64) -> String {
+        let credential = refreshing.credential(at(second)).await;
+        credential.map_or_else(
+            |failure| failure.message,
+            |credential| credential.key_id.clone(),
+        )
+    }
+
+    fn run(test: impl Future<Output = ()>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.expect("a runtime").block_on(test);
+    }
+
+    #[test]
+    fn renewed_five_minutes_ahead_or_after_half_of_a_short_life() {
+        run(async {
+            let long = refreshing(Some(3600), 99);
+            for (second, wanted) in [(0, "1"), (3299, "1"), (3300, "2")] {
+                assert_eq!(key(&long, second).await, wanted, "{second}");
+            }
+            let short = refreshing(Some(400), 99);
+            for (second, wanted) in [(0, "1"), (199, "1"), (200, "2")] {
+                assert_eq!(key(&short, second).await, wanted, "{second}");
+            }
+            let endless = refreshing(None, 99);
+            assert_eq!(key(&endless, 0).await, "1");
+            assert_eq!(key(&endless, u64::from(u32::MAX)).await, "1");
+        });
+    }
+
+    #[test]
+    fn valid_credentials_are_kept_while_renewal_fails() {
+        run(async {
+            let refreshing = refreshing(Some(3600), 2);
+            for (second, wanted) in [(0, "1"), (3400, "1"), (3401, "1"), (3600, "none left")] {
+                assert_eq!(key(&refreshing, second).await, wanted, "{second}");
+            }
+            // Second 3401 was within the pause.
+            assert_eq!(refreshing.load.loads.load(Ordering::Relaxed), 3);
+        });
+    }
+
+    #[test]
+    fn concurrent_callers_share_one_fetch() {
+        run(async {
+            let refreshing = refreshing(None, 99);
+            let (one, two) =
+                futures_util::future::join(key(&refreshing, 0), key(&refreshing, 0)).await;
+            assert_eq!((&*one, &*two), ("1", "1"));
+            assert_eq!(refreshing.load.loads.load(Ordering::Relaxed), 1);
+        });
+    }
+
+    #[test]
+    fn rejected_credentials_are_replaced_once() {
+        run(async {
+            let refreshing = refreshing(None, 99);
+            let before = Instant::now();
+            assert_eq!(key(&refreshing, 0).await, "1");
+            assert!(refreshing.rejected(Some(Instant::now())));
+            assert_eq!(key(&refreshing, 0).await, "2");
+            // A request that began with the old ones may be retried; one that had the new ones need
+            // not.
+            assert!(refreshing.rejected(Some(before)));
+            assert!(!refreshing.rejected(Some(Instant::now())));
+            assert_eq!(key(&refreshing, 0).await, "2");
+        });
+    }
+
+    #[test]
+    fn shows_no_secret() {
+        run(async {
+            let refreshing = refreshing(None, 99);
+            assert_eq!(refreshing.source(), None);
+            key(&refreshing, 0).await;
+            let text = format!("{refreshing:?}");
+            assert!(
+                text.contains("numbered") && !text.contains("hunter2"),
+                "{text}"
+            );
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! Opens Google Cloud Storage: endpoint and credentials of a bucket. Called by
+//! [`crate::storage::object::store::Store::open`].
+
+use std::sync::Arc;
+
+use object_store::StaticCredentialProvider;
+use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
+
+use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::client::{Extras, client_options};
+use super::credentials::Credentials;
+use crate::error::Result;
+
+const EXPLICIT: [&str; 3] = ["token", "service_account", "anonymous"];
+
+pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+    let (builder, source) = builder(opening)?;
+    let store = builder
+        .with_http_connector(opening.connector.clone())
+        .build();
+    Ok(Opened {
+        store: Arc::new(store.map_err(|error| opening.refused(&error))?),
+        anonymous: source == ANONYMOUS,
+        credentials: Credentials::known(source),
+        region: None,
+        sessions: 0,
+        signer: None,
+        token: None,
+    })
+}
+
+const ANONYMOUS: &str = "anonymous";
+
+fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
+    let options = opening.options;
+    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let mut builder = GoogleCloudStorageBuilder::new();
+    let mut client_settings = Vec::new();
+    for (key, value) in opening.settings::<GoogleConfigKey>(explicit)? {
+        if let GoogleConfigKey::Client(key) = key {
+            client_settings.push((key, value));
+        } else {
+            builder = builder.with_config(key, value);
+        }
+    }
+    for (option, key) in [
+        ("endpoint", GoogleConfigKey::BaseUrl),
+        ("service_account", GoogleConfigKey::ServiceAccount),
+        ("token", GoogleConfigKey::BearerToken),
+    ] {
+        if let Some(value) = options.get(option) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    if let Some(anonymous) = options.flag("anonymous") {
+        builder = builder.with_skip_signature(anonymous);
+    }
+    let source = source(&builder, opening);
+    match &source {
+        Some(source) if source == ANONYMOUS => {
+            // Otherwise the builder reads the user's credentials, and fails on those that it cannot
+            // use.
+            let nobody = GcpCredential {
+                bearer: String::new(),
+            };
+            builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(nobody)));
+        }
+        Some(_) => {}
+        None => opening.needs_credentials()?,
+    }
+    let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+    let extras = Extras {
+        settings: client_settings,
+        allow_http: is_plain(endpoint.as_deref()),
+        ..Extras::default()
+    };
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    builder = builder
+        .with_client_options(client)
+        .with_retry(no_retries())
+        .with_bucket_name(opening.url.host());
+    let ambient = || "application default credentials or instance metadata".to_owned();
+    Ok((builder, source.unwrap_or_else(ambient)))
+}
+
+fn source(builder: &GoogleCloudStorageBuilder, opening: &Opening) -> Option<String> {
+    let has = |key| builder.get_config_value(&key).is_some();
+    let skips = builder.get_config_value(&GoogleConfigKey::SkipSignature);
+    if skips.as_deref() == Some("true") {
+        return Some(ANONYMOUS.to_owned());
+    }
+    let option = opening
+        .first_option(&["token", "service_account"])
+        .or_else(|| opening.passed_on_who());
+    if let Some(option) = option {
+        return Some(format!("option {option}"));
+    }
+    let source = if has(GoogleConfigKey::BearerToken) {
+        "bearer token of the environment"
+    } else if has(GoogleConfigKey::ServiceAccount) || has(GoogleConfigKey::ServiceAccountKey) {
+        "GCS service account of the environment"
+    } else if has(GoogleConfigKey::ApplicationCredentials) {
+        "file of GOOGLE_APPLICATION_CREDENTIALS"
+    } else {
+        return None;
+    };
+    Some(source.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use crate::options::{Location, StoreOptions};
+    use crate::storage::object::store::connector::Connector;
+    use crate::storage::object::store::environment::Environment;
+
+    fn built(
+        options: &[(&str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Result<(GoogleCloudStorageBuilder, String)> {
+        let location = Location::parse("gs://b/k")?;
+        let options = StoreOptions::from_pairs(options.iter().copied())?;
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let environment = Environment::of(variables);
+        let opening = Opening {
+            url: location.remote().expect("a URL"),
+            options: &options,
+            environment: &environment,
+            connector: Connector::default(),
+        };
+        builder(&opening)
+    }
+
+    #[test]
+    fn credentials_source_is_named() {
+        let ambient = [("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")];
+        for (options, variables, wanted) in [
+            (vec![("token", "hunter2")], &ambient[..], "option token"),
+            (
+                vec![("service_account", "/key.json")],
+                &ambient,
+                "option service_account",
+            ),
+            (vec![("anonymous", "true")], &ambient, "anonymous"),
+            (vec![], &ambient, "GCS service account of the environment"),
+            (
+                vec![],
+                &[("STORAGE_EMULATOR_HOST", "localhost:4443")],
+                "anonymous",
+            ),
+            (
+                vec![],
+                &[("GOOGLE_APPLICATION_CREDENTIALS", "/adc.json")],
+                "file of GOOGLE_APPLICATION_CREDENTIALS",
+            ),
+            (
+                vec![],
+                &[],
+                "application default credentials or instance metadata",
+            ),
+        ] {
+            let (builder, who) = built(&options, variables).expect(wanted);
+            assert_eq!(who, wanted);
+            let key = builder.get_config_value(&GoogleConfigKey::ServiceAccountKey);
+            assert_eq!(key.is_some(), options.is_empty() && variables == ambient);
+        }
+        let error = built(&[("environment", "false")], &[]).expect_err("an error");
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn endpoints() {
+        let emulator = [("STORAGE_EMULATOR_HOST", "localhost:4443")];
+        for (options, wanted) in [
+            (vec![], "http://localhost:4443"),
+            (vec![("endpoint", "http://host")], "http://host"),
+        ] {
+            let (builder, _) = built(&options, &emulator).expect(wanted);
+            let endpoint = builder.get_config_value(&GoogleConfigKey::BaseUrl);
+            assert_eq!(endpoint.as_deref(), Some(wanted));
+        }
+    }
+}

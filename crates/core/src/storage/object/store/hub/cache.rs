@@ -1,0 +1,317 @@
+//! Looks up models in the cache of the hub's own tools, and checks that they are complete. Sends no
+//! requests.
+//!
+//! `CACHE/models--org--name/refs/REVISION` names a commit, `snapshots/COMMIT/` has its files, and
+//! `trees/COMMIT.json`, if the tools are new enough, lists them. A snapshot may hold only some
+//! files: that of a model counts if all of its weights are present.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::listing::is_commit;
+use super::settings;
+use crate::error::{Error, ErrorKind, Result, printable};
+use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::options::Location;
+use crate::options::hub_id::HubId;
+use crate::options::location::RemoteUrl;
+use crate::options::store_options::StoreOptions;
+use crate::storage::object::store::environment::Environment;
+use crate::storage::object::store::path::object_path;
+use crate::storage::{FileSource, Source};
+
+const SUFFIX: &str = ".safetensors";
+const INDEX_SUFFIX: &str = ".safetensors.index.json";
+const INDEX_NAME: &str = "model.safetensors.index.json";
+const SINGLE_NAME: &str = "model.safetensors";
+
+/// Returns the folder or file of a hub's model on this machine, if it is complete.
+///
+/// # Errors
+///
+/// [`ErrorKind::NotFound`] if it is not and requests to the hub are forbidden;
+/// [`ErrorKind::InvalidRequest`] for invalid paths.
+pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<PathBuf>> {
+    let path = object_path(url)?;
+    let environment = Environment::unless_forbidden(options);
+    let found = match settings::cache(&environment) {
+        Some(cache) => find(&cache, &HubId::of(&url.authority), path.as_ref()),
+        None => Err("the cache folder is unknown".to_owned()),
+    };
+    match found {
+        Ok(path) => Ok(Some(path)),
+        Err(missing) if settings::is_offline(&environment) => {
+            Err(offline(&missing).with_location(url.shown()))
+        }
+        Err(missing) => {
+            tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
+            Ok(None)
+        }
+    }
+}
+
+/// Returns the folder or file of a hub's model at this commit, as far as it is on this machine.
+pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
+    let path = object_path(url).ok()?;
+    let cache = settings::cache(&Environment::unless_forbidden(options))?;
+    let storage = storage(&cache, &HubId::of(&url.authority));
+    Some(storage.join("snapshots").join(commit).join(path.as_ref()))
+}
+
+/// Returns whether requests to the hub are forbidden.
+pub(crate) fn is_offline(options: &StoreOptions) -> bool {
+    settings::is_offline(&Environment::unless_forbidden(options))
+}
+
+pub(in crate::storage) fn offline(missing: &str) -> Error {
+    Error::new(
+        ErrorKind::NotFound,
+        format!(
+            "is not complete in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids requests to the hub"
+        ),
+    )
+    .with_hint(
+        "unset HF_HUB_OFFLINE and TRANSFORMERS_OFFLINE, or download it first: hf download org/name",
+    )
+}
+
+/// Returns the folder of a repository.
+fn storage(cache: &Path, id: &HubId) -> PathBuf {
+    cache.join(format!("models--{}", id.repository.replace('/', "--")))
+}
+
+/// Returns the location of `path` in a repository, or a description of the missing part.
+fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
+    let storage = storage(cache, id);
+    let commit = if is_commit(&id.revision) {
+        id.revision.clone()
+    } else {
+        let file = storage.join("refs").join(&id.revision);
+        let text = std::fs::read_to_string(&file)
+            .map_err(|_| format!("{} is not there", file.display()))?;
+        text.trim().to_owned()
+    };
+    if !is_commit(&commit) {
+        return Err(format!("{} does not name a commit", id.revision));
+    }
+    let place = storage.join("snapshots").join(&commit).join(path);
+    if place.is_dir() {
+        let tree = storage.join("trees").join(format!("{commit}.json"));
+        whole(&place, path, &tree)?;
+    } else if place.exists() {
+        if path.ends_with(INDEX_SUFFIX) {
+            shards(&place)?;
+        }
+    } else {
+        return Err(format!("{} is not there", place.display()));
+    }
+    Ok(place)
+}
+
+/// Requires all weights of a folder: those that its index names, else those that the repository
+/// lists in it, else the single file of a small model.
+fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
+    if let Some(index) = index_in(folder) {
+        return shards(&index);
+    }
+    let Some(listed) = weights(tree, path) else {
+        return require(folder, [SINGLE_NAME]);
+    };
+    if listed.is_empty() {
+        return Err(format!("{} has no weights", folder.display()));
+    }
+    require(folder, listed.iter().map(String::as_str))
+}
+
+fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Result<(), String> {
+    let mut missing = names.into_iter().filter(|name| !folder.join(name).exists());
+    match missing.next() {
+        Some(name) => Err(format!("{} has no {}", folder.display(), printable(name))),
+        None => Ok(()),
+    }
+}
+
+/// Returns the index of a folder, by the rules for any folder.
+fn index_in(folder: &Path) -> Option<PathBuf> {
+    let named = folder.join(INDEX_NAME);
+    if named.exists() {
+        return Some(named);
+    }
+    let entries = std::fs::read_dir(folder).ok()?.flatten();
+    let mut indexes = entries.map(|entry| entry.path()).filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.ends_with(INDEX_SUFFIX) && !name.starts_with('.'))
+    });
+    let only = indexes.next()?;
+    indexes.next().is_none().then_some(only)
+}
+
+/// Requires every shard that an index names.
+fn shards(index: &Path) -> Result<(), String> {
+    let index_bytes = small_file(index)?;
+    let parsed = parse_index(&index_bytes).map_err(|error| error.to_string())?;
+    let folder = index.parent().unwrap_or(Path::new(""));
+    require(folder, parsed.shards.iter().map(String::as_str))
+}
+
+fn small_file(path: &Path) -> Result<Vec<u8>, String> {
+    let read = || {
+        let file = FileSource::open(&Location::from_path(path))?;
+        let len = file.len().min(INDEX_BYTES_MAX);
+        file.fetch(0, usize::try_from(len).unwrap_or(usize::MAX))
+    };
+    read().map_err(|error: Error| error.to_string())
+}
+
+/// List of a repository's files that newer tools keep. The tools check lengths and digests
+/// themselves.
+#[derive(Deserialize)]
+struct Tree {
+    format_version: u32,
+    files: BTreeMap<String, serde_json::Value>,
+}
+
+/// Returns the names of weights and indexes directly in a folder of the repository, if the list
+/// exists.
+fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
+    let tree: Tree = serde_json::from_slice(&small_file(tree).ok()?).ok()?;
+    if tree.format_version != 1 {
+        return None;
+    }
+    let prefix = if path.is_empty() {
+        String::new()
+    } else {
+        format!("{path}/")
+    };
+    let names = tree.files.into_keys().filter_map(|name| {
+        let name = name.strip_prefix(&prefix)?;
+        let counts = name.ends_with(SUFFIX) || name.ends_with(INDEX_SUFFIX);
+        (counts && !name.contains('/') && !name.starts_with('.')).then(|| name.to_owned())
+    });
+    Some(names.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    struct Cache(tempfile::TempDir);
+
+    impl Cache {
+        fn new() -> Self {
+            Self(tempfile::tempdir().expect("a folder"))
+        }
+
+        fn put(&self, path: &str, text: &str) {
+            let path = self.0.path().join("models--org--name").join(path);
+            std::fs::create_dir_all(path.parent().expect("below")).expect("a folder");
+            std::fs::write(path, text).expect("a file");
+        }
+
+        fn file(&self, path: &str, text: &str) {
+            self.put(&format!("snapshots/{COMMIT}/{path}"), text);
+        }
+
+        fn find(&self, rest: &str) -> Result<PathBuf, String> {
+            let location = Location::parse(&format!("hf://org/name{rest}")).expect(rest);
+            let url = location.remote().expect("a URL");
+            find(self.0.path(), &HubId::of(&url.authority), &url.path)
+        }
+    }
+
+    const INDEX: &str = r#"{"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}"#;
+
+    #[test]
+    fn a_model_of_one_file() {
+        let cache = Cache::new();
+        cache.find("").expect_err("no cache");
+        cache.put("refs/main", COMMIT);
+        cache.put("refs/refs/pr/1", COMMIT);
+        cache.find("").expect_err("no snapshot");
+        cache.file("config.json", "{}");
+        cache.find("").expect_err("no weights");
+        cache.file("model.safetensors", "");
+        for rest in [
+            "",
+            "@main",
+            "@refs/pr/1",
+            &format!("@{COMMIT}"),
+            "/model.safetensors",
+        ] {
+            assert!(cache.find(rest).expect(rest).exists(), "{rest}");
+        }
+        for rest in ["@other", "/other.safetensors", "/sub"] {
+            cache.find(rest).expect_err(rest);
+        }
+        cache.put("refs/odd", "../../..");
+        cache.find("@odd").expect_err("no commit");
+    }
+
+    #[test]
+    fn cache_requires_all_shards_of_index() {
+        let cache = Cache::new();
+        cache.put("refs/main", COMMIT);
+        cache.file("model.safetensors.index.json", INDEX);
+        cache.file("1.safetensors", "");
+        // It may be a second model, or an older one.
+        cache.file("model.safetensors", "");
+        for rest in ["", "/model.safetensors.index.json"] {
+            let missing = cache.find(rest).expect_err(rest);
+            assert!(missing.ends_with("has no 2.safetensors"), "{missing}");
+        }
+        cache.find("/1.safetensors").expect("one file");
+        cache.file("2.safetensors", "");
+        for rest in ["", "/model.safetensors.index.json"] {
+            cache.find(rest).expect(rest);
+        }
+        cache.file("sub/other.safetensors.index.json", INDEX);
+        cache.find("/sub").expect_err("its shards are missing");
+        cache.file("sub/1.safetensors", "");
+        cache.file("sub/2.safetensors", "");
+        cache.find("/sub").expect("any index that is alone");
+        cache.file("model.safetensors.index.json", "not JSON");
+        cache.find("").expect_err("an index that is none");
+    }
+
+    #[test]
+    fn cache_uses_file_list_for_nonstandard_names() {
+        let cache = Cache::new();
+        cache.put("refs/main", COMMIT);
+        cache.file("adapter.safetensors", "");
+        cache.file("unet/weights.safetensors", "");
+        cache.find("").expect_err("there may be more");
+        let tree = format!("trees/{COMMIT}.json");
+        let list = |names: &[&str]| {
+            let files: BTreeMap<_, _> = names
+                .iter()
+                .map(|name| (*name, serde_json::json!({"size": 1, "blob_id": "x"})))
+                .collect();
+            serde_json::json!({"format_version": 1, "files": files}).to_string()
+        };
+        cache.put(
+            &tree,
+            &list(&[
+                "adapter.safetensors",
+                "README.md",
+                "unet/weights.safetensors",
+                "vae/x",
+            ]),
+        );
+        cache.find("").expect("all of the root");
+        cache.find("/unet").expect("all of the folder");
+        cache.file("vae/x", "");
+        cache.find("/vae").expect_err("no weights");
+        cache.file("model.safetensors", "");
+        cache.put(
+            &tree,
+            &list(&["model.safetensors", "model.safetensors.index.json"]),
+        );
+        cache.find("").expect_err("the index is missing");
+        cache.put(&tree, r#"{"format_version": 2, "files": {}}"#);
+        cache.find("").expect("the one file of a small model");
+    }
+}

@@ -1,0 +1,358 @@
+//! One commit of a repository and its files, as the hub lists them. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use chrono::{DateTime, Utc};
+use object_store::path::Path;
+use object_store::{GetOptions, ObjectMeta};
+use serde::Deserialize;
+
+use crate::error::ErrorKind;
+use crate::storage::object::store::{Fault, Level, Listed};
+
+/// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
+const WHOLE_BYTES_MAX: u64 = 16 << 20;
+
+/// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
+const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
+
+/// Commit of a repository. It never changes: everything requested by its name is of one version.
+#[derive(Debug)]
+pub(crate) struct Commit {
+    name: String,
+    /// Time of the last change, if the hub states it; files have no time of their own.
+    modified: Option<DateTime<Utc>>,
+    /// Files by path: those below a folder are adjacent.
+    files: BTreeMap<String, File>,
+}
+
+/// Properties of a file. Not every compatible server states all of them.
+#[derive(Debug, Default)]
+struct File {
+    len: Option<u64>,
+    /// SHA-256 for large files, the git object id for small ones.
+    identity: Option<String>,
+}
+
+impl File {
+    /// Returns the identity as an entity tag.
+    fn e_tag(&self) -> Option<String> {
+        Some(format!("\"{}\"", self.identity.as_deref()?))
+    }
+}
+
+/// Response to `GET /api/models/org/name/revision/main?blobs=true`, as far as it is used.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answer {
+    sha: String,
+    last_modified: Option<String>,
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Sibling {
+    rfilename: String,
+    size: Option<u64>,
+    blob_id: Option<String>,
+    lfs: Option<Lfs>,
+}
+
+#[derive(Deserialize)]
+struct Lfs {
+    sha256: Option<String>,
+}
+
+pub(in crate::storage) fn is_commit(name: &str) -> bool {
+    COMMIT_DIGITS.contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+impl Commit {
+    /// Parses the hub's response. The error describes what is wrong with it.
+    pub(in crate::storage::object::store) fn parse(answer: &[u8]) -> Result<Self, String> {
+        let answer: Answer = serde_json::from_slice(answer)
+            .map_err(|error| format!("it is not a hub's description of a model: {error}"))?;
+        if !is_commit(&answer.sha) {
+            return Err("it names no commit".to_owned());
+        }
+        let mut files = BTreeMap::new();
+        for sibling in answer.siblings {
+            let path = Path::parse(&sibling.rfilename).ok();
+            let path = path.filter(|path| !path.as_ref().is_empty());
+            let path = path
+                .ok_or_else(|| format!("it lists {:?}, which is not a path", sibling.rfilename))?;
+            let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
+            let file = File {
+                len: sibling.size,
+                identity: digest.or(sibling.blob_id),
+            };
+            files.insert(path.into(), file);
+        }
+        let modified = answer.last_modified.as_deref();
+        Ok(Self {
+            name: answer.sha,
+            modified: modified
+                .and_then(|text| DateTime::parse_from_rfc3339(text).ok())
+                .map(Into::into),
+            files,
+        })
+    }
+
+    pub(in crate::storage::object::store) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the hub's name for the contents of a file: SHA-256 for large files, the git object
+    /// id for small ones.
+    pub(in crate::storage::object::store) fn contents_name(&self, file: &Path) -> Option<&str> {
+        self.files.get(file.as_ref())?.identity.as_deref()
+    }
+
+    /// Returns the path of a file below the repository's URL.
+    pub(in crate::storage::object::store) fn path_of(&self, file: &Path) -> Path {
+        let commit = std::iter::once(self.name.as_str().into());
+        commit.chain(file.parts()).collect()
+    }
+
+    /// Returns the request without conditions. A commit cannot change, and the hub, which gets the
+    /// request first, does not know the entity tags of the hosts that it redirects to.
+    pub(in crate::storage::object::store) fn question(options: GetOptions) -> GetOptions {
+        GetOptions {
+            if_match: None,
+            if_unmodified_since: None,
+            version: None,
+            ..options
+        }
+    }
+
+    /// Returns whether a request failed only because the server sends the whole file instead of the
+    /// requested range, and the file is small enough to accept that. Hubs have done so for small
+    /// files: caches in front of them ignore ranges.
+    pub(in crate::storage::object::store) fn may_come_whole(
+        &self,
+        file: &Path,
+        fault: &Fault,
+    ) -> bool {
+        let status = fault.error.request().and_then(|request| request.status);
+        let len = self.files.get(file.as_ref()).and_then(|file| file.len);
+        status == Some(200)
+            && fault.error.kind() == ErrorKind::Unsupported
+            && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
+    }
+
+    /// Replaces the metadata of the redirect target by that of the hub, or returns an error if they
+    /// disagree.
+    pub(in crate::storage::object::store) fn describe(
+        &self,
+        file: &Path,
+        meta: &mut ObjectMeta,
+    ) -> Result<(), String> {
+        let listed = self.files.get(file.as_ref());
+        if let Some(len) = listed
+            .and_then(|file| file.len)
+            .filter(|&len| len != meta.size)
+        {
+            return Err(format!(
+                "the hub lists a file of {len} bytes, but sends one of {}",
+                meta.size
+            ));
+        }
+        match listed.and_then(File::e_tag) {
+            Some(tag) => meta.e_tag = Some(tag),
+            // The file may differ in another commit, and there is no other identity.
+            None => meta.version = Some(self.name.clone()),
+        }
+        if let Some(modified) = self.modified {
+            meta.last_modified = modified;
+        }
+        meta.location = file.clone();
+        Ok(())
+    }
+
+    /// Returns the files and folders directly below a folder. Visits only the entries below it,
+    /// because a copy lists every folder of the commit.
+    pub(in crate::storage::object::store) fn level(&self, folder: Option<&Path>) -> Level {
+        let root = Path::default();
+        let folder = folder.unwrap_or(&root);
+        let below = match folder.as_ref() {
+            "" => self.files.range::<str, _>(..),
+            // '0' follows '/'.
+            name => self.files.range(format!("{name}/")..format!("{name}0")),
+        };
+        let mut objects = Vec::new();
+        let mut prefixes = BTreeSet::new();
+        for (path, file) in below {
+            let path = Path::parse(path).expect("was a path");
+            let Some(mut below) = path.prefix_match(folder) else {
+                continue;
+            };
+            match (below.next(), below.next()) {
+                (Some(first), Some(_)) => {
+                    prefixes.insert(folder.parts().chain([first]).collect::<Path>());
+                }
+                (Some(_), None) => {
+                    drop(below);
+                    objects.push(Listed {
+                        location: path,
+                        len: file.len,
+                        modified: self.modified.map_or(0, |at| at.timestamp()),
+                        e_tag: file.e_tag(),
+                        version: file.identity.is_none().then(|| self.name.clone()),
+                    });
+                }
+                (None, _) => {}
+            }
+        }
+        Level {
+            objects,
+            prefixes: prefixes.into_iter().collect(),
+        }
+    }
+}
+
+/// Checks that each file in a hub's response is in exactly one folder, and that all folders are
+/// found.
+///
+/// # Panics
+///
+/// Panics if a file is missing or occurs twice.
+#[cfg(feature = "testing")]
+pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
+    let Ok(commit) = Commit::parse(answer) else {
+        return;
+    };
+    let mut folders = vec![None];
+    let mut found: Vec<String> = Vec::new();
+    while let Some(folder) = folders.pop() {
+        let level = commit.level(folder.as_ref());
+        found.extend(level.objects.into_iter().map(|one| one.location.into()));
+        folders.extend(level.prefixes.into_iter().map(Some));
+    }
+    found.sort_unstable();
+    let listed: Vec<String> = commit.files.into_keys().collect();
+    assert_eq!(found, listed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "0123456789abcdef0123456789abcdef01234567";
+
+    fn commit() -> Commit {
+        let answer = serde_json::json!({
+            "_id": "x", "sha": NAME, "lastModified": "2026-01-01T00:00:10.000Z", "private": false,
+            "siblings": [
+                {"rfilename": "model.safetensors", "size": 100, "blobId": "pointer", "lfs": {"sha256": "digest", "size": 100}},
+                {"rfilename": "config.json", "size": 5, "blobId": "blob"},
+                {"rfilename": "a b/é.json"},
+                {"rfilename": "a b/deep/x"},
+            ],
+        });
+        Commit::parse(answer.to_string().as_bytes()).expect("an answer")
+    }
+
+    fn meta(size: u64) -> ObjectMeta {
+        ObjectMeta {
+            location: "elsewhere".into(),
+            last_modified: DateTime::default(),
+            size,
+            e_tag: Some("\"of the cache\"".to_owned()),
+            version: None,
+        }
+    }
+
+    #[test]
+    fn level_lists_direct_children() {
+        let names = |folder: Option<&str>| {
+            let level = commit().level(folder.map(Path::from).as_ref());
+            let objects = level
+                .objects
+                .iter()
+                .map(|object| object.location.to_string());
+            let prefixes = level.prefixes.iter().map(ToString::to_string);
+            (objects.collect::<Vec<_>>(), prefixes.collect::<Vec<_>>())
+        };
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let root = (
+            owned(&["config.json", "model.safetensors"]),
+            owned(&["a b"]),
+        );
+        assert_eq!(names(None), root);
+        let below = (owned(&["a b/é.json"]), owned(&["a b/deep"]));
+        assert_eq!(names(Some("a b")), below);
+        assert_eq!(names(Some("a")), (Vec::new(), Vec::new()));
+        assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
+    }
+
+    /// Visiting every file for each folder takes 10^10 steps: hours.
+    #[test]
+    fn level_of_large_commit_visits_only_folder() {
+        let files = (0..100_000).map(|file| format!("f{:05}/{file}.json", file / 2));
+        let siblings: Vec<_> = files
+            .map(|name| serde_json::json!({"rfilename": name}))
+            .collect();
+        let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        let folders = commit.level(None).prefixes;
+        assert_eq!(folders.len(), 50_000);
+        let below = folders.iter().map(|folder| commit.level(Some(folder)));
+        assert_eq!(
+            below.map(|level| level.objects.len()).sum::<usize>(),
+            100_000
+        );
+    }
+
+    #[test]
+    fn names_beside_a_folder_are_not_in_it() {
+        let names = ["a", "a-b/x", "a/x", "a/y/z", "a0", "a0/x"];
+        let siblings = names.map(|name| serde_json::json!({"rfilename": name}));
+        let answer = serde_json::json!({"sha": NAME, "siblings": siblings});
+        let commit = Commit::parse(answer.to_string().as_bytes()).expect("an answer");
+        let level = commit.level(Some(&Path::from("a")));
+        let objects = level.objects.iter().map(|object| object.location.as_ref());
+        assert_eq!(objects.collect::<Vec<_>>(), ["a/x"]);
+        assert_eq!(level.prefixes, [Path::from("a/y")]);
+    }
+
+    #[test]
+    fn hub_metadata_overrides_response() {
+        let commit = commit();
+        for (file, size, tag, version) in [
+            ("model.safetensors", 100, "\"digest\"", None),
+            ("config.json", 5, "\"blob\"", None),
+            ("a b/é.json", 7, "\"of the cache\"", Some(NAME)),
+            ("not listed", 7, "\"of the cache\"", Some(NAME)),
+        ] {
+            let mut meta = meta(size);
+            commit
+                .describe(&Path::parse(file).expect("a path"), &mut meta)
+                .expect(file);
+            assert_eq!(meta.e_tag.as_deref(), Some(tag), "{file}");
+            assert_eq!(meta.version.as_deref(), version, "{file}");
+            assert_eq!(meta.last_modified.timestamp(), 1_767_225_610);
+        }
+        let wrong = commit.describe(&Path::from("config.json"), &mut meta(6));
+        assert!(wrong.expect_err("another length").contains("5 bytes"));
+        let path = commit.path_of(&Path::parse("a b/é.json").expect("a path"));
+        assert_eq!(path.as_ref(), format!("{NAME}/a b/é.json"));
+    }
+
+    #[test]
+    fn malformed_hub_responses_are_rejected() {
+        for answer in [
+            "",
+            "[]",
+            "<html>",
+            r#"{"sha": "main", "siblings": []}"#,
+            r#"{"sha": "../../../../../../../../../../../../../etc", "siblings": []}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567"}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "../x"}]}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": "a//x"}]}"#,
+            r#"{"sha": "0123456789abcdef0123456789abcdef01234567", "siblings": [{"rfilename": ""}]}"#,
+        ] {
+            Commit::parse(answer.as_bytes()).expect_err(answer);
+        }
+    }
+}

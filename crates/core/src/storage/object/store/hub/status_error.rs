@@ -1,0 +1,164 @@
+//! Classifies error responses of a hub. A hub has its own codes, and sends 401 for missing
+//! repositories to anonymous users. Pure; called by `refusal.rs`.
+
+use crate::error::ErrorKind;
+use crate::options::Protocol;
+use crate::storage::object::store::request_error::{Asked, Verdict};
+use crate::storage::object::store::response_capture::Exchange;
+use crate::sync::retry::Transient;
+
+/// Codes for expired links, from caches and stores that a hub redirects to.
+const LINK_REFUSED: [&str; 4] = [
+    "AccessDenied",
+    "ExpiredToken",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+];
+
+/// Returns `None` for responses that mean the same from every store.
+pub(in crate::storage) fn refusal(
+    status: u16,
+    exchange: &Exchange,
+    asked: &Asked,
+) -> Option<Verdict> {
+    if asked.protocol != Some(Protocol::Hub) {
+        return None;
+    }
+    let code = exchange.code.as_deref().unwrap_or_default();
+    let disabled = exchange.message.as_deref() == Some("Access to this resource is disabled.");
+    let not_found = |message: &str| Verdict::new(ErrorKind::NotFound, message);
+    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    Some(match (code, status) {
+        ("RevisionNotFound", _) => not_found("the repository has no such revision")
+            .hint("give one of its branches, tags or commits: hf://org/name@main"),
+        ("EntryNotFound", _) => not_found("the repository has no such file at this revision")
+            .hint("check the path; tload ls hf://org/name shows the tensors of the repository's own checkpoint"),
+        ("GatedRepo", _) => gated(asked),
+        ("RepoNotFound", _) => no_repository(asked),
+        ("DisabledRepo", _) | (_, 403) if code == "DisabledRepo" || disabled => {
+            denied("the hub has disabled the repository").hint("ask its owner, or use another repository")
+        }
+        // Not sent by the hub, which has no codes of this kind.
+        (_, 400 | 403) if LINK_REFUSED.contains(&code) => {
+            denied("the link that the hub gave for the file was refused")
+                .hint("try again; set the clock of this machine if that does not help")
+                .transient(Transient::Broken)
+        }
+        (_, 401) if asked.anonymous => no_repository(asked),
+        (_, 401) => denied("the hub does not accept the token")
+            .hint(format!("renew the token, which comes from: {}", asked.credentials)),
+        (_, 403) if asked.anonymous => denied("the hub denies access without a token")
+            .hint("give a token: option token, HF_TOKEN, or hf auth login"),
+        (_, 403) => denied("the token's owner has no access to this repository").hint(format!(
+            "grant the token read access to this repository; it comes from: {}",
+            asked.credentials
+        )),
+        (_, 404 | 410) => not_found("the hub has no such repository, revision or file")
+            .hint("check the name, and that the endpoint is a hub"),
+        _ => return None,
+    })
+}
+
+fn gated(asked: &Asked) -> Verdict {
+    let verdict = Verdict::new(
+        ErrorKind::PermissionDenied,
+        "the repository is gated: its conditions must be accepted first",
+    );
+    if asked.anonymous {
+        return verdict.hint(
+            "accept them on the repository's page, then give a token of that account: option token, HF_TOKEN, or hf auth login",
+        );
+    }
+    verdict.hint(format!(
+        "accept them on the repository's page, with the account of the token, which comes from: {}; a fine-grained token also needs \
+         permission to read gated repositories",
+        asked.credentials
+    ))
+}
+
+/// Classifies a missing repository. The hub does not tell missing from private repositories, so as
+/// not to reveal private ones.
+fn no_repository(asked: &Asked) -> Verdict {
+    if asked.anonymous {
+        return Verdict::new(
+            ErrorKind::NotFound,
+            "the hub has no such repository, or it is private and no token is given",
+        )
+        .hint("check the name; for a private repository give a token: option token, HF_TOKEN, or hf auth login");
+    }
+    Verdict::new(
+        ErrorKind::NotFound,
+        "the hub has no such repository, or the token has no access to it",
+    )
+    .hint(format!(
+        "check the name, and that the token may read it; it comes from: {}",
+        asked.credentials
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+    use crate::storage::object::store::redactor::Redactor;
+
+    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
+
+    #[test]
+    fn table() {
+        use ErrorKind::{NotFound, PermissionDenied};
+        for (status, code, anonymous, kind, words) in [
+            (401, "RepoNotFound", true, NotFound, "give a token"),
+            (404, "RepoNotFound", false, NotFound, "HF_TOKEN"),
+            (401, "", true, NotFound, "give a token"),
+            (401, "", false, PermissionDenied, "renew the token"),
+            (401, "GatedRepo", true, PermissionDenied, "accept"),
+            (403, "GatedRepo", false, PermissionDenied, "fine-grained"),
+            (404, "RevisionNotFound", false, NotFound, "branches"),
+            (404, "EntryNotFound", false, NotFound, "path"),
+            (403, "DisabledRepo", false, PermissionDenied, "owner"),
+            (403, "", false, PermissionDenied, "read access"),
+            (403, "", true, PermissionDenied, "give a token"),
+            (404, "", false, NotFound, "endpoint"),
+        ] {
+            let exchange = Exchange {
+                code: (!code.is_empty()).then(|| code.to_owned()),
+                ..Exchange::default()
+            };
+            let verdict = refusal(status, &exchange, &asked(anonymous)).expect("an answer");
+            assert_eq!(verdict.kind, kind, "{status} {code}");
+            assert_eq!(verdict.transient, None, "{status} {code}");
+            let hint = verdict.hint.expect("a hint");
+            assert!(hint.contains(words), "{status} {code}: {hint}");
+        }
+        let mut other = asked(false);
+        other.protocol = Some(Protocol::S3);
+        assert!(refusal(404, &Exchange::default(), &other).is_none());
+        assert!(refusal(503, &Exchange::default(), &asked(false)).is_none());
+    }
+
+    #[test]
+    fn expired_link_is_transient() {
+        let exchange = Exchange {
+            code: Some("AccessDenied".to_owned()),
+            ..Exchange::default()
+        };
+        let verdict = refusal(403, &exchange, &asked(false)).expect("an answer");
+        assert_eq!(verdict.transient, Some(Transient::Broken));
+    }
+
+    fn asked(anonymous: bool) -> Asked<'static> {
+        Asked {
+            operation: "GET",
+            protocol: Some(Protocol::Hub),
+            credentials: "HF_TOKEN",
+            anonymous,
+            region: None,
+            signed_url: false,
+            own: true,
+            refreshed: false,
+            redactor: &NOTHING,
+        }
+    }
+}

@@ -1,0 +1,394 @@
+//! Object store: opened from a URL and options, accessed one request at a time, with errors that
+//! say what to do.
+//!
+//! Each call here is one attempt. The caller decides whether to retry ([`Fault::transient`],
+//! [`crate::sync::retry`]), adds location and range to errors, and reads bodies. Types of `object_store`
+//! are confined to this module and the object source.
+
+mod addresses;
+#[cfg(feature = "aws-config")]
+mod aws;
+mod azure;
+mod builder;
+mod checksums;
+mod client;
+mod connector;
+#[cfg(feature = "aws-config")]
+mod credential_cache;
+mod credentials;
+mod environment;
+mod error_body;
+mod gcs;
+mod hub;
+mod pages;
+mod path;
+mod redactor;
+mod redirects;
+mod request_error;
+mod response_capture;
+mod s3;
+mod status_error;
+#[cfg(test)]
+mod tests;
+mod transport_error;
+mod web;
+
+use std::fmt;
+use std::sync::Arc;
+
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
+
+pub(crate) use self::client::READ_TIMEOUT;
+#[cfg(feature = "testing")]
+pub(crate) use self::hub::assert_levels_are_whole;
+pub(crate) use self::hub::{cached, is_offline, snapshot};
+pub(crate) use self::path::object_path;
+pub(crate) use request_error::Fault;
+pub(crate) use response_capture::Exchange;
+
+use self::checksums::Asks;
+use self::connector::Connector;
+use self::credentials::Credentials;
+use self::environment::Environment;
+use self::hub::{Commit, Repository};
+use self::redactor::Redactor;
+use crate::error::{Error, ErrorKind, FailedRequest, Result};
+use crate::options::location::{Protocol, RemoteUrl};
+use crate::options::store_options::StoreOptions;
+use builder::Opening;
+use request_error::{Asked, failed_request, translate};
+use response_capture::capture;
+
+/// Bucket, container, web server, or repository of a model hub.
+pub(crate) struct Store {
+    inner: Arc<dyn ObjectStore>,
+    /// Scheme and host, without secrets.
+    label: String,
+    /// `None` if the caller provided the store.
+    protocol: Option<Protocol>,
+    credentials: Credentials,
+    anonymous: bool,
+    region: Option<String>,
+    signed_url: bool,
+    /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
+    own_client: usize,
+    /// Repository, if the store is a hub.
+    repository: Option<Repository>,
+    /// Way to request an object's own checksums.
+    asks: Asks,
+    redactor: Redactor,
+}
+
+/// Direct children of a prefix.
+#[derive(Debug)]
+pub(crate) struct Level {
+    pub(crate) objects: Vec<Listed>,
+    pub(crate) prefixes: Vec<Path>,
+}
+
+/// Object as a listing shows it.
+#[derive(Debug)]
+pub(crate) struct Listed {
+    pub(crate) location: Path,
+    /// Length, bytes. Every store states it, but not every hub.
+    pub(crate) len: Option<u64>,
+    /// Time of the last modification, seconds since 1970; zero if unknown.
+    pub(crate) modified: i64,
+    pub(crate) e_tag: Option<String>,
+    pub(crate) version: Option<String>,
+}
+
+impl Store {
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request
+    /// yet.
+    ///
+    /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
+    /// I/O and time.
+    ///
+    /// # Errors
+    ///
+    /// [`crate::ErrorKind::InvalidRequest`] for invalid options and paths,
+    /// [`crate::ErrorKind::PermissionDenied`] if the environment may not be read and no credentials
+    /// are given, [`crate::ErrorKind::Unsupported`] for profiles in a build without them; the kinds
+    /// of I/O for files that cannot be read.
+    pub(crate) fn open(url: &RemoteUrl, options: &StoreOptions) -> Result<(Arc<Self>, Path)> {
+        let environment = Environment::unless_forbidden(options);
+        Self::open_in(url, options, &environment)
+    }
+
+    fn open_in(
+        url: &RemoteUrl,
+        options: &StoreOptions,
+        environment: &Environment,
+    ) -> Result<(Arc<Self>, Path)> {
+        let path = object_path(url)?;
+        let opening = Opening {
+            url,
+            options,
+            environment,
+            connector: Connector::default(),
+        };
+        let mut repository = None;
+        let opened = match url.protocol {
+            Protocol::S3 => s3::open(&opening)?,
+            Protocol::Gcs => gcs::open(&opening)?,
+            Protocol::Azure => azure::open(&opening)?,
+            Protocol::Http => web::open(&opening)?,
+            Protocol::Hub => {
+                let (opened, found) = hub::open(&opening)?;
+                repository = Some(found);
+                opened
+            }
+            Protocol::Custom => {
+                return Err(Error::new(
+                    ErrorKind::InvalidRequest,
+                    "custom-store URLs must be opened with `Checkpoint::open_in`",
+                ));
+            }
+        };
+        let own_client = opening.connector.made().saturating_sub(opened.sessions);
+        opening.connector.own_from(own_client);
+        let store = Self {
+            inner: opened.store,
+            label: format!("{}://{}", url.scheme, url.host()),
+            protocol: Some(url.protocol),
+            credentials: opened.credentials,
+            anonymous: opened.anonymous,
+            region: opened.region,
+            signed_url: url.protocol == Protocol::Http && url.query.is_some(),
+            own_client,
+            repository,
+            asks: Asks {
+                signer: opened.signer,
+            },
+            redactor: Redactor::new(url, options, environment).and(opened.token.as_ref()),
+        };
+        Ok((Arc::new(store), path))
+    }
+
+    /// Creates a store from one that the caller provides.
+    pub(crate) fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
+        Arc::new(Self {
+            inner: store,
+            label: label.to_owned(),
+            protocol: None,
+            credentials: Credentials::known("the caller's store"),
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own_client: 0,
+            repository: None,
+            asks: Asks::default(),
+            redactor: Redactor::default(),
+        })
+    }
+
+    /// Requests an object or a range of it, once.
+    pub(crate) async fn get(
+        &self,
+        path: &Path,
+        options: GetOptions,
+    ) -> Result<(GetResult, Exchange), Fault> {
+        let operation = if options.head { "HEAD" } else { "GET" };
+        let Some(commit) = self.commit().await? else {
+            let asked = self.inner.get_opts(path, options);
+            return self.request(operation, asked).await;
+        };
+        let place = commit.path_of(path);
+        let question = Commit::question(options);
+        let asked = self.inner.get_opts(&place, question.clone());
+        let (mut result, exchange) = match (self.request(operation, asked).await, &question.range) {
+            (Err(fault), Some(GetRange::Bounded(range))) if commit.may_come_whole(path, &fault) => {
+                let all = GetOptions {
+                    range: None,
+                    ..question.clone()
+                };
+                let asked = self.inner.get_opts(&place, all);
+                let (result, exchange) = self.request(operation, asked).await?;
+                (hub::cut(result, range), exchange)
+            }
+            (answer, _) => answer?,
+        };
+        commit
+            .describe(path, &mut result.meta)
+            .map_err(|message| self.misbehaved(&exchange, &message))?;
+        Ok((result, exchange))
+    }
+
+    /// Requests length and identity of an object, once.
+    pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, Exchange), Fault> {
+        let options = GetOptions {
+            head: true,
+            ..GetOptions::default()
+        };
+        let (result, exchange) = self.get(path, options).await?;
+        Ok((result.meta, exchange))
+    }
+
+    /// Requests length, identity and own checksums of an object, once. The checksums are in
+    /// [`Exchange::stated`].
+    pub(crate) async fn checksums(
+        &self,
+        path: &Path,
+        mut options: GetOptions,
+    ) -> Result<(ObjectMeta, Exchange), Fault> {
+        options.head = true;
+        options.extensions.insert(self.asks.clone());
+        let (result, exchange) = self.get(path, options).await?;
+        Ok((result.meta, exchange))
+    }
+
+    /// Returns whether objects here have checksums of their own that can be requested.
+    pub(crate) fn states_checksums(&self) -> bool {
+        matches!(self.protocol, Some(Protocol::S3 | Protocol::Gcs))
+    }
+
+    /// Returns the hub's name for the contents of a file, if the store is a hub, the list of files
+    /// was fetched and it states one.
+    pub(crate) fn contents_name(&self, file: &Path) -> Option<&str> {
+        self.repository.as_ref()?.commit.get()?.contents_name(file)
+    }
+
+    /// Lists the direct children of a prefix, with one request for each page.
+    pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
+        if let Some(commit) = self.commit().await? {
+            return Ok(commit.level(prefix));
+        }
+        let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
+        let (listing, _) = self.request("LIST", listing).await?;
+        // Consoles mark a folder by an empty object of the same name.
+        let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
+        let objects = listing.objects.into_iter();
+        Ok(Level {
+            objects: objects
+                .filter(|object| !is_marker(object))
+                .map(|object| Listed {
+                    location: object.location,
+                    len: Some(object.size),
+                    modified: object.last_modified.timestamp(),
+                    e_tag: object.e_tag,
+                    version: object.version,
+                })
+                .collect(),
+            prefixes: listing.common_prefixes,
+        })
+    }
+
+    /// Returns the commit that is read, if the store is a hub. It is requested once, so that
+    /// everything read through this store is of one commit.
+    async fn commit(&self) -> Result<Option<&Commit>, Fault> {
+        let Some(repository) = &self.repository else {
+            return Ok(None);
+        };
+        let ask = || async {
+            let (answer, exchange) = self.request("GET", repository.ask()).await?;
+            Commit::parse(&answer).map_err(|what| Fault {
+                error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
+                    .with_request(self.failed_request(&exchange, "GET"))
+                    .with_source(self.redactor.clean(&what, &exchange.sent))
+                    .with_hint(
+                        "check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)",
+                    ),
+                transient: None,
+                asked: None,
+            })
+        };
+        repository.commit.get_or_try_init(ask).await.map(Some)
+    }
+
+    /// Returns the name of the commit, if it is already known.
+    pub(crate) fn commit_name(&self) -> Option<&str> {
+        Some(self.repository.as_ref()?.commit.get()?.name())
+    }
+
+    async fn request<T>(
+        &self,
+        operation: &str,
+        request: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<(T, Exchange), Fault> {
+        let (result, exchange) = capture(request).await;
+        match result {
+            Ok(result) => Ok((result, exchange)),
+            Err(error) => Err(self.fault(&error, &exchange, operation)),
+        }
+    }
+
+    /// Translates a failure of a request or of the body of its response.
+    pub(crate) fn fault(
+        &self,
+        error: &object_store::Error,
+        exchange: &Exchange,
+        operation: &str,
+    ) -> Fault {
+        let expired = matches!(
+            exchange.code.as_deref(),
+            Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
+        );
+        let credentials = self.credentials();
+        let asked = Asked {
+            refreshed: expired && self.credentials.rejected(exchange.began),
+            ..self.asked(exchange, operation, &credentials)
+        };
+        translate(error, exchange, &asked)
+    }
+
+    fn asked<'a>(
+        &'a self,
+        exchange: &Exchange,
+        operation: &'a str,
+        credentials: &'a str,
+    ) -> Asked<'a> {
+        Asked {
+            operation,
+            protocol: self.protocol,
+            credentials,
+            anonymous: self.anonymous,
+            region: self.region.as_deref(),
+            signed_url: self.signed_url,
+            own: exchange.client == 0 || exchange.client >= self.own_client,
+            refreshed: false,
+            redactor: &self.redactor,
+        }
+    }
+
+    /// Removes secrets from a text that quotes parts of a response.
+    pub(crate) fn redacted(&self, text: &str, exchange: &Exchange) -> String {
+        self.redactor.redact(text, &exchange.sent)
+    }
+
+    /// Returns the error for a server that violates HTTP; `message` says how.
+    pub(crate) fn misbehaved(&self, exchange: &Exchange, message: &str) -> Fault {
+        Fault {
+            error: Error::new(ErrorKind::Remote, self.redacted(message, exchange))
+                .with_request(self.failed_request(exchange, "GET"))
+                .with_hint(
+                    "the server, or a proxy in front of it, answers ranged requests wrongly",
+                ),
+            transient: None,
+            asked: None,
+        }
+    }
+
+    /// Describes a request whose response was unusable.
+    pub(crate) fn failed_request(&self, exchange: &Exchange, operation: &str) -> FailedRequest {
+        failed_request(
+            exchange,
+            &self.asked(exchange, operation, &self.credentials()),
+        )
+    }
+
+    /// Returns the origin of the credentials, for display.
+    pub(crate) fn credentials(&self) -> String {
+        self.credentials.shown()
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store")
+            .field("label", &self.label)
+            .field("credentials", &self.credentials.shown())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,294 @@
+//! Follows redirects within limits. Wraps the HTTP client of each store.
+//!
+//! A server that redirects names the next host, so nothing meant for the first host is forwarded:
+//! no credentials, no header of an option, no `Referer` (which would contain the query of a signed
+//! URL). A redirect also must not lead to an address that only this machine or its network can
+//! reach.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use http::header::{self, HeaderMap, HeaderName};
+use http::{Method, StatusCode, Uri};
+use object_store::client::{
+    HttpError, HttpErrorKind, HttpRequest, HttpRequestBody, HttpResponse, HttpService,
+};
+use url::Url;
+
+use super::addresses::{Reach, Resolver};
+use super::response_capture::asks_host;
+
+/// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
+const REDIRECTS_MAX: usize = 10;
+
+/// Headers that are forwarded to another origin: they select the bytes and the version.
+const KEPT: [HeaderName; 6] = [
+    header::ACCEPT,
+    header::RANGE,
+    header::IF_MATCH,
+    header::IF_NONE_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_UNMODIFIED_SINCE,
+];
+
+/// HTTP client that follows redirects by these rules. The inner client follows none.
+#[derive(Debug)]
+pub(in crate::storage) struct Following {
+    pub(in crate::storage) client: reqwest::Client,
+    pub(in crate::storage) resolver: Resolver,
+    /// Sent with each request to the store, unless the request already has headers of these names.
+    pub(in crate::storage) headers: HeaderMap,
+    /// Number of this client; `own` is that of the first one that speaks to the store itself.
+    pub(in crate::storage) number: usize,
+    pub(in crate::storage) own: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl HttpService for Following {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if self.number >= self.own.load(Ordering::Relaxed) {
+            for (name, value) in &self.headers {
+                let entry = request.headers_mut().entry(name);
+                if let header::Entry::Vacant(entry) = entry {
+                    entry.insert(value.clone());
+                }
+            }
+        }
+        let method = request.method().clone();
+        let mut headers = request.headers().clone();
+        let mut at = request.uri().clone();
+        let mut reach = None;
+        let mut redirects = 0;
+        loop {
+            let response = HttpService::call(&self.client, request).await?;
+            // Only GET and HEAD are redirected. Other requests have a body, which may be a secret.
+            let is_question = method == Method::GET || method == Method::HEAD;
+            let Some((from, to)) = hop(&at, &response).filter(|_| is_question) else {
+                return Ok(response);
+            };
+            redirects += 1;
+            if redirects > REDIRECTS_MAX {
+                return Err(Refused::Endless.into());
+            }
+            if from.origin() != to.origin() {
+                let here = Reach::of_host(&from)
+                    .or_else(|| Reach::of_peer(&response, &from, &self.resolver));
+                let here = here.unwrap_or(Reach::Public);
+                // The widest reach of all hosts so far counts.
+                let widest = reach.map_or(here, |reach: Reach| reach.min(here));
+                reach = Some(widest);
+                check(&from, &to, widest)?;
+                self.resolver.limit(&to, widest);
+                headers = kept(&headers);
+            }
+            at = match Uri::try_from(to.as_str()) {
+                Ok(at) => at,
+                Err(_) => return Ok(response),
+            };
+            asks_host(&at);
+            request = HttpRequest::new(HttpRequestBody::empty());
+            *request.method_mut() = method.clone();
+            *request.uri_mut() = at.clone();
+            *request.headers_mut() = headers.clone();
+        }
+    }
+}
+
+/// Returns the URL of a response and its redirect target; `None` if it is no redirect, or has no
+/// target.
+fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
+    let is_redirect = matches!(
+        response.status(),
+        StatusCode::MOVED_PERMANENTLY
+            | StatusCode::FOUND
+            | StatusCode::SEE_OTHER
+            | StatusCode::TEMPORARY_REDIRECT
+            | StatusCode::PERMANENT_REDIRECT
+    );
+    if !is_redirect {
+        return None;
+    }
+    let to = response.headers().get(header::LOCATION)?.to_str().ok()?;
+    let from = Url::parse(&at.to_string()).ok()?;
+    let mut to = from.join(to).ok()?;
+    to.set_fragment(None);
+    // User and password in the target are the server's choice, not the caller's credentials.
+    if to.has_host() {
+        to.set_username("").ok()?;
+        to.set_password(None).ok()?;
+    }
+    Some((from, to))
+}
+
+/// Refuses a redirect to a target that servers of this reach must not redirect to.
+fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
+    match (from.scheme(), to.scheme()) {
+        ("https", "http") => return Err(Refused::Plain),
+        (_, "http" | "https") => {}
+        _ => return Err(Refused::Scheme),
+    }
+    // The addresses of a name are checked when it is resolved.
+    if Reach::of_host(to).is_some_and(|target| target > reach) {
+        return Err(Refused::Narrower);
+    }
+    Ok(())
+}
+
+fn kept(headers: &HeaderMap) -> HeaderMap {
+    let pairs = headers.iter().filter(|(name, _)| KEPT.contains(name));
+    pairs
+        .map(|(name, value)| (name.clone(), value.clone()))
+        .collect()
+}
+
+/// Reason why a redirect is not followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::storage) enum Refused {
+    Endless,
+    Plain,
+    Scheme,
+    Narrower,
+}
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Endless => "redirects in a loop or too many times",
+            Self::Plain => "redirects from https to http",
+            Self::Scheme => "redirects to a URL that is neither http nor https",
+            Self::Narrower => "redirects to an address of a private network or of this machine",
+        })
+    }
+}
+
+impl std::error::Error for Refused {}
+
+impl From<Refused> for HttpError {
+    fn from(refused: Refused) -> Self {
+        Self::new(HttpErrorKind::Unknown, refused)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
+    fn redirect_to_narrower_reach_is_rejected() {
+        let public = "https://host.example/a";
+        for (from, to, reach, wanted) in [
+            (public, "https://cdn.example/b", Reach::Public, Ok(())),
+            (public, "https://8.8.8.8/b", Reach::Public, Ok(())),
+            (
+                public,
+                "http://host.example/b",
+                Reach::Public,
+                Err(Refused::Plain),
+            ),
+            (
+                "https://10.0.0.1/",
+                "http://10.0.0.1/",
+                Reach::Private,
+                Err(Refused::Plain),
+            ),
+            (
+                public,
+                "ftp://host.example/b",
+                Reach::Public,
+                Err(Refused::Scheme),
+            ),
+            (
+                public,
+                "file:///etc/passwd",
+                Reach::Public,
+                Err(Refused::Scheme),
+            ),
+            (
+                public,
+                "https://10.0.0.1/b",
+                Reach::Public,
+                Err(Refused::Narrower),
+            ),
+            (
+                public,
+                "https://localhost/b",
+                Reach::Public,
+                Err(Refused::Narrower),
+            ),
+            (
+                public,
+                "https://[::ffff:7f00:1]/b",
+                Reach::Public,
+                Err(Refused::Narrower),
+            ),
+            (
+                "http://host.example/a",
+                "http://169.254.169.254/latest",
+                Reach::Public,
+                Err(Refused::Narrower),
+            ),
+            (
+                "http://10.0.0.1/",
+                "http://169.254.169.254/latest",
+                Reach::Private,
+                Err(Refused::Narrower),
+            ),
+            (
+                "http://10.0.0.1/",
+                "http://127.0.0.1/",
+                Reach::Private,
+                Err(Refused::Narrower),
+            ),
+            (
+                "http://10.0.0.1/",
+                "http://192.168.0.1/",
+                Reach::Private,
+                Ok(()),
+            ),
+            (
+                "http://127.0.0.1/",
+                "http://10.0.0.1/",
+                Reach::Loopback,
+                Ok(()),
+            ),
+            (
+                "http://127.0.0.1/",
+                "http://127.0.0.1:81/",
+                Reach::Loopback,
+                Ok(()),
+            ),
+            (
+                "http://169.254.0.1/",
+                "http://169.254.0.2/",
+                Reach::LinkLocal,
+                Ok(()),
+            ),
+        ] {
+            let [start, end] = [from, to].map(|text| Url::parse(text).expect(text));
+            assert_eq!(check(&start, &end, reach), wanted, "{from} to {to}");
+        }
+    }
+
+    #[test]
+    fn redirect_forwards_only_range_headers() {
+        let pairs = [
+            ("range", "bytes=0-1"),
+            ("if-match", "\"a\""),
+            ("authorization", "hunter2"),
+            ("x-amz-security-token", "hunter2"),
+            ("x-team", "hunter2"),
+            ("cookie", "hunter2"),
+            ("referer", "hunter2"),
+        ];
+        let headers = pairs.map(|(name, value)| {
+            let name = HeaderName::from_static(name);
+            (name, value.parse().expect("a value"))
+        });
+        let kept = kept(&headers.into_iter().collect());
+        let mut names: Vec<_> = kept.keys().map(HeaderName::as_str).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["if-match", "range"]);
+    }
+}

@@ -1,0 +1,431 @@
+//! Translates a failed request to the error to report, and decides whether a retry can help.
+//!
+//! Failures are classified by type where the types are public, by the facts that `exchange.rs`
+//! captured of the response, and by the text of `object_store`'s errors only where it keeps the
+//! type private. Its errors are never kept: their texts carry URLs with signatures. Error responses
+//! are classified in `refusal.rs`, failures below HTTP in `transport.rs`.
+
+use std::error::Error as StdError;
+use std::io;
+use std::time::Duration;
+
+use object_store::client::HttpError;
+
+use super::credentials::CredentialFailure;
+use super::redactor::Redactor;
+use super::response_capture::Exchange;
+use super::{status_error, transport_error};
+use crate::error::{Error, ErrorKind, FailedRequest};
+use crate::options::Protocol;
+use crate::sync::retry::Transient;
+
+/// Failure of one attempt of a request.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    /// Error to report, without location and range. Counts one attempt.
+    pub(crate) error: Error,
+    /// Kind of transient error, if a retry can help.
+    pub(crate) transient: Option<Transient>,
+    /// Wait that the store asked for (`Retry-After`).
+    pub(crate) asked: Option<Duration>,
+}
+
+impl Fault {
+    /// Returns the error after `attempts` attempts.
+    pub(crate) fn into_error(self, attempts: u32) -> Error {
+        match self.error.request().cloned() {
+            Some(request) => self.error.with_request(FailedRequest {
+                attempts,
+                ..request
+            }),
+            None => self.error,
+        }
+    }
+}
+
+/// Context of a request: operation, store and credentials.
+#[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
+pub(in crate::storage) struct Asked<'a> {
+    pub(in crate::storage) operation: &'a str,
+    /// `None` for a store that the caller provided.
+    pub(in crate::storage) protocol: Option<Protocol>,
+    /// Origin of the credentials.
+    pub(in crate::storage) credentials: &'a str,
+    pub(in crate::storage) anonymous: bool,
+    /// Region that requests are signed for.
+    pub(in crate::storage) region: Option<&'a str>,
+    /// True if the URL carries its own signature.
+    pub(in crate::storage) signed_url: bool,
+    /// True if the request went to the store itself, false if it fetched credentials.
+    pub(in crate::storage) own: bool,
+    /// True if the credentials were refused as expired, and newer ones are or will be available.
+    pub(in crate::storage) refreshed: bool,
+    /// Holds the secrets that the store was opened with.
+    pub(in crate::storage) redactor: &'a Redactor,
+}
+
+/// Classification of a failure.
+#[derive(Debug)]
+pub(in crate::storage) struct Verdict {
+    pub(in crate::storage) kind: ErrorKind,
+    pub(in crate::storage) message: String,
+    pub(in crate::storage) hint: Option<String>,
+    pub(in crate::storage) transient: Option<Transient>,
+    pub(in crate::storage) cause: Option<Cause>,
+}
+
+/// Cause to keep: an error number of the operating system, or an external text.
+#[derive(Debug)]
+pub(in crate::storage) enum Cause {
+    System(i32),
+    Words(String),
+}
+
+impl Verdict {
+    pub(in crate::storage) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            hint: None,
+            transient: None,
+            cause: None,
+        }
+    }
+
+    pub(in crate::storage) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(in crate::storage) fn transient(mut self, transient: Transient) -> Self {
+        self.transient = Some(transient);
+        self
+    }
+
+    pub(in crate::storage) fn cause(mut self, cause: Option<Cause>) -> Self {
+        self.cause = cause;
+        self
+    }
+}
+
+/// Translates a failure of `object_store`.
+pub(in crate::storage) fn translate(
+    error: &object_store::Error,
+    exchange: &Exchange,
+    asked: &Asked,
+) -> Fault {
+    let verdict = judge(error, exchange, asked);
+    // The only place where external texts enter an error.
+    let redacted = |text: &str| asked.redactor.redact(text, &exchange.sent);
+    let mut request = failed_request(exchange, asked);
+    if find::<CredentialFailure>(error).is_some() {
+        // No credentials exist; the message lists the places searched.
+        request.credentials = None;
+    }
+    let mut error = Error::new(verdict.kind, redacted(&verdict.message)).with_request(request);
+    if let Some(hint) = verdict.hint {
+        error = error.with_hint(redacted(&hint));
+    }
+    error = match verdict.cause {
+        Some(Cause::System(errno)) => error.with_source(io::Error::from_raw_os_error(errno)),
+        Some(Cause::Words(words)) => {
+            error.with_source(asked.redactor.clean(&words, &exchange.sent))
+        }
+        None => error,
+    };
+    Fault {
+        error,
+        transient: verdict.transient,
+        asked: exchange.retry_after,
+    }
+}
+
+/// Describes a request after one attempt.
+pub(in crate::storage) fn failed_request(exchange: &Exchange, asked: &Asked) -> FailedRequest {
+    let clean = |text: &String| asked.redactor.clean(text, &exchange.sent);
+    FailedRequest {
+        operation: asked.operation.to_owned(),
+        status: exchange.status,
+        code: exchange.code.as_ref().map(clean),
+        request_id: exchange.request_id.as_ref().map(clean),
+        attempts: 1,
+        credentials: (!asked.credentials.is_empty()).then(|| asked.credentials.to_owned()),
+    }
+}
+
+fn judge(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Verdict {
+    let host = exchange.host.as_deref().unwrap_or("the store");
+    if let Some(failure) = find::<CredentialFailure>(error) {
+        return failure.verdict();
+    }
+    if let Some(failure) = find::<HttpError>(error) {
+        let verdict = transport_error::verdict(failure, host);
+        return if asked.own {
+            verdict
+        } else {
+            without_credentials(verdict, host)
+        };
+    }
+    match exchange.status {
+        Some(status) if !(200..300).contains(&status) => {
+            let verdict = status_error::verdict(status, exchange, asked);
+            if asked.own {
+                verdict
+            } else {
+                without_credentials(verdict, host)
+            }
+        }
+        Some(_) => strange_answer(error, asked),
+        None => of_variant(error, asked),
+    }
+}
+
+/// Hosts that hand out credentials to the machine they run on. If they do not answer, there are
+/// none.
+const METADATA_HOSTS: [&str; 5] = [
+    "169.254.169.254",
+    "169.254.170.2",
+    "169.254.170.23",
+    "metadata.google.internal",
+    "metadata",
+];
+
+/// Classifies the failure of a request for credentials.
+fn without_credentials(verdict: Verdict, host: &str) -> Verdict {
+    let name = host.split(':').next().unwrap_or(host);
+    if METADATA_HOSTS.contains(&name) && verdict.transient != Some(Transient::Busy) {
+        return no_credentials(
+            "options, environment variables, configuration files and the machine's metadata service",
+        )
+        .cause(verdict.cause);
+    }
+    let refused = [
+        ErrorKind::NotFound,
+        ErrorKind::InvalidRequest,
+        ErrorKind::Unsupported,
+    ];
+    let kind = if refused.contains(&verdict.kind) {
+        ErrorKind::PermissionDenied
+    } else {
+        verdict.kind
+    };
+    let message = format!("cannot get credentials from {host}: {}", verdict.message);
+    Verdict {
+        kind,
+        message,
+        ..verdict
+    }
+}
+
+/// Classifies a search that found no credentials.
+pub(in crate::storage) fn no_credentials(looked_at: &str) -> Verdict {
+    Verdict::new(
+        ErrorKind::PermissionDenied,
+        format!("no credentials were found: looked at {looked_at}"),
+    )
+    .hint("give credentials, or set anonymous=true for public data")
+}
+
+/// Classifies an invalid response with a successful status. The types are private to
+/// `object_store`.
+fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
+    let texts = texts(error);
+    let says = |words: &str| texts.iter().any(|text| text.contains(words));
+    let not_partial = says("non-partial response when range requested");
+    if matches!(error, object_store::Error::NotSupported { .. }) || not_partial {
+        return Verdict::new(
+            ErrorKind::Unsupported,
+            "the server sends whole files only, not the requested byte ranges",
+        )
+        .hint("use a server that honours Range requests, or download the file first");
+    }
+    let cause = texts.last().map(|text| Cause::Words(text.clone()));
+    if let object_store::Error::InvalidPath { .. } = error {
+        return Verdict::new(
+            ErrorKind::Unsupported,
+            "the store holds a name that cannot be addressed: with an empty component or a control character",
+        )
+        .hint("give the URL of a file or of an index, which needs no listing");
+    }
+    let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
+        "the server sent other bytes than requested"
+    } else if says("last modified") || says("Last-Modified") {
+        "the server sent a Last-Modified header that is not a date"
+    } else if says("Content-Length") || says("content length") {
+        "the server did not send the length of the object"
+    } else if says("ETag") {
+        "the server sent no ETag, which shows whether an object changed"
+    } else if asked.operation == "LIST" && asked.protocol == Some(Protocol::Http) {
+        return no_listing();
+    } else {
+        "the server sent a malformed response"
+    };
+    Verdict::new(ErrorKind::Remote, what)
+        .hint("check the server, and proxies and caches in front of it")
+        .cause(cause)
+}
+
+/// Classifies a listing on a plain HTTP server, which serves files but no folders.
+pub(in crate::storage) fn no_listing() -> Verdict {
+    Verdict::new(ErrorKind::Unsupported, "the server cannot list folders")
+        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+}
+
+/// Classifies a failure without a response: it came before a request, or the caller provided the
+/// store.
+fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
+    let texts = texts(error);
+    let cause = || texts.last().map(|text| Cause::Words(text.clone()));
+    // There is no captured response to use: the variants are the only information, and new ones may
+    // be added.
+    if let object_store::Error::NotFound { .. } = error {
+        Verdict::new(ErrorKind::NotFound, "there is no such object")
+    } else if let object_store::Error::PermissionDenied { .. }
+    | object_store::Error::Unauthenticated { .. } = error
+    {
+        Verdict::new(ErrorKind::PermissionDenied, "the store denies access").cause(cause())
+    } else if let object_store::Error::Precondition { .. }
+    | object_store::Error::NotModified { .. } = error
+    {
+        status_error::changed()
+    } else if let object_store::Error::NotSupported { .. }
+    | object_store::Error::NotImplemented { .. } = error
+    {
+        if asked.operation == "LIST" {
+            return no_listing().cause(cause());
+        }
+        Verdict::new(
+            ErrorKind::Unsupported,
+            "the store does not support the request",
+        )
+        .cause(cause())
+    } else if let object_store::Error::InvalidPath { .. } = error {
+        Verdict::new(
+            ErrorKind::InvalidRequest,
+            "the name cannot be addressed in the store",
+        )
+        .cause(cause())
+    } else if let Some(failure) = find::<io::Error>(error) {
+        transport_error::of_io(failure)
+    } else {
+        Verdict::new(ErrorKind::Remote, "the store failed").cause(cause())
+    }
+}
+
+/// Returns the first cause of a type.
+pub(in crate::storage) fn find<'a, T: StdError + 'static>(
+    error: &'a (dyn StdError + 'static),
+) -> Option<&'a T> {
+    causes(error).find_map(<dyn StdError>::downcast_ref)
+}
+
+/// Returns the error and its causes, outermost first.
+pub(in crate::storage) fn causes<'a>(
+    error: &'a (dyn StdError + 'static),
+) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
+    std::iter::successors(Some(error), |error| {
+        let error: &'a (dyn StdError + 'static) = *error;
+        error.source()
+    })
+}
+
+/// Returns the texts of the error and its causes, outermost first.
+pub(in crate::storage) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
+    causes(error).map(ToString::to_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::client::HttpErrorKind;
+
+    use super::*;
+
+    fn unreachable(host: &str, own: bool) -> Fault {
+        let refused = io::Error::from_raw_os_error(libc::ECONNREFUSED);
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(HttpError::new(HttpErrorKind::Connect, refused)),
+        };
+        let exchange = Exchange {
+            host: Some(host.to_owned()),
+            ..Exchange::default()
+        };
+        let asked = Asked {
+            operation: "GET",
+            protocol: Some(Protocol::S3),
+            credentials: "instance metadata",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own,
+            refreshed: false,
+            redactor: &Redactor::default(),
+        };
+        translate(&error, &exchange, &asked)
+    }
+
+    #[test]
+    fn unreachable_metadata_host_means_no_credentials() {
+        let fault = unreachable("169.254.169.254", false);
+        assert_eq!(fault.error.kind(), ErrorKind::PermissionDenied);
+        assert_eq!(fault.transient, None);
+        assert!(
+            fault
+                .error
+                .message()
+                .starts_with("no credentials were found")
+        );
+        assert!(
+            fault
+                .error
+                .hint()
+                .expect("a hint")
+                .contains("anonymous=true")
+        );
+    }
+
+    #[test]
+    fn unreachable_credential_server_is_transient() {
+        for (own, start) in [
+            (false, "cannot get credentials from sts: "),
+            (true, "sts refuses"),
+        ] {
+            let fault = unreachable("sts", own);
+            assert_eq!(fault.transient, Some(Transient::Unreachable));
+            assert!(fault.error.message().starts_with(start), "{}", fault.error);
+        }
+    }
+
+    #[test]
+    fn credential_failure_survives_object_store() {
+        let failure = CredentialFailure {
+            kind: ErrorKind::InvalidRequest,
+            message: "there is no profile dev".to_owned(),
+            hint: None,
+            cause: Some("why".to_owned()),
+        };
+        let error = object_store::Error::Generic {
+            store: "S3",
+            source: Box::new(failure),
+        };
+        let asked = Asked {
+            operation: "GET",
+            protocol: Some(Protocol::S3),
+            credentials: "",
+            anonymous: false,
+            region: None,
+            signed_url: false,
+            own: true,
+            refreshed: false,
+            redactor: &Redactor::default(),
+        };
+        let fault = translate(&error, &Exchange::default(), &asked);
+        assert_eq!(fault.error.kind(), ErrorKind::InvalidRequest);
+        let chain = fault.error.chain();
+        assert!(
+            chain.starts_with("there is no profile dev\n  caused by: why"),
+            "{chain}"
+        );
+    }
+}

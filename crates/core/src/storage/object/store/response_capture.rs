@@ -1,0 +1,398 @@
+//! Captures status, request id and error code of a store's last response.
+//!
+//! `object_store` drops these from its errors, or keeps them in private types. So its HTTP client
+//! is wrapped: each request of [`capture`] leaves its facts in a task-local slot. Responses to
+//! range requests pass through untouched. Responses that are read whole, and those of failures,
+//! which are short texts, are read here up to a limit and handed on.
+
+use std::cell::RefCell;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use async_trait::async_trait;
+use chrono::DateTime;
+use futures_util::StreamExt;
+use http::{HeaderMap, Uri};
+use object_store::client::{
+    HttpClient, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpResponseBody, HttpService,
+};
+
+use super::checksums::{Asks, stated};
+use super::error_body::Reply;
+use super::pages;
+use super::redactor::Sent;
+
+/// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
+/// hundred bytes.
+const WORDS_MAX: usize = 64 << 10;
+const WORDS_WAIT: Duration = Duration::from_secs(10);
+
+/// Longest response to a request without a range, bytes: listings (a page of S3 has 1000 names of
+/// at most 1024 bytes), tokens, and a hub's description of a model. `object_store` reads them
+/// whole, however much a server sends.
+const ANSWER_MAX: usize = 64 << 20;
+
+/// Error for a server that sends without end.
+#[derive(Debug)]
+pub(in crate::storage) struct TooLong;
+
+impl std::fmt::Display for TooLong {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "a response of more than {ANSWER_MAX} bytes")
+    }
+}
+
+impl std::error::Error for TooLong {}
+
+/// Facts of one request and of its response, if one arrived.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Exchange {
+    /// HTTP status.
+    pub(crate) status: Option<u16>,
+    /// The store's id of the request.
+    pub(crate) request_id: Option<String>,
+    /// The store's clock minus the local clock, seconds. Measured for failures only.
+    pub(crate) skew_seconds: Option<i64>,
+    /// Delay that the store asks for before the next request.
+    pub(crate) retry_after: Option<Duration>,
+    /// Region of the bucket, as the store states it.
+    pub(crate) region: Option<String>,
+    /// Host and port that the request went to.
+    pub(crate) host: Option<String>,
+    /// The store's code for the failure.
+    pub(crate) code: Option<String>,
+    /// The store's text for the failure, verbatim.
+    pub(crate) message: Option<String>,
+    /// The object's own checksums, if they were requested.
+    pub(crate) stated: Vec<(&'static str, String)>,
+    /// Secrets that the requests of this exchange carried, including those before the last one.
+    pub(in crate::storage) sent: Sent,
+    /// Start of the request.
+    pub(in crate::storage) began: Option<Instant>,
+    /// Number of the builder's HTTP client that sent it. The last one is the store's own; those
+    /// before fetch credentials.
+    pub(in crate::storage) client: usize,
+}
+
+tokio::task_local! {
+    static LAST: RefCell<Exchange>;
+}
+
+/// Runs requests and returns the facts of the last one, beside their own result.
+pub(in crate::storage) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchange) {
+    LAST.scope(RefCell::default(), async {
+        let result = requests.await;
+        (result, LAST.with(RefCell::take))
+    })
+    .await
+}
+
+/// HTTP client that records the facts of each exchange.
+#[derive(Debug)]
+pub(in crate::storage) struct Capturing {
+    inner: HttpClient,
+    number: usize,
+}
+
+impl Capturing {
+    pub(in crate::storage) fn new(inner: HttpClient, number: usize) -> Self {
+        Self { inner, number }
+    }
+}
+
+/// Records that the request goes on to another host, by a redirect.
+pub(in crate::storage) fn asks_host(uri: &Uri) {
+    update(|exchange| {
+        exchange.host = host_of(uri);
+        exchange.sent.add_uri(uri);
+    });
+}
+
+/// Returns host and port without a user.
+fn host_of(uri: &Uri) -> Option<String> {
+    let authority = uri.authority()?.as_str();
+    let host = authority
+        .rsplit_once('@')
+        .map_or(authority, |(_, host)| host);
+    Some(host.to_owned())
+}
+
+#[async_trait]
+impl HttpService for Capturing {
+    async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let asks = request.extensions().get::<Asks>().cloned();
+        if let Some(asks) = &asks {
+            asks.prepare(&mut request).await?;
+        }
+        record(|mut sent| {
+            sent.add(&request);
+            Exchange {
+                host: host_of(request.uri()),
+                sent,
+                began: Some(Instant::now()),
+                client: self.number,
+                ..Exchange::default()
+            }
+        });
+        pages::asked(request.uri().query())?;
+        let is_ranged = request.headers().contains_key(http::header::RANGE);
+        let response = self.inner.execute(request).await?;
+        let status = response.status();
+        if status.is_success() {
+            update(|exchange| {
+                exchange.take_headers(status.as_u16(), response.headers());
+                if asks.is_some() {
+                    exchange.stated = stated(response.headers());
+                }
+            });
+            if is_ranged {
+                return Ok(response);
+            }
+            let (head, body) = response.into_parts();
+            let body = whole(body, ANSWER_MAX).await?;
+            pages::received(body.len())?;
+            return Ok(HttpResponse::from_parts(head, body.into()));
+        }
+        let (head, body) = response.into_parts();
+        let body = words(body).await;
+        update(|exchange| {
+            exchange.take_headers(status.as_u16(), &head.headers);
+            exchange.take_failure(&head.headers, &body, SystemTime::now());
+        });
+        Ok(HttpResponse::from_parts(head, body.into()))
+    }
+}
+
+/// Reads the beginning of a failed request's body. The status suffices if the body does not arrive,
+/// or never ends.
+async fn words(body: HttpResponseBody) -> Vec<u8> {
+    let mut words = Vec::new();
+    let mut frames = body.bytes_stream();
+    let reading = async {
+        while let Some(Ok(bytes)) = frames.next().await {
+            words.extend_from_slice(&bytes[..bytes.len().min(WORDS_MAX - words.len())]);
+            if words.len() == WORDS_MAX {
+                return;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(WORDS_WAIT, reading).await;
+    words
+}
+
+/// Reads a body of at most `most` bytes whole.
+async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError> {
+    let mut answer = Vec::new();
+    let mut frames = body.bytes_stream();
+    while let Some(bytes) = frames.next().await {
+        let bytes = bytes?;
+        if bytes.len() > most - answer.len() {
+            return Err(HttpError::new(HttpErrorKind::Decode, TooLong));
+        }
+        answer.extend_from_slice(&bytes);
+    }
+    Ok(answer)
+}
+
+/// Starts a new exchange. Requests outside of [`capture`] leave no trace.
+fn record(exchange: impl FnOnce(Sent) -> Exchange) {
+    let _ = LAST.try_with(|last| {
+        let sent = last.take().sent;
+        last.replace(exchange(sent))
+    });
+}
+
+fn update(change: impl FnOnce(&mut Exchange)) {
+    let _ = LAST.try_with(|last| change(&mut last.borrow_mut()));
+}
+
+/// Names for S3 and compatible stores, Azure, Google, Cloudflare, and others; the first one present
+/// counts.
+const REQUEST_IDS: [&str; 7] = [
+    "x-amz-request-id",
+    "x-ms-request-id",
+    "x-guploader-uploadid",
+    "x-goog-request-id",
+    "x-request-id",
+    "cf-ray",
+    "x-amz-id-2",
+];
+
+impl Exchange {
+    fn take_headers(&mut self, status: u16, headers: &HeaderMap) {
+        self.status = Some(status);
+        self.request_id = REQUEST_IDS
+            .iter()
+            .find_map(|name| text(headers, name))
+            .map(str::to_owned);
+    }
+
+    /// Records the facts that only matter for a failure.
+    fn take_failure(&mut self, headers: &HeaderMap, body: &[u8], now: SystemTime) {
+        let date = text(headers, "date").and_then(seconds_of);
+        let ours = now
+            .duration_since(UNIX_EPOCH)
+            .ok()
+            .and_then(|since| i64::try_from(since.as_secs()).ok());
+        self.skew_seconds = date.zip(ours).map(|(theirs, ours)| theirs - ours);
+        self.retry_after = text(headers, "retry-after")
+            .and_then(|asked| retry_after(asked, date.or(ours)))
+            .or_else(|| text(headers, "ratelimit").and_then(until_reset));
+        let reply = Reply::of(body);
+        self.region = text(headers, "x-amz-bucket-region")
+            .map(str::to_owned)
+            .or(reply.region)
+            .filter(|region| is_code(region));
+        self.code = text(headers, "x-ms-error-code")
+            .or_else(|| text(headers, "x-error-code"))
+            .map(str::to_owned)
+            .or(reply.code)
+            .filter(|code| is_code(code));
+        self.message = text(headers, "x-error-message")
+            .map(str::to_owned)
+            .or(reply.message);
+    }
+}
+
+/// Returns whether a text is a name like the codes of stores, and so may be shown.
+fn is_code(code: &str) -> bool {
+    let named = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    (1..=64).contains(&code.len()) && code.bytes().all(named)
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Returns the seconds since 1970 of an HTTP date.
+fn seconds_of(date: &str) -> Option<i64> {
+    Some(DateTime::parse_from_rfc2822(date).ok()?.timestamp())
+}
+
+/// Parses `Retry-After`, a number of seconds or a date; a date counts from the server's own clock.
+fn retry_after(asked: &str, now: Option<i64>) -> Option<Duration> {
+    if let Ok(seconds) = asked.trim().parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let seconds = seconds_of(asked)?.checked_sub(now?)?;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
+}
+
+/// Parses a rate limit such as `"resolvers";r=0;t=55`: the quota is used up and renewed in 55
+/// seconds. Model hubs send this instead of `Retry-After` (draft-ietf-httpapi-ratelimit-headers).
+fn until_reset(limit: &str) -> Option<Duration> {
+    let number = |name: &str| -> Option<u64> {
+        let mut pairs = limit.split(';').map(str::trim);
+        pairs.find_map(|pair| pair.strip_prefix(name)?.parse().ok())
+    };
+    let seconds = number("t=")?;
+    (number("r=")? == 0).then(|| Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as StdError;
+
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| {
+                let value = value.parse().expect("a header value");
+                (http::HeaderName::from_static(name), value)
+            })
+            .collect()
+    }
+
+    fn failure(pairs: &[(&'static str, &str)], body: &str, now: u64) -> Exchange {
+        let mut exchange = Exchange::default();
+        let headers = headers(pairs);
+        exchange.take_headers(403, &headers);
+        let now = UNIX_EPOCH + Duration::from_secs(now);
+        exchange.take_failure(&headers, body.as_bytes(), now);
+        exchange
+    }
+
+    /// Seconds since 1970 of Thu, 01 Jan 2026 00:00:00 GMT.
+    const NEW_YEAR: u64 = 1_767_225_600;
+
+    #[test]
+    fn failure_headers_and_body_are_captured() {
+        let exchange = failure(
+            &[
+                ("x-amz-id-2", "second"),
+                ("x-amz-request-id", "first"),
+                ("x-amz-bucket-region", "eu-west-1"),
+                ("date", "Thu, 01 Jan 2026 00:00:00 GMT"),
+                ("retry-after", "7"),
+            ],
+            "<Error><Code>SlowDown</Code><Message>Slow down</Message></Error>",
+            NEW_YEAR + 600,
+        );
+        assert_eq!(exchange.status, Some(403));
+        assert_eq!(exchange.request_id.as_deref(), Some("first"));
+        assert_eq!(exchange.skew_seconds, Some(-600));
+        assert_eq!(exchange.retry_after, Some(Duration::from_secs(7)));
+        assert_eq!(exchange.region.as_deref(), Some("eu-west-1"));
+        assert_eq!(exchange.code.as_deref(), Some("SlowDown"));
+        assert_eq!(exchange.message.as_deref(), Some("Slow down"));
+    }
+
+    #[test]
+    fn retry_after_as_a_date_counts_from_the_clock_of_the_server() {
+        let asked = |date: Option<&str>, asked: &str| {
+            let mut pairs = vec![("retry-after", asked)];
+            pairs.extend(date.map(|date| ("date", date)));
+            failure(&pairs, "", NEW_YEAR).retry_after
+        };
+        let later = "Thu, 01 Jan 2026 00:01:00 GMT";
+        assert_eq!(asked(None, later), Some(Duration::from_secs(60)));
+        let date = Some("Thu, 01 Jan 2026 00:00:50 GMT");
+        assert_eq!(asked(date, later), Some(Duration::from_secs(10)));
+        let past = "Wed, 01 Jan 2025 00:00:00 GMT";
+        assert_eq!(asked(None, past), Some(Duration::ZERO));
+        assert_eq!(asked(None, "soon"), None);
+    }
+
+    #[test]
+    fn exhausted_ratelimit_header_gives_delay() {
+        for (limit, wanted) in [
+            ("\"resolvers\";r=0;t=55", Some(55)),
+            ("\"api\"; t=7; r=0", Some(7)),
+            ("\"api\";r=499;t=55", None),
+            ("\"api\"", None),
+        ] {
+            let found = failure(&[("ratelimit", limit)], "", 0).retry_after;
+            assert_eq!(found, wanted.map(Duration::from_secs), "{limit}");
+        }
+    }
+
+    #[test]
+    fn response_over_limit_fails() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let body = || HttpResponseBody::from(vec![7; 100]);
+        runtime.expect("a runtime").block_on(async {
+            assert_eq!(whole(body(), 100).await.expect("short enough"), [7; 100]);
+            let error = whole(body(), 99).await.expect_err("a byte too long");
+            let cause = StdError::source(&error).expect("a cause");
+            assert!(cause.is::<TooLong>(), "{cause}");
+        });
+    }
+
+    #[test]
+    fn azure_error_code_is_read_from_header() {
+        let exchange = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
+        assert_eq!(exchange.code.as_deref(), Some("BlobNotFound"));
+    }
+
+    #[test]
+    fn hub_error_headers_are_captured() {
+        let headers = [
+            ("x-error-code", "RepoNotFound"),
+            ("x-error-message", "Repository not found"),
+        ];
+        let exchange = failure(&headers, r#"{"error": "Repository not found"}"#, 0);
+        assert_eq!(exchange.code.as_deref(), Some("RepoNotFound"));
+        assert_eq!(exchange.message.as_deref(), Some("Repository not found"));
+    }
+}

@@ -1,0 +1,533 @@
+//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Called
+//! by [`crate::storage::object::store::Store::open`].
+
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+
+use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::checksums::Signer;
+use super::client::{Extras, client_options};
+use super::credentials::Credentials;
+use crate::error::{Error, ErrorKind, Result};
+
+/// Default region, the same as that of AWS's own tools.
+const DEFAULT_REGION: &str = "us-east-1";
+
+const EXPLICIT: [&str; 5] = [
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "profile",
+    "anonymous",
+];
+
+pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+    let (builder, who) = builder(opening)?;
+    let value = |key| builder.get_config_value(&key);
+    let region = value(AmazonS3ConfigKey::Region);
+    let sessions = usize::from(value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true"));
+    let anonymous = value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
+    let (builder, credentials) = match who {
+        Who::Known(source) => (builder, Credentials::known(source)),
+        #[cfg(feature = "aws-config")]
+        Who::Chain(chain) => {
+            let refreshing = Arc::new(super::credential_cache::Refreshing::new(chain));
+            let builder = builder.with_credentials(Arc::clone(&refreshing) as _);
+            (builder, Credentials::Aws(refreshing))
+        }
+    };
+    let store = builder
+        .with_http_connector(opening.connector.clone())
+        .build();
+    let store = store.map_err(|error| opening.refused(&error))?;
+    // Sessions are signed with credentials of their own, which `object_store` does not expose.
+    let signer = region
+        .clone()
+        .filter(|_| sessions == 0)
+        .map(|region| Signer {
+            credentials: Arc::clone(store.credentials()),
+            region,
+        });
+    Ok(Opened {
+        store: Arc::new(store),
+        credentials,
+        anonymous,
+        region,
+        sessions,
+        signer,
+        token: None,
+    })
+}
+
+/// Origin of the credentials.
+enum Who {
+    /// The builder already has them.
+    Known(String),
+    /// The AWS SDK looks them up.
+    #[cfg(feature = "aws-config")]
+    Chain(super::aws::Chain),
+}
+
+fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
+    let options = opening.options;
+    let bucket = opening.url.host();
+    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let mut builder = AmazonS3Builder::new();
+    let mut client_settings = Vec::new();
+    for (key, value) in opening.settings::<AmazonS3ConfigKey>(explicit)? {
+        if let AmazonS3ConfigKey::Client(key) = key {
+            client_settings.push((key, value));
+        } else {
+            builder = builder.with_config(key, value);
+        }
+    }
+    for (option, key) in [
+        ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
+        ("secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
+        ("session_token", AmazonS3ConfigKey::Token),
+        ("region", AmazonS3ConfigKey::Region),
+        ("endpoint", AmazonS3ConfigKey::Endpoint),
+        // Takes precedence inside of the builder.
+        ("endpoint", AmazonS3ConfigKey::S3Endpoint),
+    ] {
+        if let Some(value) = options.get(option) {
+            builder = builder.with_config(key, value);
+        }
+    }
+    if let Some(anonymous) = options.flag("anonymous") {
+        builder = builder.with_skip_signature(anonymous);
+    }
+    if let Some(pays) = options.flag("request_payer") {
+        builder = builder.with_request_payer(pays);
+    }
+    builder = with_profile(builder, opening);
+    builder = with_address(builder, opening, bucket);
+    require_label(&builder, opening)?;
+    let endpoint = endpoint(&builder);
+    require_url(endpoint.as_deref())?;
+    let extras = Extras {
+        settings: client_settings,
+        allow_http: is_plain(endpoint.as_deref()),
+        ca_file: opening.environment.get("AWS_CA_BUNDLE"),
+        ..Extras::default()
+    };
+    let client = client_options(options, opening.environment, &opening.connector, extras)?;
+    builder = builder
+        .with_client_options(client)
+        .with_retry(no_retries())
+        .with_bucket_name(bucket);
+    let who = who(&builder, opening)?;
+    Ok((builder, who))
+}
+
+fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
+    let value = |key| builder.get_config_value(&key);
+    value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
+}
+
+/// Requires that the endpoint is a URL: signing a request to anything else panics in
+/// `object_store`. A bucket before an IP address is one example.
+fn require_url(endpoint: Option<&str>) -> Result<()> {
+    let Some(error) = endpoint.and_then(|endpoint| url::Url::parse(endpoint).err()) else {
+        return Ok(());
+    };
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        format!("the endpoint with the bucket's name added is not a URL: {error}"),
+    )
+    .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
+}
+
+/// Takes what neither options nor variables say, region and endpoint, from the profile.
+fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> AmazonS3Builder {
+    let is_set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
+    if !is_set(&builder, AmazonS3ConfigKey::Region) {
+        let region = profile_region(opening);
+        builder = builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned()));
+    }
+    if endpoint(&builder).is_none()
+        && !opening.environment.ignores_endpoints()
+        && let Some(endpoint) = profile_endpoint(opening)
+    {
+        builder = builder.with_endpoint(endpoint);
+    }
+    builder
+}
+
+#[cfg(feature = "aws-config")]
+fn profile_region(opening: &Opening) -> Option<String> {
+    super::aws::region_of_profile(readable_profile(opening)?)
+}
+
+#[cfg(feature = "aws-config")]
+fn profile_endpoint(opening: &Opening) -> Option<String> {
+    super::aws::endpoint_of_profile(readable_profile(opening)?)
+}
+
+/// Returns the profile that may be read, `None` inside for the ambient one.
+#[cfg(feature = "aws-config")]
+fn readable_profile<'a>(opening: &Opening<'a>) -> Option<Option<&'a str>> {
+    let profile = opening.options.get("profile");
+    (opening.looks_around() || profile.is_some()).then_some(profile)
+}
+
+#[cfg(not(feature = "aws-config"))]
+fn profile_region(_: &Opening) -> Option<String> {
+    None
+}
+
+#[cfg(not(feature = "aws-config"))]
+fn profile_endpoint(_: &Opening) -> Option<String> {
+    None
+}
+
+/// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
+/// contains it.
+fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> AmazonS3Builder {
+    let value = |key| builder.get_config_value(&key);
+    let region = value(AmazonS3ConfigKey::Region).unwrap_or_default();
+    let mut endpoint = endpoint(&builder);
+    let express = opening.options.flag("express").unwrap_or(
+        value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true")
+            || (endpoint.is_none() && bucket.ends_with("--x-s3")),
+    );
+    let is_virtual = match (opening.options.get("addressing"), &endpoint) {
+        (Some(addressing), _) => addressing == "virtual",
+        (None, Some(_)) => {
+            value(AmazonS3ConfigKey::VirtualHostedStyleRequest).as_deref() == Some("true")
+        }
+        // The wildcard in S3's certificate stands for one label, and host names have no capitals.
+        (None, None) => is_label(bucket),
+    };
+    if endpoint.is_none() && region.starts_with("cn-") && !express {
+        endpoint = Some(format!("https://s3.{region}.amazonaws.com.cn"));
+    }
+    let endpoint = endpoint.map(|endpoint| {
+        if is_virtual && !express {
+            with_bucket(&endpoint, bucket)
+        } else {
+            endpoint
+        }
+    });
+    let builder = builder
+        .with_s3_express(express)
+        .with_virtual_hosted_style_request(is_virtual);
+    match endpoint {
+        Some(endpoint) => builder
+            .with_config(AmazonS3ConfigKey::S3Endpoint, &endpoint)
+            .with_endpoint(endpoint),
+        None => builder,
+    }
+}
+
+/// Refuses a bucket whose name would end the host name. In `https://evil.example#.host`, the host
+/// is `evil.example`, which would receive the session token.
+fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
+    let is_set = |key| builder.get_config_value(&key).as_deref() == Some("true");
+    let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
+        || is_set(AmazonS3ConfigKey::S3Express);
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    if !is_in_host || opening.url.host().bytes().all(allowed) {
+        return Ok(());
+    }
+    Err(Error::new(
+        ErrorKind::InvalidRequest,
+        "the bucket's name cannot be part of a host name",
+    )
+    .with_location(opening.url.shown())
+    .with_hint("check the bucket's name, or set addressing=path"))
+}
+
+fn is_label(bucket: &str) -> bool {
+    bucket
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+}
+
+fn with_bucket(endpoint: &str, bucket: &str) -> String {
+    let (scheme, host) = endpoint.split_once("://").unwrap_or(("https", endpoint));
+    if host.starts_with(&format!("{bucket}.")) {
+        return endpoint.to_owned();
+    }
+    format!("{scheme}://{bucket}.{host}")
+}
+
+fn who(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+    let value = |key| builder.get_config_value(&key);
+    if value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true") {
+        return Ok(Who::Known("anonymous".to_owned()));
+    }
+    let keys = [
+        ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
+        ("secret_access_key", AmazonS3ConfigKey::SecretAccessKey),
+    ];
+    let missing = |name: &str| {
+        Error::new(
+            ErrorKind::InvalidRequest,
+            format!("incomplete credentials: {name} is missing"),
+        )
+        .with_location(opening.url.shown())
+        .with_hint(format!("set {name} too"))
+    };
+    let [has_id, has_secret] = keys.map(|(_, key)| value(key).is_some());
+    let given = opening.first_option(&["access_key_id", "secret_access_key", "session_token"]);
+    if given.is_some() || opening.options.get("profile").is_none() {
+        match (has_id, has_secret) {
+            (true, true) if given.is_some() => {
+                return Ok(Who::Known("option access_key_id".to_owned()));
+            }
+            (true, true) if opening.passed_on_who().is_some() => {
+                return Ok(Who::Known("option aws_access_key_id".to_owned()));
+            }
+            (true, true) => return Ok(Who::Known("environment".to_owned())),
+            (true, false) => return Err(missing("secret_access_key")),
+            (false, true) => return Err(missing("access_key_id")),
+            (false, false) if given.is_some() => return Err(missing("access_key_id")),
+            (false, false) => {}
+        }
+    }
+    if let Some(name) = opening.passed_on_who() {
+        return Ok(Who::Known(format!("option {name}")));
+    }
+    if opening.options.get("profile").is_none() {
+        opening.needs_credentials()?;
+    }
+    found(builder, opening)
+}
+
+#[cfg(feature = "aws-config")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "builds without the SDK refuse profiles here"
+)]
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+    let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
+    Ok(Who::Chain(super::aws::Chain::new(
+        opening.options.get("profile").map(str::to_owned),
+        opening.environment.get("AWS_PROFILE").map(str::to_owned),
+        region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
+    )))
+}
+
+/// Follows the order of `object_store`'s own search.
+#[cfg(not(feature = "aws-config"))]
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+    if opening.options.get("profile").is_some() {
+        return Err(Error::new(
+            ErrorKind::Unsupported,
+            "this build cannot read profiles of the AWS configuration files",
+        )
+        .with_location(opening.url.shown())
+        .with_hint("build with the feature aws-config, or give credentials"));
+    }
+    let has = |key| builder.get_config_value(&key).is_some();
+    let source = if has(AmazonS3ConfigKey::WebIdentityTokenFile) && has(AmazonS3ConfigKey::RoleArn)
+    {
+        "web identity"
+    } else if has(AmazonS3ConfigKey::ContainerCredentialsRelativeUri)
+        || has(AmazonS3ConfigKey::ContainerCredentialsFullUri)
+    {
+        "container"
+    } else {
+        "instance metadata"
+    };
+    Ok(Who::Known(source.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Location, StoreOptions};
+    use crate::storage::object::store::connector::Connector;
+    use crate::storage::object::store::environment::Environment;
+
+    fn built(
+        url: &str,
+        options: &[(&str, &str)],
+        variables: &[(&str, &str)],
+    ) -> Result<(AmazonS3Builder, String)> {
+        let location = Location::parse(url)?;
+        let options = StoreOptions::from_pairs(options.iter().copied())?;
+        let variables = variables
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        let environment = Environment::of(variables);
+        let opening = Opening {
+            url: location.remote().expect("a URL"),
+            options: &options,
+            environment: &environment,
+            connector: Connector::default(),
+        };
+        let (builder, who) = builder(&opening)?;
+        let shown = |who| match who {
+            Who::Known(source) => source,
+            #[cfg(feature = "aws-config")]
+            Who::Chain(chain) => format!("{chain:?}"),
+        };
+        Ok((builder, shown(who)))
+    }
+
+    const KEYS: [(&str, &str); 3] = [
+        ("access_key_id", "AKIA"),
+        ("secret_access_key", "hunter2"),
+        ("environment", "false"),
+    ];
+    const AMBIENT: [(&str, &str); 5] = [
+        ("AWS_ACCESS_KEY_ID", "ASIA"),
+        ("AWS_SECRET_ACCESS_KEY", "other"),
+        ("AWS_SESSION_TOKEN", "token"),
+        ("AWS_REGION", "eu-west-1"),
+        ("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9000"),
+    ];
+
+    #[test]
+    fn options_win_over_the_environment() {
+        let mut options = KEYS.to_vec();
+        options.extend([("region", "eu-west-2"), ("endpoint", "https://minio")]);
+        let (builder, who) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(who, "option access_key_id");
+        assert_eq!(
+            value(AmazonS3ConfigKey::AccessKeyId).as_deref(),
+            Some("AKIA")
+        );
+        assert_eq!(value(AmazonS3ConfigKey::Token), None);
+        assert_eq!(
+            value(AmazonS3ConfigKey::Region).as_deref(),
+            Some("eu-west-2")
+        );
+        assert_eq!(endpoint(&builder).as_deref(), Some("https://minio"));
+    }
+
+    #[test]
+    fn s3_builds_from_environment_alone() {
+        let (builder, who) = built("s3://b/k", &[], &AMBIENT).expect("a builder");
+        let value = |key| builder.get_config_value(&key);
+        assert_eq!(who, "environment");
+        assert_eq!(value(AmazonS3ConfigKey::Token).as_deref(), Some("token"));
+        assert_eq!(
+            value(AmazonS3ConfigKey::Region).as_deref(),
+            Some("eu-west-1")
+        );
+        assert_eq!(endpoint(&builder).as_deref(), Some("http://127.0.0.1:9000"));
+    }
+
+    #[test]
+    fn credentials_source_is_named() {
+        for (options, wanted) in [
+            (vec![("anonymous", "true")], "anonymous"),
+            (vec![("aws_skip_signature", "true")], "anonymous"),
+            (
+                vec![("aws_access_key_id", "a"), ("aws_secret_access_key", "b")],
+                "option aws_access_key_id",
+            ),
+            (
+                vec![("aws_container_credentials_relative_uri", "/x")],
+                "option aws_container_credentials_relative_uri",
+            ),
+        ] {
+            let (_, who) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
+            assert_eq!(who, wanted);
+        }
+    }
+
+    #[test]
+    fn bucket_unsafe_in_host_name_is_rejected() {
+        let is_virtual = [("addressing", "virtual"), ("endpoint", "http://minio:9000")];
+        let variable = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
+        for (url, options, variables) in [
+            ("s3://evil.example#/k", &is_virtual[..], &AMBIENT[..]),
+            ("s3://evil.example?/k", &is_virtual, &AMBIENT),
+            ("s3://evil.example:80\\/k", &is_virtual, &AMBIENT),
+            (
+                "s3://evil.example:80#/k",
+                &[],
+                &[AMBIENT[0], AMBIENT[1], AMBIENT[4], variable],
+            ),
+            ("s3://evil.example#--usw2-az1--x-s3/k", &[], &AMBIENT[..4]),
+            (
+                "s3://evil.example#--usw2-az1--x-s3/k",
+                &[("express", "true")],
+                &AMBIENT,
+            ),
+        ] {
+            let error = built(url, options, variables).err();
+            let error = error.unwrap_or_else(|| panic!("{url} {options:?} was taken"));
+            assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{url}: {error}");
+        }
+        built("s3://b_C.d/k", &is_virtual, &AMBIENT).expect("a name of a host");
+    }
+
+    #[test]
+    fn bucket_placement_follows_addressing() {
+        let minio = ("endpoint", "http://minio:9000");
+        let is_virtual = ("addressing", "virtual");
+        for (url, options, endpoint_wanted, virtual_wanted) in [
+            ("s3://b/k", vec![], None, "true"),
+            ("s3://b.c/k", vec![], None, "false"),
+            ("s3://b_C/k", vec![], None, "false"),
+            ("s3://b/k", vec![("addressing", "path")], None, "false"),
+            ("s3://b/k", vec![minio], Some("http://minio:9000"), "false"),
+            (
+                "s3://b/k",
+                vec![minio, is_virtual],
+                Some("http://b.minio:9000"),
+                "true",
+            ),
+            (
+                "s3://b/k",
+                vec![("endpoint", "https://b.oss.com"), is_virtual],
+                Some("https://b.oss.com"),
+                "true",
+            ),
+            (
+                "s3://b/k",
+                vec![("region", "cn-north-1")],
+                Some("https://b.s3.cn-north-1.amazonaws.com.cn"),
+                "true",
+            ),
+        ] {
+            let mut all = KEYS.to_vec();
+            all.extend(&options);
+            let (builder, _) = built(url, &all, &[]).expect(url);
+            assert_eq!(
+                endpoint(&builder).as_deref(),
+                endpoint_wanted,
+                "{url} {options:?}"
+            );
+            let found = builder.get_config_value(&AmazonS3ConfigKey::VirtualHostedStyleRequest);
+            assert_eq!(found.as_deref(), Some(virtual_wanted), "{url} {options:?}");
+        }
+    }
+
+    #[test]
+    fn express_bucket_is_recognised_by_name() {
+        let (builder, _) = built("s3://b--use1-az4--x-s3/k", &KEYS, &[]).expect("a builder");
+        let express = builder.get_config_value(&AmazonS3ConfigKey::S3Express);
+        assert_eq!(express.as_deref(), Some("true"));
+    }
+
+    #[test]
+    fn incomplete_or_missing_credentials_fail() {
+        for (options, kind) in [
+            (vec![("access_key_id", "a")], ErrorKind::InvalidRequest),
+            (vec![("session_token", "a")], ErrorKind::InvalidRequest),
+            (vec![("environment", "false")], ErrorKind::PermissionDenied),
+            (vec![("aws_no_such_key", "a")], ErrorKind::InvalidRequest),
+        ] {
+            let error = built("s3://b/k", &options, &[]).expect_err("an error");
+            assert_eq!(error.kind(), kind, "{options:?}");
+        }
+    }
+
+    #[test]
+    fn profiles_win_over_keys_in_the_environment() {
+        let who = built("s3://b/k", &[("profile", "dev")], &AMBIENT).map(|(_, who)| who);
+        if cfg!(feature = "aws-config") {
+            assert!(who.expect("a chain").contains("dev"));
+        } else {
+            assert_eq!(who.expect_err("an error").kind(), ErrorKind::Unsupported);
+        }
+    }
+}

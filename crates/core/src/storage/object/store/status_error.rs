@@ -1,0 +1,385 @@
+//! Translates status and code of an error response to an error, a hint and whether to retry. Pure;
+//! called by `fault.rs`.
+
+use super::hub;
+use super::request_error::{Asked, Cause, Verdict, no_listing};
+use super::response_capture::Exchange;
+use crate::error::ErrorKind;
+use crate::options::Protocol;
+use crate::sync::retry::Transient;
+
+/// Clock skew above which stores refuse signed requests, seconds (S3 and Azure: 15 minutes; Google:
+/// 5).
+const SKEW_MAX: i64 = 300;
+
+/// Classifies a response whose status is not 2xx.
+pub(in crate::storage) fn verdict(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
+    let code = exchange.code.as_deref().unwrap_or_default();
+    let verdict = hub::refusal(status, exchange, asked)
+        .or_else(|| by_code(code, asked))
+        .or_else(|| elsewhere(status, code, exchange, asked))
+        .unwrap_or_else(|| by_status(status, exchange, asked));
+    let words = exchange.message.clone().map(Cause::Words);
+    verdict.cause(words)
+}
+
+/// Classifies by code, where it is more specific than the status or differs from it.
+fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
+    let from = asked.credentials;
+    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    Some(match code {
+        "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
+            let expired = denied("the credentials have expired")
+                .hint(format!("renew the credentials, which come from: {from}"));
+            if asked.refreshed {
+                expired.transient(Transient::Broken)
+            } else {
+                expired
+            }
+        }
+        "RequestTimeTooSkewed" => denied("the clock of this machine is too far from the store's")
+            .hint("set the clock of this machine"),
+        "InvalidAccessKeyId" | "XAdminUserNotFound" => denied("the store does not know the access key").hint(format!(
+            "give a key of this store; the one in use comes from: {from}"
+        )),
+        "InvalidToken" => denied("the store does not accept the session token")
+            .hint(format!("renew the credentials, which come from: {from}")),
+        "SignatureDoesNotMatch" => denied("the store does not accept the signature").hint(format!(
+            "check that the secret belongs to the access key (credentials come from: {from}), and that no proxy changes requests"
+        )),
+        "NoSuchBucket" | "ContainerNotFound" | "FilesystemNotFound" => Verdict::new(
+            ErrorKind::NotFound,
+            if asked.protocol == Some(Protocol::Azure) {
+                "there is no such container"
+            } else {
+                "there is no such bucket"
+            },
+        )
+        .hint("check its name, and that the endpoint is the right one"),
+        "InvalidBucketName" => Verdict::new(
+            ErrorKind::InvalidRequest,
+            "the bucket's name is invalid",
+        ),
+        "InvalidObjectState" | "BlobArchived" | "BlobBeingRehydrated" => Verdict::new(
+            ErrorKind::Unsupported,
+            "the object is archived and cannot be read before it is restored",
+        )
+        .hint("restore it to a storage class that can be read"),
+        "UserProjectMissing" => denied("the bucket requires the requester to pay")
+            .hint("set the project to bill: header.x-goog-user-project=PROJECT"),
+        "SlowDown" | "ServerBusy" | "RequestTimeout" | "RequestLimitExceeded" | "Throttling"
+        | "ThrottlingException" => Verdict::new(
+            ErrorKind::Remote,
+            format!("the store is busy or throttling requests ({code})"),
+        )
+        .hint("send fewer requests at a time, or try again later")
+        .transient(Transient::Busy),
+        _ => return None,
+    })
+}
+
+/// Classifies a response that says that the bucket is in another region.
+fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Option<Verdict> {
+    if asked.protocol != Some(Protocol::S3) {
+        return None;
+    }
+    let named = exchange.region.as_deref();
+    let differs = named.is_some() && named != asked.region;
+    let redirected = matches!(status, 301 | 302 | 307 | 308);
+    let malformed = matches!(
+        code,
+        "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" | "PermanentRedirect"
+    );
+    // A 403 means another region only if the redirect was followed, which drops the signature.
+    if !(redirected || malformed || (differs && matches!(status, 400 | 403))) {
+        return None;
+    }
+    let ours = asked.region.unwrap_or("another one");
+    Some(match named.filter(|_| differs) {
+        Some(region) => Verdict::new(
+            ErrorKind::InvalidRequest,
+            format!("the bucket is in region {region}, but the request went to {ours}"),
+        )
+        .hint(format!("set region={region}")),
+        None => Verdict::new(
+            ErrorKind::InvalidRequest,
+            "the bucket is in another region or at another endpoint",
+        )
+        .hint("set region or endpoint to the bucket's own"),
+    })
+}
+
+fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
+    let code = exchange.code.as_deref();
+    let answer = match code {
+        Some(code) => format!("status {status}, {code}"),
+        None => format!("status {status}"),
+    };
+    let list_of_http = asked.operation != "GET"
+        && asked.operation != "HEAD"
+        && asked.protocol == Some(Protocol::Http);
+    match status {
+        304 | 412 => changed(),
+        401 => unauthenticated(asked),
+        403 => denied(exchange, asked),
+        405 | 501 if list_of_http => no_listing(),
+        404 | 410 => Verdict::new(ErrorKind::NotFound, "there is no such object")
+            .hint("check bucket, key and endpoint"),
+        405 | 501 => Verdict::new(
+            ErrorKind::Unsupported,
+            format!("the store does not support the request ({answer})"),
+        )
+        .hint("check that the endpoint is an object store"),
+        407 => Verdict::new(
+            ErrorKind::PermissionDenied,
+            "the proxy requires credentials",
+        )
+        .hint("set them in the option proxy: http://user:password@host"),
+        408 | 425 | 429 | 503 => Verdict::new(
+            ErrorKind::Remote,
+            format!("the store is busy or throttling requests ({answer})"),
+        )
+        .hint("send fewer requests at a time, or try again later")
+        .transient(Transient::Busy),
+        416 => Verdict::new(
+            ErrorKind::Changed,
+            "the object ends before the requested bytes: it shrank",
+        )
+        .hint("load again once nothing writes to it"),
+        500..=u16::MAX => Verdict::new(ErrorKind::Remote, format!("the store failed ({answer})"))
+            .hint("try again later; the store's operators can find the request by its id")
+            .transient(Transient::Broken),
+        300..=399 => Verdict::new(
+            ErrorKind::Remote,
+            format!("the store sent a redirect without a valid target ({answer})"),
+        )
+        .hint("check the endpoint"),
+        _ => Verdict::new(
+            ErrorKind::InvalidRequest,
+            format!("the store does not accept the request ({answer})"),
+        )
+        .hint("check bucket, key, endpoint and region"),
+    }
+}
+
+/// Returns the classification for an object that is not the one that was opened.
+pub(in crate::storage) fn changed() -> Verdict {
+    Verdict::new(ErrorKind::Changed, "the object changed while it was read")
+        .hint("load again once nothing writes to it")
+}
+
+fn unauthenticated(asked: &Asked) -> Verdict {
+    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    if asked.protocol == Some(Protocol::Http) {
+        denied("the server requires credentials, or rejects these")
+            .hint("give https://user:password@host, or header.authorization")
+    } else if asked.anonymous {
+        denied("the store requires credentials").hint("give credentials instead of anonymous=true")
+    } else {
+        denied("the store does not accept the credentials").hint(format!(
+            "renew the credentials, which come from: {}",
+            asked.credentials
+        ))
+    }
+}
+
+fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
+    if let Some(skew) = exchange.skew_seconds.filter(|skew| skew.abs() > SKEW_MAX) {
+        let side = if skew > 0 { "behind" } else { "ahead of" };
+        return Verdict::new(
+            ErrorKind::PermissionDenied,
+            format!(
+                "access is denied; the clock of this machine is {} s {side} the store's",
+                skew.abs()
+            ),
+        )
+        .hint("set the clock of this machine");
+    }
+    let verdict = Verdict::new(ErrorKind::PermissionDenied, "access is denied");
+    if asked.protocol == Some(Protocol::Http) {
+        return verdict.hint(if asked.signed_url {
+            "sign the URL again: it has expired, or is not valid for this object or method"
+        } else {
+            "give https://user:password@host, header.authorization or a signed URL"
+        });
+    }
+    if asked.anonymous {
+        return verdict.hint("the data is not public: give credentials, or check the names");
+    }
+    let right = match (asked.protocol, asked.operation) {
+        (Some(Protocol::S3), "LIST") => "s3:ListBucket",
+        (Some(Protocol::S3), _) => "s3:GetObject",
+        (Some(Protocol::Gcs), "LIST") => "storage.objects.list",
+        (Some(Protocol::Gcs), _) => "storage.objects.get",
+        (Some(Protocol::Azure), _) => "Storage Blob Data Reader",
+        (Some(Protocol::Http | Protocol::Hub | Protocol::Custom) | None, _) => {
+            return verdict.hint("request access");
+        }
+    };
+    // S3 responds with 403 for missing objects if the caller may not list.
+    verdict.hint(format!(
+        "check that it exists and that these credentials have the permission {right}; they come from: {}",
+        asked.credentials
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+    use crate::storage::object::store::redactor::Redactor;
+
+    static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
+
+    fn asked(protocol: Protocol) -> Asked<'static> {
+        Asked {
+            operation: "GET",
+            protocol: Some(protocol),
+            credentials: "environment",
+            anonymous: false,
+            region: Some("us-east-1"),
+            signed_url: false,
+            own: true,
+            refreshed: false,
+            redactor: &NOTHING,
+        }
+    }
+
+    fn exchange(status: u16, code: &str) -> Exchange {
+        Exchange {
+            status: Some(status),
+            code: (!code.is_empty()).then(|| code.to_owned()),
+            ..Exchange::default()
+        }
+    }
+
+    #[test]
+    fn statuses_map_to_kind_and_transience() {
+        let (busy, broken) = (Some(Transient::Busy), Some(Transient::Broken));
+        for (status, code, kind, transient) in [
+            (304, "", ErrorKind::Changed, None),
+            (400, "", ErrorKind::InvalidRequest, None),
+            (400, "RequestTimeout", ErrorKind::Remote, busy),
+            (400, "ExpiredToken", ErrorKind::PermissionDenied, None),
+            (401, "", ErrorKind::PermissionDenied, None),
+            (403, "", ErrorKind::PermissionDenied, None),
+            (403, "AccessDenied", ErrorKind::PermissionDenied, None),
+            (403, "InvalidObjectState", ErrorKind::Unsupported, None),
+            (404, "", ErrorKind::NotFound, None),
+            (404, "NoSuchKey", ErrorKind::NotFound, None),
+            (404, "NoSuchBucket", ErrorKind::NotFound, None),
+            (408, "", ErrorKind::Remote, busy),
+            (412, "PreconditionFailed", ErrorKind::Changed, None),
+            (416, "InvalidRange", ErrorKind::Changed, None),
+            (429, "", ErrorKind::Remote, busy),
+            (500, "InternalError", ErrorKind::Remote, broken),
+            (501, "", ErrorKind::Unsupported, None),
+            (502, "", ErrorKind::Remote, broken),
+            (503, "SlowDown", ErrorKind::Remote, busy),
+            (503, "", ErrorKind::Remote, busy),
+            (504, "", ErrorKind::Remote, broken),
+        ] {
+            for protocol in [Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Http] {
+                let verdict = verdict(status, &exchange(status, code), &asked(protocol));
+                assert_eq!(
+                    (verdict.kind, verdict.transient),
+                    (kind, transient),
+                    "{status} {code} {protocol:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn refused_credentials_say_where_they_come_from() {
+        for code in [
+            "AccessDenied",
+            "InvalidAccessKeyId",
+            "SignatureDoesNotMatch",
+            "ExpiredToken",
+            "InvalidToken",
+        ] {
+            let verdict = verdict(403, &exchange(403, code), &asked(Protocol::S3));
+            let hint = verdict.hint.expect("a hint");
+            assert!(hint.contains("environment"), "{code}: {hint}");
+        }
+    }
+
+    #[test]
+    fn expired_credentials_are_transient_if_refreshed() {
+        let mut asked = asked(Protocol::S3);
+        asked.refreshed = true;
+        let verdict = verdict(400, &exchange(400, "ExpiredToken"), &asked);
+        assert_eq!(verdict.transient, Some(Transient::Broken));
+    }
+
+    #[test]
+    fn clock_skew_is_reported() {
+        for (skew, text) in [(-600, "600 s ahead of"), (900, "900 s behind")] {
+            let mut exchange = exchange(403, "AccessDenied");
+            exchange.skew_seconds = Some(skew);
+            let verdict = verdict(403, &exchange, &asked(Protocol::S3));
+            assert!(verdict.message.contains(text), "{}", verdict.message);
+        }
+        let mut exchange = exchange(403, "AccessDenied");
+        exchange.skew_seconds = Some(10);
+        let verdict = verdict(403, &exchange, &asked(Protocol::S3));
+        assert_eq!(verdict.message, "access is denied");
+    }
+
+    #[test]
+    fn other_regions_are_named() {
+        for (status, code, region, hint) in [
+            (
+                301,
+                "PermanentRedirect",
+                Some("eu-west-1"),
+                "set region=eu-west-1",
+            ),
+            (301, "", None, "set region or endpoint to the bucket's own"),
+            (
+                400,
+                "AuthorizationHeaderMalformed",
+                Some("eu-west-1"),
+                "set region=eu-west-1",
+            ),
+            (400, "", Some("eu-west-1"), "set region=eu-west-1"),
+            (403, "", Some("eu-west-1"), "set region=eu-west-1"),
+        ] {
+            let mut exchange = exchange(status, code);
+            exchange.region = region.map(str::to_owned);
+            let verdict = verdict(status, &exchange, &asked(Protocol::S3));
+            assert_eq!(verdict.hint.as_deref(), Some(hint), "{status} {code}");
+            assert_eq!(verdict.kind, ErrorKind::InvalidRequest);
+        }
+        let mut here = exchange(403, "AccessDenied");
+        here.region = Some("us-east-1".to_owned());
+        let verdict = verdict(403, &here, &asked(Protocol::S3));
+        assert_eq!(verdict.kind, ErrorKind::PermissionDenied);
+    }
+
+    #[test]
+    fn web_server_without_listing_is_unsupported() {
+        let mut asked = asked(Protocol::Http);
+        asked.operation = "LIST";
+        let verdict = verdict(405, &exchange(405, ""), &asked);
+        assert_eq!(verdict.kind, ErrorKind::Unsupported);
+        assert!(verdict.hint.expect("a hint").contains("index.json"));
+    }
+
+    #[test]
+    fn denied_hint_depends_on_credentials() {
+        let hint = |asked: &Asked| {
+            verdict(403, &exchange(403, ""), asked)
+                .hint
+                .expect("a hint")
+        };
+        let mut anonymous = asked(Protocol::Gcs);
+        anonymous.anonymous = true;
+        assert!(hint(&anonymous).contains("give credentials"));
+        let mut signed = asked(Protocol::Http);
+        signed.signed_url = true;
+        assert!(hint(&signed).contains("sign the URL again"));
+    }
+}

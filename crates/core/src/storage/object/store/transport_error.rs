@@ -1,0 +1,331 @@
+//! Classifies failures below HTTP: name resolution, connections, certificates, and truncated
+//! bodies. Pure; called by `fault.rs`.
+
+use std::error::Error as StdError;
+use std::io;
+
+use object_store::client::{HttpError, HttpErrorKind};
+
+use super::addresses::Narrower;
+use super::redirects::Refused;
+use super::request_error::{Cause, Verdict, causes, find, texts};
+use super::response_capture::TooLong;
+use crate::error::ErrorKind;
+use crate::sync::retry::Transient;
+
+const BROKE: &str = "check the network between this machine and the server, and the server's log";
+
+/// Classifies the failure of a request to `host` that got no response, or of the body of a
+/// response.
+pub(in crate::storage) fn verdict(error: &HttpError, host: &str) -> Verdict {
+    let texts = texts(error);
+    let says = |words: &str| texts.iter().any(|text| text.contains(words));
+    let http = find::<reqwest::Error>(error);
+    let connecting =
+        http.is_some_and(reqwest::Error::is_connect) || error.kind() == HttpErrorKind::Connect;
+    let cause = cause(error, &texts);
+    let verdict = if http.is_some_and(reqwest::Error::is_builder) {
+        Verdict::new(ErrorKind::InvalidRequest, "the request cannot be sent")
+            .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
+    } else if let Some(refused) = find::<Refused>(error) {
+        redirected(host, *refused)
+    } else if find::<Narrower>(error).is_some() {
+        // The host is the one that the redirect led to.
+        redirected("the store", Refused::Narrower)
+    } else if find::<TooLong>(error).is_some() {
+        Verdict::new(
+            ErrorKind::Remote,
+            format!("{host} sends an endless listing or token"),
+        )
+        .hint("check the endpoint: it may not be an object store")
+    } else if says("certificate") {
+        certificate(host, &texts)
+    } else if connecting {
+        unreachable(error, host, &texts)
+    } else if error.kind() == HttpErrorKind::Timeout {
+        Verdict::new(
+            ErrorKind::TimedOut,
+            format!("{host} sent nothing within the read timeout"),
+        )
+        .hint("set read_timeout higher if the store needs longer")
+        .transient(Transient::Stalled)
+    } else {
+        Verdict::new(ErrorKind::Remote, format!("the connection to {host} broke"))
+            .hint(BROKE)
+            .transient(Transient::Broken)
+    };
+    verdict.cause(cause)
+}
+
+/// Classifies a redirect that is not followed. It is not transient: a retry would be refused as
+/// well.
+fn redirected(host: &str, refused: Refused) -> Verdict {
+    let verdict = Verdict::new(ErrorKind::Remote, format!("{host} {refused}"));
+    verdict.hint(match refused {
+        Refused::Narrower => {
+            "only servers of the same network may redirect there; if the redirect is intended, give its target as the URL"
+        }
+        Refused::Endless | Refused::Plain | Refused::Scheme => {
+            "check the URL or the endpoint, and the server's configuration"
+        }
+    })
+}
+
+/// Classifies a certificate error by text. The types of rustls are public, but matching them would
+/// silently fail with a second version in the dependency tree.
+fn certificate(host: &str, texts: &[String]) -> Verdict {
+    let says = |words: &str| texts.iter().any(|text| text.contains(words));
+    let hint = if says("not valid for name") || says("NotValidForName") {
+        "the certificate is for another server: check the endpoint and the bucket's name"
+    } else if says("expired") || says("Expired") || says("not valid yet") {
+        "renew the server's certificate, or set the clock of this machine"
+    } else {
+        "give the certificate of its authority as ca_file"
+    };
+    Verdict::new(
+        ErrorKind::Remote,
+        format!("the certificate of {host} is not trusted"),
+    )
+    .hint(hint)
+}
+
+fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
+    let says = |words: &str| texts.iter().any(|text| text.contains(words));
+    let refused = causes(error).any(|cause| {
+        cause
+            .downcast_ref::<io::Error>()
+            .is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    });
+    let (message, hint) = if error.kind() == HttpErrorKind::Timeout {
+        (
+            format!("connecting to {host} timed out"),
+            "check endpoint and network, or raise connect_timeout",
+        )
+    } else if refused {
+        (
+            format!("{host} refuses connections"),
+            "check host and port of the endpoint, that the server runs, and the proxy if there is one (option proxy, \
+             HTTPS_PROXY)",
+        )
+    } else if says("lookup address") || says("dns error") {
+        (
+            format!("the host {host} is unknown"),
+            "check the endpoint, the names of bucket and region, and the network",
+        )
+    } else if says("InvalidContentType") {
+        (
+            format!("{host} does not speak TLS"),
+            "use http:// in the endpoint, or the port where the server speaks https",
+        )
+    } else if says("tunnel") || says("proxy") {
+        (
+            format!("the proxy does not connect to {host}"),
+            "check the option proxy and the variables HTTPS_PROXY and NO_PROXY",
+        )
+    } else {
+        (
+            format!("{host} cannot be reached"),
+            "check endpoint and network",
+        )
+    };
+    Verdict::new(ErrorKind::Remote, message)
+        .hint(hint)
+        .transient(Transient::Unreachable)
+}
+
+/// Returns the innermost cause, which is the most specific one.
+fn cause(error: &(dyn StdError + 'static), texts: &[String]) -> Option<Cause> {
+    let errno = causes(error)
+        .filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error())
+        .last();
+    errno
+        .map(Cause::System)
+        .or_else(|| texts.last().map(|text| Cause::Words(text.clone())))
+}
+
+/// Classifies an I/O error of a store that the caller provided.
+pub(in crate::storage) fn of_io(error: &io::Error) -> Verdict {
+    let cause = error
+        .raw_os_error()
+        .map_or_else(|| Cause::Words(error.to_string()), Cause::System);
+    // Written without a `match` on purpose: std's list is open, and all other kinds are not
+    // retryable.
+    let kind = error.kind();
+    let verdict = if kind == io::ErrorKind::TimedOut {
+        Verdict::new(ErrorKind::TimedOut, "the store did not answer in time")
+            .transient(Transient::Stalled)
+    } else if kind == io::ErrorKind::ConnectionRefused {
+        Verdict::new(ErrorKind::Remote, "the store refuses connections")
+            .transient(Transient::Unreachable)
+    } else if [
+        io::ErrorKind::ConnectionReset,
+        io::ErrorKind::ConnectionAborted,
+        io::ErrorKind::BrokenPipe,
+        io::ErrorKind::UnexpectedEof,
+    ]
+    .contains(&kind)
+    {
+        Verdict::new(ErrorKind::Remote, "the connection to the store broke")
+            .hint(BROKE)
+            .transient(Transient::Broken)
+    } else {
+        Verdict::new(ErrorKind::from_io(error), "the store failed")
+    };
+    verdict.cause(Some(cause))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Error as a stack of HTTP libraries makes it: texts from the outside in, and a system error
+    /// below.
+    #[derive(Debug)]
+    struct Layer(&'static str, Option<Box<dyn StdError + Send + Sync>>);
+
+    impl std::fmt::Display for Layer {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(self.0)
+        }
+    }
+
+    impl StdError for Layer {
+        fn source(&self) -> Option<&(dyn StdError + 'static)> {
+            let source = self.1.as_deref()?;
+            Some(source)
+        }
+    }
+
+    fn layered(kind: HttpErrorKind, texts: &[&'static str], errno: Option<i32>) -> HttpError {
+        let system = errno.map(|errno| {
+            let error = io::Error::from_raw_os_error(errno);
+            Box::new(error) as Box<dyn StdError + Send + Sync>
+        });
+        let source = texts.iter().rev().fold(system, |source, text| {
+            Some(Box::new(Layer(text, source)) as Box<dyn StdError + Send + Sync>)
+        });
+        HttpError::new_boxed(kind, source.expect("a layer"))
+    }
+
+    #[test]
+    #[expect(clippy::too_many_lines, reason = "a table")]
+    fn table() {
+        use HttpErrorKind::{Connect, Interrupted, Request, Timeout, Unknown};
+        let unreachable = Some(Transient::Unreachable);
+        for (kind, text, errno, wanted, transient, message) in [
+            (
+                Connect,
+                "tcp connect error",
+                Some(libc::ECONNREFUSED),
+                ErrorKind::Remote,
+                unreachable,
+                "host:9 refuses connections",
+            ),
+            (
+                Connect,
+                "tcp connect error",
+                Some(libc::ENETUNREACH),
+                ErrorKind::Remote,
+                unreachable,
+                "host:9 cannot be reached",
+            ),
+            (
+                Connect,
+                "failed to lookup address information: Name or service not known",
+                None,
+                ErrorKind::Remote,
+                unreachable,
+                "the host host:9 is unknown",
+            ),
+            (
+                Connect,
+                "unsuccessful tunnel",
+                None,
+                ErrorKind::Remote,
+                unreachable,
+                "the proxy does not connect to host:9",
+            ),
+            (
+                Connect,
+                "invalid peer certificate: UnknownIssuer",
+                None,
+                ErrorKind::Remote,
+                None,
+                "the certificate of host:9 is not trusted",
+            ),
+            (
+                Timeout,
+                "operation timed out",
+                None,
+                ErrorKind::TimedOut,
+                Some(Transient::Stalled),
+                "host:9 sent nothing within the read timeout",
+            ),
+            (
+                Interrupted,
+                "connection error",
+                Some(libc::ECONNRESET),
+                ErrorKind::Remote,
+                Some(Transient::Broken),
+                "the connection to host:9 broke",
+            ),
+            (
+                Request,
+                "connection closed before message completed",
+                None,
+                ErrorKind::Remote,
+                Some(Transient::Broken),
+                "the connection to host:9 broke",
+            ),
+            (
+                Unknown,
+                "end of file before message length reached",
+                None,
+                ErrorKind::Remote,
+                Some(Transient::Broken),
+                "the connection to host:9 broke",
+            ),
+        ] {
+            let verdict = verdict(
+                &layered(kind, &["error sending request", text], errno),
+                "host:9",
+            );
+            assert_eq!(verdict.message, message, "{text}");
+            assert_eq!(
+                (verdict.kind, verdict.transient),
+                (wanted, transient),
+                "{text}"
+            );
+            match (verdict.cause, errno) {
+                (Some(Cause::System(found)), Some(errno)) => assert_eq!(found, errno),
+                (Some(Cause::Words(words)), None) => assert_eq!(words, text),
+                (cause, _) => panic!("{text}: {cause:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn certificate_errors_get_specific_hint() {
+        for (text, hint) in [
+            ("invalid peer certificate: UnknownIssuer", "ca_file"),
+            (
+                "invalid peer certificate: certificate not valid for name \"a\"",
+                "endpoint",
+            ),
+            (
+                "invalid peer certificate: certificate expired: verification time 1",
+                "clock",
+            ),
+        ] {
+            let verdict = verdict(&layered(HttpErrorKind::Connect, &[text], None), "host");
+            assert!(verdict.hint.expect("a hint").contains(hint), "{text}");
+        }
+    }
+
+    #[test]
+    fn endless_responses_are_not_retried() {
+        let verdict = verdict(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
+        assert_eq!((verdict.kind, verdict.transient), (ErrorKind::Remote, None));
+        assert!(verdict.message.contains("endless"), "{}", verdict.message);
+    }
+}

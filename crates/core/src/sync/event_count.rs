@@ -1,0 +1,80 @@
+//! Wakes lanes that wait for memory or for depth.
+//!
+//! A lane takes the bell's count, looks for work, finds none, and sleeps until the count has
+//! changed. Because the count is taken before the lane looks for work, an event between the look
+//! and the sleep is never missed.
+
+use std::sync::PoisonError;
+
+use super::{Condvar, Mutex, MutexGuard};
+
+/// Event counter that threads can sleep on.
+#[derive(Debug, Default)]
+pub struct Bell {
+    state: Mutex<State>,
+    moved: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    rung: u64,
+    /// Threads in `wait_past`: without them, an event needs no system call (there is one event per
+    /// extent).
+    sleepers: usize,
+}
+
+impl Bell {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the number of events so far: take it *before* looking for work.
+    pub fn count(&self) -> u64 {
+        self.lock().rung
+    }
+
+    /// Counts an event (memory came back, a job ended, the load stopped) and wakes the sleepers.
+    pub fn ring(&self) {
+        let mut state = self.lock();
+        state.rung = state.rung.wrapping_add(1);
+        if state.sleepers > 0 {
+            self.moved.notify_all();
+        }
+    }
+
+    /// Sleeps until an event has happened since `count` was taken.
+    pub fn wait_past(&self, count: u64) {
+        let mut state = self.lock();
+        state.sleepers += 1;
+        while state.rung == count {
+            state = self
+                .moved
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.sleepers -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn event_before_wait_is_not_missed() {
+        let bell = Bell::default();
+        let seen = bell.count();
+        bell.ring();
+        bell.wait_past(seen);
+    }
+
+    #[test]
+    fn event_wakes_sleeper() {
+        let bell = Bell::default();
+        let seen = bell.count();
+        std::thread::scope(|scope| {
+            scope.spawn(|| bell.wait_past(seen));
+            bell.ring();
+        });
+    }
+}

@@ -1,0 +1,14 @@
+//! Locks and counters of the code that hands memory over, under one name: `crates/models` replaces
+//! them by loom's, and checks every order of the threads' steps.
+
+pub(crate) mod cancel;
+pub(crate) mod detached;
+pub(crate) mod event_count;
+pub(crate) mod latency;
+pub(crate) mod parallel;
+pub(crate) mod per_process;
+pub(crate) mod retry;
+pub(crate) mod retry_counter;
+
+pub(crate) use std::sync::atomic::AtomicU32;
+pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};

@@ -1,0 +1,356 @@
+//! Looks up expected digests for each source, the strongest authority first: a manifest beside the
+//! checkpoint, the store's own checksum of an object, the digest that a hub states, a model's
+//! signature.
+//!
+//! Sends small requests only, in parallel. This file owns their order; `object`, `hub` and
+//! `signature` interpret the responses.
+
+mod hub;
+mod index;
+#[cfg(feature = "object")]
+mod object;
+mod sidecar;
+mod signature;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+pub(super) use sidecar::Nearby;
+#[cfg(feature = "testing")]
+pub(crate) use signature::read as parse_signature;
+pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_NAME};
+
+use super::Verify;
+use super::claims::{Counting, Known, Statement};
+use super::digest::Digest;
+use super::expected::Expectation;
+use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
+use crate::checkpoint::{Checkpoint, Shard, ShardSource};
+use crate::error::{Error, ErrorKind, Result};
+#[cfg(feature = "object")]
+use crate::options::Protocol;
+use crate::options::{Location, StoreOptions};
+use crate::storage::Source;
+use crate::sync::detached::Underway;
+use crate::sync::parallel::side_by_side;
+
+/// Number of concurrent requests; each is small and takes a round trip.
+const ASKED_AT_A_TIME: usize = 64;
+
+/// Source to look up.
+#[derive(Debug)]
+pub(super) struct Asked<'a> {
+    pub(super) source: &'a ShardSource,
+    /// Folder with the manifest and the signature that cover the source.
+    pub(super) folder: Location,
+}
+
+/// Scope of a lookup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Reach {
+    /// Asks for each source until one authority knows it.
+    First,
+    /// Like `First`, counting only accepted algorithms; an unreachable authority is an error unless
+    /// another one answers.
+    Needed(Counting),
+    /// Asks all authorities for every source.
+    All,
+    /// Like `All`, without signatures, for callers with a signature that was already checked.
+    AllButSignatures,
+}
+
+impl Reach {
+    /// Returns whether further authorities are to be asked.
+    fn goes_on(self, known: &Known) -> bool {
+        match self {
+            Self::First => !known.suffices(Counting::All),
+            Self::Needed(counting) => !known.suffices(counting),
+            Self::All | Self::AllButSignatures => true,
+        }
+    }
+}
+
+/// Manifest and the location it was read from.
+#[derive(Debug)]
+pub(super) struct FoundManifest {
+    pub(super) location: Location,
+    pub(super) manifest: Manifest,
+}
+
+impl FoundManifest {
+    /// Returns the display name of the manifest.
+    fn by(&self) -> String {
+        format!("manifest {}", self.location)
+    }
+
+    /// Returns the entry of a file of a checkpoint in `folder`.
+    fn file(&self, file: &Location, folder: &Location) -> Option<&ManifestFile> {
+        self.manifest.files.get(&file.below(folder)?)
+    }
+}
+
+/// Looks up the expectation for each file of a checkpoint, in its order. Reaches other files the
+/// way the checkpoint itself is reached.
+///
+/// # Errors
+///
+/// - [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that
+///   cannot be read.
+/// - [`ErrorKind::NotFound`] for a requested manifest that does not exist.
+/// - [`ErrorKind::Corrupt`] for an index that differs from the manifest's, and for a checkpoint
+///   that lacks a file that a requested manifest lists.
+/// - [`ErrorKind::PermissionDenied`] for a manifest or signature that the caller did not name and
+///   that is a link out of its folder.
+/// - [`ErrorKind::Changed`] for objects that were replaced.
+/// - If `choice` is strict and no other authority has a digest, the error that kept a store from
+///   stating its checksum.
+pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
+    find_now(checkpoint, choice, false, &Underway::default())
+}
+
+/// Requires that `checkpoint` consists of the files that a manifest lists, if `choice` names one:
+/// its index is the listed one, and no listed file with weights is missing. Nothing is required of
+/// a checkpoint whose files were named one by one.
+///
+/// A load requires this by itself unless its tensors are selected by name. Callers that name all
+/// tensors of a model call this function.
+///
+/// # Errors
+///
+/// [`ErrorKind::Corrupt`] for an index that differs and for a missing file,
+/// [`ErrorKind::InvalidRequest`] for an index that the manifest does not list, and errors of
+/// reading the manifest.
+pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
+    let (Verify::Manifest(location) | Verify::Sha256(Some(location))) = choice else {
+        return Ok(());
+    };
+    let store = StoreOptions::default();
+    let nearby = Nearby::of(checkpoint.shards().iter().map(Shard::source), &store)
+        .following(checkpoint.follows_symlinks());
+    let manifest = chosen(&Location::parse(location)?, &nearby)?;
+    require_manifest_files(checkpoint, &manifest, checkpoint.is_whole())
+}
+
+fn require_manifest_files(
+    checkpoint: &Checkpoint,
+    manifest: &FoundManifest,
+    is_whole: bool,
+) -> Result<()> {
+    if let Some(index) = checkpoint.index() {
+        index::compare(index, manifest)?;
+    }
+    if is_whole {
+        index::require_listed(checkpoint, manifest)?;
+    }
+    Ok(())
+}
+
+/// Implements [`find`], and records in `underway` what it waits for. Tensors that were selected
+/// `by_name` need not be all that a manifest lists.
+pub(super) fn find_now(
+    checkpoint: &Checkpoint,
+    choice: &Verify,
+    by_name: bool,
+    underway: &Underway,
+) -> Result<Vec<Expectation>> {
+    let shards = checkpoint.shards();
+    let asked: Vec<_> = shards
+        .iter()
+        .map(|shard| Asked {
+            source: shard.source(),
+            folder: checkpoint.folder_of(shard),
+        })
+        .collect();
+    let store = StoreOptions::default();
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), &store)
+        .following(checkpoint.follows_symlinks())
+        .telling(underway);
+    let counting = Counting::of(choice);
+    let what_there_is = |reach| {
+        let manifests = manifests(&asked, &nearby)?;
+        if let Some(index) = checkpoint.index() {
+            let beside = manifests.first().and_then(Option::as_deref);
+            index::compare_beside(index, beside, choice, &nearby)?;
+        }
+        gather(&asked, &manifests, reach, &nearby)
+    };
+    let known: Vec<_> = match choice {
+        Verify::Off => {
+            let why = "verification is off".to_owned();
+            return Ok(vec![Expectation::Nothing { why }; shards.len()]);
+        }
+        Verify::Auto => what_there_is(Reach::First)?,
+        Verify::Require | Verify::Sha256(None) => what_there_is(Reach::Needed(counting))?,
+        Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
+            let found = chosen(&Location::parse(location)?, &nearby)?;
+            require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
+            let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
+            said.collect()
+        }
+    };
+    let known = known.into_iter();
+    Ok(known
+        .map(|known| known.into_expectation(counting))
+        .collect())
+}
+
+/// Reads the manifest that the caller requested.
+pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundManifest> {
+    let text = nearby.read(location, MANIFEST_BYTES_MAX)?;
+    let text = text.ok_or_else(|| {
+        Error::new(ErrorKind::NotFound, "there is no manifest")
+            .with_location(location)
+            .with_hint("check the path; tload verify --write creates one")
+    })?;
+    parsed(location.clone(), &text)
+}
+
+/// Reads the manifest in a folder, if there is one.
+pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<FoundManifest>> {
+    let location = folder.join(MANIFEST_NAME);
+    let text = nearby.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
+    text.map(|text| parsed(location, &text)).transpose()
+}
+
+fn parsed(location: Location, text: &[u8]) -> Result<FoundManifest> {
+    let manifest = Manifest::parse(text).map_err(|error| error.with_location(&location))?;
+    Ok(FoundManifest { location, manifest })
+}
+
+/// Reads the manifest in the folder of each source.
+pub(super) fn manifests(
+    asked: &[Asked<'_>],
+    nearby: &Nearby<'_>,
+) -> Result<Vec<Option<Arc<FoundManifest>>>> {
+    per_folder(asked, |folder| beside(folder, nearby))
+}
+
+/// Calls `find` once for each distinct folder, and returns its result for each source.
+fn per_folder<T: Send + Sync>(
+    asked: &[Asked<'_>],
+    find: impl Fn(&Location) -> Result<Option<T>> + Sync,
+) -> Result<Vec<Option<Arc<T>>>> {
+    let mut folders: Vec<&Location> = Vec::new();
+    for asked in asked {
+        if !folders.contains(&&asked.folder) {
+            folders.push(&asked.folder);
+        }
+    }
+    let found = side_by_side(&folders, ASKED_AT_A_TIME, |folder| {
+        find(folder).map(|found| found.map(Arc::new))
+    });
+    let found = found.into_iter().collect::<Result<Vec<_>>>()?;
+    let of_folder = |asked: &Asked<'_>| {
+        let at = folders.iter().position(|folder| **folder == asked.folder);
+        at.and_then(|at| found[at].clone())
+    };
+    Ok(asked.iter().map(of_folder).collect())
+}
+
+/// Collects the statements about each source.
+pub(super) fn gather(
+    asked: &[Asked<'_>],
+    manifests: &[Option<Arc<FoundManifest>>],
+    reach: Reach,
+    nearby: &Nearby<'_>,
+) -> Result<Vec<Known>> {
+    let manifests = asked.iter().zip(manifests);
+    let mut known: Vec<_> = manifests
+        .map(|(asked, manifest)| of_manifest(asked, manifest.as_deref()))
+        .collect();
+    let open = |known: &[Known]| -> Vec<usize> {
+        let is_open = |at: &usize| reach.goes_on(&known[*at]);
+        (0..known.len()).filter(is_open).collect()
+    };
+    let left = open(&known);
+    let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| {
+        let source = asked[at].source;
+        let ask = || of_place(source, nearby);
+        nearby.underway().during(source.location(), ask)
+    });
+    let mut failures = Vec::new();
+    for (at, said) in left.into_iter().zip(said) {
+        match said {
+            Ok(said) => known[at].take(said),
+            Err(error) if error.kind() == ErrorKind::Changed => return Err(error),
+            Err(error) => {
+                let why = format!("its checksum could not be requested: {error}");
+                known[at].take(Err(why));
+                failures.push((at, error));
+            }
+        }
+    }
+    if reach == Reach::AllButSignatures {
+        return Ok(known);
+    }
+    let left = open(&known);
+    let signers: Vec<_> = left
+        .iter()
+        .map(|&at| Asked {
+            source: asked[at].source,
+            folder: asked[at].folder.clone(),
+        })
+        .collect();
+    let signed = per_folder(&signers, |folder| signature::beside(folder, nearby))?;
+    for (at, signed) in left.into_iter().zip(signed) {
+        let (file, folder) = (asked[at].source.location(), &asked[at].folder);
+        known[at].take(signature::of_file(file, folder, signed.as_deref()));
+    }
+    // No authority said that there is no digest: the request failed.
+    let needed = |at: usize| matches!(reach, Reach::Needed(_)) && reach.goes_on(&known[at]);
+    match failures.into_iter().find(|(at, _)| needed(*at)) {
+        Some((_, error)) => Err(error),
+        None => Ok(known),
+    }
+}
+
+/// Returns the statement of a manifest about a source.
+pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -> Known {
+    let mut known = Known::default();
+    known.take(match manifest {
+        None => Err(format!("there is no {MANIFEST_NAME}")),
+        Some(found) => {
+            let file = found.file(asked.source.location(), &asked.folder);
+            file.map(|file| Statement::of_manifest(found.by(), file))
+                .ok_or_else(|| format!("the manifest {} does not list it", found.location))
+        }
+    });
+    known
+}
+
+/// Returns the statement of the place that holds a source: an object store, a hub, a hub's cache.
+/// Returns a text if the place states no digest, and an error if the request failed.
+#[cfg_attr(
+    not(feature = "object"),
+    expect(clippy::unnecessary_wraps, reason = "requests to stores can fail")
+)]
+fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statement, String>> {
+    match source {
+        ShardSource::File(file) => Ok(hub::of_file(file, nearby)),
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
+            let name = object.contents_name();
+            let silent = || "the hub states no digest of it".to_owned();
+            Ok(name
+                .ok_or_else(silent)
+                .and_then(|name| hub::of_contents(name, "the hub")))
+        }
+        #[cfg(feature = "object")]
+        ShardSource::Object(object) => {
+            let stated = object.checksums()?;
+            Ok(object::of_headers(object.location().protocol(), &stated))
+        }
+    }
+}
+
+/// Digests by file name.
+pub(super) type Named = BTreeMap<String, Digest>;
+
+impl Known {
+    fn take(&mut self, said: Result<Statement, String>) {
+        match said {
+            Ok(statement) => self.statements.push(statement),
+            Err(silent) => self.silent.push(silent),
+        }
+    }
+}

@@ -1,0 +1,459 @@
+//! Files of a checkpoint to verify: finds them, looks up their digests, and verifies each.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::compare::{self, Computed, Wanted};
+use super::compute::compute;
+use super::report::{FileError, FileOutcome, FileReport};
+use super::signed::unsigned;
+use super::{Shared, SignedFiles, VerifyOptions, cancelled, target};
+use crate::checkpoint::{OpenOptions, Outline, ShardSource, read_header};
+use crate::error::{Error, ErrorKind, Result};
+use crate::format::Header;
+use crate::options::{Location, StoreOptions};
+use crate::storage::Source;
+#[cfg(feature = "object")]
+use crate::storage::{ObjectSource, unversioned_note};
+use crate::sync::parallel::side_by_side;
+use crate::verify::claims::Known;
+use crate::verify::digest::Algorithm;
+use crate::verify::discover::{
+    Asked, FoundManifest, Nearby, Reach, SIGNATURE_NAME, beside, chosen, gather,
+};
+use crate::verify::manifest::{MANIFEST_NAME, ManifestFile, ManifestTensor};
+
+/// Length of the first read of a file, bytes: holds most headers.
+const FIRST_BYTES: usize = 256 << 10;
+
+/// Number of files opened concurrently.
+const OPENED_AT_A_TIME: usize = 16;
+
+/// Algorithms that a manifest has for every file and tensor.
+const IN_MANIFESTS: [Algorithm; 2] = [Algorithm::Crc64Nvme, Algorithm::Sha256];
+
+/// Everything to verify.
+#[derive(Debug)]
+pub(super) struct Found {
+    pub(super) subjects: Vec<Subject>,
+    /// Path of the manifest to write.
+    pub(super) target: Option<PathBuf>,
+    /// Files that should not exist, and are not read.
+    pub(super) unsigned: Vec<String>,
+    pub(super) notes: Vec<String>,
+}
+
+/// File to verify.
+#[derive(Debug)]
+pub(super) struct Subject {
+    name: String,
+    is_shard: bool,
+    /// Reason why the file should not exist: the manifest does not list it, or it is not signed.
+    extra: Option<FileError>,
+    /// True if the file goes into the manifest to write.
+    is_recorded: bool,
+    opened: Result<Open, FileError>,
+    known: Known,
+}
+
+/// File that could be opened.
+#[derive(Debug)]
+struct Open {
+    source: ShardSource,
+    /// Header; `None` for an index.
+    header: Option<Result<Header, FileError>>,
+}
+
+/// Files by their names.
+type Named = BTreeMap<String, Belonging>;
+
+/// File that belongs to the checkpoint.
+#[derive(Debug)]
+struct Belonging {
+    location: Location,
+    /// True if the file holds tensors.
+    is_shard: bool,
+    /// True if manifests list the file; false if it is only signed.
+    is_recorded: bool,
+}
+
+impl Found {
+    pub(super) fn find(
+        location: &Location,
+        options: &VerifyOptions,
+        opening: &OpenOptions,
+    ) -> Result<Self> {
+        let nearby = Nearby::of([], &opening.store).following(opening.follow_symlinks);
+        let (outline, failed) = outline_of(location, opening)?;
+        let target = target(options, location, &outline.folder)?;
+        let manifest = manifest(&outline, options, target.as_ref(), &nearby)?;
+        let named = named(&outline, manifest.as_deref(), options.signed.as_ref());
+        if let Some(error) = failed.filter(|_| named.is_empty()) {
+            return Err(error);
+        }
+        let (mut unsigned, mut notes) = (Vec::new(), Vec::new());
+        if let Some(signed) = &options.signed {
+            signed.check()?;
+            let (others, note) = signed.others(&outline)?;
+            unsigned.extend(others);
+            unsigned.retain(|name| !named.contains_key(name));
+            notes.extend(note);
+        }
+        notes.extend(in_the_way(&outline, target.as_deref()));
+        let about = About {
+            manifest: manifest.as_ref(),
+            signed: options.signed.as_ref(),
+            is_written: target.is_some(),
+        };
+        let subjects = subjects(&outline, named, &about, &opening.store)?;
+        #[cfg(feature = "object")]
+        notes.extend(unversioned_note(
+            subjects.iter().filter_map(Subject::object),
+        ));
+        Ok(Self {
+            subjects,
+            target,
+            unsigned,
+            notes,
+        })
+    }
+}
+
+/// Returns the files of a checkpoint. If its shards cannot be determined, a manifest or a signature
+/// may still list them: then returns an outline without files, and the error.
+pub(super) fn outline_of(
+    location: &Location,
+    opening: &OpenOptions,
+) -> Result<(Outline, Option<Error>)> {
+    match Outline::find(location, opening) {
+        Ok(outline) => Ok((outline, None)),
+        Err(error) if is_bad(&error) => Ok((Outline::of_folder(location, opening)?, Some(error))),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns a note if the manifest will be written beside a signature.
+fn in_the_way(outline: &Outline, target: Option<&Path>) -> Option<String> {
+    let folder = |path: &Path| match path {
+        path if path.as_os_str().is_empty() => Path::new(".").canonicalize().ok(),
+        path => path.canonicalize().ok(),
+    };
+    let own = folder(outline.folder.as_path()?)?;
+    let is_beside = folder(target?.parent()?)? == own;
+    let is_signed = own.join(SIGNATURE_NAME).symlink_metadata().is_ok();
+    (is_beside && is_signed).then(|| {
+        format!(
+            "the model has a {SIGNATURE_NAME}, and model-signing refuses files that it does not list: sign the model again, or write the manifest elsewhere (--write PATH, write=PATH)"
+        )
+    })
+}
+
+/// Authorities on the files, in addition to those that are asked for each file.
+struct About<'a> {
+    manifest: Option<&'a Arc<FoundManifest>>,
+    signed: Option<&'a SignedFiles>,
+    /// True if a manifest will be written.
+    is_written: bool,
+}
+
+impl About<'_> {
+    /// Returns the reason why a file should not exist, if there is one.
+    fn extra(&self, name: &str) -> Option<FileError> {
+        if self.signed.is_some_and(|it| !it.files.contains_key(name)) {
+            return Some(FileError::of(unsigned()));
+        }
+        let manifest = self.manifest.map(|found| &found.manifest);
+        manifest
+            // Manifests do not list files that are only signed.
+            .filter(|it| !it.files.contains_key(name) && self.signed.is_none())
+            .map(|_| FileError::of(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
+    }
+}
+
+/// Returns whether the checkpoint itself is bad, rather than the access to it.
+fn is_bad(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFormat)
+}
+
+/// Reads the manifest to compare with, unless it is going to be replaced.
+fn manifest(
+    outline: &Outline,
+    options: &VerifyOptions,
+    target: Option<&PathBuf>,
+    nearby: &Nearby<'_>,
+) -> Result<Option<Arc<FoundManifest>>> {
+    if let Some(location) = &options.manifest {
+        return chosen(location, nearby).map(|found| Some(Arc::new(found)));
+    }
+    let is_target = |path: PathBuf| target == Some(&path);
+    let place = outline
+        .folder
+        .as_path()
+        .map(|folder| folder.join(MANIFEST_NAME));
+    if place.is_some_and(is_target) {
+        return Ok(None);
+    }
+    beside(&outline.folder, nearby).map(|found| found.map(Arc::new))
+}
+
+/// Returns the files that belong to the checkpoint: its own, and, for a folder, those of the
+/// manifest and the signature.
+fn named(
+    outline: &Outline,
+    manifest: Option<&FoundManifest>,
+    signed: Option<&SignedFiles>,
+) -> Named {
+    let name = |file: &Location| {
+        let below = file.below(&outline.folder);
+        below.unwrap_or_else(|| file.file_name().to_owned())
+    };
+    let shards = outline.shards.iter().map(|file| (file, true));
+    let index = outline.index.iter().map(|file| (file, false));
+    let mut named: Named = shards
+        .chain(index)
+        .map(|(file, is_shard)| (name(file), Belonging::new(file.clone(), is_shard)))
+        .collect();
+    if outline.is_folder {
+        for (name, file) in manifest.iter().flat_map(|found| &found.manifest.files) {
+            let is_shard = !file.tensors.is_empty();
+            named
+                .entry(name.clone())
+                .or_insert_with(|| Belonging::new(outline.folder.join(name), is_shard));
+        }
+        for name in signed.iter().flat_map(|signed| signed.files.keys()) {
+            named.entry(name.clone()).or_insert_with(|| Belonging {
+                location: outline.folder.join(name),
+                is_shard: false,
+                is_recorded: false,
+            });
+        }
+    }
+    named
+}
+
+impl Belonging {
+    fn new(location: Location, is_shard: bool) -> Self {
+        Self {
+            location,
+            is_shard,
+            is_recorded: true,
+        }
+    }
+}
+
+/// Opens all files and looks up their digests, many at a time.
+fn subjects(
+    outline: &Outline,
+    named: Named,
+    about: &About<'_>,
+    store: &StoreOptions,
+) -> Result<Vec<Subject>> {
+    let files: Vec<_> = named.into_iter().collect();
+    let opened = side_by_side(&files, OPENED_AT_A_TIME, |(_, file)| {
+        open(outline, &file.location, file.is_shard)
+    });
+    let sources = opened.iter().flatten().map(|open| &open.source);
+    let asked: Vec<_> = sources
+        .map(|source| Asked {
+            source,
+            folder: outline.folder.clone(),
+        })
+        .collect();
+    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store)
+        .following(outline.follows_symlinks());
+    let manifests = vec![about.manifest.cloned(); asked.len()];
+    let reach = match about.signed {
+        Some(_) => Reach::AllButSignatures,
+        None => Reach::All,
+    };
+    let mut known = gather(&asked, &manifests, reach, &nearby)?.into_iter();
+    let each = files.into_iter().zip(opened);
+    let subjects = each.map(|((name, file), opened)| {
+        let mut known = match &opened {
+            Ok(_) => known.next().unwrap_or_default(),
+            Err(_) => Known::default(),
+        };
+        let signed = about.signed.and_then(|it| it.of_file(&name, outline));
+        known.statements.extend(signed);
+        Subject {
+            is_shard: file.is_shard,
+            extra: about.extra(&name),
+            is_recorded: about.is_written && file.is_recorded,
+            known,
+            name,
+            opened,
+        }
+    });
+    Ok(subjects.collect())
+}
+
+fn open(outline: &Outline, location: &Location, is_shard: bool) -> Result<Open, FileError> {
+    let (source, first) = outline.open(location, FIRST_BYTES).map_err(FileError::of)?;
+    let header = is_shard.then(|| {
+        let read = read_header(&source, first);
+        read.map(|(header, _)| header).map_err(FileError::of)
+    });
+    Ok(Open { source, header })
+}
+
+impl Subject {
+    #[cfg(feature = "object")]
+    fn object(&self) -> Option<&ObjectSource> {
+        match &self.opened.as_ref().ok()?.source {
+            ShardSource::File(_) => None,
+            ShardSource::Object(object) => Some(object),
+        }
+    }
+
+    /// Returns the number of bytes to read for the comparison.
+    pub(super) fn bytes_to_read(&self) -> u64 {
+        match &self.opened {
+            Ok(open) if self.is_read(open) => open.source.len(),
+            _ => 0,
+        }
+    }
+
+    /// Returns whether there is anything to compute: not if the length differs already.
+    fn is_read(&self, open: &Open) -> bool {
+        let is_long = compare::lengths(open.source.len(), &self.known).is_empty();
+        is_long && !self.wanted(open).is_empty()
+    }
+
+    fn wanted(&self, open: &Open) -> Wanted {
+        let mut wanted = Wanted::of(&self.known);
+        if self.is_recorded {
+            wanted.add_whole(IN_MANIFESTS);
+            for tensor in open.tensors() {
+                wanted.span(&tensor.range, IN_MANIFESTS);
+            }
+        }
+        wanted
+    }
+
+    /// Reads and compares the file. Also returns its manifest entry, if a manifest is to be
+    /// written.
+    ///
+    /// # Errors
+    ///
+    /// Only [`ErrorKind::Cancelled`].
+    pub(super) fn look(&self, shared: &Shared) -> Result<(FileReport, Option<ManifestFile>)> {
+        if shared.is_cancelled() {
+            return Err(cancelled());
+        }
+        let mut report = FileReport {
+            name: self.name.clone(),
+            bytes: None,
+            outcome: FileOutcome::Unverified,
+            verified_by: Vec::new(),
+            silent: self.known.silent.clone(),
+            mismatches: Vec::new(),
+            error: None,
+            is_shard: self.is_shard,
+        };
+        let open = match &self.opened {
+            Ok(open) => open,
+            Err(error) => {
+                let is_missing = error.kind == ErrorKind::NotFound.name();
+                report.outcome = FileOutcome::Missing;
+                if !is_missing {
+                    report.fail(error.clone());
+                }
+                return Ok((report, None));
+            }
+        };
+        report.bytes = Some(open.source.len());
+        let statements = self.known.statements.iter();
+        report.verified_by = statements.map(|statement| statement.by.clone()).collect();
+        let mut entry = None;
+        report.mismatches = compare::lengths(open.source.len(), &self.known);
+        if self.is_read(open) {
+            match compute(&open.source, &self.wanted(open), shared) {
+                Ok(computed) => {
+                    report.mismatches =
+                        compare::contents(open.source.len(), &self.known, &computed);
+                    entry = self.is_recorded.then(|| open.entry(&computed));
+                }
+                Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
+                Err(error) => {
+                    report.fail(FileError::of(error));
+                    return Ok((report, None));
+                }
+            }
+        }
+        self.judge(open, &mut report);
+        Ok((report, entry.flatten()))
+    }
+
+    fn judge(&self, open: &Open, report: &mut FileReport) {
+        report.outcome = if !report.mismatches.is_empty() {
+            FileOutcome::Differs
+        } else if let Some(why) = &self.extra {
+            report.error = Some(why.clone());
+            FileOutcome::Extra
+        } else if let Some(Err(error)) = &open.header {
+            return report.fail(error.clone());
+        } else if self.known.statements.is_empty() {
+            FileOutcome::Unverified
+        } else {
+            FileOutcome::Matches
+        };
+    }
+}
+
+impl FileReport {
+    /// Reports a file that exists, is not signed and was not read.
+    pub(super) fn unsigned(name: String) -> Self {
+        Self {
+            name,
+            bytes: None,
+            outcome: FileOutcome::Extra,
+            verified_by: Vec::new(),
+            silent: Vec::new(),
+            mismatches: Vec::new(),
+            error: Some(FileError::of(unsigned())),
+            is_shard: false,
+        }
+    }
+
+    fn fail(&mut self, error: FileError) {
+        self.outcome = FileOutcome::Failed;
+        self.error = Some(error);
+    }
+}
+
+impl Open {
+    fn tensors(&self) -> &[crate::format::Entry] {
+        match &self.header {
+            Some(Ok(header)) => &header.tensors,
+            Some(Err(_)) | None => &[],
+        }
+    }
+
+    /// Returns the manifest entry; `None` if a digest was not computed.
+    fn entry(&self, computed: &Computed) -> Option<ManifestFile> {
+        let of = |digests: &[crate::verify::digest::Digest], algorithm| {
+            let mut alike = digests
+                .iter()
+                .filter(|digest| digest.algorithm() == algorithm);
+            alike.next().copied()
+        };
+        let tensors = self.tensors().iter().map(|tensor| {
+            let digests = computed
+                .spans
+                .get(&(tensor.range.start, tensor.range.end))?;
+            let said = ManifestTensor {
+                range: tensor.range.clone(),
+                crc64nvme: of(digests, Algorithm::Crc64Nvme)?,
+                sha256: of(digests, Algorithm::Sha256)?,
+            };
+            Some((tensor.name.clone(), said))
+        });
+        Some(ManifestFile {
+            bytes: self.source.len(),
+            crc64nvme: of(&computed.whole, Algorithm::Crc64Nvme)?,
+            sha256: of(&computed.whole, Algorithm::Sha256)?,
+            tensors: tensors.collect::<Option<_>>()?,
+        })
+    }
+}

@@ -1,0 +1,425 @@
+//! Setup of a check: decides for each source what is compared, and compares everything that needs
+//! no reading: lengths, headers and tensors without bytes.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use sha2::{Digest as _, Sha256};
+
+use super::check::{Check, HINT, SourceCheck, TensorCheck, corrupt};
+use super::coverage::{Decision, Facts, Way, decide};
+use super::in_order::InOrder;
+use super::{Algorithm, Digest, Expectation, Expected, Verify};
+use crate::crc::{Crcs, Sum};
+use crate::error::{Comparison, Error, ErrorKind, Result, counted};
+use crate::plan::Plan;
+use crate::sync::detached::Underway;
+use crate::sync::parallel::side_by_side;
+use crate::tensor::TensorInfo;
+
+/// Number of headers read again concurrently, for digests that do not combine.
+const HEADERS_AT_A_TIME: usize = 8;
+
+/// State of a check before the first read.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Requested verification.
+    pub(super) choice: String,
+    /// Authorities: name, algorithms, and number of sources compared with them.
+    pub(super) by: Vec<(String, String, u64)>,
+    /// Sources that are not compared completely, and the reasons.
+    pub(super) unverified: Vec<(String, String)>,
+}
+
+impl Check {
+    /// Decides how to compare `tensors`, from which `plan` was made, with the expectations for
+    /// `sources`. Both belong to the checkpoint; a tensor's shard is an index into them.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Corrupt`] for a difference that is already known: the length of a source, its
+    /// header, a tensor without bytes. [`ErrorKind::InvalidRequest`] for anything that cannot be
+    /// compared, if `choice` is strict. Errors of reading a header.
+    pub(crate) fn new(
+        plan: Arc<Plan>,
+        tensors: Arc<[TensorInfo]>,
+        sources: &[Facts<'_>],
+        expectations: &[Expectation],
+        choice: &Verify,
+        underway: &Underway,
+    ) -> Result<Self> {
+        let mut strong = Vec::new();
+        let expectations = if matches!(choice, Verify::Sha256(_)) {
+            strong.extend(expectations.iter().map(Expectation::by_sha256));
+            &strong[..]
+        } else {
+            expectations
+        };
+        assert_eq!(
+            sources.len(),
+            expectations.len(),
+            "one expectation per source"
+        );
+        let mut check = Self {
+            digests: tensors.iter().map(|_| None).collect(),
+            sources: Vec::new(),
+            verified_bytes: AtomicU64::new(0),
+            account: Account {
+                choice: choice.to_string(),
+                ..Account::default()
+            },
+            plan,
+            tensors,
+        };
+        let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
+        let mut first = 0;
+        for (shard, (facts, expectation)) in sources.iter().zip(expectations).enumerate() {
+            // Tensors are ordered by shard.
+            let rest = &check.tensors[first..];
+            let count = rest.partition_point(|tensor| tensor.shard() == shard);
+            let wanted = first..first + count;
+            first = wanted.end;
+            decided.push(if wanted.is_empty() {
+                None
+            } else {
+                let tensors = &check.tensors[wanted.clone()];
+                let decision = decided_of(facts, expectation, tensors)?;
+                check.account.add(facts, &decision, choice)?;
+                Some(Decided {
+                    facts,
+                    wanted,
+                    decision,
+                })
+            });
+        }
+        check.begin(&decided, underway)?;
+        Ok(check)
+    }
+
+    /// Creates the sums for all decisions, and compares everything that needs no reading.
+    fn begin(&mut self, decided: &[Option<Decided<'_>>], underway: &Underway) -> Result<()> {
+        let wanted = decided.iter().flatten();
+        for decided in wanted {
+            let Some((_, Way::Tensors(digests))) = decided.way() else {
+                continue;
+            };
+            for (tensor, digest) in decided.wanted.clone().zip(digests) {
+                self.digests[tensor] = digest.map(|expected| TensorCheck {
+                    expected,
+                    sum: (expected.algorithm().polynomial())
+                        .map(|polynomial| Sum::new(polynomial, self.tensors[tensor].byte_len())),
+                });
+            }
+        }
+        let hashed: Vec<_> = decided
+            .iter()
+            .map(|decided| decided.as_ref().filter(|decided| decided.hashes_header()))
+            .collect();
+        let hashers = side_by_side(&hashed, HEADERS_AT_A_TIME, |decided| {
+            let begun = |decided: &Decided<'_>| {
+                let location = decided.facts.source.location();
+                underway.during(location, || decided.hasher())
+            };
+            decided.map(begun).transpose()
+        });
+        let hashers: Vec<_> = hashers.into_iter().collect::<Result<_>>()?;
+        let sources = self.plan.extents.last().map_or(0, |last| last.source + 1);
+        self.sources.resize_with(sources, SourceCheck::default);
+        let mut extents = self.extents(decided.len());
+        let decided = decided.iter().zip(hashers).enumerate();
+        for (shard, (decided, hasher)) in decided {
+            let Some((decided, (by, way))) = decided
+                .as_ref()
+                .zip(decided.as_ref().and_then(Decided::way))
+            else {
+                continue;
+            };
+            let mut source = SourceCheck {
+                location: decided.facts.source.location().to_string(),
+                len: decided.facts.source.len(),
+                by: by.to_owned(),
+                ..SourceCheck::default()
+            };
+            let sha = match way {
+                Way::Whole(expected) => {
+                    source.whole = Some((*expected, decided.sum(*expected)));
+                    hasher
+                }
+                Way::Tensors(digests) => {
+                    let in_order = |digest: &Digest| !digest.algorithm().combines();
+                    digests.iter().flatten().any(in_order).then(Sha256::new)
+                }
+                Way::Nothing => None,
+            };
+            self.compare_empty(&source, decided)?;
+            match extents[shard].take() {
+                Some((index, range)) => {
+                    source.in_order = sha.map(|hasher| InOrder::new(range, hasher));
+                    self.sources[index] = source;
+                }
+                // The source has no tensor bytes.
+                None => self.compare_header_only(&source, decided, sha)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns for each shard its number among the plan's sources and its range of extents, if it
+    /// has any. The extents of one source are contiguous.
+    fn extents(&self, shards: usize) -> Vec<Option<(usize, Range<usize>)>> {
+        let mut found = vec![None; shards];
+        let mut extents = self.plan.extents.iter().enumerate().peekable();
+        while let Some((start, first)) = extents.next() {
+            // Some extents hold nothing but a gap.
+            let mut piece = first.pieces.start;
+            let mut end = start + 1;
+            while let Some((index, extent)) =
+                extents.next_if(|(_, next)| next.source == first.source)
+            {
+                end = index + 1;
+                piece = piece.min(extent.pieces.start);
+            }
+            let shard = self.tensors[self.plan.pieces[piece].tensor].shard();
+            let before = found[shard].replace((first.source, start..end));
+            assert!(before.is_none(), "the extents of a source are contiguous");
+        }
+        found
+    }
+
+    /// Compares tensors without bytes, for which no read will arrive.
+    fn compare_empty(&self, source: &SourceCheck, decided: &Decided<'_>) -> Result<()> {
+        for tensor in decided.wanted.clone() {
+            let expected = self.digests[tensor].as_ref().map(|check| check.expected);
+            if let Some(expected) = expected.filter(|_| self.tensors[tensor].byte_len() == 0) {
+                self.compare_tensor(source, tensor, Digest::of(expected.algorithm(), &[]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares a source of which only the header is read.
+    fn compare_header_only(
+        &self,
+        source: &SourceCheck,
+        decided: &Decided<'_>,
+        sha: Option<Sha256>,
+    ) -> Result<()> {
+        let Some((expected, _)) = source.whole else {
+            return Ok(());
+        };
+        let algorithm = expected.algorithm();
+        let found = match (algorithm.polynomial(), sha) {
+            (Some(polynomial), _) => {
+                Digest::of_crc(algorithm, decided.facts.header.get(polynomial))
+            }
+            (None, sha) => Digest::of_hasher(sha.expect("created for a hashed source")),
+        };
+        self.compare_whole(source, expected, found)
+    }
+}
+
+impl Account {
+    fn add(&mut self, facts: &Facts<'_>, decision: &Outcome<'_>, choice: &Verify) -> Result<()> {
+        if let Some(by) = decision.by.filter(|_| decision.way != Way::Nothing) {
+            let own = decision.way.algorithms();
+            let is_known = |(known, algorithm, _): &&mut (String, String, u64)| {
+                known == by && *algorithm == own
+            };
+            match self.by.iter_mut().find(is_known) {
+                Some((_, _, sources)) => *sources += 1,
+                None => self.by.push((by.to_owned(), own, 1)),
+            }
+        }
+        let Some(why) = &decision.why else {
+            return Ok(());
+        };
+        let location = facts.source.location();
+        if choice.is_strict() {
+            let message = format!("cannot be verified as requested: {why}");
+            return Err(Error::new(ErrorKind::InvalidRequest, message)
+                .with_location(location)
+                .with_hint(hint(choice, decision)));
+        }
+        self.unverified.push((location.to_string(), why.clone()));
+        Ok(())
+    }
+}
+
+/// Returns the hint for a source that cannot be compared.
+fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
+    match (choice, decision.by) {
+        (Verify::Sha256(_), Some(_)) => {
+            "load every tensor of the file in full: its SHA-256 covers the whole file; or use verify=require, which also accepts CRCs"
+        }
+        (Verify::Sha256(_), None) => {
+            "write a manifest, which has SHA-256 digests; or use verify=require, which also accepts CRCs"
+        }
+        _ => "write a manifest that has it, or use verify=auto, which verifies what it can",
+    }
+}
+
+/// Decision for one source from which tensors are requested.
+struct Decided<'a> {
+    facts: &'a Facts<'a>,
+    wanted: Range<usize>,
+    decision: Outcome<'a>,
+}
+
+/// Decision, with the authority of the expectation behind it.
+struct Outcome<'a> {
+    by: Option<&'a str>,
+    way: Way,
+    header: Option<Digest>,
+    why: Option<String>,
+}
+
+impl Outcome<'_> {
+    /// Compares the header if its CRC is known: both CRCs were computed when the source was opened.
+    fn compare_header(&self, facts: &Facts<'_>) -> Result<()> {
+        let Some(expected) = self.header else {
+            return Ok(());
+        };
+        match expected.algorithm().polynomial() {
+            Some(polynomial) => {
+                let crc = facts.header.get(polynomial);
+                let found = Digest::of_crc(expected.algorithm(), crc);
+                self.require_header(facts, expected, found)
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn require_header(&self, facts: &Facts<'_>, expected: Digest, found: Digest) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(corrupt(self.by.unwrap_or_default(), expected, found)
+            .with_location(facts.source.location())
+            .with_range(0..facts.header_bytes))
+    }
+}
+
+impl Way {
+    /// Returns the names of the algorithms used.
+    fn algorithms(&self) -> String {
+        let is_used = |algorithm: &Algorithm| match self {
+            Self::Nothing => false,
+            Self::Whole(digest) => digest.algorithm() == *algorithm,
+            Self::Tensors(digests) => {
+                let mut digests = digests.iter().flatten();
+                digests.any(|digest| digest.algorithm() == *algorithm)
+            }
+        };
+        let used = Algorithm::ALL.into_iter().filter(is_used);
+        let names: Vec<_> = used.map(Algorithm::name).collect();
+        names.join(" and ")
+    }
+}
+
+impl Decided<'_> {
+    fn way(&self) -> Option<(&str, &Way)> {
+        self.decision.by.map(|by| (by, &self.decision.way))
+    }
+
+    /// Returns whether the header is covered by a digest that does not combine.
+    fn hashes_header(&self) -> bool {
+        let whole = match &self.decision.way {
+            Way::Whole(digest) => Some(*digest),
+            Way::Nothing | Way::Tensors(_) => None,
+        };
+        let mut digests = whole.into_iter().chain(self.decision.header);
+        digests.any(|digest| !digest.algorithm().combines())
+    }
+
+    /// Returns a hasher that has consumed the header, after comparing the header with its hash if
+    /// that is known.
+    fn hasher(&self) -> Result<Sha256> {
+        let hasher = hasher(self.facts)?;
+        let hash = |expected: &Digest| !expected.algorithm().combines();
+        if let Some(expected) = self.decision.header.filter(hash) {
+            let found = Digest::of_hasher(hasher.clone());
+            self.decision.require_header(self.facts, expected, found)?;
+        }
+        Ok(hasher)
+    }
+
+    /// Returns the sum of the whole source with its header already added, if the algorithm
+    /// combines.
+    fn sum(&self, expected: Digest) -> Option<Sum> {
+        let polynomial = expected.algorithm().polynomial()?;
+        let header = self.facts.header.get(polynomial);
+        let sum = Sum::new(polynomial, self.facts.source.len());
+        sum.add_crc(0, self.facts.header_bytes, header);
+        Some(sum)
+    }
+}
+
+fn decided_of<'a>(
+    facts: &Facts<'_>,
+    expectation: &'a Expectation,
+    wanted: &[TensorInfo],
+) -> Result<Outcome<'a>> {
+    let expected = match expectation {
+        Expectation::Of(expected) => expected,
+        Expectation::Nothing { why } => {
+            return Ok(Outcome {
+                by: None,
+                way: Way::Nothing,
+                header: None,
+                why: Some(why.clone()),
+            });
+        }
+    };
+    let (len, header_bytes) = (facts.source.len(), facts.header_bytes);
+    refuse_other_length(facts, expected)?;
+    let Decision { way, header, why } = decide(len, header_bytes, facts.tensors, wanted, expected);
+    let outcome = Outcome {
+        by: Some(&expected.by),
+        way,
+        header,
+        why,
+    };
+    outcome.compare_header(facts)?;
+    Ok(outcome)
+}
+
+fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {
+    let len = facts.source.len();
+    match expected.len {
+        Some(wanted) if wanted != len => Err(Error::new(
+            ErrorKind::Corrupt,
+            format!(
+                "has {}, and {} says {wanted}",
+                counted(len, "byte"),
+                expected.by
+            ),
+        )
+        .with_location(facts.source.location())
+        .with_comparison(Comparison {
+            expected: counted(wanted, "byte"),
+            found: counted(len, "byte"),
+            by: expected.by.clone(),
+        })
+        .with_hint(HINT)),
+        _ => Ok(()),
+    }
+}
+
+/// Returns a hasher that has consumed the header. Reads the header again, since it is not kept in
+/// memory, and requires that it has not changed since it was opened.
+fn hasher(facts: &Facts<'_>) -> Result<Sha256> {
+    let source = facts.source;
+    let len = usize::try_from(facts.header_bytes).expect("at most 100 MB");
+    let header = source.fetch(0, len)?;
+    if header.len() != len || Crcs::of(&[&header]) != facts.header {
+        return Err(Error::new(
+            ErrorKind::Corrupt,
+            "two reads of the header returned different bytes",
+        )
+        .with_location(source.location())
+        .with_range(0..facts.header_bytes)
+        .with_hint("look for a failing disk, network or memory, and load again"));
+    }
+    Ok(Sha256::new_with_prefix(header))
+}
