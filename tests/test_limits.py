@@ -81,7 +81,7 @@ def test_a_hundred_shards_and_64_descriptors_name_the_limit(shards: Path, loaded
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("IoError\n")
     assert "Too many open files" in done.stdout
-    assert "the limit of open files is 64; a checkpoint of 100 files wants 264: ulimit -n 264" in done.stdout
+    assert "the limit of open files is 64; a checkpoint of 100 files needs 264: ulimit -n 264" in done.stdout
     # A library leaves the limits of its process alone, and whoever follows the hint succeeds.
     assert run(shards, limit(resource.RLIMIT_NOFILE, 64, 4096)).stdout.startswith("IoError\n")
     assert run(shards, limit(resource.RLIMIT_NOFILE, 264)).stdout == loaded

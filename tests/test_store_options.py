@@ -81,9 +81,9 @@ def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.
     ("text", "message"),
     [
         (SECRET, "a store option has no key and no `=`"),
-        ("region=", "store option region is empty; it has to be a text"),
-        (f"secret_access_key={SECRET}\t", "store option secret_access_key has a control character in it"),
-        (f"endpoint=user:{SECRET}@host", "store option endpoint is something else; it has to be a URL"),
+        ("region=", "store option region is empty; it must be a non-empty text"),
+        (f"secret_access_key={SECRET}\t", "store option secret_access_key contains a control character"),
+        (f"endpoint=user:{SECRET}@host", "store option endpoint is something else; it must be a URL"),
         (f"secret_access_key={SECRET}\udcff", "environment variable TLOAD_STORE is not Unicode"),
     ],
 )
@@ -135,16 +135,16 @@ def test_wrong_types_are_type_errors_that_name_the_key(store: Any, message: str,
 @pytest.mark.parametrize(
     ("store", "message", "hint"),
     [
-        ({"colour": SECRET}, 'store option "colour" is unknown; it can be endpoint, region, ', None),
+        ({"colour": SECRET}, 'store option "colour" is unknown; valid keys are endpoint, region, ', None),
         ({"acces_key_id": SECRET}, 'store option "acces_key_id" is unknown', "did you mean access_key_id?"),
-        ({"secret_access_key": f"{SECRET}\n"}, "store option secret_access_key has a control character", None),
+        ({"secret_access_key": f"{SECRET}\n"}, "store option secret_access_key contains a control character", None),
         ({"secret_access_key": f"{SECRET}\udcff"}, "store['secret_access_key'] is not Unicode", None),
         ({"headers": {"X-A": f"{SECRET}\udcff"}}, "store['headers']['X-A'] is not Unicode", None),
-        ({"headers": {"X-A": f"{SECRET}\n"}}, "x-a has a control character", None),
+        ({"headers": {"X-A": f"{SECRET}\n"}}, "x-a contains a control character", None),
         ({"headers": {"a b": SECRET}}, "store option header.a b does not name a request header", None),
-        ({"retries": 1.0}, 'store option retries is "1.0"; it has to be a whole number', None),
-        ({"read_timeout": float("nan")}, 'store option read_timeout is "nan"; it has to be a number of seconds', None),
-        ({"anonymous": 2}, 'store option anonymous is "2"; it has to be true or false', None),
+        ({"retries": 1.0}, 'store option retries is "1.0"; it must be a whole number', None),
+        ({"read_timeout": float("nan")}, 'store option read_timeout is "nan"; it must be a number of seconds', None),
+        ({"anonymous": 2}, 'store option anonymous is "2"; it must be true or false', None),
     ],
 )
 def test_what_cannot_work_is_refused_without_a_secret(

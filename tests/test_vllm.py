@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
         ({"source": ""}, r"source: a path or URL is empty"),
         ({"source": []}, r"source: the list is empty"),
         ({"store": "s3"}, r"store: wanted a mapping \(a JSON object\), found str"),
-        ({"store": {"endpont": "x"}}, r'store option "endpont" is unknown; it can be endpoint'),
+        ({"store": {"endpont": "x"}}, r'store option "endpont" is unknown; valid keys are endpoint'),
         ({"store": {"retries": None}}, r"store\['retries'\]: wanted a str, int, float, bool"),
         ({"device": "cuda:1"}, r"device 'cuda:1': it can be cpu, cuda"),
         ({"device": 0}, r"device 0: it can be cpu, cuda"),

@@ -248,16 +248,16 @@ def open(
             - `client_id` (Azure): Application, or the managed identity to use. Default: from the environment.
             - `client_secret` (Azure): Secret of the application. Default: from the environment.
             - `service_account` (GCS): Path of the key file of a service account. Default: from the environment.
-            - `ca_file`: Path of a PEM file of certificates to trust besides the system's. Default: none.
-            - `tls_verify`: Check the server's certificate; without it anybody can pose as the server. Default: true.
+            - `ca_file`: Path of a PEM file of certificates to trust in addition to the system's. Default: none.
+            - `tls_verify`: Verify the server's certificate; if false, anyone can impersonate the server. Default: true.
             - `proxy`: URL of a proxy. Default: from HTTPS_PROXY and HTTP_PROXY.
-            - `connect_timeout`: Seconds that a connection may take. Default: 5.
+            - `connect_timeout`: Seconds that connecting may take. Default: 5.
             - `read_timeout`: Seconds that may pass without a byte arriving. Default: 30.
             - `open_timeout`: Seconds that opening may take, with lists, headers and retries. Default: none.
-            - `retries`: How often a failed request is tried again. Default: 8.
+            - `retries`: Maximum number of retries of a failed request. Default: 8.
             - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced one may go
               unnoticed. Default: false.
-            - `environment`: Look at the store's own environment variables and configuration files. Default: true.
+            - `environment`: Read the store's own environment variables and configuration files. Default: true.
             - `headers`: Headers to send with every request: a mapping of name to value. Default: none.
 
             Names of the crate object_store that begin with `aws_`, `azure_` and `google_` may be used too.

@@ -73,7 +73,7 @@ class DepthReport:
     best_bytes_per_second: int
     """The fastest that was measured meanwhile; 0 if the load was too short to measure."""
     reason: str
-    """Why it is not deeper: `"fixed"`, `"more brought no more"`, …"""
+    """Why it is not deeper: `"fixed"`, `"throughput plateaued"`, …"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ ABSENT = {
 }
 """What no registry has. It needs a checkout of the project."""
 
-STORES = r"no credentials|account is not known|Lists differ: \[{'status': 'error'|missing after|got 0|is not true$"
+STORES = r"no credentials|account is unknown|Lists differ: \[{'status': 'error'|missing after|got 0|is not true$"
 """Errors of tests that replace the package's way to stores, where tload asks its own."""
 
 MEANT: dict[str, list[tuple[str, str, str]]] = {

@@ -1,7 +1,7 @@
 //! A checkpoint: the sources of one model and the merged list of their tensors.
 //!
-//! Finds the shards of a location, reads their headers (many at a time, one read each where it is long enough), and checks that
-//! together they are one model. No tensor moves here.
+//! Finds the shards of a location, reads their headers (many at a time, one read each where it is
+//! long enough), and checks that together they form one model. No tensor is read here.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
@@ -31,26 +31,29 @@ use place::Places;
 pub(crate) use place::ShardSource;
 use shards::ShardSet;
 
-/// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has about 10 KiB of it, one of a
-/// mixture of experts with 20,000 tensors about 2 MiB and needs a second read).
+/// First read of a shard, bytes: holds the header of most files (a shard of a dense 70B model has
+/// about 10 KiB of it, one of a mixture of experts with 20,000 tensors about 2 MiB and needs a
+/// second read).
 const FIRST_READ_BYTES: usize = 256 << 10;
 
-/// The same on a network file system: the kernel asks for 128 KiB at a time there, one after another, and most headers fit into half.
+/// First read of a shard on a network file system, bytes: the kernel requests 128 KiB at a time
+/// there, one after another, and most headers fit into half.
 const MOUNT_READ_BYTES: usize = 64 << 10;
 
-/// What is said when opening takes too long, and what to do.
+/// Message and hint when opening exceeds its timeout.
 const TOO_LONG: (&str, &str) = (
-    "opening took longer than it may (open_timeout)",
-    "look at the file system, or at endpoint and network; or raise the timeout",
+    "opening took longer than its timeout (open_timeout)",
+    "check the file system, or the endpoint and the network; or raise the timeout",
 );
 
-/// So much longer than requests may take, so that their own errors are heard.
+/// Grace period beyond the timeout of requests, so that their own errors are reported first.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Headers read at a time from a local disk: more threads than this cost start-up.
+/// Headers read at a time from a local disk: more threads than this slow down start-up.
 const HEADER_THREADS_MAX: usize = 16;
 
-/// The same where each costs a round trip of milliseconds: on a network file system, in an object store.
+/// Headers read at a time where each costs a round trip of milliseconds: on a network file system
+/// or in an object store.
 const FAR_HEADERS_MAX: usize = 64;
 
 /// Headers of one model, read and checked. Cheap to clone; the files stay open while a clone lives.
@@ -60,22 +63,22 @@ pub struct Checkpoint(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     location: Location,
-    /// If one decides.
+    /// Index that decides which tensors exist, if there is one.
     index: Option<IndexFile>,
-    /// True for all of a folder or an index, false for files that were named.
+    /// True for all of a folder or an index, false for files that the caller listed.
     is_whole: bool,
-    /// As it was opened: also for what is found beside it later.
+    /// Value of the option when opened: also applies to files found beside the checkpoint later.
     follow_symlinks: bool,
     shards: Vec<Shard>,
-    /// By shard, then by offset.
+    /// Sorted by shard, then by offset.
     tensors: Vec<TensorInfo>,
     by_name: HashMap<String, usize>,
     metadata: BTreeMap<String, String>,
     open_time: Duration,
 }
 
-/// The index file that a checkpoint was opened by, as it was read then: it is compared with what a
-/// manifest says without being read again.
+/// Index file that a checkpoint was opened by, as it was read then: it is compared with a manifest
+/// without being read again.
 #[derive(Clone, Debug)]
 pub(crate) struct IndexFile {
     source: ShardSource,
@@ -104,27 +107,28 @@ pub struct Shard {
 }
 
 impl Shard {
-    /// Where it is.
+    /// Returns the shard's location.
     pub fn location(&self) -> &Location {
         self.source.location()
     }
 
-    /// The file's length, bytes.
+    /// Returns the file's length, bytes.
     pub fn file_bytes(&self) -> u64 {
         self.source.len()
     }
 
-    /// Length of the header with its length field, bytes: where tensor bytes begin.
+    /// Returns the length of the header with its length field, bytes: the offset of the first
+    /// tensor.
     pub fn header_bytes(&self) -> u64 {
         self.header_bytes
     }
 
-    /// Tensors of the checkpoint that it holds.
+    /// Returns how many tensors of the checkpoint the shard holds.
     pub fn tensor_count(&self) -> usize {
         self.tensors.len()
     }
 
-    /// Its `__metadata__`.
+    /// Returns the shard's `__metadata__`.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -133,12 +137,12 @@ impl Shard {
         &self.source
     }
 
-    /// The CRCs of its header with its length field, as they were read.
+    /// Returns the CRCs of the header with its length field, as they were read.
     pub(crate) fn header_crcs(&self) -> Crcs {
         self.header_crcs
     }
 
-    /// Which of the checkpoint's tensors it holds.
+    /// Returns the indices of the checkpoint's tensors that the shard holds.
     pub(crate) fn tensors(&self) -> Range<usize> {
         self.tensors.clone()
     }
@@ -147,30 +151,32 @@ impl Shard {
 impl Checkpoint {
     /// Opens a file, a folder or an index file, on a file system or in an object store.
     ///
-    /// A folder (or the prefix of objects that stands for one) is read by its `model.safetensors.index.json`, or else by its only
-    /// `*.safetensors.index.json`, or else as all its `*.safetensors` in natural order. An index decides which shards are opened
-    /// and which of their tensors exist. Over HTTP, which has no lists, a folder is read by its `model.safetensors.index.json` or
-    /// else its `model.safetensors`.
+    /// A folder (or the prefix of objects that stands for one) is read by its
+    /// `model.safetensors.index.json`, or else by its only `*.safetensors.index.json`, or else as
+    /// all its `*.safetensors` in natural order. An index decides which shards are opened and which
+    /// of their tensors exist. Over HTTP, which has no listing, a folder is read by its
+    /// `model.safetensors.index.json` or else its `model.safetensors`.
     ///
-    /// A model of a hub (`hf://org/name`) is a folder of the cache that the hub's own tools keep, if its weights are all there: then the
-    /// hub is not asked, not even whether a branch has moved on. Else the commit that it is at is read from the hub, and only that.
+    /// A model on a hub (`hf://org/name`) is read from the cache of the hub's own tools, if its
+    /// weights are complete there: then no request goes to the hub, not even to check whether a
+    /// branch has moved on. Else the revision is resolved to a commit, and only that commit is read
+    /// from the hub.
     ///
-    /// Files of a folder, and those that an index names, must be in the folder, wherever symbolic links lead: see
-    /// [`OpenOptions::follow_symlinks`].
+    /// Files of a folder, and those that an index names, must resolve to paths inside the folder:
+    /// see [`OpenOptions::follow_symlinks`].
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
-    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for stores that do not answer.
+    /// [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for locations (the latter also
+    /// for links that lead out of the folder), [`ErrorKind::InvalidFormat`] for headers, indexes
+    /// and shards that do not fit together, [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] for
+    /// stores that do not respond.
     pub fn open(location: &Location) -> Result<Self> {
         Self::open_with(location, OpenOptions::default())
     }
 
-    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::open`].
+    /// Like [`Self::open`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone.
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
         Self::within(Places::new(options.into()), move |places, started| {
@@ -180,14 +186,14 @@ impl Checkpoint {
         })
     }
 
-    /// Opens within the time that the options of the store give.
+    /// Calls `open` with the timeout that the store options give.
     fn within(
         places: Places,
         open: impl FnOnce(&Places, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
         let started = Instant::now();
         let underway = places.underway.clone();
-        // Requests have the same limit, and more to say when they reach it.
+        // Requests have the same limit, and their own errors are more detailed.
         let limit = places
             .store()
             .seconds("open_timeout")
@@ -195,7 +201,8 @@ impl Checkpoint {
         within(limit, &underway, TOO_LONG, move || open(&places, started))
     }
 
-    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some in object stores.
+    /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
+    /// in object stores.
     ///
     /// # Errors
     ///
@@ -204,11 +211,8 @@ impl Checkpoint {
         Self::open_all_with(locations, OpenOptions::default())
     }
 
-    /// The same, with [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone. Who names every file has allowed the links among them.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::open_all`].
+    /// Like [`Self::open_all`], with [`OpenOptions`], or with [`StoreOptions`](crate::StoreOptions)
+    /// alone. Listed files may be symbolic links.
     pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
         let [first, rest @ ..] = locations else {
             return Err(Error::new(
@@ -228,22 +232,25 @@ impl Checkpoint {
         })
     }
 
-    /// Opens a checkpoint in a store of the caller's own: an object, an index, or the prefix of a folder. `store` says how failed
-    /// requests are tried again, and whether objects may lack a validator (`allow_unversioned`);
-    /// nothing else of it counts.
+    /// Opens a checkpoint in a store that the caller opened: an object, an index, or the prefix of
+    /// a folder. Of the options in `store`, those for retries, `open_timeout`, `read_timeout` and
+    /// `allow_unversioned` (whether objects may lack a validator) apply; those that configure a
+    /// connection do not.
     ///
     /// ```
     /// use std::sync::Arc;
     /// use tload::{Checkpoint, StoreOptions};
     ///
     /// let store = Arc::new(object_store::memory::InMemory::new());
-    /// let error = Checkpoint::open_in(store, "models/none", &StoreOptions::default()).unwrap_err();
+    /// let options = StoreOptions::default();
+    /// let error = Checkpoint::open_in(store, "models/none", &options).unwrap_err();
     /// assert_eq!(error.kind(), tload::ErrorKind::NotFound);
     /// ```
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or `..`.
+    /// As [`Self::open`]; [`ErrorKind::InvalidRequest`] for a path with empty components, `.` or
+    /// `..`.
     #[cfg(feature = "object")]
     pub fn open_in(
         objects: Arc<dyn object_store::ObjectStore>,
@@ -300,17 +307,17 @@ impl Checkpoint {
         })))
     }
 
-    /// The location it was opened from.
+    /// Returns the location that it was opened from.
     pub fn location(&self) -> &Location {
         &self.0.location
     }
 
-    /// All tensors: by shard, then by offset in the shard.
+    /// Returns all tensors: by shard, then by offset in the shard.
     pub fn tensors(&self) -> &[TensorInfo] {
         &self.0.tensors
     }
 
-    /// The tensor of this name.
+    /// Returns the tensor of this name.
     pub fn get(&self, name: &str) -> Option<&TensorInfo> {
         self.0
             .by_name
@@ -318,22 +325,23 @@ impl Checkpoint {
             .map(|&index| &self.0.tensors[index])
     }
 
-    /// The files, in the order in which tensors are numbered.
+    /// Returns the shards, in the order in which tensors are numbered.
     pub fn shards(&self) -> &[Shard] {
         &self.0.shards
     }
 
-    /// The `__metadata__` of all shards together; where two differ, the first shard's.
+    /// Returns the merged `__metadata__` of all shards; where two differ, the first shard's value.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.0.metadata
     }
 
-    /// Bytes of all tensors.
+    /// Returns the total size of all tensors, bytes.
     pub fn total_bytes(&self) -> u64 {
         self.0.tensors.iter().map(TensorInfo::byte_len).sum()
     }
 
-    /// The folder that a file of the checkpoint is called by its path below: that of the index, or else the file's own.
+    /// Returns the folder that paths of the checkpoint's files are relative to: that of the index,
+    /// or else that of the shard.
     pub(crate) fn folder_of(&self, shard: &Shard) -> Location {
         let index = self.0.index.as_ref().map(|index| &index.source);
         index.unwrap_or(&shard.source).location().parent()
@@ -344,23 +352,23 @@ impl Checkpoint {
         self.0.index.as_ref()
     }
 
-    /// Returns whether it is all of a folder or an index, and not files that were named.
+    /// Returns whether it is all of a folder or an index, and not a list of files.
     pub(crate) fn is_whole(&self) -> bool {
         self.0.is_whole
     }
 
-    /// Requires that the index is still the one that was read: shards may have been replaced with it
-    /// before they were opened.
+    /// Requires that the index is still the one that was read: shards may have been replaced
+    /// together with it before they were opened.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`], and what asking for it runs into.
+    /// [`ErrorKind::Changed`], and errors of checking it.
     pub(crate) fn verify_index(&self) -> Result<()> {
         let index = self.0.index.as_ref();
         index.map_or(Ok(()), |index| index.source.verify_in_place())
     }
 
-    /// Whether links may lead out of its folders.
+    /// Returns whether symbolic links may lead out of its folders.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.0.follow_symlinks
     }
@@ -370,7 +378,8 @@ impl Checkpoint {
     }
 }
 
-/// The tensors by name. One name in two shards is an error: without an index nothing decides.
+/// Indexes the tensors by name. A name that is in two shards is an error: without an index nothing
+/// decides between them.
 fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usize>> {
     let mut by_name: HashMap<String, usize> = HashMap::with_capacity(tensors.len());
     for (index, tensor) in tensors.iter().enumerate() {
@@ -386,7 +395,7 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
             let first = first.location();
             return Err(Error::new(
                 ErrorKind::InvalidFormat,
-                format!("is also in {first}, and no index says which one counts"),
+                format!("is also in {first}, and no index says which one to load"),
             )
             .with_location(shards[tensor.shard()].location())
             .with_tensor(tensor.name())
@@ -398,8 +407,8 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
     Ok(by_name)
 }
 
-/// Opens all files and reads their headers, many at a time, so that none waits for the ones before it. The first error in the order
-/// of the files is the one returned.
+/// Opens all files and reads their headers, many at a time, so that none waits for the ones before
+/// it. Returns the first error in the order of the files.
 fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header, Crcs)>> {
     let is_far = |file: &Location| file.as_path().is_none_or(is_network);
     let threads = if set.files.first().is_some_and(is_far) {
@@ -433,8 +442,8 @@ fn open_shard(
     Ok((source, header, crcs))
 }
 
-/// Reads and checks the header, of which `first` are the file's first bytes: no further read when it fits into them, else one. With
-/// the CRCs of what was read, which nobody keeps.
+/// Reads and checks the header, given the file's first bytes `first`: without a further read if it
+/// fits into them, else with one. Also returns the CRCs of the bytes read, which are not kept.
 pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Header, Crcs)> {
     const LENGTH: usize = 8;
     let invalid = |error: format::HeaderError| error.into_error(source.location());
@@ -451,7 +460,7 @@ pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Heade
     Ok((header, Crcs::of(&[&length_field, &bytes[..len]])))
 }
 
-/// Which tensors of which shards an index names.
+/// Placement of tensors in shards, according to an index.
 #[derive(Debug)]
 struct Placement {
     file: IndexFile,
@@ -461,7 +470,7 @@ struct Placement {
 }
 
 impl Placement {
-    /// Placement of an index that was parsed from `bytes`.
+    /// Creates the placement of an index that was parsed from `bytes`.
     fn new(source: ShardSource, index: Index, bytes: &[u8]) -> Self {
         Self {
             file: IndexFile {
@@ -474,19 +483,19 @@ impl Placement {
         }
     }
 
-    /// Whether the index wants `tensor` from this shard.
+    /// Returns whether the index places `tensor` in this shard.
     fn places(&self, tensor: &str, shard: usize) -> bool {
         self.shard_of.get(tensor) == Some(&self.shards[shard])
     }
 
-    /// Every tensor of the index must be in its shard.
+    /// Requires every tensor of the index to be in its shard.
     fn require_all(&self, found: &HashMap<String, usize>) -> Result<()> {
         let missing: HashSet<_> = self
             .shard_of
             .keys()
             .filter(|name| !found.contains_key(*name))
             .collect();
-        // The same one every time, whatever the map's order.
+        // Deterministic, whatever the map's order.
         let Some(first) = missing.iter().min() else {
             return Ok(());
         };
@@ -500,13 +509,15 @@ impl Placement {
         Err(Error::new(
             ErrorKind::InvalidFormat,
             format!(
-                "the index places it in {:?}, which does not hold it{rest}",
+                "the index places it in {:?}, which does not contain it{rest}",
                 shortened(shard)
             ),
         )
         .with_location(self.file.source.location())
         .with_tensor(*first)
-        .with_hint("index and shards are of different versions; download the checkpoint again"))
+        .with_hint(
+            "the index and the shards are of different versions; download the checkpoint again",
+        ))
     }
 }
 
@@ -537,7 +548,7 @@ mod tests {
         }
     }
 
-    /// How many fetches a header of `len` bytes takes.
+    /// Returns how many fetches a header of `len` bytes takes.
     fn fetches(len: usize) -> usize {
         let mut bytes = (len as u64).to_le_bytes().to_vec();
         bytes.extend(b"{}");

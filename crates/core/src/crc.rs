@@ -1,15 +1,19 @@
-//! CRCs of pieces that come in any order: each is worked out by itself and moved to its place in the sum.
+//! CRCs of pieces that arrive in any order: each is computed separately and moved to its place in
+//! the sum.
 //!
-//! A CRC is the rest of a division of polynomials over GF(2), so the CRC of a whole is the sum (XOR) of what each piece brings:
-//! the piece's own rest times `x^8n`, where `n` is how many bytes come behind it. Nothing has to wait for what comes before it, and
-//! nothing is kept but the sum. The library that computes the pieces' own rests can combine two of them as well, by squaring matrices:
-//! that takes as long as reading a MiB. Multiplying polynomials, as zlib's `crc32_combine` does since 1.2.12, takes a hundredth of that.
+//! A CRC is the remainder of a division of polynomials over GF(2), so the CRC of a whole is the sum
+//! (XOR) of the contributions of its pieces: the piece's own remainder times `x^8n`, where `n` is
+//! the number of bytes behind it. No piece waits for those before it, and only the sum is kept. The
+//! library that computes the remainders can also combine two of them, by squaring matrices: that
+//! takes as long as reading a MiB. Multiplying polynomials, as zlib's `crc32_combine` does since
+//! 1.2.12, takes a hundredth of that.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// A polynomial with its conventions: reflected, begun with all ones, and inverted at the end.
+/// A polynomial with its conventions: reflected, initialized with all ones, and inverted at the
+/// end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Polynomial {
     /// Castagnoli's, 32 bits.
@@ -18,7 +22,7 @@ pub(crate) enum Polynomial {
     Crc64Nvme,
 }
 
-/// What multiplication modulo a polynomial needs. The highest bit stands for `x^0`.
+/// Constants for multiplication modulo a polynomial. The highest bit stands for `x^0`.
 struct Ring {
     algorithm: CrcAlgorithm,
     polynomial: u64,
@@ -28,10 +32,11 @@ struct Ring {
     powers: [u64; 64],
 }
 
-/// `CRC-32/ISCSI` of the catalogue (reveng.sourceforge.io/crc-catalogue/all.htm), its polynomial reflected.
+/// `CRC-32/ISCSI` of the catalogue (reveng.sourceforge.io/crc-catalogue/all.htm), its polynomial
+/// reflected.
 static CRC32C: Ring = Ring::new(CrcAlgorithm::Crc32Iscsi, 0x82F6_3B78, 1 << 31);
 
-/// `CRC-64/NVME` of the same.
+/// `CRC-64/NVME` of that catalogue.
 static CRC64_NVME: Ring = Ring::new(CrcAlgorithm::Crc64Nvme, 0x9A6C_9329_AC4B_C9B5, 1 << 63);
 
 impl Ring {
@@ -50,7 +55,7 @@ impl Ring {
         ring
     }
 
-    /// `a` times `b`, term by term of `a`.
+    /// Returns `a` times `b`, term by term of `a`.
     const fn multiply(&self, a: u64, mut b: u64) -> u64 {
         let mut product = 0;
         let mut term = self.one;
@@ -61,14 +66,15 @@ impl Ring {
                     break;
                 }
             }
-            // Times x; the bit that falls out is x^width, which equals the polynomial's other terms.
+            // Times x; the bit that falls out is x^width, which equals the polynomial's other
+            // terms.
             b = (b >> 1) ^ (self.polynomial & (b & 1).wrapping_neg());
             term >>= 1;
         }
         product
     }
 
-    /// `value` times `x^8n`: as if so many bytes came behind it.
+    /// Returns `value` times `x^8n`: as if `bytes` bytes followed it.
     const fn shift(&self, mut value: u64, mut bytes: u64) -> u64 {
         let mut k = 0;
         while bytes > 0 {
@@ -81,12 +87,13 @@ impl Ring {
         value
     }
 
-    /// What [`Self::shift`] has made this of: `value` times `x^-8n`.
+    /// Reverts [`Self::shift`]: returns `value` times `x^-8n`.
     const fn unshift(&self, mut value: u64, mut bytes: u64) -> u64 {
         let mut power = self.one;
         let mut bits = 0;
         while bits < 8 {
-            // Times x^-1: `multiply`'s step backwards. Its highest bit says whether the polynomial was added, which has `x^0`.
+            // Times x^-1: `multiply`'s step backwards. The highest bit tells whether the polynomial
+            // was added, since it has `x^0`.
             power = if power & self.one == 0 {
                 power << 1
             } else {
@@ -104,7 +111,7 @@ impl Ring {
         value
     }
 
-    /// All ones, in the width of the polynomial.
+    /// Returns all ones, in the width of the polynomial.
     const fn ones(&self) -> u64 {
         self.one | (self.one - 1)
     }
@@ -118,7 +125,7 @@ impl Polynomial {
         }
     }
 
-    /// The CRC of some bytes that stand one behind the other.
+    /// Returns the CRC of concatenated bytes.
     pub(crate) fn of(self, all: &[&[u8]]) -> u64 {
         let mut digest = Digest::new(self.ring().algorithm);
         for bytes in all {
@@ -127,18 +134,18 @@ impl Polynomial {
         digest.finalize()
     }
 
-    /// The CRC of `first` and `second` together, of which the second has `len` bytes.
+    /// Returns the CRC of `first` and `second` concatenated, where the second has `len` bytes.
     pub(crate) fn combine(self, first: u64, second: u64, len: u64) -> u64 {
         self.ring().shift(first, len) ^ second
     }
 
-    /// The CRC of `first`, of which and of `second` together it is `whole`: what [`Self::combine`] was given.
+    /// Reverts [`Self::combine`]: returns `first`, given the CRC `whole` of both.
     pub(crate) fn without(self, whole: u64, second: u64, len: u64) -> u64 {
         self.ring().unshift(whole ^ second, len)
     }
 }
 
-/// Both CRCs of some bytes, for whoever does not know yet which one will be asked for.
+/// Both CRCs of some bytes, computed before it is known which one is needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Crcs {
     crc32c: u64,
@@ -146,7 +153,7 @@ pub(crate) struct Crcs {
 }
 
 impl Crcs {
-    /// Of some bytes that stand one behind the other.
+    /// Computes both CRCs of concatenated bytes.
     pub(crate) fn of(all: &[&[u8]]) -> Self {
         Self {
             crc32c: Polynomial::Crc32c.of(all),
@@ -154,7 +161,7 @@ impl Crcs {
         }
     }
 
-    /// One of them.
+    /// Returns the CRC for one polynomial.
     pub(crate) fn get(&self, polynomial: Polynomial) -> u64 {
         match polynomial {
             Polynomial::Crc32c => self.crc32c,
@@ -163,18 +170,18 @@ impl Crcs {
     }
 }
 
-/// The CRC of `len` bytes, of which pieces come in any order from any thread; each byte once.
+/// CRC of `len` bytes, whose pieces arrive in any order from any thread; each byte once.
 #[derive(Debug)]
 pub(crate) struct Sum {
     polynomial: Polynomial,
     len: u64,
-    /// What it would be if all that has not come were zero.
+    /// Value of the CRC if all missing bytes were zero.
     value: AtomicU64,
     missing: AtomicU64,
 }
 
 impl Sum {
-    /// Of bytes of which none has come.
+    /// Starts a sum to which no bytes have been added.
     pub(crate) fn new(polynomial: Polynomial, len: u64) -> Self {
         let ring = polynomial.ring();
         Self {
@@ -185,14 +192,14 @@ impl Sum {
         }
     }
 
-    /// Adds the bytes that begin at `offset`. The CRC, if they are the last that were missing.
+    /// Adds the bytes that begin at `offset`. Returns the CRC if they are the last missing ones.
     pub(crate) fn add(&self, offset: u64, bytes: &[u8]) -> Option<u64> {
         let mut digest = Digest::new_with_init_state(self.polynomial.ring().algorithm, 0);
         digest.update(bytes);
         self.add_rest(offset, bytes.len() as u64, digest.get_state())
     }
 
-    /// The same for bytes whose CRC is known.
+    /// Like [`Self::add`], for bytes whose CRC is known.
     pub(crate) fn add_crc(&self, offset: u64, len: u64, crc: u64) -> Option<u64> {
         let ring = self.polynomial.ring();
         let rest = crc ^ ring.ones() ^ ring.shift(ring.ones(), len);
@@ -203,13 +210,14 @@ impl Sum {
         let behind = self.len - offset - len;
         let moved = self.polynomial.ring().shift(rest, behind);
         self.value.fetch_xor(moved, Ordering::Relaxed);
-        // Release and acquire: whoever brings the last bytes sees what all others have added.
+        // Release and acquire: the thread that adds the last bytes sees the additions of all
+        // others.
         let before = self.missing.fetch_sub(len, Ordering::AcqRel);
         assert!(before >= len, "each byte is added once");
         (before == len).then(|| self.value.load(Ordering::Relaxed))
     }
 
-    /// Whether nothing is missing.
+    /// Returns whether all bytes have been added.
     pub(crate) fn is_whole(&self) -> bool {
         self.missing.load(Ordering::Acquire) == 0
     }
@@ -247,7 +255,7 @@ mod tests {
 
     #[test]
     fn far_apart() {
-        // Lengths that no test has memory for, beside the library's own way.
+        // Lengths that do not fit into memory, checked against the library's own combination.
         for polynomial in BOTH {
             let (first, second) = (polynomial.of(&[b"first"]), polynomial.of(&[b"second"]));
             for len in [1, 4096, (1 << 22) + 3, (1 << 40) + 12_345, (1 << 62) + 1] {

@@ -1,7 +1,7 @@
 //! Loads LLM weights as fast as the hardware allows.
 //!
-//! Plain safetensors checkpoints, one file or shards with an index, are read in place and arrive as tensors in memory, of the host
-//! or of GPUs, while later ones are still being read.
+//! Plain safetensors checkpoints, one file or shards with an index, are read in place. Tensors
+//! arrive in host or GPU memory while later ones are still being read.
 //!
 //! ```no_run
 //! # fn main() -> tload::Result<()> {
@@ -18,14 +18,16 @@
 //!
 //! # A tensor's life, in six files
 //!
-//! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares and `plan/place.rs` which reads
-//! bring it. `pipeline.rs` moves each read's window of memory from `buffer/` to an engine (`engine/uring/mod.rs`) and on to
-//! `sink/host.rs` or `sink/cuda/mod.rs`, which completes the tensor. `stream.rs` hands it over.
+//! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares
+//! and `plan/place.rs` which reads fetch it. `pipeline.rs` moves each read's window of memory from
+//! `buffer/` to an engine (`engine/uring/mod.rs`) and on to `sink/host.rs` or `sink/cuda/mod.rs`,
+//! which completes the tensor. `stream.rs` hands it over.
 //!
 //! # Stability
 //!
-//! What is re-exported here is the crate's interface. The modules `buffer`, `cuda`, `engine`, `plan`, `schedule`, `sink`, `source` and
-//! `pipeline` are public for those who extend tload and for its tests, and may change in any release.
+//! The items re-exported here are the crate's interface. The modules `buffer`, `cuda`, `engine`,
+//! `plan`, `schedule`, `sink`, `source` and `pipeline` are public for extensions of tload and for
+//! its tests, and may change in any release.
 
 pub mod buffer;
 pub mod copy;

@@ -1,6 +1,7 @@
-//! What a load did: bytes, time by stage, engine, memory.
+//! Load reports: bytes, time by stage, engine, memory.
 //!
-//! Counters are added to while the load runs and read when somebody asks. Nothing here decides anything.
+//! Lanes add to the counters while the load runs; a report is a snapshot of them. Nothing here
+//! makes decisions.
 
 mod counters;
 mod verification;
@@ -17,7 +18,7 @@ use crate::error::counted;
 use crate::request::format_bytes;
 use crate::schedule::DepthReport as GroupDepth;
 
-/// What a load did. Every load ends with one.
+/// Statistics of one load. Every load ends with one.
 #[derive(Clone, Debug, Default, Serialize)]
 #[non_exhaustive]
 pub struct Report {
@@ -27,84 +28,87 @@ pub struct Report {
     pub outcome: String,
     /// Tensors handed out.
     pub tensors: u64,
-    /// Bytes of these tensors.
+    /// Bytes of the tensors handed out.
     pub tensor_bytes: u64,
-    /// Bytes read from storage, with what was read beside tensors for alignment.
+    /// Bytes read from storage, including bytes around tensors that were read for alignment.
     pub read_bytes: u64,
     /// Extents read.
     pub extents: u64,
     /// Seconds from the call until the last tensor was handed out (until now, while it runs).
     pub seconds: f64,
-    /// Seconds that opening the checkpoint took, before that.
+    /// Seconds that opening the checkpoint took before the load.
     pub open_seconds: f64,
     /// Seconds from the call until the first tensor was ready.
     pub first_tensor_seconds: Option<f64>,
-    /// Which engine read, and why.
+    /// Engine that was used, and why.
     pub engine: EngineReport,
     /// Bytes read past the page cache.
     pub direct_bytes: u64,
     /// Bytes copied from the page cache.
     pub buffered_bytes: u64,
-    /// Bytes of files that were shown and not copied (`cache=map`).
+    /// Bytes of files that were mapped and not copied (`cache=map`).
     pub mapped_bytes: u64,
     /// Bytes received from object stores.
     pub remote_bytes: u64,
     /// Requests to object stores for the bytes of tensors.
     pub requests: u64,
-    /// Bytes copied in memory after they were read: of tensors whose offset in the file is no multiple of their dtype's
-    /// alignment, which no direct read can put at an address that is one. Otherwise 0.
+    /// Bytes copied in memory after they were read. These belong to tensors whose offset in the
+    /// file is not a multiple of their dtype's alignment, so that no direct read can place them at
+    /// an aligned address. Otherwise 0.
     pub copied_bytes: u64,
     /// Reads that came back short and were continued.
     pub short_reads: u64,
-    /// Reads and requests that were repeated, for whatever reason: `read_retries`, `request_retries`, and reads that the system had
-    /// interrupted or did not want past the page cache.
+    /// Reads and requests that were repeated for any reason: `read_retries`, `request_retries`, and
+    /// reads that the system interrupted or refused to do with direct I/O.
     pub retries: u64,
-    /// Reads of files that were tried again after a failure that may pass.
+    /// Reads of files that were retried after a transient error.
     pub read_retries: u64,
-    /// Requests to object stores that were tried again.
+    /// Requests to object stores that were retried.
     pub request_retries: u64,
-    /// What else was tried again since the checkpoint was opened: opening, headers, lists and the state of files, by this load and by
-    /// others of it. Not among `retries`.
+    /// Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
+    /// this load and by other loads of the same checkpoint. Not included in `retries`.
     pub opening_retries: u64,
-    /// What of these was tried again last, and why.
+    /// Description of the last retry, of any of these kinds, and its cause.
     pub last_retry: Option<String>,
-    /// Reads of files, and requests, that took much longer than others of this load.
+    /// Reads of files and requests that took much longer than others of this load.
     pub stalls: u64,
     /// Requests sent a second time because the first one stalled.
     pub hedges: u64,
-    /// Those of them whose answer was the first.
+    /// Hedged requests whose second request was the faster one.
     pub hedges_won: u64,
-    /// Bytes of memory that storage may still write to though the load is over: reads that cannot be taken back. Freed when it answers.
+    /// Bytes of memory that storage may still write to although the load has ended: reads that
+    /// cannot be cancelled. They are freed when the reads complete.
     pub parked_bytes: u64,
-    /// How many reads these are.
+    /// Number of these reads.
     pub parked_reads: u64,
-    /// The budget, bytes.
+    /// Memory budget, bytes.
     pub memory_limit: u64,
-    /// The most of it that was used at a time, bytes.
+    /// Peak use of the budget, bytes.
     pub memory_peak: u64,
-    /// Staging memory on the way to GPUs or to memory of the caller's; none when everything was read into its place.
+    /// Staging memory for GPUs or for the caller's memory; `None` when everything was read in
+    /// place.
     pub staging: Option<StagingReport>,
-    /// GPUs that tensors went to.
+    /// GPUs that tensors were loaded to.
     pub devices: Vec<DeviceReport>,
-    /// Regions cut from memory that the load had already.
+    /// Regions carved from memory that the load already had.
     pub recycled_regions: u64,
     /// Regions for which fresh memory was mapped.
     pub fresh_regions: u64,
-    /// Where the time went.
+    /// Time by stage.
     pub stages: StageTimes,
-    /// Lanes.
+    /// Number of lanes.
     pub lanes: usize,
-    /// Most reads of the largest size in flight, as the limit was last.
+    /// Maximum number of reads of the largest size in flight, under the last limit.
     pub depth: usize,
-    /// Most bytes in flight, as the limit was last.
+    /// Maximum number of bytes in flight, under the last limit.
     pub in_flight_bytes: u64,
-    /// The same for each file system and each store, and why it is so.
+    /// Depth of each file system and each store, and the reason for it.
     pub depths: Vec<DepthReport>,
     /// Largest planned read or request, bytes.
     pub extent_bytes: u64,
-    /// What was compared with digests of it; none with `verify=off`.
+    /// Bytes that were compared with digests; `None` with `verify=off`.
     pub verification: Option<VerificationReport>,
-    /// What the user should know: fallbacks and what to do about them.
+    /// Messages for the user: fallbacks and what to do about them.
     pub notes: Vec<String>,
 }
 
@@ -112,82 +116,83 @@ pub struct Report {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct StagingReport {
-    /// Bytes.
+    /// Size, bytes.
     pub bytes: u64,
-    /// Slots that it was cut into.
+    /// Number of slots.
     pub slots: usize,
-    /// Bytes that GPUs read by themselves; the driver copies the others once more.
+    /// Bytes that GPUs read directly; the driver copies the others once more.
     pub pinned_bytes: u64,
-    /// Whether an earlier load of the process had left it.
+    /// True if the memory was reused from an earlier load of the process.
     pub reused: bool,
-    /// Why not all of it was pinned.
+    /// Reason why some of it was not pinned.
     pub refusal: Option<String>,
 }
 
-/// What went to one GPU.
+/// Transfers to one GPU.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DeviceReport {
-    /// For example `"cuda:0"`.
+    /// Name of the device, for example `"cuda:0"`.
     pub device: String,
-    /// The budget, bytes; 0 when everything went into memory of the caller's.
+    /// Memory budget, bytes; 0 when everything went into the caller's memory.
     pub memory_limit: u64,
-    /// The most of it that was used at a time, bytes.
+    /// Peak use of the budget, bytes.
     pub memory_peak: u64,
-    /// Copies to it.
+    /// Number of copies to the device.
     pub copies: u64,
-    /// Bytes of them.
+    /// Bytes of these copies.
     pub copied_bytes: u64,
-    /// Seconds in which a copy was running or waiting for the device's copy engine, added up over the lanes.
+    /// Seconds in which a copy was running or waiting for the device's copy engine, summed over the
+    /// lanes.
     pub copy_seconds: f64,
 }
 
-/// How deep one file system or one store was read, and why not deeper.
+/// Depth of the reads from one file system or store, and the reason for it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct DepthReport {
-    /// For example `"ext4 (8:1)"` or `"s3"`.
+    /// Name of the file system or store, for example `"ext4 (8:1)"` or `"s3"`.
     pub sources: String,
-    /// Most bytes in flight, as the limit was last.
+    /// Maximum number of bytes in flight, under the last limit.
     pub in_flight_bytes: u64,
-    /// How often it changed.
+    /// Number of changes of the limit.
     pub changes: u32,
-    /// Seconds from the call until it changed last.
+    /// Seconds from the call until the last change.
     pub changed_seconds: f64,
-    /// The fastest that was measured meanwhile, bytes per second; 0 if the load was too short to measure.
+    /// Highest rate measured, bytes per second; 0 if the load was too short to measure.
     pub best_bytes_per_second: u64,
-    /// Why it is not deeper: `"fixed"`, `"more brought no more"`, …
+    /// Why the limit is not higher: `"fixed"`, `"throughput plateaued"`, …
     pub reason: String,
 }
 
-/// Which engine read, and why.
+/// Engine that was used, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct EngineReport {
-    /// `"uring"`, `"pread"`, `"tokio-uring"` or `"object"`; two of them with a `+` when some shards are files and some are objects;
-    /// `"none"` when there was nothing to read.
+    /// Name: `"uring"`, `"pread"`, `"tokio-uring"` or `"object"`; two of them joined by `+` when
+    /// some shards are files and some are objects; `"none"` when there was nothing to read.
     pub name: String,
-    /// What the caller asked for.
+    /// Engine that the caller asked for.
     pub requested: String,
-    /// Why this one.
+    /// Reason for the choice.
     pub reason: String,
-    /// What of the system's offers it used.
+    /// Features of the system that the engine used.
     pub features: Vec<String>,
 }
 
-/// Seconds by what was going on, added up over the lanes.
+/// Seconds by stage, summed over the lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct StageTimes {
-    /// Choosing extents and queueing them, with first touch of fresh memory in the kernel.
+    /// Choosing and queueing extents, including the first touch of fresh memory in the kernel.
     pub submit: f64,
     /// Waiting for storage.
     pub storage_wait: f64,
     /// Waiting for the budget: the caller was slower than storage.
     pub memory_wait: f64,
-    /// Waiting for copies to a GPU, with nothing being read.
+    /// Waiting for copies to a GPU while no read was in flight.
     pub copy_wait: f64,
-    /// Completing tensors and handing them over.
+    /// Completing tensors and delivering them.
     pub deliver: f64,
     /// Comparing bytes with digests.
     pub verify: f64,
@@ -196,7 +201,7 @@ pub struct StageTimes {
 }
 
 impl Report {
-    /// Bytes of tensors per second; 0 before anything was handed out.
+    /// Returns the bytes of tensors per second; 0 before the first tensor was handed out.
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     pub fn bytes_per_second(&self) -> f64 {
         if self.seconds > 0.0 {
@@ -233,18 +238,18 @@ impl Report {
         )
     }
 
-    /// Bytes that were neither read past the page cache nor copied from there.
+    /// Describes bytes that were neither read with direct I/O nor copied from the page cache.
     fn elsewhere(&self) -> String {
         let mapped = (self.mapped_bytes > 0)
             .then(|| format!(", {} mapped", format_bytes(self.mapped_bytes)));
         let remote = (self.requests > 0).then(|| {
             let requests = counted(self.requests, "request");
-            format!(", {} by {requests}", format_bytes(self.remote_bytes))
+            format!(", {} in {requests}", format_bytes(self.remote_bytes))
         });
         [mapped, remote].into_iter().flatten().collect()
     }
 
-    /// Lines that only loads to GPUs and to memory of the caller's have.
+    /// Writes the lines that only loads to GPUs and to the caller's memory have.
     fn fmt_destinations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(staging) = &self.staging {
             writeln!(
@@ -253,7 +258,7 @@ impl Report {
                 format_bytes(staging.bytes),
                 counted(staging.slots as u64, "slot"),
                 format_bytes(staging.pinned_bytes),
-                if staging.reused { ", used before" } else { "" }
+                if staging.reused { ", reused" } else { "" }
             )?;
         }
         for device in &self.devices {
@@ -275,7 +280,7 @@ impl Report {
         Ok(())
     }
 
-    /// Takes over how deep each group was read.
+    /// Sets the depth of each group.
     pub(crate) fn set_depths(&mut self, groups: impl Iterator<Item = (String, GroupDepth)>) {
         self.depths = groups
             .map(|(sources, depth)| DepthReport {
@@ -292,26 +297,26 @@ impl Report {
             self.depths.iter().map(|depth| depth.in_flight_bytes).sum(),
         );
         if !self.depths.is_empty() {
-            // Reads follow the bytes.
+            // The number of reads is proportional to the bytes.
             let reads = self.depth as u128 * u128::from(now) / u128::from(before);
             self.depth = usize::try_from(reads).unwrap_or(usize::MAX).max(1);
             self.in_flight_bytes = now;
         }
     }
 
-    /// What was tried again beside reads, and why the last time.
+    /// Sets the number of retries outside the data path and the cause of the last one.
     pub(crate) fn set_opening_retries(&mut self, (count, why): (u64, Option<String>)) {
         self.opening_retries = count;
         self.last_retry = self.last_retry.take().or(why);
     }
 
-    /// What went wrong; no line when nothing did.
+    /// Writes the lines about retries, stalls and parked reads; none if there were none.
     fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let again = self.read_retries + self.request_retries;
         if again + self.stalls + self.hedges > 0 {
             writeln!(
                 f,
-                "troubles {} and {} tried again, {} stalled; {} sent twice, the second was faster {} times",
+                "retries  {}, {}; {} stalled; {} hedged ({} won)",
                 counted(self.read_retries, "read"),
                 counted(self.request_retries, "request"),
                 self.stalls,
@@ -321,15 +326,15 @@ impl Report {
         }
         if self.opening_retries > 0 {
             let times = counted(self.opening_retries, "time");
-            writeln!(f, "opening  tried again {times}")?;
+            writeln!(f, "opening  retried {times}")?;
         }
         if let Some(last) = &self.last_retry {
-            writeln!(f, "         last tried again: {last}")?;
+            writeln!(f, "         last retry: {last}")?;
         }
         if self.parked_reads > 0 {
             writeln!(
                 f,
-                "parked   {} for {} that storage has not answered",
+                "parked   {} held by {} that storage has not completed",
                 format_bytes(self.parked_bytes),
                 counted(self.parked_reads, "read")
             )?;
@@ -348,7 +353,7 @@ impl Report {
             )?;
             if depth.changes > 0 {
                 let changes = counted(u64::from(depth.changes), "change");
-                write!(f, ", {changes} until {:.3} s", depth.changed_seconds)?;
+                write!(f, ", {changes}, the last at {:.3} s", depth.changed_seconds)?;
             }
             writeln!(f)?;
         }
@@ -400,7 +405,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, {} and {} in flight in the end, {}; {} direct, {} buffered{}, {} copied; \
+            "reads    {} of up to {}, {} and {} in flight at the end, {}; {} direct, {} buffered{}, {} copied; \
              {} short, {} repeated",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),

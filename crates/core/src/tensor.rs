@@ -1,6 +1,7 @@
-//! Tensors: what a checkpoint says of one, and one that has been loaded.
+//! Tensors: [`TensorInfo`] as a checkpoint describes one, and [`Tensor`], loaded.
 //!
-//! Owns the bytes of a loaded tensor together with its neighbours in the same region. Knows nothing of how they came.
+//! Owns the bytes of a loaded tensor together with its neighbours in its region. Knows nothing of
+//! how they were read.
 
 use std::fmt;
 use std::ops::Range;
@@ -12,7 +13,7 @@ use crate::error::Result;
 use crate::format::{Dtype, Entry};
 use crate::plan::{Slice, Strides};
 
-/// Name, dtype, shape, and where the bytes are. Cheap to clone.
+/// Name, dtype, shape and position of a tensor. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct TensorInfo(Arc<Described>);
 
@@ -20,7 +21,7 @@ pub struct TensorInfo(Arc<Described>);
 struct Described {
     entry: Entry,
     shard: usize,
-    /// Of a slice: which bytes of the range are its.
+    /// For a slice with gaps, the wanted bytes of the range.
     strides: Option<Strides>,
 }
 
@@ -33,11 +34,11 @@ impl TensorInfo {
         }))
     }
 
-    /// A slice of the tensor, under its name.
+    /// Returns a slice of the tensor, under its name.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::InvalidRequest`] for what the tensor does not have.
+    /// [`crate::ErrorKind::InvalidRequest`] for indices that the tensor does not have.
     pub(crate) fn sliced(&self, slice: &Slice) -> Result<Self> {
         let Described { entry, shard, .. } = &*self.0;
         let cut = slice.cut(&entry.shape, entry.dtype.bits());
@@ -54,43 +55,44 @@ impl TensorInfo {
         })))
     }
 
-    /// The tensor's name. It comes from a file: escape it (`{:?}`) before printing.
+    /// Returns the tensor's name. It comes from a file: escape it (`{:?}`) before printing.
     pub fn name(&self) -> &str {
         &self.0.entry.name
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.0.entry.dtype
     }
 
-    /// Elements along each dimension, row-major; empty for a scalar.
+    /// Returns the number of elements along each dimension, row-major; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         &self.0.entry.shape
     }
 
-    /// Number of elements. Never overflows: the header was checked.
+    /// Returns the number of elements. Never overflows: the header was checked.
     pub fn element_count(&self) -> u64 {
         self.shape().iter().map(|&dim| dim as u64).product()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn byte_len(&self) -> u64 {
         let all = self.0.entry.range.end - self.0.entry.range.start;
         self.strides().map_or(all, Strides::bytes)
     }
 
-    /// Index of the shard that holds it, in [`crate::Checkpoint::shards`].
+    /// Returns the index of the shard that holds it, in [`crate::Checkpoint::shards`].
     pub fn shard(&self) -> usize {
         self.0.shard
     }
 
-    /// Its bytes in that shard, from the start of the file; of a slice, from its first byte to its last.
+    /// Returns the range of its bytes in that shard, from the start of the file; for a slice, from
+    /// its first byte to its last.
     pub fn file_range(&self) -> Range<u64> {
         self.0.entry.range.clone()
     }
 
-    /// Of a slice with gaps: which bytes of its range are its.
+    /// Returns the strides of a slice with gaps: which bytes of its range it has.
     pub(crate) fn strides(&self) -> Option<&Strides> {
         self.0.strides.as_ref()
     }
@@ -108,26 +110,28 @@ impl fmt::Debug for TensorInfo {
     }
 }
 
-/// A loaded tensor. Its bytes stay valid while any clone lives, whatever the stream that made it does; those in memory of the
-/// caller's, as long as that does. All of them are there, also on a GPU: work of any stream may use them.
+/// A loaded tensor. Its bytes stay valid while any clone lives, whatever happens to the stream that
+/// made it; bytes in caller-provided memory, as long as that memory does. All bytes have arrived,
+/// also on a GPU: work on any CUDA stream may use them.
 ///
-/// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1 MiB beside it.
+/// Small tensors that are neighbours in the file share memory: keeping one keeps at most about 1
+/// MiB beside it.
 #[derive(Clone)]
 pub struct Tensor {
     info: TensorInfo,
     bytes: TensorBytes,
 }
 
-/// Where the bytes of a tensor are.
+/// Memory that holds the bytes of a tensor.
 #[derive(Clone, Debug)]
 pub(crate) enum TensorBytes {
-    /// There are none.
+    /// No bytes.
     Empty,
-    /// In host memory of the load's.
+    /// Host memory of the load.
     Host(RegionBytes),
-    /// In GPU memory of the load's.
+    /// GPU memory of the load.
     Device(DeviceBytes),
-    /// In memory of the caller's.
+    /// Memory that the caller provided.
     Target(Target),
 }
 
@@ -136,7 +140,8 @@ impl Tensor {
         Self { info, bytes }
     }
 
-    /// The tensor now belongs to the caller: its bytes leave the budget when all its neighbours' have.
+    /// Marks the tensor as received by the caller: its bytes leave the budget when all its
+    /// neighbours have been received.
     pub(crate) fn received(&self) {
         match &self.bytes {
             TensorBytes::Host(bytes) => bytes.region().tensor_received(),
@@ -145,49 +150,49 @@ impl Tensor {
         }
     }
 
-    /// What the checkpoint says of it.
+    /// Returns the checkpoint's description of the tensor.
     pub fn info(&self) -> &TensorInfo {
         &self.info
     }
 
-    /// The tensor's name.
+    /// Returns the tensor's name.
     pub fn name(&self) -> &str {
         self.info.name()
     }
 
-    /// The element type.
+    /// Returns the element type.
     pub fn dtype(&self) -> Dtype {
         self.info.dtype()
     }
 
-    /// Elements along each dimension, row-major; empty for a scalar.
+    /// Returns the number of elements along each dimension, row-major; empty for a scalar.
     pub fn shape(&self) -> &[usize] {
         self.info.shape()
     }
 
-    /// Length in bytes.
+    /// Returns the length in bytes.
     pub fn byte_len(&self) -> u64 {
         self.info.byte_len()
     }
 
-    /// The bytes: row-major, little endian, sub-byte elements packed.
+    /// Returns the bytes: row-major, little endian, sub-byte elements packed.
     ///
     /// # Panics
     ///
-    /// For a tensor in GPU memory ([`Self::device_bytes`]) and for one in memory of the caller's, which only the caller may look
-    /// into.
+    /// For a tensor in GPU memory ([`Self::device_bytes`]), and for one in caller-provided memory,
+    /// which only the caller may read.
     #[expect(clippy::panic, reason = "documented; there is no slice to return")]
     pub fn bytes(&self) -> &[u8] {
         match &self.bytes {
             TensorBytes::Empty => &[],
             TensorBytes::Host(bytes) => bytes.as_slice(),
             TensorBytes::Device(_) => panic!("the bytes of {self:?} are in GPU memory"),
-            TensorBytes::Target(_) => panic!("the bytes of {self:?} are in memory of the caller's"),
+            TensorBytes::Target(_) => panic!("the bytes of {self:?} are in the caller's memory"),
         }
     }
 
-    /// The bytes in GPU memory: device, address, and what keeps them. None for a tensor in host memory, for one in memory of the
-    /// caller's, and for one without bytes.
+    /// Returns the bytes in GPU memory: device, address, and the allocation's owner. `None` for a
+    /// tensor in host memory, for one in caller-provided memory, and for one without bytes.
     pub fn device_bytes(&self) -> Option<&DeviceBytes> {
         match &self.bytes {
             TensorBytes::Device(bytes) => Some(bytes),
@@ -195,7 +200,7 @@ impl Tensor {
         }
     }
 
-    /// The memory of the caller's that the tensor was loaded into, if it was.
+    /// Returns the caller-provided memory that the tensor was loaded into, if it was.
     pub fn target(&self) -> Option<&Target> {
         match &self.bytes {
             TensorBytes::Target(target) => Some(target),
@@ -203,7 +208,8 @@ impl Tensor {
         }
     }
 
-    /// The GPU that it is on; none for host memory. A tensor without bytes is nowhere.
+    /// Returns the GPU that the tensor is on; `None` for host memory. A tensor without bytes is on
+    /// no device.
     pub fn ordinal(&self) -> Option<usize> {
         match &self.bytes {
             TensorBytes::Device(bytes) => Some(bytes.ordinal()),
@@ -212,7 +218,8 @@ impl Tensor {
         }
     }
 
-    /// Whether its owner may write to it: not to a view of a file, unless it was asked for as writable.
+    /// Returns whether the tensor may be written to. False only for a view of a file, unless the
+    /// caller asked for writable views.
     pub fn is_writable(&self) -> bool {
         match &self.bytes {
             TensorBytes::Host(bytes) => bytes.region().is_writable(),
@@ -220,8 +227,9 @@ impl Tensor {
         }
     }
 
-    /// The address of the first byte, in host memory or on its GPU: a multiple of the dtype's alignment, also when the tensor has
-    /// no bytes (then nothing may be read there). That of memory of the caller's is what the caller said.
+    /// Returns the address of the first byte, in host memory or on its GPU. It is a multiple of the
+    /// dtype's alignment, also when the tensor has no bytes (then nothing may be read there). In
+    /// caller-provided memory it is the address that the caller gave.
     pub fn as_ptr(&self) -> *const u8 {
         let foreign = |address: u64| {
             let address = usize::try_from(address).expect("addresses have 64 bits");

@@ -62,13 +62,13 @@ fn a_location_that_cannot_be_opened_is_one_finding_more() {
 
 #[test]
 fn a_location_that_does_not_answer_hangs() {
-    let error = Error::new(ErrorKind::TimedOut, "opening took longer than it may")
+    let error = Error::new(ErrorKind::TimedOut, "opening took longer than its timeout")
         .with_location("/mnt/a/model.safetensors");
     let finding = no_answer("/mnt/a", Duration::from_secs(10), &error);
     assert_eq!(finding.level, Level::Fail);
     assert_eq!(
         finding.value,
-        "/mnt/a did not answer within 10s: /mnt/a/model.safetensors: opening took longer than it may"
+        "/mnt/a did not answer within 10s: /mnt/a/model.safetensors: opening took longer than its timeout"
     );
     let change = finding.change.expect("says what to do");
     assert_eq!(change.urgency, Urgency::Hang);

@@ -55,7 +55,10 @@ fn a_wrong_bit_is_status_11_and_names_its_tensor() {
 
     // Nothing is there to compare with.
     let text = succeed(["load", file, "--verify"]);
-    assert!(text.contains("\nverify   0 B; not all of "), "{text}");
+    assert!(
+        text.contains("\nverify   0 B; not fully verified: "),
+        "{text}"
+    );
     let output = run(["load", file, "--verify=require"]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
 

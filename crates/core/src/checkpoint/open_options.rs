@@ -1,24 +1,25 @@
-//! How a checkpoint is opened.
+//! Options for opening a checkpoint.
 
 use crate::source::StoreOptions;
 
-/// How a checkpoint is opened.
+/// Options for opening a checkpoint.
 ///
 /// ```
 /// let mut options = tload::OpenOptions::default();
 /// options.follow_symlinks = true;
-/// let checkpoint = tload::Checkpoint::open_with(&tload::Location::parse("no-such-model")?, options);
+/// let location = tload::Location::parse("no-such-model")?;
+/// let checkpoint = tload::Checkpoint::open_with(&location, options);
 /// assert_eq!(checkpoint.unwrap_err().kind(), tload::ErrorKind::NotFound);
 /// # Ok::<(), tload::Error>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct OpenOptions {
-    /// How object stores are reached. Default: as the environment says.
+    /// Options of object stores. Default: taken from the environment.
     pub store: StoreOptions,
-    /// Whether symbolic links may lead out of the checkpoint's folder. Allowed in any case: files that are named one by one; links
-    /// that stay in the folder; links to the folder, or to one above it; links from a snapshot in a hub's cache to the blobs of the same
-    /// repository. Default: no.
+    /// Allows symbolic links to lead out of the checkpoint's folder. Not needed for files listed
+    /// explicitly, links that stay in the folder, links in the path of the folder itself, or links
+    /// in a hub's cache from a snapshot to the blobs of its repository. Default: no.
     pub follow_symlinks: bool,
 }
 

@@ -1,5 +1,5 @@
-//! Which files a checkpoint has, before any of them is opened and whether they are there or not: for who looks at one after the other
-//! and goes on when one is bad.
+//! Files of a checkpoint, listed before any of them is opened, whether they exist or not: for
+//! checks that visit one after the other and go on after a bad one.
 
 use super::OpenOptions;
 use super::place::{Found, Places, ShardSource};
@@ -7,19 +7,19 @@ use super::shards::ShardSet;
 use crate::error::Result;
 use crate::source::{Location, Root, Source};
 
-/// The files of a checkpoint.
+/// Files of a checkpoint.
 #[derive(Debug)]
 pub(crate) struct Outline {
-    /// The folder that files are called by their paths below.
+    /// Folder that the paths of files are relative to.
     pub(crate) folder: Location,
-    /// Whether the location is a folder: then all that is in it belongs together.
+    /// True if the location is a folder: then everything in it belongs together.
     pub(crate) is_folder: bool,
-    /// The shards, in their order.
+    /// Shards, in their order.
     pub(crate) shards: Vec<Location>,
-    /// The index that names them.
+    /// Index that names them.
     pub(crate) index: Option<Location>,
     places: Places,
-    /// What files found in the folder must not leave.
+    /// Folder that files found in it must not leave.
     root: Option<Root>,
 }
 
@@ -28,7 +28,7 @@ impl Outline {
     ///
     /// # Errors
     ///
-    /// As there, but for what is wrong with shards.
+    /// As for [`super::Checkpoint::open_with`], except for errors about shards.
     pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
         let places = Places::new(options.clone());
         let nearest = places.nearest(std::slice::from_ref(location))?;
@@ -52,7 +52,7 @@ impl Outline {
         })
     }
 
-    /// A folder of which nothing is known yet.
+    /// Creates the outline of a folder before its files are known.
     pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let places = Places::new(options.clone());
         let nearest = places.nearest(std::slice::from_ref(location))?;
@@ -69,32 +69,33 @@ impl Outline {
         })
     }
 
-    /// The names directly below a folder of an object store, and those of the folders in it; none if it cannot be listed. Hidden ones
-    /// are left out.
+    /// Lists the names directly below a folder of an object store, and those of the folders in it;
+    /// `None` if it cannot be listed. Hidden names are left out.
     ///
     /// # Errors
     ///
-    /// Whatever the store answers.
+    /// Errors of the store.
     pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
         Ok(match self.places.find(folder)? {
             Found::Folder { names, below } => Some((names, below)),
-            // A prefix that is called as a file is.
+            // A prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
             #[cfg(feature = "object")]
             Found::Unlisted => None,
         })
     }
 
-    /// Whether links may lead out of the folder.
+    /// Returns whether symbolic links may lead out of the folder.
     pub(crate) fn follows_symlinks(&self) -> bool {
         self.places.follow_symlinks
     }
 
-    /// Opens one of them, or another file beside them, and returns its first bytes with it: up to `first` of them.
+    /// Opens one of the files, or another one beside them, and returns its first bytes with it: up
+    /// to `first` of them.
     ///
     /// # Errors
     ///
-    /// It is not there, or may not be read.
+    /// The file does not exist, or may not be read.
     pub(crate) fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
         self.places.open(file, self.root.as_ref(), first)
     }

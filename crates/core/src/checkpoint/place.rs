@@ -1,6 +1,6 @@
-//! File systems and object stores behind one face: listing a folder, opening a shard.
+//! File systems and object stores behind one interface: listing a folder, opening a shard.
 //!
-//! What a checkpoint is does not depend on where it is; only this file asks.
+//! A checkpoint has the same rules wherever it is; only this file makes the distinction.
 
 use std::sync::Arc;
 #[cfg(feature = "object")]
@@ -23,28 +23,28 @@ pub(crate) enum ShardSource {
     Object(ObjectSource),
 }
 
-/// What a location turned out to be.
+/// Result of looking up a location.
 pub(super) enum Found {
-    /// One file.
+    /// A file.
     File,
-    /// A folder: the names of the files in it, and of folders in an object store below it.
+    /// A folder: the names of the files in it, and, in an object store, of the folders below it.
     Folder {
         names: Vec<String>,
         below: Vec<String>,
     },
-    /// A folder that cannot be listed: only asking for a name tells whether it is there.
+    /// A folder that cannot be listed: only opening a file in it tells whether that file exists.
     #[cfg(feature = "object")]
     Unlisted,
 }
 
-/// Where the locations of one checkpoint are.
+/// Access to the locations of one checkpoint.
 #[derive(Debug)]
 pub(super) struct Places {
     store: StoreOptions,
-    /// What is being asked for.
+    /// Operations in progress, named in timeout errors.
     pub(super) underway: Underway,
     pub(super) follow_symlinks: bool,
-    /// When opening takes too long.
+    /// Deadline for opening.
     #[cfg(feature = "object")]
     deadline: Option<Instant>,
     /// Started when the first location in an object store is met.
@@ -53,7 +53,7 @@ pub(super) struct Places {
 }
 
 impl ShardSource {
-    /// Whether both are the same file or object.
+    /// Returns whether both are the same file or object.
     pub(super) fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::File(one), Self::File(other)) => one.identity() == other.identity(),
@@ -64,8 +64,8 @@ impl ShardSource {
         }
     }
 
-    /// Requires that several answers can be known to be of one state; see
-    /// [`ObjectSource::require_versioned`]. Files can.
+    /// Requires a validator that ties several responses to one state of the object; see
+    /// [`ObjectSource::require_versioned`]. Files always have one.
     #[cfg_attr(
         not(feature = "object"),
         expect(clippy::unnecessary_wraps, reason = "objects may be refused")
@@ -78,11 +78,12 @@ impl ShardSource {
         }
     }
 
-    /// Requires that what is in its place is still what was opened. A file that was removed is whole.
+    /// Requires that the path or key still leads to what was opened. A file that was removed
+    /// passes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`], and what asking runs into.
+    /// [`ErrorKind::Changed`], and errors of checking it.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         match self {
             Self::File(file) => file.verify_unchanged(),
@@ -127,8 +128,9 @@ impl Places {
         }
     }
 
-    /// The same locations, but for those of model hubs that are in a cache on this machine: these are where the cache has them. Of
-    /// one repository all or none: else some files might be of one commit and some of another.
+    /// Replaces locations on model hubs by their paths in a local cache, where they are in one.
+    /// Replaces all locations of a repository or none: else some files might be of one commit and
+    /// some of another.
     pub(super) fn nearest(&self, locations: &[Location]) -> Result<Vec<Location>> {
         if locations
             .iter()
@@ -139,12 +141,13 @@ impl Places {
         self.nearest_of_hubs(locations)
     }
 
-    /// How object stores are reached.
+    /// Returns the options of object stores.
     pub(super) fn store(&self) -> &StoreOptions {
         &self.store
     }
 
-    /// The folder that files found in it must not leave; none if they may, or in an object store, which has no links.
+    /// Returns the folder that files found in it must not leave; `None` if they may, or in an
+    /// object store, which has no links.
     pub(super) fn root(&self, folder: &Location) -> Result<Option<Root>> {
         if self.follow_symlinks || folder.as_path().is_none() {
             return Ok(None);
@@ -152,7 +155,8 @@ impl Places {
         Root::open(folder).map(Some)
     }
 
-    /// Opens a file or object, and returns its first bytes with it: up to `first` of them. A file must be in `root`, if there is one.
+    /// Opens a file or object, and returns its first bytes with it: up to `first` of them. A file
+    /// must be inside `root`, if one is given.
     pub(super) fn open(
         &self,
         location: &Location,
@@ -177,7 +181,7 @@ impl Places {
         self.open_object(location, first)
     }
 
-    /// Whether `location` is a file or a folder, and what is in it.
+    /// Looks up whether `location` is a file or a folder, and lists a folder.
     pub(super) fn find(&self, location: &Location) -> Result<Found> {
         self.underway.during(location, || self.find_now(location))
     }
@@ -200,7 +204,7 @@ impl Places {
 
 #[cfg(feature = "object")]
 impl Places {
-    /// All locations are in `objects`.
+    /// Creates access to a store that the caller opened: all locations are in `objects`.
     pub(super) fn custom(
         objects: Arc<dyn object_store::ObjectStore>,
         location: &Location,
@@ -263,7 +267,7 @@ impl Places {
         }
         let folder = source::Folder::list(self.remote()?, location, self.deadline)?;
         if folder.names.is_empty() && folder.below.is_empty() && !location.file_name().is_empty() {
-            // A file may have any name; opening it says whether it is there.
+            // A file may have any name; opening it tells whether it exists.
             return Ok(Found::File);
         }
         let source::Folder { names, below } = folder;
@@ -299,7 +303,8 @@ fn names_in(location: &Location, folder: &std::path::Path) -> Result<Vec<String>
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let name = entry.map_err(unreadable)?.file_name();
-        // A name that is not UTF-8 ends in neither suffix that counts here, or is not ours to guess.
+        // A name that is not UTF-8 has neither suffix that counts here, or cannot be decoded
+        // without guessing.
         if let Some(name) = name.to_str().filter(|name| !name.starts_with('.')) {
             names.push(name.to_owned());
         }

@@ -1,5 +1,5 @@
-//! Which files make up a checkpoint: a file, a folder, an index file, or a list. The same rules on file systems and in object
-//! stores.
+//! Determines the files of a checkpoint: a file, a folder, an index file, or a list. The rules are
+//! the same on file systems and in object stores.
 
 use super::Placement;
 use super::place::{Found, Places, ShardSource};
@@ -8,23 +8,23 @@ use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_i
 use crate::source::{Location, Root, Source};
 
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
-/// What `transformers` writes; it wins over other indexes in the same folder.
+/// Index name that `transformers` writes; it takes precedence over other indexes in the folder.
 const INDEX_NAME: &str = "model.safetensors.index.json";
-/// What `transformers` writes when one file is enough.
+/// Name that `transformers` writes when one file is enough.
 #[cfg(feature = "object")]
 const SINGLE_NAME: &str = "model.safetensors";
-/// First read of an index, bytes: holds it all for 10,000 tensors.
+/// First read of an index, bytes: holds all of it for 10,000 tensors.
 const INDEX_FIRST_BYTES: usize = 1 << 20;
 
-/// The files of a checkpoint, and what of them counts.
+/// Files of a checkpoint, and the index that selects from them.
 #[derive(Debug)]
 pub(super) struct ShardSet {
     pub(super) files: Vec<Location>,
-    /// None: everything.
+    /// `None` selects everything.
     pub(super) index: Option<Placement>,
-    /// The folder that the files must be in; none for those that somebody named one by one.
+    /// Folder that the files must be in; `None` for files that the caller listed.
     pub(super) root: Option<Root>,
-    /// True for all files of a folder or an index, false for files that were named.
+    /// True for all files of a folder or an index, false for files that the caller listed.
     pub(super) is_whole: bool,
 }
 
@@ -38,8 +38,8 @@ impl ShardSet {
         }
     }
 
-    /// Finds them, and requires those on file systems to be there before any is opened. In an object store, opening all of them is
-    /// the way to know.
+    /// Finds the files, and requires those on file systems to exist before any is opened. In an
+    /// object store existence is only known by opening all of them.
     pub(super) fn find(location: &Location, places: &Places) -> Result<Self> {
         let set = Self::named(location, places)?;
         let gone = |file: &&Location| file.as_path().is_some_and(|path| !path.exists());
@@ -49,7 +49,7 @@ impl ShardSet {
         }
     }
 
-    /// The same, whether the files that an index names are there or not.
+    /// Like [`Self::find`], without requiring the files that an index names to exist.
     pub(super) fn named(location: &Location, places: &Places) -> Result<Self> {
         match places.find(location)? {
             Found::Folder { names, below } => {
@@ -58,7 +58,8 @@ impl ShardSet {
             #[cfg(feature = "object")]
             Found::Unlisted => Self::in_unlisted(location, places),
             Found::File if location.has_extension("json") => {
-                // Whoever named the index may have named a link; its shards are beside it, not where that leads.
+                // An index that the caller named may be a link; its shards are beside the link, not
+                // beside its target.
                 let opened = places.open(location, None, INDEX_FIRST_BYTES)?;
                 let root = places.root(&location.parent())?;
                 Self::of_index(location, opened, root)
@@ -97,7 +98,7 @@ impl ShardSet {
         }
     }
 
-    /// A folder on a web server: what model hubs have in it is tried.
+    /// Finds the files of a folder on a web server by trying the names that model hubs use.
     #[cfg(feature = "object")]
     fn in_unlisted(location: &Location, places: &Places) -> Result<Self> {
         let index = location.join(INDEX_NAME);
@@ -105,7 +106,7 @@ impl ShardSet {
             .open(&index, None, INDEX_FIRST_BYTES)
             .and_then(|opened| Self::of_index(&index, opened, None));
         match found {
-            // Servers that must not be listed say 403 of what is not there.
+            // Servers whose listing is forbidden answer 403 for objects that do not exist.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -143,7 +144,7 @@ impl ShardSet {
                 ),
             )
             .with_location(location)
-            .with_hint("give the folder that the model's files are in, or a file"));
+            .with_hint("give the folder that contains the model's files, or a file"));
         }
         shards.sort_by(|a, b| natural_cmp(a, b));
         require_whole_set(location, &shards)?;
@@ -155,7 +156,7 @@ impl ShardSet {
         })
     }
 
-    /// The shards that an index names, in natural order.
+    /// Selects the shards that an index names, in natural order.
     fn of_index(
         location: &Location,
         (source, mut bytes): (ShardSource, Vec<u8>),
@@ -165,7 +166,7 @@ impl ShardSet {
             return Err(Error::new(
                 ErrorKind::InvalidFormat,
                 format!(
-                    "an index has at most {INDEX_BYTES_MAX} bytes, this one {}",
+                    "an index has at most {INDEX_BYTES_MAX} bytes, this one has {}",
                     source.len()
                 ),
             )
@@ -190,7 +191,7 @@ impl ShardSet {
         })
     }
 
-    /// Better than a bare "cannot open": says who wants the file, if an index does.
+    /// Replaces a bare "cannot open" by an error that says that the index names the file.
     pub(super) fn missing(&self, file: &Location, error: Error) -> Error {
         let Some(placement) = self
             .index
@@ -217,7 +218,8 @@ impl ShardSet {
     }
 }
 
-/// A bucket holds many models: whoever gave a prefix too short is told how it goes on.
+/// Adds the folders below a prefix to the hint: a bucket holds many models, and the prefix may be
+/// too short.
 fn name_below(error: Error, below: &[String]) -> Error {
     const SHOWN: usize = 8;
     if error.kind() != ErrorKind::NotFound || below.is_empty() {
@@ -230,10 +232,12 @@ fn name_below(error: Error, below: &[String]) -> Error {
     } else {
         String::new()
     };
-    error.with_hint(format!("below it are {shown}/{more}: give one of them"))
+    error.with_hint(format!(
+        "the folders below it are {shown}/{more}: give one of them"
+    ))
 }
 
-/// Refuses a numbered set that lacks a shard: without an index nothing else would tell.
+/// Rejects a numbered set that lacks a shard: without an index nothing else reveals it.
 fn require_whole_set(location: &Location, names: &[&String]) -> Result<()> {
     let Some(gap) = missing_shard(names.iter().map(|name| name.as_str())) else {
         return Ok(());

@@ -1,7 +1,8 @@
-//! Which engine reads, and why that one.
+//! Choice of the engine, and the reason for it.
 //!
-//! Rings are tried, never guessed from a version: seccomp, sysctls, memlock and sandboxes all say no in ways of their own. With
-//! [`EngineChoice::Auto`] any refusal means `pread`, and the reason is kept for the report.
+//! Rings are tried, never inferred from a kernel version: seccomp, sysctls, memlock and sandboxes
+//! each refuse in their own way. With [`EngineChoice::Auto`] any refusal means `pread`, and the
+//! reason is kept for the report.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,30 +18,32 @@ use crate::request::EngineChoice;
 use crate::source::ObjectSource;
 use crate::source::{ReadFile, Source};
 
-/// Reading threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's throughput at twice its CPU time
-/// (`engines.md` in `benches/results/2core-virtio-2026-11-20`). More were not measured.
+/// Maximum number of threads of one `pread` engine: with up to 8 a load reached 0.97 of the ring's
+/// throughput at twice its CPU time (`engines.md` in `benches/results/2core-virtio-2026-11-20`).
+/// More were not measured.
 const PREAD_THREADS_MAX: usize = 8;
 
-/// The same where each read waits for a network, or for a server in user space: a thread that waits costs nothing but its stack.
+/// Maximum number of threads where each read waits for a network or for a server in user space: a
+/// waiting thread costs nothing but its stack.
 const FAR_THREADS_MAX: usize = 64;
 
-/// What an engine needs to be opened on a lane's thread.
+/// Configuration of an engine that is opened on a lane's thread.
 #[derive(Debug)]
 pub struct EngineSetup {
-    /// The sources, in the order of [`super::Job::source`].
+    /// Sources, in the order of [`super::Job::source`].
     pub files: Arc<[ReadFile]>,
-    /// Jobs that it must take at a time.
+    /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
-    /// Long-lived memory that leases come from, to register with the kernel.
+    /// Long-lived memory that leases come from, to be registered with the kernel.
     pub slab: Option<Arc<Slab>>,
 }
 
-/// The engines for files.
+/// Engines for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineKind {
     /// `io_uring`.
     Uring,
-    /// Threads.
+    /// Threads that call `pread`.
     Pread,
     /// Threads that map files instead of reading them.
     Map,
@@ -48,15 +51,15 @@ pub enum EngineKind {
     TokioUring,
 }
 
-/// An engine, and what the report says of it.
+/// Open engine and its description for the report.
 pub struct OpenedEngine {
     /// The engine.
     pub engine: Box<dyn Engine>,
-    /// Its name.
+    /// Name of the engine.
     pub name: &'static str,
-    /// What of the kernel's offers it uses.
+    /// Kernel features that it uses.
     pub features: Vec<String>,
-    /// Why not the one that was preferred.
+    /// Reason why the preferred engine was not used.
     pub refusal: Option<Refusal>,
 }
 
@@ -68,19 +71,19 @@ impl fmt::Debug for OpenedEngine {
     }
 }
 
-/// Why no ring could be set up, and what would help.
+/// Reason why no ring could be set up, and a hint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// What the kernel said.
+    /// Message of the kernel.
     pub reason: String,
-    /// What to do about it.
+    /// Advice on what to do about it.
     pub hint: String,
-    /// The kernel's error number, if it gave one.
+    /// Error number of the kernel, if it returned one.
     pub errno: Option<i32>,
 }
 
 impl Refusal {
-    /// The error for a caller who insists on a ring.
+    /// Returns the error for a caller who requires a ring.
     pub fn into_error(self) -> Error {
         Error::new(
             ErrorKind::Unsupported,
@@ -90,15 +93,15 @@ impl Refusal {
     }
 }
 
-/// Picks the engine for `files` and says why.
+/// Picks the engine for `files` and returns it with the reason.
 pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) {
     if files.iter().any(|file| file.view().is_some()) {
         return (EngineKind::Map, "nothing is copied: cache=map".to_owned());
     }
     match choice {
-        EngineChoice::Uring => (EngineKind::Uring, "asked for".to_owned()),
-        EngineChoice::Pread => (EngineKind::Pread, "asked for".to_owned()),
-        EngineChoice::TokioUring => (EngineKind::TokioUring, "asked for".to_owned()),
+        EngineChoice::Uring => (EngineKind::Uring, "requested".to_owned()),
+        EngineChoice::Pread => (EngineKind::Pread, "requested".to_owned()),
+        EngineChoice::TokioUring => (EngineKind::TokioUring, "requested".to_owned()),
         EngineChoice::Auto => {
             let in_memory = |file: &ReadFile| file.source().file_system().in_memory;
             if !files.is_empty() && files.iter().all(in_memory) {
@@ -117,7 +120,8 @@ pub fn choose(choice: EngineChoice, files: &[ReadFile]) -> (EngineKind, String) 
     }
 }
 
-/// Whether most bytes of `files` are to be copied from memory: then cores are the limit, and no device.
+/// Returns whether most bytes of `files` are copied from memory, so that the load is CPU-bound and
+/// not limited by a device.
 pub fn are_copied(files: &[ReadFile]) -> bool {
     let bytes = |copied: bool| -> u64 {
         let files = files.iter().filter(|file| file.is_copied() == copied);
@@ -126,15 +130,16 @@ pub fn are_copied(files: &[ReadFile]) -> bool {
     bytes(true) > bytes(false)
 }
 
-/// Opens an engine of `kind` on the calling thread, which must be the one that uses it; falls back to threads when a ring is
-/// refused, unless the caller insists on one.
+/// Opens an engine of `kind` on the calling thread, which must be the one that uses it. Falls back
+/// to threads when a ring is refused, unless the caller requires one.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] when a ring was asked for and refused; [`ErrorKind::OutOfMemory`] when no thread starts.
+/// [`ErrorKind::Unsupported`] when a ring was required and refused; [`ErrorKind::OutOfMemory`] when
+/// no thread can be started.
 pub fn open(kind: EngineKind, choice: EngineChoice, setup: &EngineSetup) -> Result<OpenedEngine> {
     if kind == EngineKind::TokioUring {
-        // Chosen by nobody but the caller, so there is nothing to fall back to.
+        // Only the caller chooses this engine, so there is no fallback.
         let (engine, features) = tokio_uring::open(setup).map_err(Refusal::into_error)?;
         return Ok(OpenedEngine {
             engine,
@@ -197,7 +202,8 @@ pub fn open_objects(setup: &Arc<ObjectSetup>) -> OpenedEngine {
     }
 }
 
-/// Copies from memory are limited by cores, reads from a device by its queue.
+/// Returns the number of threads: copies from memory are limited by cores, reads from a device by
+/// its queue.
 fn pread_threads(setup: &EngineSetup) -> usize {
     let copying = are_copied(&setup.files);
     let cores = std::thread::available_parallelism().map_or(2, usize::from);

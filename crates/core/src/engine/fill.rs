@@ -1,16 +1,17 @@
-//! What one extent still needs, and what the result of a read means for it. Shared by the engines that read files; pure but
-//! for what it learns of the file.
+//! State of one extent and the interpretation of read results. Shared by the engines that read
+//! files; pure except for what it learns about the file.
 //!
 //! ```text
 //!            ┌────────────── short read, EINTR, EAGAIN, direct I/O refused ──────────────┐
 //!            ▼                                                                           │
 //!   Fill ─▶ Read ─▶ after(result) ─┬─ needed bytes are there ─▶ Filled                   │
 //!            ▲                     ├─ more to read ──────────────────────────────────────┘
-//!            └── Later, a pause ◀──┼─ an error that may pass (`retry.rs`)
+//!            └── Later, a pause ◀──┼─ a transient error (`retry.rs`)
 //!                                  └─ end of file, any other error ─▶ Failed
 //! ```
 //!
-//! Engines wait through a pause in their own ways, none of them on the lane's thread: what has been filled stays filled.
+//! Engines implement pauses in their own ways, none of them on the lane's thread. Filled bytes are
+//! kept during a pause.
 
 use std::io;
 use std::time::Duration;
@@ -20,17 +21,18 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{PROGRESS_BYTES, Transient};
 use crate::source::{Access, ReadFile, Source};
 
-/// `EAGAIN` and `EINTR` in a row without a byte of progress: beyond this something is broken, and an error is better than a
-/// loop.
+/// Maximum number of consecutive `EAGAIN` and `EINTR` without a byte of progress: beyond this
+/// something is broken, and an error is better than a loop.
 const RETRIES_MAX: u32 = 10_000;
 
-/// [`PROGRESS_BYTES`], of a window.
+/// [`PROGRESS_BYTES`] as an offset in a window.
 const PROGRESS: usize = PROGRESS_BYTES as usize;
 
-/// Direct reads in a row that brought less than one unit: a file system that has more would have given it by now.
+/// Maximum number of consecutive direct reads that returned less than one unit: a file system with
+/// more bytes would have returned them by now.
 const STUMPS_MAX: u32 = 100;
 
-/// The state of one extent.
+/// State of one extent.
 #[derive(Debug)]
 pub(super) struct Fill {
     offset: u64,
@@ -40,43 +42,43 @@ pub(super) struct Fill {
     access: Access,
     retries_in_row: u32,
     stumps_in_row: u32,
-    /// Errors in a row that may pass, and how much was filled at the first of them.
+    /// Consecutive transient errors, and the bytes that were filled at the first of them.
     failed_in_row: u32,
     failed_at: usize,
-    /// Which opening of the file the last read was of.
+    /// Number of the opening of the file that the last read used.
     opening: usize,
     pub(super) transfer: Transfer,
 }
 
-/// The read to do next.
+/// Next read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Read {
-    /// Where in the window the bytes go.
+    /// Offset of the bytes in the window.
     pub(super) window_offset: usize,
-    /// Where in the file they are.
+    /// Offset of the bytes in the file.
     pub(super) offset: u64,
-    /// How many to ask for.
+    /// Number of bytes to request.
     pub(super) len: usize,
-    /// Through which descriptor.
+    /// Descriptor to use.
     pub(super) access: Access,
 }
 
-/// What the result of a read means.
+/// Next step after the result of a read.
 #[derive(Debug)]
 pub(super) enum Step {
     /// Read again.
     Read(Read),
-    /// Read again when so long has passed.
+    /// Read again after a pause.
     Later(Read, Duration),
-    /// So many bytes of the window are filled, and that is enough.
+    /// This many bytes of the window are filled, and that is enough.
     Filled(usize),
-    /// It will never be.
+    /// The extent cannot be read.
     Failed(Error),
 }
 
-/// The error for pages of a file that cannot be mapped.
+/// Returns the error for pages of a file that cannot be mapped.
 pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::Error) -> Error {
-    // The system says the same of pages that cannot be read as of pages that are not there any more.
+    // The system returns the same error for unreadable pages and for pages beyond a truncated end.
     let error = match file.source().verify_unchanged() {
         Err(changed) if error.raw_os_error() == Some(libc::EFAULT) => return changed,
         _ if error.raw_os_error() == Some(libc::EFAULT) => Error::new(
@@ -93,7 +95,7 @@ pub(super) fn not_shown(file: &ReadFile, offset: u64, needed: usize, error: io::
 }
 
 impl Fill {
-    /// An extent of which nothing has been read, and the first read to do.
+    /// Creates the state of an extent that has not been read. Also returns its first read.
     pub(super) fn new(job: &Job, file: &ReadFile) -> (Self, Read) {
         let mut new = Self {
             offset: job.offset,
@@ -112,7 +114,7 @@ impl Fill {
         (new, first)
     }
 
-    /// The next read, of the file as it is open now.
+    /// Returns the next read, for the file's current opening.
     fn read(&mut self, file: &ReadFile) -> Read {
         self.opening = file.openings();
         Read {
@@ -123,7 +125,7 @@ impl Fill {
         }
     }
 
-    /// Takes the result of the last read: a count of bytes or an error of the system.
+    /// Processes the result of the last read: a count of bytes or an error number.
     pub(super) fn after(&mut self, file: &ReadFile, result: Result<usize, i32>) -> Step {
         match result {
             Ok(0) if self.filled < self.needed => Step::Failed(self.ended_early(file)),
@@ -148,15 +150,16 @@ impl Fill {
         }
         self.transfer.short_reads += 1;
         if self.access == Access::Direct {
-            // Worked example (alignment 4096): 5000 of 12288 bytes came. Direct reads begin on a multiple, so the next one
-            // begins at 4096 and reads 904 bytes again.
+            // Worked example (alignment 4096): 5000 of 12288 bytes arrived. Direct reads begin on a
+            // multiple, so the next one begins at 4096 and reads 904 bytes again.
             let alignment = usize::try_from(file.alignment()).expect("alignments are small");
             let aligned = self.filled / alignment * alignment;
             if aligned > before {
                 self.filled = aligned;
                 self.stumps_in_row = 0;
             } else if !file.demands_direct() {
-                // Not one whole unit came: the rest of this extent goes through the page cache.
+                // Less than one whole unit arrived: the rest of this extent goes through the page
+                // cache.
                 self.access = Access::Buffered;
             } else if self.stumps_in_row < STUMPS_MAX {
                 self.filled = before;
@@ -193,7 +196,7 @@ impl Fill {
         Step::Read(self.read(file))
     }
 
-    /// How long to wait after an error that may pass, or that there have been too many.
+    /// Returns the pause after a transient error, or an error if there have been too many.
     fn later(&mut self, file: &ReadFile, what: Transient, errno: i32) -> Result<Duration> {
         if self.filled >= self.failed_at + PROGRESS {
             self.failed_in_row = 0;
@@ -203,7 +206,7 @@ impl Fill {
         }
         self.failed_in_row += 1;
         if Transient::wants_reopening(errno) {
-            // That the file cannot be opened now may pass as well; that it is another one does not.
+            // A failure to open the file may be transient as well; a replaced file is not.
             if let Err(error) = file.reopen(self.opening)
                 && error.kind() == ErrorKind::Changed
             {
@@ -217,7 +220,7 @@ impl Fill {
             let attempts = self.failed_in_row;
             let message = format!("cannot read, tried {attempts} times without progress");
             return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
-                "look at the mount and its server; retries= sets how often it is tried",
+                "look at the mount and its server; retries= sets the number of retries",
             ));
         };
         self.transfer.retries += 1;
@@ -230,21 +233,23 @@ impl Fill {
         Ok(pause)
     }
 
-    /// What the failure of an attempt to bring in the pages of a view means: how long to wait before the next one.
+    /// Returns the pause before the next attempt to bring in the pages of a view; `None` if the
+    /// error is permanent.
     pub(super) fn not_shown(&mut self, file: &ReadFile, error: &io::Error) -> Option<Duration> {
-        // All that the system says of pages that could not be read. Of pages that are gone it says the same, so look.
+        // `EFAULT` is the only report of pages that could not be read. Truncated pages cause the
+        // same, so the file is checked.
         let unread = error.raw_os_error() == Some(libc::EFAULT);
         let what = file.failure(libc::EIO).filter(|_| unread)?;
         file.source().verify_unchanged().ok()?;
         self.later(file, what, libc::EIO).ok()
     }
 
-    /// Direct I/O was demanded, and brings less than its own unit.
+    /// Returns the error for required direct I/O that returns less than its own unit.
     fn stuck(&self, file: &ReadFile, count: usize) -> Error {
         if let Err(changed) = file.source().verify_unchanged() {
             return changed;
         }
-        let message = format!("direct reads bring {count} bytes again and again, less than a unit");
+        let message = format!("direct reads repeatedly return {count} bytes, less than a unit");
         self.placed(file, Error::new(ErrorKind::Io, message))
             .with_hint("use cache=auto or cache=buffered")
     }
@@ -259,7 +264,7 @@ impl Fill {
             ),
         );
         self.placed(file, error).with_hint(
-            "somebody truncated the file while it was read; load again when nobody writes to it",
+            "the file was truncated while it was read; load again when no process writes to it",
         )
     }
 

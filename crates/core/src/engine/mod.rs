@@ -1,7 +1,8 @@
-//! Engines fill leases: the seam between the pipeline and storage.
+//! Engines fill leases: the interface between the pipeline and storage.
 //!
-//! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands it back, so the kernel never
-//! writes to memory that somebody else has. The order of extents is not its business.
+//! An engine knows files and memory, not tensors. It owns a lease from `submit` until `reap` hands
+//! it back, so the kernel never writes to memory that has another owner. The order of extents is
+//! not its concern.
 
 mod choose;
 mod fill;
@@ -38,34 +39,35 @@ use crate::buffer::{Filled, Lease};
 use crate::error::{Error, ErrorKind};
 use crate::over::Over;
 
-/// An extent on its way to an engine.
+/// Extent on its way to an engine.
 #[derive(Debug)]
 pub struct Job {
-    /// The caller's mark, handed back in [`Done`].
+    /// Index chosen by the caller, returned in [`Done`].
     pub extent: usize,
-    /// Which of the engine's sources.
+    /// Index of the engine's source.
     pub source: usize,
-    /// Where the read begins in the source; aligned as the source wants.
+    /// Offset in the source where the read begins; aligned as the source requires.
     pub offset: u64,
-    /// Bytes that must arrive, at most the window's length.
+    /// Number of bytes that must arrive, at most the window's length.
     pub needed: usize,
-    /// The window to fill.
+    /// Window to fill.
     pub lease: Lease,
 }
 
-/// An extent on its way back.
+/// Extent on its way back from an engine.
 #[derive(Debug)]
 pub struct Done {
-    /// The job's mark.
+    /// The job's `extent`.
     pub extent: usize,
-    /// The window, with at least the needed bytes in it; or why not, and then the window is free again.
+    /// The window with at least the needed bytes in it; or an error, and then the window is free
+    /// again.
     pub result: Result<Filled, Error>,
-    /// What it took.
+    /// Statistics of the job.
     pub transfer: Transfer,
 }
 
 impl Done {
-    /// Of a job that failed before anything was read.
+    /// Returns the result of a job that failed before anything was read.
     pub fn failed(extent: usize, error: Error) -> Self {
         Self {
             extent,
@@ -75,7 +77,7 @@ impl Done {
     }
 }
 
-/// What reading one extent took.
+/// Statistics of the reads of one extent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Transfer {
     /// Bytes read past the page cache.
@@ -88,64 +90,66 @@ pub struct Transfer {
     pub remote_bytes: u64,
     /// Requests to object stores.
     pub requests: u32,
-    /// Reads that returned less than they were asked for, before the end of what was needed.
+    /// Reads that returned less than was requested, before the end of the needed bytes.
     pub short_reads: u32,
-    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`), refused direct I/O or failed in a way that may pass;
-    /// requests repeated because they failed.
+    /// Reads repeated because the system asked for it (`EINTR`, `EAGAIN`), refused direct I/O or
+    /// failed with a transient error, and requests repeated because they failed.
     pub retries: u32,
-    /// Those of them that are reads of files tried again after a failure.
+    /// File reads among `retries` that were retried after a transient error.
     pub read_retries: u32,
-    /// Those of them that are requests.
+    /// Requests among `retries`.
     pub request_retries: u32,
-    /// What was tried again last, and why.
+    /// Description of the last retry and its cause.
     pub last_retry: Option<Arc<str>>,
-    /// Requests that took much longer than is usual for so many bytes.
+    /// Requests that took much longer than usual for their size.
     pub stalls: u32,
     /// Requests sent a second time while the first one stalled.
     pub hedges: u32,
-    /// Those of them that were faster.
+    /// Hedged requests whose second request was faster.
     pub hedges_won: u32,
 }
 
-/// Whether to wait for a completion.
+/// Mode of waiting for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Take what is there.
+    /// Take the completions that are available.
     No,
-    /// Until at least one job has ended; at once when none is in flight.
+    /// Wait until at least one job has ended; return at once when none is in flight.
     ForOne,
 }
 
 /// Turns jobs into filled leases, in any order.
 ///
-/// Dropping an engine waits for what is in flight, or leaks its memory: it never frees what the kernel may still write to.
+/// Dropping an engine waits for the reads in flight, or leaks their memory: it never frees memory
+/// that the kernel may still write to.
 pub trait Engine {
-    /// The most jobs it takes at a time.
+    /// Returns the maximum number of jobs in flight.
     fn depth(&self) -> usize;
 
-    /// Jobs submitted and not yet reaped.
+    /// Returns the number of jobs submitted and not yet reaped.
     fn in_flight(&self) -> usize;
 
-    /// Starts a job. Never blocks on storage; the engine owns the lease until [`Self::reap`] hands it back. The caller keeps
-    /// [`Self::in_flight`] below [`Self::depth`].
+    /// Starts a job. Never blocks on storage; the engine owns the lease until [`Self::reap`] hands
+    /// it back. The caller keeps [`Self::in_flight`] below [`Self::depth`].
     fn submit(&mut self, job: Job);
 
-    /// Moves every finished job into `done`: filled whole, or failed. Never short.
+    /// Moves every finished job into `done`: completely filled, or failed. Never short.
     fn reap(&mut self, wait: Wait, done: &mut Vec<Done>);
 
-    /// So many bytes may be in flight from now on, over all lanes: for engines that have something else to fit to that.
+    /// Sets the number of bytes that may be in flight from now on, over all lanes, for engines that
+    /// scale other resources with it.
     fn allow(&mut self, _bytes: u64) {}
 
-    /// When `over` is raised, lets go of what it can: what waits to be read, for the first time or again, fails as cancelled, and
-    /// reads that the system can take back are taken back. The others end when the system answers. Called once, before the first
-    /// job.
+    /// Makes the engine stop when `over` is raised: jobs that wait for a read or for a retry fail
+    /// as cancelled, and reads that the system can cancel are cancelled. The other reads end when
+    /// the system completes them. Called once, before the first job.
     fn stop_when(&mut self, _over: &Over) {}
 }
 
-/// Bytes of windows that are never freed, because the kernel may write to them at any time.
+/// Bytes of windows that are never freed because the kernel may write to them at any time.
 static GIVEN_UP: AtomicU64 = AtomicU64::new(0);
 
-/// Leaks windows that were handed to a ring which no longer says when it is done with them.
+/// Leaks windows that were handed to a ring which no longer reports completions.
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 fn give_up(leases: impl IntoIterator<Item = Lease>) {
     let mut bytes = 0;
@@ -162,12 +166,13 @@ fn give_up(leases: impl IntoIterator<Item = Lease>) {
     }
 }
 
-/// Returns the bytes of windows that failed rings have left to the kernel for good.
+/// Returns the bytes of windows that were leaked because their ring failed.
 pub(crate) fn given_up_bytes() -> u64 {
     GIVEN_UP.load(Ordering::Relaxed)
 }
 
-/// The error of what was let go of because the load is over. Why it is, somebody else knows.
+/// Returns the error of jobs that end because the load is over. The stream knows the reason for
+/// that.
 pub(crate) fn cancelled() -> Error {
     Error::new(ErrorKind::Cancelled, "the load was cancelled")
 }

@@ -1,4 +1,4 @@
-//! Stands in for the engine of the crate `tokio-uring` where there is none: other systems, and builds without the feature.
+//! Replacement for the `tokio-uring` engine on other systems and in builds without the feature.
 
 use super::Engine;
 use super::choose::{EngineSetup, Refusal};

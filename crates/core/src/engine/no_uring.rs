@@ -1,20 +1,20 @@
-//! Stands in for the ring where there is none: other systems, and builds without the `uring` feature.
+//! Replacement for the ring on other systems and in builds without the `uring` feature.
 
 use super::Engine;
 use super::choose::{EngineSetup, Refusal};
 
-/// What setting up a ring gave.
+/// Result of setting up a ring.
 #[derive(Clone, Debug)]
 pub struct RingProbe {
-    /// Why there is none.
+    /// Reason why there is no ring.
     pub refusal: Option<Refusal>,
-    /// What of the kernel's offers a ring would use.
+    /// Kernel features that a ring would use.
     pub features: Vec<String>,
-    /// The largest buffer, of the sizes tried, that could be registered, bytes.
+    /// Largest buffer, of the sizes tried, that could be registered, bytes.
     pub registered_bytes_max: Option<u64>,
 }
 
-/// There is no ring.
+/// Reports that there is no ring.
 pub fn probe_ring() -> RingProbe {
     RingProbe {
         refusal: Some(refusal()),

@@ -1,12 +1,13 @@
-//! The engine for object stores: ranged requests, streamed into leases.
+//! Engine for object stores: ranged requests, streamed into leases.
 //!
-//! A job is not a request. Jobs that follow one another in an object are brought by one request, as far as an extent of the store
-//! is long, and come back one by one as their bytes arrive; so many small tensors share a request. What the sockets hold is copied
-//! once, into the jobs' windows. Requests run on the threads of the checkpoint; this side only starts them and takes results.
+//! A job is not a request. Adjacent jobs of an object share one request, up to the extent length of
+//! the store, and come back one by one as their bytes arrive; so many small tensors share a
+//! request. Bytes are copied once, from the socket into the jobs' windows. Requests run on the
+//! threads of the checkpoint; this side only starts them and takes results.
 //!
 //! ```text
-//!  submit ─▶ [job][job][job] ─ neighbours ─▶ Request ─ a connection is free ─▶ Running ─ bytes ─▶ Filled ─▶ reap
-//!                                                                                 └─ failure that stays ─▶ all that is left
+//!  submit ─▶ [job][job] ─ adjacent ─▶ Request ─ connection ─▶ Running ─ bytes ─▶ Filled ─▶ reap
+//!                                                                └─ permanent error ─▶ all others
 //! ```
 
 use std::collections::VecDeque;
@@ -22,73 +23,76 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::over::Over;
 use crate::source::{Hedging, ObjectSource, Receive, Retries, Source};
 
-/// Requests are not cut shorter than this, bytes, to give work to idle connections: with 30 ms to an answer and 90 MB/s after it,
-/// as S3 has, a request of this length still spends more time receiving than waiting.
+/// Minimum length to which requests are split to give work to idle connections, bytes: with 30 ms
+/// of latency and 90 MB/s after it, as S3 has, a request of this length still spends more time
+/// receiving than waiting.
 const SHARE_BYTES_MIN: u64 = 4 << 20;
 
-/// What the engine needs.
+/// Configuration of the engine.
 #[derive(Debug)]
 pub struct ObjectSetup {
-    /// The objects, in the order of [`Job::source`].
+    /// Objects, in the order of [`Job::source`].
     pub objects: Arc<[ObjectSource]>,
-    /// Requests that receive at a time, to begin with. A request that only waits for its answer comes on top: the next one is sent as long before
-    /// the end of another as its answer will take, so that no connection's worth of bandwidth is idle meanwhile.
+    /// Initial number of requests that receive at a time. Requests that only wait for their
+    /// response are not counted: the next request is sent ahead of the end of another one by the
+    /// expected latency, so that no connection's share of the bandwidth is idle meanwhile.
     pub connections: usize,
-    /// Bytes in flight for which `connections` is right: more of them, more connections. None if it stays as it is.
+    /// Bytes in flight for which `connections` is right: the number of connections scales with the
+    /// bytes. `None` if it is constant.
     pub in_flight_bytes: Option<u64>,
-    /// Longest request, bytes; a longer job is one all the same.
+    /// Maximum length of a request, bytes; a longer job is still one request.
     pub request_bytes: u64,
-    /// Bytes that all jobs of the load need together: towards the end requests become shorter, so that all connections end
-    /// together. 0 if unknown.
+    /// Total number of bytes that the load needs: towards the end requests become shorter, so that
+    /// all connections end together. 0 if unknown.
     pub total_bytes: u64,
-    /// How failed requests are tried again; what the store's options say if none.
+    /// Retry policy for failed requests; `None` for the policy of the store's options.
     pub retries: Option<Retries>,
-    /// Whether a request that stalls may be sent a second time.
+    /// True if stalled requests may be hedged.
     pub hedge: bool,
-    /// Jobs that it must take at a time.
+    /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
-    /// Ends what is in flight when raised.
+    /// Cancels the requests in flight when raised.
     pub over: Arc<Over>,
 }
 
-/// Reads objects.
+/// Engine that reads objects.
 #[derive(Debug)]
 pub(super) struct ObjectEngine {
     setup: Arc<ObjectSetup>,
     hedging: Arc<Hedging>,
-    /// Requests that may receive at a time now.
+    /// Number of requests that may receive at a time now.
     connections: usize,
-    /// Not started: the last one may still grow.
+    /// Requests that have not started: the last one may still grow.
     waiting: VecDeque<Request>,
     /// Bytes of the requests in `waiting`.
     waiting_bytes: u64,
     /// Bytes of the load that are not submitted yet.
     unseen_bytes: u64,
-    /// Requests that receive, or soon will in the place of another.
+    /// Requests that receive, or soon will in place of another one.
     running: usize,
     /// Requests that have not ended.
     open: usize,
-    /// Jobs that ended before they were asked for.
+    /// Jobs that failed before a request was made for them.
     ended: Vec<Done>,
     /// Jobs in `waiting`, in requests that run and in `ended`.
     in_flight: usize,
-    /// None only while being dropped.
+    /// `None` only while the engine is being dropped.
     news: Option<Sender<News>>,
     reports: Receiver<News>,
-    /// True: let go of everything.
+    /// Set to true to cancel everything.
     stop: Arc<watch::Sender<bool>>,
 }
 
-/// What a request tells the engine.
+/// Message from a request to the engine.
 #[derive(Debug)]
 struct News {
     done: Vec<Done>,
-    /// Another request may begin in its place: told once, at the end or shortly before.
+    /// Another request may begin in its place. Sent once, at the end or shortly before.
     makes_room: bool,
     ended: bool,
 }
 
-/// Jobs that one request brings, in the order of their offsets.
+/// Jobs that share one request, in the order of their offsets.
 #[derive(Debug)]
 struct Request {
     source: usize,
@@ -159,9 +163,10 @@ impl ObjectEngine {
         }
     }
 
-    /// What a free connection should bring. Not so much that others have nothing to do: each gets an even share of what waits, and
-    /// of what is left of the load at most half of an even share, as in guided self-scheduling (Polychronopoulos and Kuck, IEEE
-    /// Transactions on Computers 1987).
+    /// Returns the next request for a free connection. Its length leaves work for the others: a
+    /// connection gets at most an even share of the waiting bytes, and at most half of an even
+    /// share of the load's remaining bytes, as in guided self-scheduling (Polychronopoulos and
+    /// Kuck, IEEE Transactions on Computers 1987).
     fn next_request(&mut self) -> Option<Request> {
         let mut first = self.waiting.pop_front()?;
         let connections = self.connections as u64;
@@ -172,7 +177,7 @@ impl ObjectEngine {
         if let Some(rest) = first.split_off(share) {
             self.waiting.push_front(rest);
         }
-        // Gaps and overlaps make this inexact, until nothing waits.
+        // Gaps and overlaps make this inexact while requests wait.
         self.waiting_bytes = self.waiting_bytes.saturating_sub(first.len());
         if self.waiting.is_empty() {
             self.waiting_bytes = 0;
@@ -223,7 +228,7 @@ impl Engine for ObjectEngine {
                 self.take(news, done);
             }
             if done[before..].iter().any(|done| done.result.is_err()) {
-                // The caller may want nothing more: it should say so first.
+                // The caller may want to stop: let it decide first.
                 return;
             }
             self.start_requests();
@@ -241,7 +246,8 @@ impl Engine for ObjectEngine {
 }
 
 impl ObjectSetup {
-    /// As many connections for each byte in flight as to begin with.
+    /// Returns the number of connections for `bytes` bytes in flight, in proportion to the initial
+    /// values.
     fn connections_for(&self, bytes: u64) -> usize {
         let Some(base) = self.in_flight_bytes.filter(|base| *base > 0) else {
             return self.connections;
@@ -255,7 +261,7 @@ impl Drop for ObjectEngine {
     fn drop(&mut self) {
         self.stop.send_replace(true);
         self.waiting.clear();
-        // Until the last request has let go of its memory.
+        // Wait until the last request has released its memory.
         self.news = None;
         while self.reports.recv().is_ok() {}
     }
@@ -271,8 +277,9 @@ impl Request {
         }
     }
 
-    /// Whether `job` comes next in the same object, near enough and without making the request too long. Windows begin on a
-    /// multiple of 64 bytes, so it may begin a little before the end of the one before it.
+    /// Returns whether `job` is next in the same object, near enough, and does not make the request
+    /// too long. Windows begin on a multiple of 64 bytes, so it may begin a little before the end
+    /// of the previous job.
     fn takes(&self, job: &Job, gap: u64, request_bytes: u64) -> bool {
         let last = self.jobs.back().expect("has a job from the start");
         let end = job.offset + job.needed as u64;
@@ -292,7 +299,8 @@ impl Request {
         self.end - self.start
     }
 
-    /// Keeps the first jobs, as many as `bytes` bytes hold but one at least, and returns the others.
+    /// Keeps the first jobs, as many as fit into `bytes` bytes but at least one, and returns the
+    /// others.
     fn split_off(&mut self, bytes: u64) -> Option<Self> {
         let end = self.start + bytes;
         let fits = |job: &Job| job.offset + job.needed as u64 <= end;
@@ -309,12 +317,13 @@ impl Request {
     }
 }
 
-/// How long an answer took to begin, and how fast it comes.
+/// Latency and speed of a response.
 #[derive(Debug)]
 struct Pace {
     asked: Instant,
     latency: Option<Duration>,
-    /// When a quarter had come: before that, full buffers on the way pretend a speed that does not last.
+    /// Time when a quarter had arrived: before that, full buffers on the way suggest a speed that
+    /// does not last.
     quarter: Option<(Instant, u64)>,
 }
 
@@ -327,7 +336,8 @@ impl Pace {
         }
     }
 
-    /// Whether the rest will be here before another request could be answered, when `came` of `wanted` bytes have come.
+    /// Returns whether the rest will arrive before another request could be answered, when `came`
+    /// of `wanted` bytes have arrived.
     fn ends_soon(&mut self, came: u64, wanted: u64) -> bool {
         let now = Instant::now();
         let latency = *self.latency.get_or_insert(now - self.asked);
@@ -336,31 +346,32 @@ impl Pace {
         }
         let (since, at) = *self.quarter.get_or_insert((now, came));
         let time = now - since;
-        // time left = bytes left / (bytes / time), compared without dividing.
+        // time left = bytes left / (bytes / time), compared without a division.
         let left = u128::from(wanted - came) * time.as_nanos();
         time >= latency && left <= u128::from(came - at) * latency.as_nanos()
     }
 }
 
-/// A request on its way: gives the bytes to the jobs that want them. Whatever becomes of it, every job comes back.
+/// Request in flight: distributes the bytes to its jobs. Every job is returned, whatever the
+/// outcome.
 #[derive(Debug)]
 struct Running {
-    /// What the object is called.
+    /// Name of the object.
     name: String,
-    /// Those that want more bytes, in the order of their offsets.
+    /// Unfinished jobs, in the order of their offsets.
     jobs: VecDeque<FillingJob>,
-    /// Where in the object the next byte is.
+    /// Offset of the next byte in the object.
     at: u64,
     news: Sender<News>,
     stop: watch::Receiver<bool>,
-    /// What is asked for now.
+    /// Range of the current request.
     start: u64,
     end: u64,
     pace: Pace,
     made_room: bool,
-    /// Not yet told to anyone.
+    /// Statistics that have not been reported yet.
     transfer: Transfer,
-    /// What is told with the end.
+    /// Jobs to report when the request ends.
     last: Vec<Done>,
     error: Option<Error>,
 }
@@ -408,7 +419,7 @@ impl Running {
         }
     }
 
-    /// Nothing more comes: what is unfinished failed with the error of `result`.
+    /// Ends the request: unfinished jobs fail with the error of `result`.
     fn end(mut self, result: Result<()>) {
         match result {
             Ok(()) => self.last = self.finished(0),
@@ -416,8 +427,8 @@ impl Running {
         }
     }
 
-    /// Sends the jobs at the front that have all their bytes. The last one waits for the end of the answer, which may yet turn out
-    /// to be longer than it should be.
+    /// Sends the completed jobs at the front. The last job waits for the end of the response, which
+    /// may turn out to be longer than it should be.
     fn send_finished(&mut self) {
         let done = self.finished(1);
         let (came, wanted) = (self.at - self.start, self.end - self.start);
@@ -433,7 +444,7 @@ impl Running {
         }
     }
 
-    /// Takes out the jobs at the front that have all their bytes, but not the last `held` ones.
+    /// Removes the completed jobs at the front, except the last `held` ones.
     fn finished(&mut self, held: usize) -> Vec<Done> {
         let mut done = Vec::new();
         while self.jobs.len() > held && self.jobs[0].is_finished() {
@@ -484,7 +495,7 @@ impl Receive for Running {
                 break;
             }
             let next = job.offset + job.filling.len() as u64;
-            // What lies before it is a gap, or belongs to the jobs before.
+            // Bytes before it are a gap, or belong to earlier jobs.
             let skipped = usize::try_from(next.saturating_sub(self.at)).unwrap_or(usize::MAX);
             let Some(wanted) = bytes.get(skipped..) else {
                 continue;
@@ -513,7 +524,7 @@ impl Drop for Running {
             }
         });
         let mut done = std::mem::take(&mut self.last);
-        // The windows are free again before anybody hears of it.
+        // The windows are free again before the engine is notified.
         done.extend(failed);
         let _ = self.news.send(News {
             done,
@@ -527,7 +538,7 @@ fn ends_before(object: &ObjectSource, job: &Job) -> Error {
     Error::new(
         ErrorKind::Changed,
         format!(
-            "the object ends at byte {}, before what is wanted of it",
+            "the object ends at byte {}, before the end of the requested range",
             object.len()
         ),
     )
@@ -535,8 +546,8 @@ fn ends_before(object: &ObjectSource, job: &Job) -> Error {
     .with_range(job.offset..job.offset + job.needed as u64)
 }
 
-/// Nobody said how the request ended.
+/// Returns the error of a request that ended without a result.
 fn panicked() -> Error {
     Error::new(ErrorKind::Remote, "a request panicked")
-        .with_hint("this is a bug in tload, or in the store that you brought; please report it")
+        .with_hint("this is a bug in tload or in the custom store; please report it")
 }

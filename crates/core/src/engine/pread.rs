@@ -1,8 +1,8 @@
-//! Threads that call `pread`: works everywhere, and is the fastest way to copy from memory-backed files. The same threads map files
-//! that are not to be copied at all.
+//! Engine of threads that call `pread`: works everywhere, and is the fastest way to copy from
+//! memory-backed files. The same threads map files that are not to be copied.
 //!
-//! Chosen by itself when no ring can be set up. Each thread takes a job, reads it whole, and sends it back. A job that pauses before
-//! it is tried again waits in the queue, without a thread.
+//! Chosen automatically when no ring can be set up. Each thread takes a job, reads all of it, and
+//! sends it back. A job that waits for a retry is in the queue and occupies no thread.
 
 #![expect(unsafe_code, reason = "says which bytes of a lease a read has filled")]
 
@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::over::Over;
 use crate::source::ReadFile;
 
-/// A pool of reading threads.
+/// Pool of reading threads.
 #[derive(Debug)]
 pub(super) struct PreadEngine {
     work: Arc<Work<Task>>,
@@ -30,18 +30,18 @@ pub(super) struct PreadEngine {
     in_flight: usize,
 }
 
-/// A job, and how far it is.
+/// Job and its progress.
 #[derive(Debug)]
 struct Task {
     job: Job,
-    /// None before its first read.
+    /// `None` before the first read.
     begun: Option<(Fill, Read)>,
 }
 
-/// What became of a task.
+/// Result of working on a task.
 enum Outcome {
     Done(Done),
-    /// To be gone on with after a pause.
+    /// To be continued after a pause.
     Later(Task, Duration),
 }
 
@@ -50,9 +50,9 @@ impl PreadEngine {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the system starts not even one thread.
+    /// [`ErrorKind::OutOfMemory`] when not even one thread can be started.
     pub(super) fn open(files: &Arc<[ReadFile]>, threads: usize, depth: usize) -> Result<Self> {
-        // Room for all that may be in flight: sending neither waits nor allocates.
+        // There is room for all jobs in flight: sending neither waits nor allocates.
         let (done_queue, done) = bounded(depth.max(1));
         let mut engine = Self {
             work: Arc::default(),
@@ -69,7 +69,7 @@ impl PreadEngine {
                 .spawn(move || serve(&files, &work, &done));
             match started {
                 Ok(thread) => engine.threads.push(thread),
-                // Fewer threads read slower; none would hang.
+                // Fewer threads read more slowly; without any, the load would hang.
                 Err(_) if index > 0 => break,
                 Err(error) => {
                     return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
@@ -81,7 +81,7 @@ impl PreadEngine {
         Ok(engine)
     }
 
-    /// Threads that serve.
+    /// Returns the number of threads.
     pub(super) fn threads(&self) -> usize {
         self.threads.len()
     }
@@ -107,7 +107,7 @@ fn serve(files: &[ReadFile], work: &Work<Task>, done: &Sender<Done>) {
     }
 }
 
-/// Reads a job as far as it goes.
+/// Reads a job until it completes, fails or has to pause.
 fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
     let Task { mut job, begun } = task;
     let extent = job.extent;
@@ -130,7 +130,8 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
                 let begun = Some((state, read));
                 return Outcome::Later(Task { job, begun }, pause);
             }
-            // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the call has returned.
+            // SAFETY: `Fill` counts from 0 what `pread` reported without leaving a gap, and the
+            // call has returned.
             Step::Filled(len) => break Ok(unsafe { job.lease.assume_filled(len) }),
             Step::Failed(error) => break Err(error),
         }
@@ -142,7 +143,7 @@ fn advance(file: &ReadFile, task: Task, work: &Work<Task>) -> Outcome {
     })
 }
 
-/// Nothing is read into the window of a view: the file's pages are brought in and mapped.
+/// Brings in and maps the file's pages of a view; nothing is read into its window.
 fn show(file: &ReadFile, mut job: Job, mut state: Fill, next: Read) -> Outcome {
     let (extent, offset, needed) = (job.extent, job.offset, job.needed);
     if !file.is_copied() {
@@ -198,7 +199,7 @@ impl Engine for PreadEngine {
         }
     }
 
-    /// Ends pauses, and what has not begun. Nobody can take a `pread` back.
+    /// Ends pauses and jobs that have not begun. A `pread` cannot be cancelled.
     fn stop_when(&mut self, over: &Over) {
         let work = Arc::clone(&self.work);
         over.listen(move || work.stop());
@@ -207,10 +208,10 @@ impl Engine for PreadEngine {
 
 impl Drop for PreadEngine {
     fn drop(&mut self) {
-        // The threads end after the jobs that are there, which own their memory until then.
+        // The threads end after the queued jobs, which own their memory until then.
         self.work.close();
         for thread in self.threads.drain(..) {
-            // A panic there has been reported by the panic hook; its job's memory is gone with it.
+            // The panic hook has reported a panic there; the memory of its job is gone with it.
             let _ = thread.join();
         }
     }

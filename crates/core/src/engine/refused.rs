@@ -1,10 +1,10 @@
-//! Why the kernel gives no ring, and what would help: shared by the engines that want one.
+//! Explains why the kernel refused a ring. Shared by the engines that need one.
 
 use std::io;
 
 use super::choose::Refusal;
 
-/// What the kernel said, and what would help.
+/// Returns the kernel's error and a hint.
 pub(super) fn refusal(error: &io::Error) -> Refusal {
     let hint = match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => {

@@ -1,4 +1,4 @@
-//! What threads take their work from: first come, first served, but for what is put off for a while.
+//! Work queue of threads: first come, first served, except for tasks that are delayed.
 //!
 //! ```text
 //!  put ─▶ ready ─▶ take ─▶ a thread ─┐
@@ -11,7 +11,7 @@ use std::fmt;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A queue with pauses.
+/// Queue with delayed tasks.
 pub(super) struct Work<T> {
     state: Mutex<State<T>>,
     news: Condvar,
@@ -40,25 +40,25 @@ impl<T> Default for Work<T> {
 
 impl<T> Work<T> {
     fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No update can panic half-way.
+        // No update can panic halfway.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be done when a thread has time.
+    /// Queues a task for the next idle thread.
     pub(super) fn put(&self, task: T) {
         self.lock().ready.push_back(task);
         self.news.notify_one();
     }
 
-    /// The same, but not before so long has passed, unless everything stops.
+    /// Queues a task that is not taken before `pause` has passed, unless the queue is stopped.
     pub(super) fn put_off(&self, task: T, pause: Duration) {
         let due = Instant::now() + pause;
         self.lock().put_off.push((due, task));
-        // Whoever waits must know until when.
+        // A waiting thread must learn the new due time.
         self.news.notify_one();
     }
 
-    /// The next task, when there is one; none when there never will be.
+    /// Returns the next task, waiting for one; `None` when the queue is closed and empty.
     pub(super) fn take(&self) -> Option<T> {
         let mut state = self.lock();
         loop {
@@ -90,18 +90,18 @@ impl<T> Work<T> {
         }
     }
 
-    /// Nothing is put off any more: threads get everything that is there, and are to let go of it.
+    /// Ends all delays: threads get every queued task and are expected to drop it.
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
         self.news.notify_all();
     }
 
-    /// Whether it has been stopped.
+    /// Returns whether the queue has been stopped.
     pub(super) fn is_stopping(&self) -> bool {
         self.lock().stopping
     }
 
-    /// Nothing more will be put.
+    /// Closes the queue: no further task will be added.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.news.notify_all();

@@ -1,8 +1,9 @@
-//! Element types: every dtype that a safetensors file may name, with its width and the alignment it needs in memory.
+//! Element types: every dtype that a safetensors file may name, with its width and the alignment it
+//! needs in memory.
 //!
-//! Owns the mapping between our closed [`Dtype`] and the names in files. It knows nothing of frameworks: what torch or
-//! numpy call a dtype is the bindings' business. Called by `format::header`, and by everything that shows or places
-//! tensors.
+//! Owns the mapping between the closed enum [`Dtype`] and the names in files. It knows nothing of
+//! frameworks: the bindings map dtypes to those of torch and numpy. Called by `format::header`, and
+//! by everything that shows or places tensors.
 
 use std::fmt;
 
@@ -10,9 +11,10 @@ use serde::{Serialize, Serializer};
 
 use crate::error::{Error, ErrorKind};
 
-/// The type of a tensor's elements.
+/// Element type of a tensor.
 ///
-/// Exhaustive on purpose: whoever maps dtypes to another library finds out at compile time when one is added.
+/// Exhaustive on purpose: code that maps dtypes to another library fails to compile when one is
+/// added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Dtype {
     /// One byte, 0 or 1.
@@ -88,7 +90,7 @@ impl Dtype {
         Self::U64,
     ];
 
-    /// The name in safetensors files: `"BF16"`, `"F8_E4M3"`.
+    /// Returns the name in safetensors files: `"BF16"`, `"F8_E4M3"`.
     pub fn name(self) -> &'static str {
         match self {
             Self::Bool => "BOOL",
@@ -116,12 +118,13 @@ impl Dtype {
         }
     }
 
-    /// The dtype with this name in safetensors files; names are case-sensitive, as in the format.
+    /// Returns the dtype with this name in safetensors files; names are case-sensitive, as in the
+    /// format.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|dtype| dtype.name() == name)
     }
 
-    /// Bits of one element: 4 and 6 exist, so a single element need not be whole bytes.
+    /// Returns the bits of one element: 4 and 6 exist, so a single element need not be whole bytes.
     pub fn bits(self) -> usize {
         match self {
             Self::F4 => 4,
@@ -140,9 +143,11 @@ impl Dtype {
         }
     }
 
-    /// Alignment in bytes that the first element needs in memory: the element's own size, and 1 below a byte.
+    /// Returns the alignment in bytes that the first element needs in memory: the element's own
+    /// size, and 1 below a byte.
     ///
-    /// `C64` is 8 although numpy asks only for 4: torch's `c10::complex<float>` is declared with an alignment of 8.
+    /// `C64` is 8 although numpy only requires 4: torch's `c10::complex<float>` is declared with an
+    /// alignment of 8.
     pub fn alignment(self) -> usize {
         (self.bits() / 8).max(1)
     }
@@ -192,7 +197,8 @@ impl From<Dtype> for safetensors::Dtype {
 impl TryFrom<safetensors::Dtype> for Dtype {
     type Error = Error;
 
-    /// Fails only for a dtype that a newer safetensors crate added: that crate's enum is open.
+    /// Converts a dtype of the safetensors crate. Fails only for one that a newer version added:
+    /// that crate's enum is open.
     fn try_from(theirs: safetensors::Dtype) -> Result<Self, Error> {
         Self::ALL
             .into_iter()
@@ -219,7 +225,7 @@ mod tests {
             assert_eq!(theirs.to_string(), dtype.name());
             assert_eq!(theirs.bitsize(), dtype.bits(), "{dtype}");
             assert_eq!(Dtype::try_from(theirs).unwrap(), dtype);
-            // What files say, not only what the crate prints.
+            // Names in files, not only those that the crate prints.
             let quoted = format!("\"{dtype}\"");
             assert_eq!(serde_json::to_string(&theirs).unwrap(), quoted);
             assert_eq!(serde_json::to_string(&dtype).unwrap(), quoted);

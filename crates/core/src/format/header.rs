@@ -1,14 +1,16 @@
-//! The header of a safetensors file: its length, its JSON, and the rules that tie the JSON to the file's length.
+//! The header of a safetensors file: its length, its JSON, and the rules that tie the JSON to the
+//! file's length.
 //!
 //! ```text
 //! 0          8                    8 + N                            file length
 //! ├─ N: u64 ─┼─ N bytes of JSON ──┼─ tensor ─┬─ tensor ─┬─ tensor ─┤
 //! ```
 //!
-//! Accepts what the safetensors crate accepts, and finds every failure itself in order to name it. Stricter in three
-//! points, each of which the specification backs: a name or key may not stand there twice, an entry is an object, and
-//! a dtype is a string (serde would also take an array, and `{"F32": null}`). Called with the bytes that `source`
-//! fetched: first [`header_len`], then [`parse`].
+//! Accepts what the safetensors crate accepts, and detects every failure itself in order to name
+//! it. Stricter in three points, each of which the specification backs: a name or key may not occur
+//! twice, an entry is an object, and a dtype is a string (serde would also take an array, and
+//! `{"F32": null}`). Called with the bytes that `source` fetched: first [`header_len`], then
+//! [`parse`].
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -26,40 +28,43 @@ mod fields;
 #[cfg(test)]
 mod tests;
 
-/// Longest header that the format allows, so that a damaged length cannot make a reader allocate without bound.
+/// Longest header that the format allows, so that a damaged length cannot make a reader allocate
+/// without bound.
 pub(crate) const HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// Bytes of the header length, the little-endian `u64` that every file begins with.
 pub(crate) const LENGTH_BYTES: u64 = 8;
 
-/// What the header of one file says.
+/// Contents of the header of one file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// In file order; tensors without bytes at the same place by name.
+    /// Tensors in file order; those without bytes at the same offset by name.
     pub tensors: Vec<Entry>,
     /// `__metadata__`.
     pub metadata: BTreeMap<String, String>,
-    /// Length of the length and of the JSON: where the first tensor begins. Need not be aligned to anything.
+    /// Length of the header and its length field: offset of the first tensor. Need not be aligned
+    /// to anything.
     pub bytes: u64,
 }
 
 /// One tensor of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Any text, the empty one too.
+    /// Name: any text, including the empty one.
     pub name: String,
-    /// The type of its elements.
+    /// Element type.
     pub dtype: Dtype,
-    /// Row-major; empty for a scalar.
+    /// Dimensions, row-major; empty for a scalar.
     pub shape: Vec<usize>,
-    /// Its bytes, from the start of the file.
+    /// Range of its bytes, from the start of the file.
     pub range: Range<u64>,
 }
 
-/// First bytes that people really find in files named `*.safetensors`, what such a file is, and what to do.
+/// First bytes commonly found in files named `*.safetensors` that are not, with the format they
+/// indicate and a hint.
 ///
-/// Read as a header length each of them is far above [`HEADER_BYTES_MAX`], so a valid file is never mistaken for one.
-/// Worked example: `"version "` is `0x206e_6f69_7372_6576`, about 2.3e18.
+/// Read as a header length, each of them is far above [`HEADER_BYTES_MAX`], so a valid file is
+/// never mistaken for one. Worked example: `"version "` is `0x206e_6f69_7372_6576`, about 2.3e18.
 const OTHER_FORMATS: [(&[u8], &str, &str); 11] = [
     (
         b"version ",
@@ -82,10 +87,10 @@ const OTHER_FORMATS: [(&[u8], &str, &str); 11] = [
     (b"\x93NUMPY", "a numpy array", CONVERT),
 ];
 const SERVER_ANSWER: &str =
-    "a server's answer or another file was saved under this name: download the file again";
+    "a server's response or another file was saved under this name: download the file again";
 const CONVERT: &str = "convert it to safetensors first";
 
-/// The header length N, from the first `min(8, file_bytes)` bytes of a file.
+/// Returns the header length N, from the first `min(8, file_bytes)` bytes of a file.
 pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderError> {
     let Some(&length) = prefix.first_chunk::<8>() else {
         return Err(HeaderError::FileTooSmall { file_bytes });
@@ -109,9 +114,10 @@ pub(crate) fn header_len(prefix: &[u8], file_bytes: u64) -> Result<u64, HeaderEr
     Ok(bytes)
 }
 
-/// The tensors of a file of `file_bytes` bytes whose header, without the length before it, is `header`.
+/// Parses `header`, the header without its length field, of a file of `file_bytes` bytes.
 ///
-/// Needs memory for what it returns: at worst about eight times the header, when it is one shape of endless ones.
+/// Uses memory for its result: at worst about eight times the header, when that is one shape of
+/// countless dimensions.
 pub(crate) fn parse(header: &[u8], file_bytes: u64) -> Result<Header, HeaderError> {
     let bytes = header.len() as u64;
     if LENGTH_BYTES + bytes > file_bytes {
@@ -145,13 +151,15 @@ pub(crate) fn parse(header: &[u8], file_bytes: u64) -> Result<Header, HeaderErro
     })
 }
 
-/// The first character of a JSON text. White space before it is fine: some writers pad there to align the tensors.
+/// Returns the first character of a JSON text. White space before it is allowed: some writers pad
+/// there to align the tensors.
 pub(super) fn first_char(text: &str) -> Option<char> {
     text.chars()
         .find(|char| !matches!(char, ' ' | '\t' | '\n' | '\r'))
 }
 
-/// What a failed read of the JSON was about: the visitors left where they were, or the failure itself.
+/// Turns an error of the JSON parser into a [`HeaderError`]: the failure that the visitors
+/// recorded, or one about the place where they stopped.
 fn explain(error: &serde_json::Error, reading: Reading, text: &str) -> HeaderError {
     if let Some(failure) = reading.failure {
         return failure;
@@ -188,7 +196,8 @@ fn explain(error: &serde_json::Error, reading: Reading, text: &str) -> HeaderErr
     }
 }
 
-/// `invalid type: null, expected a string` as `found null, wanted a string`: all our messages say it so.
+/// Rewords serde's messages like all others: `invalid type: null, expected a string` becomes
+/// `found null, wanted a string`.
 fn in_our_words(what: &str) -> Cow<'_, str> {
     let found = what
         .strip_prefix("invalid type: ")
@@ -197,15 +206,16 @@ fn in_our_words(what: &str) -> Cow<'_, str> {
             what.strip_prefix("invalid ")
                 .filter(|found| found.starts_with("length "))
         });
-    // From the right, since a text that was found may itself say ", expected ".
+    // Split at the last ", expected ": the text that was found may itself contain one.
     match found.and_then(|found| found.rsplit_once(", expected ")) {
         Some((found, wanted)) => Cow::Owned(format!("found {found}, wanted {wanted}")),
         None => Cow::Borrowed(what),
     }
 }
 
-/// The byte of the file that the parser took last, at a line and column of the header. Column 0 is the line feed
-/// before the line; the end of the text lies behind its last byte.
+/// Returns the position in the file of the last byte that the parser read, given its line and
+/// column in the header. Column 0 is the line feed before the line; the end of the text lies behind
+/// its last byte.
 fn position(text: &str, line: usize, column: usize) -> u64 {
     let line_begin: usize = text
         .split_inclusive('\n')
@@ -231,11 +241,12 @@ fn check_names(tensors: &[Entry]) -> Result<(), HeaderError> {
     }
 }
 
-/// Checks that the sorted `tensors` tile the file from `base`, the end of the header, to its last byte, and that
-/// each spans what its shape and dtype need.
+/// Checks that the sorted `tensors` tile the file from `base`, the end of the header, to its last
+/// byte, and that each spans the bytes that its shape and dtype need.
 ///
-/// Worked example: a header that ends at 100, `a: U8 [4]` at [0, 4] and `b: F32 [2]` at [4, 12] need a file of 112
-/// bytes. With `b` at [5, 13] byte 104 is a hole; at [3, 11] byte 103 belongs to both.
+/// Worked example: a header that ends at 100, `a: U8 [4]` at [0, 4] and `b: F32 [2]` at [4, 12]
+/// need a file of 112 bytes. With `b` at [5, 13] byte 104 is a hole; at [3, 11] byte 103 belongs to
+/// both.
 fn check_layout(tensors: &[Entry], base: u64, file_bytes: u64) -> Result<(), HeaderError> {
     let absolute = |begin: u64, end: u64| base.saturating_add(begin)..base.saturating_add(end);
     let mut wanted = 0;
@@ -323,8 +334,9 @@ fn check_end(
     }
 }
 
-/// Bytes that the shape and dtype of `entry` need. Multiplies from left to right and lets no step overflow, as the
-/// safetensors crate does: `[0, 2^63, 4]` is empty, `[2^63, 4, 0]` is refused.
+/// Returns the bytes that the shape and dtype of `entry` need. Multiplies from left to right and
+/// rejects overflow in any step, as the safetensors crate does: `[0, 2^63, 4]` is empty,
+/// `[2^63, 4, 0]` is an error.
 fn byte_len(entry: &Entry) -> Result<u64, HeaderError> {
     let overflow = || HeaderError::ShapeOverflow {
         tensor: entry.name.clone(),

@@ -1,7 +1,9 @@
-//! Why a file is not a valid safetensors file: one variant per broken rule, with what was found and what was wanted.
+//! Errors of invalid safetensors files: one variant per broken rule, with what was found and what
+//! was wanted.
 //!
-//! Owns the words of these failures and the advice that goes with them. `format::header` finds them; whoever opens
-//! files turns them into the crate's [`Error`] with [`HeaderError::into_error`], which keeps them as its source.
+//! Owns the messages of these failures and their hints. `format::header` detects them; the code
+//! that opens files turns them into the crate's [`Error`] with [`HeaderError::into_error`], which
+//! keeps them as its source.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,8 +15,8 @@ use crate::error::{Error, ErrorKind};
 
 /// A rule of the safetensors format that a file breaks.
 ///
-/// `begin` and `end` are offsets as the header writes them: from the first byte after the header. `range` fields and
-/// [`HeaderError::range`] count from the start of the file.
+/// `begin` and `end` are offsets as the header writes them: from the first byte after the header.
+/// `range` fields and [`HeaderError::range`] count from the start of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HeaderError {
@@ -25,9 +27,9 @@ pub enum HeaderError {
     },
     /// The first bytes are those of another well-known kind of file.
     OtherFormat {
-        /// What it looks like, with its article: `"a git-lfs pointer"`.
+        /// Name of the format, with its article: `"a git-lfs pointer"`.
         format: &'static str,
-        /// What to do about it.
+        /// Hint for the user.
         hint: &'static str,
     },
     /// The header length is 0; the shortest header is `{}`.
@@ -62,7 +64,7 @@ pub enum HeaderError {
         column: usize,
         /// The byte where the parser stopped, from the start of the file.
         position: u64,
-        /// What the parser stumbled over.
+        /// Message of the parser.
         what: String,
     },
     /// Two tensors have the same name.
@@ -70,16 +72,16 @@ pub enum HeaderError {
         /// The name.
         tensor: String,
     },
-    /// `__metadata__` itself, or a key in it, stands there twice.
+    /// `__metadata__` itself, or a key in it, occurs twice.
     DuplicateMetadata {
-        /// The key; none if it is `__metadata__` itself.
+        /// The key; `None` if it is `__metadata__` itself.
         key: Option<String>,
     },
     /// `__metadata__` is not an object of strings.
     InvalidMetadata {
-        /// The key whose value is not a string; none if `__metadata__` itself is not an object.
+        /// The key whose value is not a string; `None` if `__metadata__` itself is not an object.
         key: Option<String>,
-        /// What was found instead.
+        /// Value found instead.
         what: String,
     },
     /// A tensor's entry lacks a field, or a field has the wrong type.
@@ -109,11 +111,11 @@ pub enum HeaderError {
     Hole {
         /// The tensor behind the hole.
         tensor: String,
-        /// The tensor before the hole; none if the hole follows the header.
+        /// The tensor before the hole; `None` if the hole follows the header.
         after: Option<String>,
-        /// Where the tensor begins.
+        /// Offset at which the tensor begins.
         found: u64,
-        /// Where it had to begin.
+        /// Offset at which it had to begin.
         wanted: u64,
         /// The hole.
         range: Range<u64>,
@@ -124,11 +126,11 @@ pub enum HeaderError {
         tensor: String,
         /// The tensor that it runs into.
         other: String,
-        /// Where the tensor begins.
+        /// Offset at which the tensor begins.
         found: u64,
-        /// Where it had to begin: the end of `other`.
+        /// Offset at which it had to begin: the end of `other`.
         wanted: u64,
-        /// From the one to the other.
+        /// Range between the two.
         range: Range<u64>,
     },
     /// The number of elements, or of their bits, does not fit 64 bits.
@@ -149,7 +151,7 @@ pub enum HeaderError {
         /// The number of its elements.
         elements: usize,
     },
-    /// A tensor's offsets span another number of bytes than its shape and dtype need.
+    /// A tensor's offsets span a different number of bytes than its shape and dtype need.
     SizeMismatch {
         /// The tensor.
         tensor: String,
@@ -161,7 +163,7 @@ pub enum HeaderError {
         found: u64,
         /// Bytes that shape and dtype need.
         wanted: u64,
-        /// Where its offsets point to.
+        /// Range between its offsets.
         range: Range<u64>,
     },
     /// The file ends before its last tensor does.
@@ -173,7 +175,7 @@ pub enum HeaderError {
         /// Length that the header promises.
         wanted: u64,
     },
-    /// The file goes on after its last tensor.
+    /// The file continues after its last tensor.
     TrailingBytes {
         /// Length of the file.
         found: u64,
@@ -187,7 +189,7 @@ const CUT_SHORT: &str =
 const WRITER_FAULT: &str = "the program that wrote the file is at fault: save the model again";
 
 impl HeaderError {
-    /// The tensor whose entry breaks the rule.
+    /// Returns the tensor whose entry breaks the rule.
     pub fn tensor(&self) -> Option<&str> {
         match self {
             Self::DuplicateTensor { tensor }
@@ -214,8 +216,8 @@ impl HeaderError {
         }
     }
 
-    /// The bytes of the file that the failure is about, from its start. Those that are missing count too: a file of
-    /// 100 bytes that had to have 120 gives `100..120`.
+    /// Returns the bytes of the file that the failure is about, from its start. Missing bytes count
+    /// too: a file of 100 bytes that had to have 120 gives `100..120`.
     pub fn range(&self) -> Option<Range<u64>> {
         match self {
             Self::FileTooSmall { file_bytes } => Some(0..*file_bytes),
@@ -243,10 +245,11 @@ impl HeaderError {
         }
     }
 
-    /// The crate's error about the file at `location`, with this one as its source.
+    /// Converts into the crate's error about the file at `location`, with `self` as its source.
     ///
-    /// The message says everything that `self` says, so that one line is enough; [`Error::chain`] leaves out a cause
-    /// that the line before it already ends with. A name beyond [`SHOWN_BYTES_MAX`] is cut in it, and whole in its source.
+    /// The message says everything that `self` says, so that one line is enough; [`Error::chain`]
+    /// leaves out a cause that the line before it already ends with. A name beyond
+    /// [`SHOWN_BYTES_MAX`] is truncated in the message, and complete in the source.
     pub(crate) fn into_error(self, location: impl fmt::Display) -> Error {
         let mut error =
             Error::new(ErrorKind::InvalidFormat, Detail(&self).to_string()).with_location(location);
@@ -259,7 +262,7 @@ impl HeaderError {
         error.with_hint(self.hint()).with_source(self)
     }
 
-    /// What to do about it.
+    /// Returns the hint for the user.
     fn hint(&self) -> &'static str {
         match self {
             Self::FileTooSmall { .. } | Self::LengthBeyondFile { .. } | Self::Truncated { .. } => {
@@ -455,10 +458,10 @@ impl fmt::Display for Detail<'_> {
     }
 }
 
-/// At most this much of a text from a file goes into a message: a hostile name may be 100 MB long.
+/// Most bytes of a text from a file that go into a message: a hostile name may be 100 MB long.
 const SHOWN_BYTES_MAX: usize = 256;
 
-/// `text`, cut to what a message may carry.
+/// Returns `text`, truncated to what a message may carry.
 pub(super) fn clip(text: &str) -> Cow<'_, str> {
     if text.len() <= SHOWN_BYTES_MAX {
         return Cow::Borrowed(text);
@@ -470,7 +473,8 @@ pub(super) fn clip(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{}…", &text[..end]))
 }
 
-/// `[4096, 128]`, cut after eight dimensions: a hostile shape may have millions.
+/// Displays a shape as `[4096, 128]`, truncated after eight dimensions: a hostile shape may have
+/// millions.
 struct Shape<'a>(&'a [usize]);
 
 impl fmt::Display for Shape<'_> {

@@ -1,8 +1,9 @@
 //! The safetensors format: bytes in, tensors or an exact error out.
 //!
-//! Owns the rules of the file format and of the index file that joins shards. Pure: it does no I/O, reads no clock and
-//! starts no threads; `source` fetches the bytes and `load` puts the two together. Files come from anywhere, so every
-//! number in them is checked before it is used, and memory stays within a small multiple of the header's length.
+//! Owns the rules of the file format and of the index file that joins shards. Pure: it does no I/O,
+//! reads no clock and starts no threads; `source` fetches the bytes and `checkpoint` joins the two.
+//! Files are untrusted, so every number in them is checked before it is used, and memory stays
+//! within a small multiple of the header's length.
 
 mod dtype;
 mod header;

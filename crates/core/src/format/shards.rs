@@ -1,8 +1,10 @@
-//! The index file of a sharded checkpoint, `*.safetensors.index.json`, and the order in which people count shards.
+//! The index file of a sharded checkpoint, `*.safetensors.index.json`, and the natural order of
+//! shards.
 //!
-//! Owns which names an index may give: the file comes from anywhere, so a shard name must stay inside the folder of
-//! the index. It opens nothing and does not know whether the shards exist or hold what the index promises; `load`
-//! checks that. Errors carry no location: the caller knows which file it read and adds it.
+//! Owns the rules for the names in an index: the file is untrusted, so a shard name must stay
+//! inside the folder of the index. It opens nothing and does not know whether the shards exist or
+//! match the index; `checkpoint` checks that. Errors carry no location: the caller knows which file
+//! it read and adds it.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -16,25 +18,26 @@ use super::header::{AnyValue, first_char};
 use super::header_error::clip;
 use crate::error::{Error, ErrorKind, Result};
 
-/// End of a shard's name.
+/// Suffix of a shard's name.
 pub(crate) const SUFFIX: &str = ".safetensors";
 
-/// Longest index file that we read. The largest published ones are under 30 MB; the bound is the header's, for the
-/// same reason: both list every tensor once.
+/// Longest index file that is read. The largest published ones are under 30 MB; the bound is the
+/// header's, for the same reason: both list every tensor once.
 pub(crate) const INDEX_BYTES_MAX: u64 = super::header::HEADER_BYTES_MAX;
 
-/// What an index file says.
+/// Contents of an index file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Index {
-    /// Tensor and the shard that holds it, in the order of the file.
+    /// Pairs of tensor and shard, in the order of the file.
     pub weight_map: Vec<(String, String)>,
-    /// The shards, each once, in natural order: relative paths with `/`, below the folder of the index.
+    /// Shards, each once, in natural order: relative paths with `/`, below the folder of the index.
     pub shards: Vec<String>,
-    /// `metadata.total_size`, if it is there and a whole number. Writers disagree on what it counts: only for show.
+    /// `metadata.total_size`, if present and a whole number. Writers disagree on what it counts:
+    /// for display only.
     pub total_size: Option<u64>,
 }
 
-/// Reads the bytes of an index file.
+/// Parses the bytes of an index file.
 pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
     if bytes.len() as u64 > INDEX_BYTES_MAX {
         let found = bytes.len();
@@ -53,7 +56,7 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
         )
         .with_hint("run `git lfs pull` to fetch the file itself"));
     }
-    // Checked here because serde would also take the fields of an object as an array.
+    // Checked here because serde would also accept the fields of an object as an array.
     match first_char(text) {
         Some('{') => {}
         Some(found) => {
@@ -97,8 +100,9 @@ pub(crate) fn parse_index(bytes: &[u8]) -> Result<Index> {
     })
 }
 
-/// `b` behind `a` as people count: `model-2` before `model-10`. Runs of ASCII digits compare by their value, however
-/// long, all else by bytes. Total: names that differ only in leading zeros (`m-2`, `m-02`) fall back to their bytes.
+/// Compares names in natural order: `model-2` comes before `model-10`. Runs of ASCII digits compare
+/// by their value, however long, all else by bytes. The order is total: names that differ only in
+/// leading zeros (`m-2`, `m-02`) are compared by their bytes.
 pub(crate) fn natural_cmp(a: &str, b: &str) -> Ordering {
     let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
     while let (&[first, ref left_rest @ ..], &[second, ref right_rest @ ..]) = (left, right) {
@@ -122,7 +126,7 @@ pub(crate) fn natural_cmp(a: &str, b: &str) -> Ordering {
     left.len().cmp(&right.len()).then_with(|| a.cmp(b))
 }
 
-/// The digits that `text` begins with, without leading zeros, and what follows them.
+/// Splits the leading digits off `text`, and drops leading zeros.
 fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
     let end = text
         .iter()
@@ -133,20 +137,20 @@ fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
     (&digits[zeros..], rest)
 }
 
-/// A hole in a set of shards whose names say how many there are.
+/// Gap in a set of shards whose names state how many there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Gap<'a> {
     /// Lowest number that is missing.
     pub number: u64,
-    /// Shards that the names say there are.
+    /// Number of shards that the names state.
     pub count: u64,
-    /// Shards of the set that are there.
+    /// Number of shards of the set that exist.
     pub present: u64,
     /// First name of the set.
     pub beside: &'a str,
 }
 
-/// Returns the hole of the first set that has one, sets being in the order of their first names.
+/// Returns the gap of the first set that has one, sets being in the order of their first names.
 ///
 /// Files named `…-00002-of-00004.safetensors` belong to a set of four. One pass: a folder may hold
 /// any number of names, in any number of sets.
@@ -165,7 +169,7 @@ pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Opt
     }
     sets.into_iter().find_map(|(beside, count, numbers)| {
         let present = numbers.len() as u64;
-        // Some writers count from 0, so only how many there are tells whether one is missing.
+        // Some writers count from 0, so only the number of shards tells whether one is missing.
         (present < count).then(|| {
             let follow = (1..=count).zip(numbers.range(1..));
             let before = follow.take_while(|(wanted, there)| wanted == *there);
@@ -179,7 +183,7 @@ pub(crate) fn missing_shard<'a>(names: impl IntoIterator<Item = &'a str>) -> Opt
     })
 }
 
-/// `"model-00002-of-00004.safetensors"` → `("model-", 2, 4)`.
+/// Splits `"model-00002-of-00004.safetensors"` into `("model-", 2, 4)`.
 fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     let stem = name.strip_suffix(SUFFIX)?;
     let (front, count) = stem.rsplit_once("-of-")?;
@@ -188,8 +192,8 @@ fn numbered(name: &str) -> Option<(&str, u64, u64)> {
     Some((prefix, number.parse().ok()?, count.parse().ok()?))
 }
 
-/// A shard is a file in the folder of its index, or below. Both slashes separate here, so that a name which is
-/// harmless on one system does not climb out of the folder on another.
+/// Checks that a shard is a file in the folder of its index, or below. Both slashes separate here,
+/// so that a name which is harmless on one system does not leave the folder on another.
 fn check_shard_name(shard: &str) -> Result<()> {
     let wrong = if shard.is_empty() {
         "is empty"
@@ -213,7 +217,8 @@ fn check_shard_name(shard: &str) -> Result<()> {
     )))
 }
 
-/// `C:m` and `C:\m`: on systems with drives these are on one, wherever the folder is.
+/// Returns whether the path names a drive: on systems with drives, `C:m` and `C:\m` are not
+/// relative to the folder.
 fn names_drive(shard: &str) -> bool {
     matches!(shard.as_bytes(), [drive, b':', ..] if drive.is_ascii_alphabetic())
 }
@@ -282,7 +287,8 @@ impl<'de> Deserialize<'de> for Metadata {
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Metadata, A::Error> {
                 let mut total_size = None;
                 while let Some(key) = map.next_key::<String>()? {
-                    // Some writers give a float or a text here: no reason to refuse the checkpoint.
+                    // Some writers put a float or a text here: that is no reason to reject the
+                    // checkpoint.
                     let value = map.next_value::<AnyValue>()?;
                     if key == "total_size" {
                         total_size = value.whole;
@@ -506,7 +512,7 @@ mod tests {
         assert_eq!(gap(&[most]), missing(1, u64::MAX, 1, most));
     }
 
-    /// Comparing each name with each other takes 10^11 steps: hours, where one pass takes a second.
+    /// Pairwise comparison would take 10^11 steps: hours, where one pass takes a second.
     #[test]
     fn half_a_million_names_are_checked_in_one_pass() {
         const NAMES: u64 = 500_000;

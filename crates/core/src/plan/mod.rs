@@ -1,14 +1,16 @@
-//! What to read and where it goes: tensors and read hints in, regions, extents and pieces out. Pure.
+//! Plans a load: tensors and read hints in, regions, extents and pieces out. Pure.
 //!
-//! Does no I/O, reads no clock, allocates no tensor memory. The plan is made once, before the first read; the pipeline only
-//! follows it.
+//! Does no I/O, reads no clock, allocates no tensor memory. The plan is made once, before the first
+//! read; the pipeline only follows it.
 //!
 //! ```text
 //!  file    ······[ tensor a ][b][c][      tensor d      ]·····
-//!  runs          └── own ───┘└shared┘└────── own ───────┘          split.rs: which tensors share memory
-//!  windows     └─────────────┘└──────┘└──────────────────┘         place.rs: aligned edges, read twice where they meet
-//!  extents     └──────┴──────┘└──────┘└─────┴─────┴──────┘         place.rs: one read each
+//!  runs          └── own ───┘└shared┘└────── own ───────┘      split.rs: tensors that share memory
+//!  windows     └─────────────┘└──────┘└──────────────────┘     place.rs: aligned, meet at edges
+//!  extents     └──────┴──────┘└──────┘└─────┴─────┴──────┘     place.rs: one read each
 //! ```
+//!
+//! Bytes at edges where two windows meet are read twice.
 
 mod place;
 mod select;
@@ -25,41 +27,43 @@ pub use place::{Arrangement, Layout, build};
 pub use select::Selection;
 pub use slice::{Slice, Steps, Strides};
 
-/// One tensor to load: what the plan needs to know of it.
+/// A tensor to load, as the plan needs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// Index of its source.
     pub source: usize,
-    /// Its bytes in the source: from the first that is wanted to the last.
+    /// Range of its bytes in the source: from the first wanted byte to the last.
     pub range: Range<u64>,
-    /// Which of those; all if none.
+    /// Wanted bytes of that range; all if `None`.
     pub strides: Option<Strides>,
-    /// Multiple that its address in memory should be of.
+    /// Alignment that its address in memory should have.
     pub alignment: usize,
-    /// Where it is to live: an index into the arrangements. Tensors of different destinations share no memory.
+    /// Destination: an index into the arrangements. Tensors of different destinations share no
+    /// memory.
     pub destination: usize,
 }
 
 impl Wanted {
-    /// Bytes wanted.
+    /// Returns the number of bytes wanted.
     pub fn bytes(&self) -> u64 {
         let all = self.range.end - self.range.start;
         self.strides.as_ref().map_or(all, Strides::bytes)
     }
 }
 
-/// All reads of a load and where their bytes go.
+/// All reads of a load, and the destinations of their bytes.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Destination allocations, in file order.
     pub regions: Vec<RegionPlan>,
-    /// Reads; those of one region stand together, in the order of their offsets.
+    /// Reads; those of one region are adjacent, in the order of their offsets.
     pub extents: Vec<Extent>,
-    /// Parts of extents; those of one extent stand together.
+    /// Parts of extents; those of one extent are adjacent.
     pub pieces: Vec<Piece>,
-    /// For each wanted tensor, by the index it was given in: where it will be.
+    /// Position of each wanted tensor, by the index it was given in.
     pub targets: Vec<Target>,
-    /// By tensor, the strides of those that have some, and where in the source they begin; empty if none has.
+    /// Strides of those tensors that have some, and the offset in the source at which they begin,
+    /// by tensor.
     slices: HashMap<usize, (Strides, u64)>,
 }
 
@@ -68,13 +72,14 @@ pub struct Plan {
 pub struct RegionPlan {
     /// Index of its source.
     pub source: usize,
-    /// Where it is to live: an index into the arrangements.
+    /// Destination: an index into the arrangements.
     pub destination: usize,
-    /// Bytes of memory: the windows of all its extents in place, its tensors when packed, 0 when scattered.
+    /// Bytes of memory: the windows of all its extents if in place, its tensors if packed, 0 if
+    /// scattered.
     pub bytes: usize,
     /// Its reads, as indices into [`Plan::extents`].
     pub extents: Range<usize>,
-    /// How many tensors live in it, at least one.
+    /// Number of tensors in it, at least one.
     pub tensors: u32,
 }
 
@@ -85,9 +90,9 @@ pub struct Extent {
     pub source: usize,
     /// Index of its region.
     pub region: usize,
-    /// Where the read begins in the source; aligned.
+    /// Offset in the source; aligned.
     pub offset: u64,
-    /// Bytes of memory for it; aligned. The file may end before.
+    /// Bytes of memory for it; aligned. The file may end earlier.
     pub window: usize,
     /// Bytes that must arrive: up to the last byte that a tensor wants.
     pub needed: usize,
@@ -100,30 +105,33 @@ pub struct Extent {
 pub struct Piece {
     /// Index of the tensor, as given to [`build`].
     pub tensor: usize,
-    /// Where it begins in the extent. Of a slice with gaps: where its first byte is, behind which [`Plan::gather`] puts the others.
+    /// Offset in the extent. For a slice with gaps, the offset of its first byte; [`Plan::gather`]
+    /// moves the others behind it.
     pub extent_offset: usize,
-    /// Where it begins in the tensor.
+    /// Offset in the tensor.
     pub tensor_offset: u64,
-    /// Bytes.
+    /// Length, bytes.
     pub len: usize,
 }
 
-/// Where a wanted tensor will be.
+/// Position of a wanted tensor in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Target {
-    /// Its region and where it begins there (nowhere, if scattered); none for a tensor without bytes.
+    /// Its region and its offset there (0 if scattered); `None` for a tensor without bytes.
     pub place: Option<(usize, usize)>,
     /// Pieces that must arrive before it is complete.
     pub pieces: u32,
-    /// It is alone in its region and must be moved to an address of its alignment when complete: the file holds it at an
-    /// offset that direct reads cannot put there.
+    /// True if the tensor is alone in its region and must be moved to an aligned address when
+    /// complete: the file holds it at an offset from which direct reads cannot place it there.
     pub realign: bool,
-    /// It is alone in its region, its pieces lie apart there, and they must be moved together when complete.
+    /// True if the tensor is alone in its region, its pieces are apart there, and they must be
+    /// joined when complete.
     pub join: bool,
 }
 
 impl Plan {
-    /// Moves what belongs to a slice together, in a window that an extent was read into; nothing to do for whole tensors.
+    /// Joins the bytes of slices in the window that an extent was read into; does nothing for whole
+    /// tensors.
     pub fn gather(&self, extent: &Extent, window: &mut [u8]) {
         for piece in &self.pieces[extent.pieces.clone()] {
             if let Some((strides, start)) = self.slices.get(&piece.tensor) {
@@ -133,7 +141,7 @@ impl Plan {
         }
     }
 
-    /// Whether an extent brings a piece of a slice with gaps.
+    /// Returns whether an extent contains a piece of a slice with gaps.
     pub fn has_gaps(&self, extent: &Extent) -> bool {
         // Slices are alone in their regions.
         let first = self.pieces.get(extent.pieces.start);
@@ -141,7 +149,7 @@ impl Plan {
             && first.is_some_and(|piece| self.slices.contains_key(&piece.tensor))
     }
 
-    /// Where in its region each piece of a tensor that is alone there lies, and its bytes.
+    /// Returns offset and length, in the region, of each piece of a tensor that is alone there.
     pub fn pieces_in_place(&self, region: usize) -> impl Iterator<Item = (usize, usize)> {
         let mut window_offset = 0;
         let extents = &self.extents[self.regions[region].extents.clone()];
@@ -155,7 +163,8 @@ impl Plan {
         })
     }
 
-    /// The largest region of a destination, bytes; what its budget must hold at least.
+    /// Returns the size of the largest region of a destination, bytes: the least that its budget
+    /// must hold.
     pub fn region_bytes_max(&self, destination: usize) -> usize {
         self.regions_of(destination)
             .map(|region| region.bytes)
@@ -163,13 +172,13 @@ impl Plan {
             .unwrap_or(0)
     }
 
-    /// All regions of a destination.
+    /// Returns all regions of a destination.
     pub fn regions_of(&self, destination: usize) -> impl Iterator<Item = &RegionPlan> {
         let regions = self.regions.iter();
         regions.filter(move |region| region.destination == destination)
     }
 
-    /// The largest window of one read, bytes.
+    /// Returns the size of the largest window of one read, bytes.
     pub fn window_bytes_max(&self) -> usize {
         self.extents
             .iter()

@@ -1,46 +1,48 @@
-//! Windows and reads: aligned edges, even extents, and where in memory each tensor begins.
+//! Windows and reads: aligned edges, even extents, and the position of each tensor in memory.
 //!
-//! The rule that makes in-place reads possible: an address in a region is congruent to its file offset modulo the alignment of
-//! direct I/O. Regions start on a page, so a region simply begins at an aligned file offset.
+//! The rule that makes in-place reads possible: an address in a region is congruent to its file
+//! offset modulo the alignment of direct I/O. Regions start on a page, so a region simply begins at
+//! an aligned file offset.
 
 use super::split::{Run, runs};
 use super::{Extent, Piece, Plan, RegionPlan, Strides, Target, Wanted};
 
-/// The alignment of tensors that are packed into device memory, bytes: what kernels with the widest loads want of the start of a
-/// tensor. One that is shorter needs no more than its own length.
+/// Alignment of tensors that are packed into device memory, bytes: kernels with the widest loads
+/// require it of the start of a tensor. A shorter tensor needs no more than its own length.
 const PACKED_ALIGNMENT: usize = 64;
 
-/// Reads begin on such a boundary at least, also where the file system does not care: it puts every dtype on an address of
-/// its own alignment.
+/// Minimum alignment of reads, even where the file system has none: it puts every dtype on an
+/// address of its own alignment.
 const ALIGNMENT_MIN: u64 = 64;
 
-/// How one source is to be cut.
+/// Parameters for splitting one source into reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Largest read, bytes. Reads may be longer by up to two alignments, for unaligned edges.
     pub extent_bytes: u64,
     /// Reads begin and end on multiples of this power of two, bytes.
     pub alignment: u64,
-    /// A gap that costs less to read than to skip, bytes.
+    /// Largest gap that costs less to read than to skip, bytes.
     pub gap_bytes: u64,
 }
 
-/// How a destination's tensors lie in memory.
+/// Arrangement of a destination's tensors in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrangement {
-    /// As in the file, alignment and all: reads go straight there.
+    /// As in the file, including alignment: reads go straight there.
     InPlace,
-    /// Each on an address of its own alignment, else as in the file: bytes are copied there.
+    /// Each at an aligned address, else as in the file: bytes are copied there.
     Packed,
-    /// Each in memory of its own that the plan knows nothing of: bytes are copied there.
+    /// Each in separate memory that the plan does not know: bytes are copied there.
     Scattered,
 }
 
 /// Plans the reads of `wanted`, which must be sorted by source and offset and must not overlap.
 ///
-/// Worked example (alignment 4096, extents of 8192 bytes): a tensor at 5000..30000. Its window is 4096..32768, 28672 bytes; 20480
-/// bytes beyond the edges' two alignments make 3 extents; 28672 / 3 rounded up to the alignment is 12288, so the reads are
-/// 4096..16384, 16384..28672 and 28672..32768. It begins at 904 in its region, an address congruent to 5000 modulo 4096.
+/// Worked example (alignment 4096, extents of 8192 bytes): a tensor at 5000..30000. Its window is
+/// 4096..32768, 28672 bytes; 20480 bytes beyond the edges' two alignments make 3 extents; 28672 / 3
+/// rounded up to the alignment is 12288, so the reads are 4096..16384, 16384..28672 and
+/// 28672..32768. It begins at 904 in its region, an address congruent to 5000 modulo 4096.
 pub fn build(wanted: &[Wanted], layouts: &[Layout], arrangements: &[Arrangement]) -> Plan {
     let alignment_of = |source: usize| layouts[source].alignment.max(ALIGNMENT_MIN);
     let mut plan = Plan {
@@ -108,7 +110,7 @@ fn place(
 
     let step = extent_step(end - start, alignment, extent_bytes);
     let mut offset = start;
-    // The first tensor that may still have bytes at or after `offset`.
+    // First tensor that may still have bytes at or after `offset`.
     let mut next = 0;
     while offset < end {
         let window = step.min(end - offset);
@@ -152,8 +154,9 @@ fn place(
     });
 }
 
-/// A slice with gaps, which is alone in its region: gaps that are worth it are read, and what was wanted is moved together, in each
-/// window ([`Plan::gather`]) and, in place, in the region ([`Target::join`]).
+/// Places a slice with gaps, which is alone in its region. Gaps worth reading are read; the wanted
+/// bytes are joined in each window ([`Plan::gather`]) and, in place, in the region
+/// ([`Target::join`]).
 fn place_slice(
     plan: &mut Plan,
     wanted: &[Wanted],
@@ -180,7 +183,7 @@ fn place_slice(
         while offset < end {
             let extent_end = (offset + step).min(end);
             let here = offset.saturating_sub(start)..extent_end - start;
-            // A read that would bring nothing but a gap is left out.
+            // A read of nothing but a gap is left out.
             if let Some((found, number, len)) = strides.found(here.clone()) {
                 assert!(read_end <= offset, "windows of a slice do not overlap");
                 read_end = extent_end;
@@ -228,10 +231,11 @@ fn place_slice(
     plan.slices.insert(tensor, (strides.clone(), start));
 }
 
-/// Where each tensor of a run begins when packed, and the bytes of all. Neighbours keep their distance as long as that aligns
-/// them, so that one copy brings several.
+/// Returns the offset of each tensor of a run when packed, and their total size. Neighbours keep
+/// their distance as long as that aligns them, so that one copy moves several.
 ///
-/// Worked example: 4 bytes, then 1000, then 256, without gaps: they begin at 0, 64 (4 is no multiple of 64) and 1088.
+/// Worked example: 4 bytes, then 1000, then 256, without gaps: they begin at 0, 64 (4 is not a
+/// multiple of 64) and 1088.
 fn packed(wanted: &[Wanted], run: &Run) -> (Vec<usize>, usize) {
     let mut offsets = Vec::with_capacity(run.tensors.len());
     let mut before: Option<(u64, usize)> = None;
@@ -254,14 +258,16 @@ fn packed(wanted: &[Wanted], run: &Run) -> (Vec<usize>, usize) {
     (offsets, bytes)
 }
 
-/// Even steps: a tensor just over the extent size is one longer read, not a full one and a stump.
+/// Returns an even step: a tensor just over the extent size is one longer read, not a full one and
+/// a short rest.
 fn extent_step(bytes: u64, alignment: u64, extent_bytes: u64) -> u64 {
     let inner = bytes.saturating_sub(2 * alignment).max(1);
     let extents = inner.div_ceil(extent_bytes);
     bytes.div_ceil(extents).next_multiple_of(alignment)
 }
 
-/// Lengths inside a region: a region that does not fit into the address space is refused before it is mapped.
+/// Converts a length inside a region: a region that does not fit into the address space is rejected
+/// before it is mapped.
 fn to_len(bytes: u64) -> usize {
     usize::try_from(bytes).expect("64-bit addresses")
 }

@@ -1,4 +1,4 @@
-//! Which tensors the caller wants: exact names, globs, regular expressions, or all.
+//! Tensor selection: exact names, globs, regular expressions, or all.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, ErrorKind, Result, counted};
 /// A set of tensors, by name. The default selects all.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
-    /// None: everything.
+    /// `None` selects everything.
     rules: Option<Vec<Rule>>,
 }
 
@@ -22,12 +22,13 @@ enum Rule {
 }
 
 impl Selection {
-    /// Every tensor.
+    /// Selects every tensor.
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// Exactly these tensors; none for an empty list. A name that the checkpoint lacks is an error of the load.
+    /// Selects exactly these tensors; none for an empty list. A name that the checkpoint lacks is
+    /// an error of the load.
     pub fn names<N: Into<String>>(names: impl IntoIterator<Item = N>) -> Self {
         Self {
             rules: Some(
@@ -39,8 +40,9 @@ impl Selection {
         }
     }
 
-    /// Tensors whose whole name matches a glob: `*` and `?` match any characters (dots and slashes too), `[ab]` and `{a,b}` as
-    /// in a shell. A glob that matches nothing is an error of the load.
+    /// Selects tensors whose whole name matches a glob: `*` and `?` match any characters (dots and
+    /// slashes too), `[ab]` and `{a,b}` as in a shell. A glob that matches nothing is an error of
+    /// the load.
     ///
     /// # Errors
     ///
@@ -57,8 +59,8 @@ impl Selection {
         })
     }
 
-    /// Tensors whose name a regular expression matches anywhere (anchor it with `^` and `$` for whole names). An expression
-    /// that matches nothing is an error of the load.
+    /// Selects tensors whose name a regular expression matches anywhere (anchor it with `^` and `$`
+    /// for whole names). An expression that matches nothing is an error of the load.
     ///
     /// # Errors
     ///
@@ -69,14 +71,14 @@ impl Selection {
                 ErrorKind::InvalidRequest,
                 format!("regex {pattern:?} is malformed: {}", last_line(&error)),
             )
-            .with_hint("a dot or bracket that stands for itself needs a backslash before it")
+            .with_hint("escape a literal dot or bracket with a backslash")
         })?;
         Ok(Self {
             rules: Some(vec![Rule::Regex(regex)]),
         })
     }
 
-    /// What either selects.
+    /// Returns the union of both selections.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         let rules = self.rules.zip(other.rules).map(|(mut rules, more)| {
@@ -86,17 +88,18 @@ impl Selection {
         Self { rules }
     }
 
-    /// Returns whether nothing but exact names selects.
+    /// Returns whether all rules are exact names.
     pub(crate) fn is_by_name(&self) -> bool {
         let is_name = |rule: &Rule| matches!(rule, Rule::Name(_));
         (self.rules.as_ref()).is_some_and(|rules| rules.iter().all(is_name))
     }
 
-    /// The indices of the selected names, ascending.
+    /// Returns the indices of the selected names, ascending.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NoSuchTensor`] for a rule that selects nothing: a typing error would otherwise load half a model.
+    /// [`ErrorKind::NoSuchTensor`] for a rule that selects nothing: a typing error would otherwise
+    /// load half a model.
     pub(crate) fn resolve(&self, names: &[&str]) -> Result<Vec<usize>> {
         let Some(rules) = &self.rules else {
             return Ok((0..names.len()).collect());
@@ -122,7 +125,8 @@ impl Selection {
     }
 }
 
-/// The regex crate draws the place over several lines; the last one says what is wrong.
+/// Returns the last line of the error, which says what is wrong; the regex crate draws the position
+/// over the lines before.
 fn last_line(error: &regex::Error) -> String {
     let text = error.to_string();
     let last = text.lines().last().unwrap_or_default();
@@ -167,7 +171,8 @@ fn nothing_matches(rule: &str, total: u64) -> Error {
     .with_hint("list the names with: tload ls LOCATION")
 }
 
-/// A name that ends or begins with the wanted one, or the other way round: prefixes like `model.` are what people forget.
+/// Returns a name that ends or begins with the wanted one, or the other way round: prefixes like
+/// `model.` are often forgotten.
 fn nearest<'a>(wanted: &str, names: &[&'a str]) -> Option<&'a str> {
     if wanted.is_empty() {
         return None;

@@ -1,30 +1,30 @@
-//! Slices: which elements of a tensor are wanted, and which bytes those are. Pure.
+//! Slices: the wanted elements of a tensor, and the bytes that they occupy. Pure.
 //!
 //! ```text
 //!  x[1:3, ::2] of 4 × 6 elements:   ······ #·#·#· #·#·#· ······
 //!  as strides                              2 times every 6, 3 times every 2, runs of 1
-//!  cut at 6, the first byte wanted, and 5+6 long
+//!  starts at 6, the first byte wanted, and is 5+6 long
 //! ```
 
 use std::ops::Range;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Which indices along one dimension.
+/// Indices along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Steps {
-    /// The first index.
+    /// First index.
     pub start: usize,
-    /// How many.
+    /// Number of indices.
     pub count: usize,
-    /// From one to the next, at least 1.
+    /// Distance from one index to the next, at least 1.
     pub step: usize,
-    /// The slice does not have the dimension: it is one index, not a range of one. With a `count` of 1 only.
+    /// Drops the dimension from the slice: one index, not a range of one. With a `count` of 1 only.
     pub single: bool,
 }
 
 impl Steps {
-    /// One index, which takes the dimension away.
+    /// Selects one index and drops the dimension.
     pub fn at(index: usize) -> Self {
         Self {
             start: index,
@@ -46,12 +46,13 @@ impl From<Range<usize>> for Steps {
     }
 }
 
-/// A slice of a tensor: which indices along each dimension, from the first dimension on; those that are not named come whole.
+/// A slice of a tensor: indices along each dimension, from the first dimension on; the remaining
+/// dimensions are whole.
 ///
 /// ```
 /// use tload::{Slice, Steps};
 ///
-/// // Of a matrix, rows 8 to 15, and of those every second column of the first hundred.
+/// // Rows 8 to 15 of a matrix, and of those every second column of the first hundred.
 /// let columns = Steps { start: 0, count: 50, step: 2, single: false };
 /// let slice = Slice::new([Steps::from(8..16), columns]);
 /// assert_ne!(slice, Slice::default());
@@ -59,49 +60,50 @@ impl From<Range<usize>> for Steps {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Slice(Vec<Steps>);
 
-/// Where the bytes of a slice are in its tensor.
+/// Position of the bytes of a slice in its tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
     /// Elements along each dimension.
     pub(crate) shape: Vec<usize>,
-    /// From the first byte wanted to the last, in the tensor.
+    /// Range in the tensor from the first wanted byte to the last.
     pub(crate) range: Range<u64>,
-    /// Which of those; all if none.
+    /// Wanted bytes of that range; all if `None`.
     pub(crate) strides: Option<Strides>,
 }
 
-/// Runs of bytes at even distances, in several levels.
+/// Runs of bytes at even distances, in nested levels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Strides {
-    /// Bytes that follow one another.
+    /// Contiguous bytes.
     run: u64,
-    /// From the outermost on. What is inside of one never reaches into the next.
+    /// Levels from the outermost in. An inner level never reaches into the next step of the one
+    /// around it.
     levels: Vec<Level>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Level {
     count: u64,
-    /// Bytes from one to the next.
+    /// Bytes from one repetition to the next.
     stride: u64,
 }
 
 impl Slice {
-    /// These indices along the first dimensions, and all along the others.
+    /// Creates a slice of these indices along the first dimensions, and all along the others.
     pub fn new<S: Into<Steps>>(dims: impl IntoIterator<Item = S>) -> Self {
         Self(dims.into_iter().map(Into::into).collect())
     }
 
-    /// The bytes of the slice in a row-major tensor of this shape.
+    /// Computes the bytes of the slice in a row-major tensor of this shape.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for indices that the tensor does not have, and for elements smaller than a byte that do not
-    /// begin and end on bytes.
+    /// [`ErrorKind::InvalidRequest`] for indices that the tensor does not have, and for sub-byte
+    /// elements that do not begin and end on bytes.
     pub(crate) fn cut(&self, shape: &[usize], element_bits: usize) -> Result<Cut> {
         if self.0.len() > shape.len() {
             return Err(invalid(format!(
-                "a slice of {} dimensions of a tensor of {}",
+                "the slice has {} dimensions, but the tensor has {}",
                 self.0.len(),
                 shape.len()
             )));
@@ -168,7 +170,8 @@ impl Slice {
     }
 }
 
-/// Adds a level around what there is, from the innermost on: to the run or the level inside where they follow without a gap.
+/// Adds a level around the existing ones, from the innermost out; merges it with the run or the
+/// level inside if there is no gap between.
 fn widen(run: &mut u64, levels: &mut Vec<Level>, level: Level) {
     match levels.last_mut() {
         None if level.stride == *run => *run *= level.count,
@@ -190,7 +193,7 @@ impl Steps {
         }
         if self.single && self.count != 1 {
             return Err(invalid(format!(
-                "the slice takes dimension {dim} away and {} indices of it; that takes 1",
+                "the slice drops dimension {dim} but takes {} of its indices, wanted 1",
                 self.count
             )));
         }
@@ -203,7 +206,7 @@ impl Steps {
         match last {
             Some(last) if last < len => Ok(()),
             _ => Err(invalid(format!(
-                "the slice takes {} from {} on in steps of {} along dimension {dim}, which has {len}",
+                "the slice (count {}, start {}, step {}) exceeds dimension {dim} of length {len}",
                 self.count, self.start, self.step
             ))),
         }
@@ -211,14 +214,14 @@ impl Steps {
 }
 
 impl Strides {
-    /// Bytes wanted.
+    /// Returns the number of wanted bytes.
     pub fn bytes(&self) -> u64 {
         self.levels
             .iter()
             .fold(self.run, |bytes, level| bytes * level.count)
     }
 
-    /// Bytes from the first wanted to the last.
+    /// Returns the length from the first wanted byte to the last.
     pub fn span(&self) -> u64 {
         let steps = self
             .levels
@@ -227,7 +230,7 @@ impl Strides {
         steps.sum::<u64>() + self.run
     }
 
-    /// How many of the bytes before `offset` are wanted.
+    /// Returns how many of the bytes before `offset` are wanted.
     pub fn before(&self, mut offset: u64) -> u64 {
         let mut inside = self.bytes();
         let mut before = 0;
@@ -243,7 +246,7 @@ impl Strides {
         before + offset.min(self.run)
     }
 
-    /// Where the wanted byte number `index` is.
+    /// Returns the position of wanted byte number `index`.
     fn position(&self, mut index: u64) -> u64 {
         let mut inside = self.bytes();
         let mut position = 0;
@@ -255,11 +258,13 @@ impl Strides {
         position + index
     }
 
-    /// The wanted bytes numbered `indices`, as ranges of the tensor from its first wanted byte on.
+    /// Returns the wanted bytes numbered `indices`, as ranges of the tensor relative to its first
+    /// wanted byte.
     fn runs(&self, indices: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let mut next = indices.start;
         let innermost = self.levels.last().copied();
-        // Of the innermost level: where the next run begins, and how many are left. Found anew, by division, for each row only.
+        // Start of the next run of the innermost level, and how many are left. Recomputed, by
+        // division, for each row only.
         let (mut start, mut left) = (0, 0);
         std::iter::from_fn(move || {
             let wanted = indices.end.checked_sub(next).filter(|wanted| *wanted > 0)?;
@@ -277,7 +282,7 @@ impl Strides {
         })
     }
 
-    /// The length of a span that is worth reading whole, and the levels around it.
+    /// Returns the length of a span that is worth reading whole, and the levels around it.
     fn dense(&self, gap: u64) -> (u64, Self) {
         let (mut span, mut kept) = (self.run, self.levels.len());
         while let Some(level) = self.levels[..kept]
@@ -291,12 +296,13 @@ impl Strides {
         (span, Self { run: 1, levels })
     }
 
-    /// How many spans there are at most.
+    /// Returns the maximum number of spans.
     pub(crate) fn spans_of(&self, gap: u64) -> u64 {
         self.dense(gap).1.bytes()
     }
 
-    /// Spans to read, in order: wanted bytes with gaps of at most `gap` bytes between them.
+    /// Returns the spans to read, in order: wanted bytes with gaps of at most `gap` bytes between
+    /// them.
     pub(super) fn spans(&self, gap: u64) -> impl Iterator<Item = Range<u64>> {
         let (span, outer) = self.dense(gap);
         let mut next = 0;
@@ -307,7 +313,8 @@ impl Strides {
             let start = outer.position(next);
             let mut end = start + span;
             next += 1;
-            // The last of a row may be near to the first of the next one, however far apart they are within the row.
+            // The last span of a row may be near the first of the next row, however far apart they
+            // are within a row.
             while next < outer.bytes() && outer.position(next) - end <= gap {
                 end = outer.position(next) + span;
                 next += 1;
@@ -316,22 +323,22 @@ impl Strides {
         })
     }
 
-    /// What a window that shows the bytes from `offset` on brings of the slice: where in the window its first wanted byte is, that
-    /// byte's number, and how many there are. None if there is none.
+    /// Finds the bytes of the slice in a window: returns the offset in the window of its first
+    /// wanted byte, that byte's number, and how many there are; `None` if there are none.
     pub(super) fn found(&self, window: Range<u64>) -> Option<(u64, u64, u64)> {
         let (first, end) = (self.before(window.start), self.before(window.end));
         (first < end).then(|| (self.position(first) - window.start, first, end - first))
     }
 
-    /// Where the last wanted byte before `offset` ends.
+    /// Returns the end of the last wanted byte before `offset`.
     pub(super) fn end_before(&self, offset: u64) -> u64 {
         self.before(offset)
             .checked_sub(1)
             .map_or(0, |last| self.position(last) + 1)
     }
 
-    /// Moves the wanted bytes of a window together, behind the first of them. The window shows the tensor from `offset` on, counted
-    /// from the slice's first byte, which may be before that.
+    /// Moves the wanted bytes of a window together, behind the first of them. The window shows the
+    /// tensor from `offset` on, relative to the slice's first byte; a negative offset is before it.
     pub(crate) fn gather(&self, window: &mut [u8], offset: i64, first: u64, len: u64) {
         let at = |position: u64| {
             let index = i64::try_from(position).expect("files are shorter") - offset;
@@ -363,7 +370,7 @@ mod tests {
         }
     }
 
-    /// The positions of all elements wanted, one by one.
+    /// Returns the positions of all wanted elements, one by one.
     fn by_hand(dims: &[Steps], shape: &[usize], bytes: u64) -> Vec<u64> {
         let mut elements = vec![0u64];
         for (index, len) in shape.iter().enumerate() {
@@ -387,7 +394,7 @@ mod tests {
         let slice = Slice(vec![steps(1, 2, 1), steps(0, 3, 2)]);
         let cut = slice.cut(&[4, 6], 8).expect("inside");
         assert_eq!((cut.shape, cut.range), (vec![2, 3], 6..17));
-        // Every second of six, and the next row goes on as this one does: one level.
+        // Every second of six, continued without a break in the next row: one level.
         let strides = cut.strides.expect("has gaps");
         assert_eq!(
             strides.levels,
@@ -420,7 +427,7 @@ mod tests {
         };
         assert_eq!(
             message(vec![steps(1, 4, 2)], &[7], 8),
-            "the slice takes 4 from 1 on in steps of 2 along dimension 0, which has 7"
+            "the slice (count 4, start 1, step 2) exceeds dimension 0 of length 7"
         );
         assert!(message(vec![steps(1, usize::MAX, 2)], &[7], 8).contains("dimension 0"));
         assert!(message(vec![steps(0, 1, 0)], &[7], 8).contains("step"));
@@ -431,7 +438,7 @@ mod tests {
         };
         for count in [0, 2] {
             let message = message(vec![single(count)], &[7], 8);
-            assert!(message.contains("takes dimension 0 away"), "{message}");
+            assert!(message.contains("drops dimension 0"), "{message}");
         }
         let one = Slice(vec![single(1)]).cut(&[7, 3], 8).expect("inside");
         assert_eq!(one.shape, [3]);
@@ -442,7 +449,8 @@ mod tests {
 
     #[test]
     fn runs_may_begin_and_end_anywhere() {
-        // Of rows of 20 bytes, 0 and 1, 8 and 9: two levels, as the next row does not go on as this one does.
+        // Bytes 0, 1, 8 and 9 of rows of 20 bytes: two levels, as the next row does not continue
+        // the pattern.
         let cut = Slice(vec![steps(0, 3, 1), steps(0, 2, 4)]).cut(&[3, 10], 16);
         let strides = cut.expect("inside").strides.expect("has gaps");
         let all: Vec<u64> = [0, 20, 40]
@@ -532,7 +540,8 @@ mod tests {
                 let before = relative.iter().filter(|at| **at < offset).count() as u64;
                 prop_assert_eq!(strides.before(offset), before);
             }
-            // Spans hold every wanted byte, in order, and nothing but gaps of at most that length beside.
+            // Spans hold every wanted byte, in order, and nothing but gaps of at most that length
+            // beside.
             let spans: Vec<_> = strides.spans(gap).collect();
             prop_assert!(spans.len() as u64 <= strides.spans_of(gap));
             for pair in spans.windows(2) {

@@ -1,17 +1,19 @@
-//! Which tensors share memory: large ones live alone, small neighbours together.
+//! Decides which tensors share memory: large ones get a region of their own, small neighbours share
+//! one.
 //!
-//! A shared allocation is kept whole while any of its tensors lives, so it stays small; but thousands of small tensors must not
-//! cost a read and a mapping each.
+//! A shared allocation stays alive as long as any of its tensors, so it is kept small; but
+//! thousands of small tensors must not cost a read and a mapping each.
 
 use std::ops::Range;
 
 use super::Wanted;
 
-/// A shared region holds at most this span of the file: what keeping one small tensor may keep beside it. One read of this
-/// size still runs at the full speed of a disk (`benches/results/`).
+/// Largest span of the file that a shared region holds, and so the most that one small tensor may
+/// keep alive. One read of this size still runs at the full speed of a disk (`benches/results/`).
 pub(super) const SHARED_BYTES_MAX: u64 = 1 << 20;
 
-/// Tensors that will share one region, as indices into the wanted list, and the span of the source that holds them.
+/// Tensors that share one region, as indices into the wanted list, and the span of the source that
+/// holds them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) source: usize,
@@ -23,8 +25,8 @@ pub(super) struct Run {
 
 /// Groups the tensors, which must come in file order, into runs. Tensors without bytes are in none.
 ///
-/// `alignment_of` and `gap_of` give a source's read alignment and the gap worth reading, bytes; `in_place` says whether a
-/// destination is read into.
+/// `alignment_of` and `gap_of` return a source's read alignment and the largest gap worth reading,
+/// bytes; `in_place` returns whether a destination is read into.
 pub(super) fn runs(
     wanted: &[Wanted],
     alignment_of: impl Fn(usize) -> u64,
@@ -32,15 +34,16 @@ pub(super) fn runs(
     in_place: impl Fn(usize) -> bool,
 ) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    // Whether the last run may take another tensor.
+    // True while the last run may take another tensor.
     let mut open = false;
     for (index, tensor) in wanted.iter().enumerate() {
         let Range { start, end } = tensor.range.clone();
         if start == end {
             continue;
         }
-        // Reads put file offset `x` at an address that equals `x` modulo the read alignment (a power of two, page-aligned
-        // regions), so an offset that is no multiple of the dtype's alignment lands on an address that is none.
+        // Reads put file offset `x` at an address that is congruent to `x` modulo the read
+        // alignment (a power of two, page-aligned regions), so an offset that is not a multiple of
+        // the dtype's alignment leads to a misaligned address.
         debug_assert!(alignment_of(tensor.source) >= tensor.alignment as u64);
         let has_gaps = tensor.strides.is_some();
         let realign =

@@ -1,4 +1,5 @@
-//! Tables and a property: every byte of every selected tensor is covered exactly once, at the right place.
+//! Tables and a property: every byte of every selected tensor is covered exactly once, at the right
+//! place.
 
 use proptest::prelude::*;
 
@@ -64,7 +65,7 @@ fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
     // The extent's bytes, and what the alignment adds at each end.
     assert_eq!(windows(far..far + 8192 + 2 * 4096), [16384]);
     assert_eq!(windows(far..far + 8192 + 2 * 4096 + 1), [12288, 8192]);
-    // So is a row of a slice.
+    // A row of a slice is one read, too.
     let row = Steps::from(0..8192 + 2 * 4096);
     let slice = slice_of(far, 2, 1 << 16, [Steps::from(0..2), row]);
     let plan = build(&[slice], &[DIRECT], IN_PLACE);
@@ -248,14 +249,15 @@ proptest! {
                 prop_assert!(extent.window as u64 <= layouts[extent.source].extent_bytes + slack);
                 for piece in &plan.pieces[extent.pieces.clone()] {
                     let tensor = &tensors[piece.tensor];
-                    // Pieces of a tensor follow one another, cover it without gap, and lie where the file has them.
+                    // Pieces of a tensor follow one another, cover it without gap, and lie where
+                    // the file has them.
                     prop_assert_eq!(piece.tensor_offset, next_byte[piece.tensor]);
                     prop_assert_eq!(
                         extent.offset + piece.extent_offset as u64,
                         tensor.range.start + piece.tensor_offset
                     );
                     prop_assert!(piece.len > 0 && piece.extent_offset + piece.len <= extent.needed);
-                    // And in memory, where the target says.
+                    // In memory they lie where the target says.
                     let (target_region, offset) = plan.targets[piece.tensor].place.expect("has bytes");
                     prop_assert_eq!(target_region, index);
                     prop_assert_eq!(
@@ -279,7 +281,8 @@ proptest! {
         }
     }
 
-    /// Packed tensors are aligned, overlap nobody, and neighbours keep their distance where that aligns them.
+    /// Packed tensors are aligned, do not overlap, and neighbours keep their distance where that
+    /// aligns them.
     #[test]
     fn packed_tensors_are_aligned_and_disjoint(
         tensors in tensors(),
@@ -334,7 +337,8 @@ fn destinations_share_no_region() {
     assert_eq!(largest, [4096, 0, 0]);
 }
 
-/// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is wanted.
+/// A matrix of `rows` rows of `columns` bytes from byte `start` of source 0 on, of which a slice is
+/// wanted.
 fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted {
     let cut = Slice::new(dims).cut(&[rows, columns], 8).expect("inside");
     Wanted {
@@ -369,14 +373,15 @@ fn a_slice_is_read_without_its_wide_gaps() {
         gap_bytes: 1 << 16,
         ..DIRECT
     };
-    // The gaps are worth reading; what is only gap is left out all the same.
+    // The gaps are worth reading, but reads of nothing but a gap are left out.
     let plan = build(&[tensor], &[bridging], IN_PLACE);
     assert_eq!(plan.extents.len(), 4);
 }
 
 #[test]
 fn windows_of_a_slice_do_not_overlap() {
-    // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so near the next one.
+    // The second byte of a row is wanted again 99,000 bytes later, near the end of the row and so
+    // near the next one.
     let columns = Steps {
         start: 0,
         count: 2,
@@ -398,7 +403,7 @@ proptest! {
     fn a_slice_brings_its_elements(
         (rows, columns) in (1usize..40, 1usize..9000),
         (row, rows_step, column) in (0usize..40, 1usize..4, 0usize..9000),
-        // All columns from one on are more than a read brings.
+        // All columns from column 1 on are more than one read covers.
         columns_step in prop_oneof![Just(1), 1usize..5000],
         (row_count, column_count) in (any::<prop::sample::Index>(), any::<prop::sample::Index>()),
         layout in layouts(),
@@ -419,7 +424,7 @@ proptest! {
                 single: false,
             },
         ];
-        // From the start of what is read at most on.
+        // Starts no later than the first read.
         let read = start - start % 65536;
         let before = usize::try_from(start - read).expect("small");
         let file: Vec<u8> = (0..=250u8).cycle().take(before + rows * columns).collect();

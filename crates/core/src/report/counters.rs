@@ -1,4 +1,4 @@
-//! What lanes count while they run, and how a report takes it over.
+//! Counters that lanes increment while they run, and their transfer to a report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Report;
 use crate::engine::Transfer;
 
-/// What went wrong and did not end the load.
+/// Failures and delays that did not end the load.
 #[derive(Debug, Default)]
 pub(crate) struct Troubles {
     read_retries: u64,
@@ -31,10 +31,10 @@ impl From<Transfer> for Troubles {
     }
 }
 
-/// What lanes add to while they run.
+/// Counters that lanes increment while they run.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// When the first lane began to read: its engine is open and its memory registered.
+    /// Time when the first lane began to read, after its engine was open and its memory registered.
     pub(crate) reading_since: OnceLock<Instant>,
     pub(crate) extents: AtomicU64,
     pub(crate) direct_bytes: AtomicU64,
@@ -53,7 +53,7 @@ pub(crate) struct Counters {
     verify_nanos: AtomicU64,
 }
 
-/// What a lane was doing.
+/// Activity of a lane.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stage {
     Submit,
@@ -66,7 +66,7 @@ pub(crate) enum Stage {
 
 impl Counters {
     pub(crate) fn add(counter: &AtomicU64, amount: u64) {
-        // Only ever read as a whole picture for people: no ordering needed.
+        // The counters are only read for display: no ordering is needed.
         counter.fetch_add(amount, Ordering::Relaxed);
     }
 
@@ -82,7 +82,7 @@ impl Counters {
         Self::add(counter, u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
 
-    /// Adds what went wrong with an extent, if anything did.
+    /// Adds the retries, stalls and hedges of one extent, if any.
     pub(crate) fn count_troubles(&self, new: Troubles) {
         let count = new.read_retries + new.request_retries + new.stalls + new.hedges;
         if count + new.hedges_won == 0 {
@@ -99,7 +99,7 @@ impl Counters {
         }
     }
 
-    /// Bytes that came from storage so far.
+    /// Returns the bytes that have arrived from storage so far.
     pub(crate) fn read_bytes(&self) -> u64 {
         [
             &self.direct_bytes,

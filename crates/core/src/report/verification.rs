@@ -1,4 +1,4 @@
-//! What of a load was compared with digests that somebody had made of it.
+//! Report of the comparison of a load's bytes with known digests.
 
 use std::fmt;
 
@@ -8,47 +8,47 @@ use super::Report;
 use crate::error::{counted, printable};
 use crate::request::format_bytes;
 
-/// What was compared with digests that somebody had made of it.
+/// Comparison of a load's bytes with known digests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerificationReport {
-    /// What was asked for: `"auto"`, `"require"`, `"sha256"`, or the manifest.
+    /// Requested mode: `"auto"`, `"require"`, `"sha256"`, or the manifest.
     pub choice: String,
-    /// Bytes that were compared, and are right: of tensors with a digest of their own when all of one has come, of files when all of
-    /// the file has.
+    /// Bytes that were compared and match. A tensor with a digest of its own counts once all of its
+    /// bytes have arrived; a file counts once all of the file has arrived.
     pub bytes: u64,
-    /// Who says what the bytes should be, and of how many files of the load.
+    /// Sources of the digests, and the number of the load's files that each one covers.
     pub by: Vec<VerifiedBy>,
-    /// Files of which something was not compared; the first few.
+    /// Files that were not fully compared; the first few.
     pub unverified: Vec<Unverified>,
-    /// How many there are.
+    /// Number of files that were not fully compared.
     pub unverified_files: u64,
 }
 
-/// Who says what the bytes of some files should be.
+/// Source of the digests of some files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct VerifiedBy {
-    /// For example `"manifest /m/tload-manifest.json"`.
+    /// Name of the source, for example `"manifest /m/tload-manifest.json"`.
     pub by: String,
-    /// By which algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several with `" and "` between them. CRCs find damage, and do not stop
-    /// somebody who changes bytes on purpose.
+    /// Algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several are joined by `" and "`. CRCs
+    /// detect damage but not deliberate changes.
     pub algorithm: String,
-    /// Files.
+    /// Number of files.
     pub files: u64,
 }
 
-/// A file of which something was not compared.
+/// File that was not fully compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Unverified {
-    /// The file.
+    /// Location of the file.
     pub location: String,
-    /// Why.
+    /// Reason.
     pub why: String,
 }
 
-/// Most files that a report names because something of them was not compared.
+/// Maximum number of files that a report lists as not fully compared.
 const UNVERIFIED_MAX: usize = 8;
 
 impl fmt::Display for VerificationReport {
@@ -61,25 +61,25 @@ impl fmt::Display for VerificationReport {
         } in &self.by
         {
             let files = counted(*files, "file");
-            write!(f, ", {files} by {algorithm} of {}", printable(by))?;
+            write!(f, ", {files} with {algorithm} from {}", printable(by))?;
         }
         if let Some(Unverified { location, why }) = self.unverified.first() {
             write!(
                 f,
-                "; not all of {}: {}",
+                "; not fully verified: {} ({})",
                 printable(location),
                 printable(why)
             )?;
         }
         match self.unverified_files.saturating_sub(1) {
             0 => Ok(()),
-            others => write!(f, " (and of {others} more)"),
+            others => write!(f, " and {others} more"),
         }
     }
 }
 
 impl Report {
-    /// Takes over what was compared.
+    /// Sets the result of the verification.
     pub(crate) fn set_verification(
         &mut self,
         choice: &str,

@@ -1,4 +1,4 @@
-//! Sizes as people write them.
+//! Byte sizes with units: parsing and formatting.
 
 use crate::error::{Error, ErrorKind, Result};
 
@@ -21,11 +21,7 @@ const UNITS: [(&str, u64); 15] = [
     ("", 1),
 ];
 
-/// Reads a size: `"4096"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
-///
-/// # Errors
-///
-/// [`ErrorKind::InvalidRequest`] for anything else, and for more than 2⁶⁴ bytes.
+/// Parses a size: `"4096"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let invalid = || {
         Error::new(
@@ -59,7 +55,7 @@ pub fn parse_bytes(text: &str) -> Result<u64> {
     u64::try_from(bytes).map_err(|_| invalid())
 }
 
-/// Shows a size with one decimal and a binary unit: `"4.0 GiB"`; below 1 KiB in bytes: `"512 B"`.
+/// Formats a size with one decimal and a binary unit: `"4.0 GiB"`; below 1 KiB in bytes: `"512 B"`.
 pub fn format_bytes(bytes: u64) -> String {
     const NAMES: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {

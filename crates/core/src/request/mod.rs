@@ -1,6 +1,7 @@
-//! What the caller asks for: which tensors, to where, within what limits.
+//! Options of a load: limits, preferences and verification.
 //!
-//! Only values, checked where they are made. Nothing here reads the environment; the command and the wheel translate theirs.
+//! Plain values, checked when they are created. Nothing here reads the environment; the command and
+//! the Python package translate theirs.
 
 mod bytes;
 mod options;

@@ -8,7 +8,7 @@ use super::Verify;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Cache;
 
-/// Where the tensors are to live.
+/// Device that tensors are loaded to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Device {
@@ -46,13 +46,15 @@ impl FromStr for Device {
         if let Some(ordinal) = ordinal.and_then(|number| number.parse().ok()) {
             return Ok(Self::Cuda(ordinal));
         }
-        // What PyTorch calls its other devices.
+        // PyTorch's names of other devices.
         if ["hip", "mps", "xpu", "hpu", "npu", "mtia", "meta"].contains(&kind) {
             return Err(Error::new(
                 ErrorKind::Unsupported,
-                format!("device {text:?}: tload loads into CPU memory and into that of CUDA GPUs"),
+                format!(
+                    "device {text:?} is not supported; tload loads to the CPU and to CUDA GPUs"
+                ),
             )
-            .with_hint("use device=cpu and copy"));
+            .with_hint("use device=cpu and copy the tensors"));
         }
         Err(Error::unknown_name(
             "device",
@@ -62,22 +64,24 @@ impl FromStr for Device {
     }
 }
 
-/// Which engine fills memory.
+/// Engine that performs the reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum EngineChoice {
-    /// `uring` where a ring can be set up and files are not on a file system in memory, else `pread`.
+    /// `uring` where a ring can be created and files are not on an in-memory file system, else
+    /// `pread`.
     #[default]
     Auto,
-    /// `io_uring` for files, or fail. Objects have an engine of their own, whatever is chosen.
+    /// `io_uring` for files, or fail. Objects have their own engine in any case.
     Uring,
     /// Threads that call `pread` for files.
     Pread,
-    /// `io_uring` through the crate `tokio-uring` for files, or fail. Only used when asked for; needs the feature `tokio-uring`.
+    /// `io_uring` through the crate `tokio-uring` for files, or fail. Never chosen automatically;
+    /// needs the feature `tokio-uring`.
     TokioUring,
 }
 
 impl EngineChoice {
-    /// The name that options and reports use.
+    /// Returns the name that options and reports use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -112,10 +116,10 @@ impl FromStr for EngineChoice {
     }
 }
 
-/// In which order tensors are handed out.
+/// Order in which tensors are handed out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// As they become complete.
+    /// In order of completion.
     #[default]
     Ready,
     /// By shard, then by offset in the shard. Shards are then read one after another.
@@ -123,7 +127,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The name that options and reports use.
+    /// Returns the name that options and reports use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ready => "ready",
@@ -150,53 +154,61 @@ impl FromStr for Order {
     }
 }
 
-/// Limits and preferences; `None` and the defaults let the load choose.
+/// Limits and preferences of a load; with `None` and the defaults the load chooses.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Which engine fills memory. Default: [`EngineChoice::Auto`].
+    /// Engine that performs the reads. Default: [`EngineChoice::Auto`].
     pub engine: EngineChoice,
-    /// Whether reads go through the page cache. Default: [`Cache::Auto`].
+    /// Page cache mode of file reads. Default: [`Cache::Auto`].
     pub cache: Cache,
-    /// With [`Cache::Map`]: whether tensors may be written to. The process then gets a page of its own for each that it writes to;
-    /// the file stays as it is. If not, writing to a tensor kills the process (`SIGSEGV`). Other tensors may always be written to.
-    /// Default: no.
+    /// With [`Cache::Map`], makes tensors writable: the process gets a private copy of each page
+    /// that it writes to; the file is not changed. Otherwise writing to a tensor kills the process
+    /// (`SIGSEGV`). Other tensors are always writable. Default: no.
     pub writable: bool,
-    /// In which order tensors are handed out. Default: [`Order::Ready`].
+    /// Order in which tensors are handed out. Default: [`Order::Ready`].
     pub order: Order,
-    /// Reads in flight, over all lanes, for each file system; requests in flight for each object store. Default: found while the load
-    /// runs, beginning with the source's hint; a given `in_flight_bytes` alone leaves it at that.
+    /// Reads in flight, over all lanes, for each file system; requests in flight for each object
+    /// store. Default: adjusted during the load, starting from the source's hint; fixed at the hint
+    /// if only `in_flight_bytes` is set.
     pub depth: Option<usize>,
-    /// Bytes in flight, over all lanes, for each file system and each object store; one read is always allowed. Default: found while
-    /// the load runs, beginning with the source's hint; or `depth` times `extent_bytes` when `depth` is given.
+    /// Bytes in flight, over all lanes, for each file system and each object store; one read is
+    /// always allowed. Default: `depth` times `extent_bytes` if `depth` is set; else adjusted
+    /// during the load, starting from the source's hint.
     pub in_flight_bytes: Option<u64>,
-    /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to an object store. Default: the
-    /// source's hint.
+    /// Largest read of a file, bytes, rounded up to the alignment of direct I/O; longest request to
+    /// an object store. Default: the source's hint.
     pub extent_bytes: Option<u64>,
-    /// Threads that each run an engine of their own, for the files of each file system. Default: as many as cores where cores are
-    /// the limit, as with files that are in memory already; else 1, and more when that one has no time left.
+    /// Threads for the files of each file system, each with an engine of its own. Default: one per
+    /// core if CPU-bound, as with files that are already in memory; else 1, growing while it is
+    /// saturated.
     pub lanes: Option<usize>,
-    /// Most bytes that the load may hold which the caller has not received yet. Default: 512 MiB; or the largest tensor and
-    /// beside it a quarter of it or what may be in flight, if that is more. In a control group with little memory less: half of what
-    /// it leaves, or what the load cannot do without.
+    /// Most bytes that the load may hold and the caller has not received yet. Default: max(512 MiB,
+    /// largest tensor + max(a quarter of it, bytes in flight)). In a cgroup with little memory
+    /// less: half of what it leaves, or the minimum that the load needs.
     pub memory_limit: Option<u64>,
-    /// Most bytes of each GPU that the load may hold which the caller has not received yet. Default: as for `memory_limit`, and no
-    /// more than is free. When anything goes to a GPU, `memory_limit` is what the staging memory on the way may take.
+    /// Most bytes of each GPU that the load may hold and the caller has not received yet. Default:
+    /// as for `memory_limit`, and at most the free memory. When any tensor goes to a GPU,
+    /// `memory_limit` bounds the staging memory.
     pub device_memory_limit: Option<u64>,
-    /// Whether what is read is compared with digests that somebody has made of it, while it passes; a difference is
-    /// [`ErrorKind::Corrupt`]. A tensor that is wrong is not handed over if it has a digest of its own; memory of the caller's may hold
-    /// earlier pieces of it by then. Default: [`Verify::Off`].
+    /// Compares the bytes read with known digests during the load; a mismatch is
+    /// [`ErrorKind::Corrupt`]. A tensor that does not match is not handed over if it has a digest
+    /// of its own; caller-provided memory may hold earlier pieces of it by then. Default:
+    /// [`Verify::Off`].
     pub verify: Verify,
-    /// How often what failed is tried again before the load fails, a request to an object store or a read of a file; only what is
-    /// missing is asked for. 0 tries nothing again. Default: what the options of the store say; without any 8 for requests and for
-    /// files on network file systems, where failures may pass, and 0 for other files.
+    /// Retries of a failed request to an object store or a failed read of a file before the load
+    /// fails; only missing bytes are requested again. 0 disables retries. Default: the value in the
+    /// store options; without one, 8 for requests and for files on network file systems, where
+    /// errors may be transient, and 0 for other files.
     pub retries: Option<u32>,
-    /// Whether a request to an object store that takes much longer than others is sent a second time, for what is missing; the
-    /// first answer counts. At most one in 20 requests is, and each once. Default: yes.
+    /// Hedges requests to object stores: one that takes much longer than others is sent a second
+    /// time, for the missing bytes; the first response wins. At most one in 20 requests is hedged,
+    /// and each once. Default: yes.
     pub hedge: Option<bool>,
-    /// The load fails with [`ErrorKind::TimedOut`] when it takes longer, opening its files included. Storage that does not answer
-    /// keeps nobody waiting longer than half a second beyond that; the memory of reads that cannot be taken back is freed when it
-    /// answers ([`crate::parked_bytes`]). Default: no limit.
+    /// Timeout of the load, including opening its files; when exceeded, the load fails with
+    /// [`ErrorKind::TimedOut`]. Storage that does not respond delays the caller by at most half a
+    /// second beyond that; memory of reads that cannot be cancelled is freed when the storage
+    /// responds ([`crate::parked_bytes`]). Default: no limit.
     pub timeout: Option<Duration>,
 }
 
@@ -208,11 +220,11 @@ const DEPTH_MAX: usize = 4096;
 const LANES_MAX: usize = 256;
 
 impl Options {
-    /// Refuses what cannot work whatever the checkpoint is. Starting a load does the same.
+    /// Rejects values that are invalid for any checkpoint. Starting a load does the same.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] that names the field, its value and what it may be.
+    /// [`ErrorKind::InvalidRequest`] that names the field, its value and its bounds.
     pub fn validate(&self) -> Result<()> {
         within("depth", self.depth, 1, DEPTH_MAX)?;
         within("lanes", self.lanes, 1, LANES_MAX)?;

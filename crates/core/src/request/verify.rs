@@ -1,4 +1,4 @@
-//! Whether what is read is compared with what it should be.
+//! Verification modes of a load.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,37 +6,44 @@ use std::str::FromStr;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Location;
 
-/// Whether the bytes of a load are compared with digests that somebody has made of them, while they pass.
+/// Verification mode: whether the bytes of a load are compared with known digests during the load.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Verify {
-    /// Nothing is compared.
+    /// Compares nothing.
     #[default]
     Off,
-    /// With what there is: a manifest of tload's beside the checkpoint, else the store's own checksum of the whole object, else what
-    /// the hub says of the file, else a signed manifest. The report says what was not compared, and why.
+    /// Compares with the first of these that exists: a tload manifest beside the checkpoint, the
+    /// store's own checksum of the whole object, the hub's digest of the file, a signed manifest.
+    /// The report says what was not compared, and why.
     Auto,
-    /// As [`Self::Auto`], and what cannot be compared is an error before the first read: a file of which nothing is known, and
-    /// one that is read only in part while only its whole, or its header only as part of that, could be compared. CRCs are enough.
+    /// Like [`Self::Auto`], but bytes that cannot be compared are an error before the first read: a
+    /// file without any digest, and a partly read file whose digests only cover the whole file, or
+    /// cover its header only as part of the whole. CRCs are accepted.
     Require,
-    /// As [`Self::Require`], and only SHA-256 counts: with what there is, or with the manifest at this path or URL. CRCs find damage, but
-    /// whoever may change bytes can have them keep any CRC. A SHA-256 is of a whole file, header and all, so a file of which only some
-    /// tensors are read is refused. It is as good as the place that it is from: keep the manifest where nobody else can write.
+    /// Like [`Self::Require`], but accepts SHA-256 only: from any source, or from the manifest at
+    /// this path or URL. CRCs detect damage, but an attacker who can change bytes can preserve any
+    /// CRC. A SHA-256 covers a whole file including its header, so a file of which only some
+    /// tensors are read is rejected. A digest is only as trustworthy as the place that it comes
+    /// from: keep the manifest where no other user can write.
     Sha256(Option<String>),
-    /// With this manifest of tload's, a path or a URL, by its CRCs; what is not in it is an error before the first read. So is, for
-    /// [`Self::Sha256`] with a manifest too, an index that it does not list or lists with other bytes, and, unless files or tensors
-    /// were selected by their names, a file with weights that it lists and that the checkpoint does not have.
+    /// Compares with the CRCs of this tload manifest, a path or a URL; a file that is not in it is
+    /// an error before the first read. With any explicit manifest, also for [`Self::Sha256`], these
+    /// are errors too: an index that the manifest does not list or lists with other bytes, and,
+    /// unless files or tensors were selected by name, a file with weights that the manifest lists
+    /// and the checkpoint lacks.
     Manifest(String),
 }
 
 impl Verify {
-    /// Whether what cannot be compared is an error.
+    /// Returns whether bytes that cannot be compared are an error.
     pub fn is_strict(&self) -> bool {
         matches!(self, Self::Require | Self::Sha256(_) | Self::Manifest(_))
     }
 }
 
-/// `off`, `auto`, `require`, `sha256`, `sha256:` and where the manifest is, or only where it is, without secrets.
+/// Writes `off`, `auto`, `require`, `sha256`, `sha256:` and the manifest's location, or only the
+/// location, without secrets.
 impl fmt::Display for Verify {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -50,10 +57,10 @@ impl fmt::Display for Verify {
     }
 }
 
-/// What the choice of SHA-256 is called.
+/// Name of the mode that accepts SHA-256 only.
 const SHA256: &str = "sha256";
 
-/// Where a manifest is, without secrets.
+/// Returns the location of a manifest, without secrets.
 fn shown(manifest: &str) -> String {
     Location::parse(manifest).map_or_else(|_| "manifest".to_owned(), |at| at.to_string())
 }
@@ -64,8 +71,8 @@ impl fmt::Debug for Verify {
     }
 }
 
-/// Of what [`fmt::Display`] writes; any other text is where a manifest is. One that is named like a choice is `./auto`, one whose name
-/// begins with `sha256:` is `./sha256:…`.
+/// Parses the output of [`fmt::Display`]; any other text is the location of a manifest. A manifest
+/// that is named like a mode is `./auto`, one whose name begins with `sha256:` is `./sha256:…`.
 impl FromStr for Verify {
     type Err = Error;
 
@@ -73,7 +80,7 @@ impl FromStr for Verify {
         let empty = || {
             Error::new(
                 ErrorKind::InvalidRequest,
-                "verify is empty; it can be off, auto, require, sha256, sha256:MANIFEST, or where a manifest is",
+                "verify is empty; it can be off, auto, require, sha256, sha256:MANIFEST, or the path or URL of a manifest",
             )
         };
         if let Some(manifest) = text.strip_prefix("sha256:") {

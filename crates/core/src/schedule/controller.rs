@@ -1,64 +1,73 @@
-//! Moves the limit of one group to where more in flight brings no more. What it does and why: `depth.rs`.
+//! Depth controller of one group: moves its limit to the throughput plateau. `depth.rs` describes
+//! the algorithm and the reasons for it.
 
 use std::time::Duration;
 
 use super::meter::{Meter, Needs, Sample};
 use super::{Depth, DepthReport, InFlight, Settled};
 
-/// What the search wants of a sample: its steps are large, so it can be short.
+/// Requirements for a sample during the search: its steps are large, so the sample can be short.
 const SEARCH: Needs = Needs {
     reads: 8,
     time: Duration::from_millis(10),
 };
 
-/// What is wanted of a sample afterwards, when smaller differences count.
+/// Requirements for a sample after the search, when smaller differences count.
 const HOLD: Needs = Needs {
     reads: 24,
     time: Duration::from_millis(20),
 };
 
-/// The search goes on while a step brings so much. Below, noise of 20 ms windows decides (10 to 15 % on a virtual disk).
+/// Minimum throughput ratio of a step for the search to continue. Below it, noise of 20 ms windows
+/// decides (10 to 15 % on a virtual disk).
 const SEARCH_GAIN: f64 = 1.10;
 
-/// A step that brought so much of what it added in flight is far from the bend: the next may be a larger one.
+/// Share of a proportional gain that shows a step to be far from the bend, so that the next one may
+/// be larger.
 const NEARLY_ALL: f64 = 0.8;
 
-/// What a probe above must bring, and what one below may cost. The distance between the two keeps them from undoing each other.
+/// Gain that a probe above must show, and loss that a probe below may show. The distance between
+/// the two keeps them from undoing each other.
 const UP_GAIN: f64 = 0.025;
 const DOWN_COST: f64 = 0.01;
 
-/// What a single probe below must bring beyond that; several, so much less.
+/// Margin that a single probe below must show in addition; for several probes, it is divided by
+/// their weight.
 const DOUBT: f64 = 0.04;
 
-/// A probe below that brings so much shows a bend that lies far below.
+/// Gain of a probe below that shows the bend to be far below.
 const FAR_BELOW: f64 = 0.10;
 
-/// Weight that older evidence keeps when new evidence comes: what probes brought, and what is usual.
+/// Weight that older evidence keeps when new evidence arrives: for results of probes, and for the
+/// usual rate.
 const MEMORY: f64 = 0.6;
 const LONG_MEMORY: f64 = 0.9;
 
-/// What is usual has drifted when it is so much below what it was, with so much evidence.
+/// Relative decrease of the usual rate that counts as drift, and the weight of evidence that it
+/// takes.
 const DRIFT: f64 = 0.05;
 const USUAL: f64 = 4.0;
 
-/// Samples between two probes: at first, and at most; further probes are rarer until that takes this long.
+/// Samples between two probes: initially, and at most. Further probes become rarer until the pause
+/// is this long.
 const REST_MIN: u32 = 3;
 const REST_MAX: u32 = 16;
 const REST_MIN_SETTLED: u32 = 8;
 const REST_TIME: Duration = Duration::from_millis(500);
 
-/// A step up has proved itself after so many samples, and their weight.
+/// Number of samples, and their weight, after which a step up has proved itself.
 const PROVING: u32 = 8;
 const PROVEN: f64 = 5.0;
 
-/// Two samples in a row beyond these, against what was usual, are a change of the storage.
+/// Ratios to the usual rate: two samples in a row beyond them are a change of the storage.
 const FELL: f64 = 0.75;
 const ROSE: f64 = 1.3;
 
-/// A probe needs so many times its bytes in flight to be left to read: it takes two to four of them itself.
+/// Multiple of its bytes in flight that must be left to read for a probe to start: it takes two to
+/// four of them itself.
 const WORTH: u64 = 4;
 
-/// The limit of one group.
+/// Controller of the limit of one group.
 #[derive(Debug)]
 pub(super) struct Controller {
     depth: Depth,
@@ -69,16 +78,16 @@ pub(super) struct Controller {
     above: Evidence,
     below: Evidence,
     rest: Rest,
-    /// Rate that is usual at the limit.
+    /// Usual rate at the limit.
     usual: Evidence,
-    /// The most that it was.
+    /// Highest usual rate so far.
     peak: f64,
-    /// The limit before the last step up, and what was usual there, until the step has proved itself.
+    /// Limit before the last step up and its usual rate, until the step has proved itself.
     before_step: Option<Point>,
     report: DepthReport,
 }
 
-/// A limit and what it brought.
+/// Limit and its throughput.
 #[derive(Clone, Copy, Debug)]
 struct Point {
     bytes: u64,
@@ -87,15 +96,16 @@ struct Point {
 
 #[derive(Clone, Copy, Debug)]
 enum Phase {
-    /// Measures what a search is to start from.
+    /// Measures the starting point of a search.
     Base,
-    /// Tries more than `base`.
+    /// Tries a higher limit than `base`.
     Climb { base: Point },
-    /// A jump from `low` to `high` brought less than it could: tries between.
+    /// A jump from `low` to `high` gained less than it could: tries the middle.
     Middle { low: Point, high: Point },
-    /// Tries less than `base`, beyond which more was not worth it, or not tried: `why`.
+    /// Tries a lower limit than `base`. `why`: the reason why more than `base` was rejected or not
+    /// tried.
     Descend { base: Point, why: Settled },
-    /// Measures at the limit; the last sample there, if it was just before.
+    /// Measures at the limit. `last` is the previous sample there, if it directly precedes.
     Hold { last: Option<f64> },
     /// Measures at another limit.
     Probe { up: bool, bytes: u64, before: f64 },
@@ -108,17 +118,17 @@ enum Phase {
     },
 }
 
-/// When the next probe is due, and which.
+/// Schedule of the probes: when the next one is due, and its direction.
 #[derive(Clone, Copy, Debug)]
 struct Rest {
-    /// Samples until then.
+    /// Samples until the next probe.
     left: u32,
-    /// Samples between two.
+    /// Samples between two probes.
     length: u32,
     probes: u32,
 }
 
-/// A mean that forgets.
+/// Exponentially weighted mean.
 #[derive(Clone, Copy, Debug, Default)]
 struct Evidence {
     mean: f64,
@@ -143,7 +153,7 @@ impl Default for Rest {
 }
 
 impl Rest {
-    /// A probe led to nothing; samples take `took` each.
+    /// Makes probes rarer after one was rejected; samples take `took` each.
     fn lengthen(&mut self, took: Duration) {
         let in_time = REST_TIME.as_nanos() / took.as_nanos().max(1);
         let in_time = u32::try_from(in_time).unwrap_or(u32::MAX);
@@ -185,7 +195,7 @@ impl Controller {
         }
     }
 
-    /// What may be in flight at this moment, probes included.
+    /// Returns the limit in force at the moment, probes included.
     pub(super) fn limit(&self) -> InFlight {
         self.limit
     }
@@ -198,7 +208,7 @@ impl Controller {
         self.report
     }
 
-    /// Whether a read of `window` bytes may start now.
+    /// Returns whether a read of `window` bytes may start now.
     pub(super) fn admits(&self, window: usize) -> bool {
         self.depth.admits(self.limit, self.in_flight, window)
     }
@@ -208,19 +218,19 @@ impl Controller {
         self.meter.began(now);
     }
 
-    /// A read would have started if the limit allowed it.
+    /// Records that a read would have started if the limit allowed it.
     pub(super) fn full(&mut self) {
         self.meter.full(self.in_flight);
     }
 
-    /// A read would have started if there had been memory for it.
+    /// Records that a read would have started if there had been memory for it.
     pub(super) fn starved(&mut self) {
         if self.report.settled == Settled::NeverDeep {
             self.report.settled = Settled::Memory;
         }
     }
 
-    /// A read has ended; `remaining` bytes have not begun.
+    /// Records the end of a read; `remaining` bytes have not begun.
     pub(super) fn ended(&mut self, window: usize, remaining: u64, now: Duration) {
         self.in_flight.end(window);
         if self.depth.is_fixed() {
@@ -243,7 +253,8 @@ impl Controller {
         }
     }
 
-    /// The limit did not hold the load back: what was tried goes back, and is tried again when it does.
+    /// Discards a sample in which the limit did not restrict the load: an attempt is undone, and
+    /// repeated when the limit restricts the load again.
     fn void(&mut self) {
         match self.phase {
             Phase::Base => {}
@@ -307,11 +318,11 @@ impl Controller {
         }
     }
 
-    /// `base` is the best so far: tries `times` as much.
+    /// Tries `times` as much as `base`, the best limit so far.
     fn climb(&mut self, base: Point, times: u64, remaining: u64, now: Duration) {
         let bytes = self.scaled(base.bytes, times, 1);
         if bytes <= base.bytes && self.report.changes == 0 {
-            // It began there: nobody knows whether less would do.
+            // The load began at the maximum: less may be enough.
             self.descend(base, Settled::Ceiling, now);
         } else if bytes <= base.bytes {
             self.settle(base, Settled::Ceiling, now);
@@ -338,16 +349,16 @@ impl Controller {
         } else if gain >= SEARCH_GAIN {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
         } else if gain < 1.0 - FAR_BELOW {
-            // Past a knee, and perhaps past it already before.
+            // Past a knee, and `base` may be past it as well.
             self.descend(base, Settled::by(gain), now);
         } else {
             self.settle(base, Settled::by(gain), now);
-            // A first hint of what a smaller step would bring.
+            // A first estimate for smaller steps.
             self.above.add(gain - 1.0, MEMORY);
         }
     }
 
-    /// `base` is the best so far: tries half. `why` it is not more.
+    /// Tries half of `base`, the best limit so far. `why`: the reason why the limit is not higher.
     fn descend(&mut self, base: Point, why: Settled, now: Duration) {
         let bytes = self.scaled(base.bytes, 1, 2);
         if bytes >= base.bytes {
@@ -359,7 +370,7 @@ impl Controller {
         self.measure_at(bytes, SEARCH);
     }
 
-    /// The search is over: from here on, smaller steps.
+    /// Ends the search: smaller steps from here on.
     fn settle(&mut self, at: Point, settled: Settled, now: Duration) {
         self.accept(at.bytes, settled, now);
         self.above = Evidence::default();
@@ -373,7 +384,7 @@ impl Controller {
         self.measure_at(at.bytes, HOLD);
     }
 
-    /// A sample at the limit.
+    /// Processes a sample at the limit.
     fn held(&mut self, last: Option<f64>, sample: Sample, remaining: u64, now: Duration) {
         let rate = sample.rate;
         let off = |rate: f64| rate < self.usual.mean * FELL || rate > self.usual.mean * ROSE;
@@ -392,7 +403,7 @@ impl Controller {
             }
             return;
         }
-        // One that is off might be the first of two.
+        // A deviating sample may be the first of two.
         if !off(rate) {
             self.usual.add(rate, LONG_MEMORY);
             self.notice_drift();
@@ -403,7 +414,7 @@ impl Controller {
             return;
         }
         let before = last.map_or(rate, |last| f64::midpoint(last, rate));
-        // More is what matters first; less only saves memory, or gets away from a knee.
+        // Higher limits matter more; a lower one only saves memory, or leaves a knee.
         let limit = self.limit.bytes;
         let (more, less) = (self.scaled(limit, 3, 2), self.scaled(limit, 2, 3));
         let near_knee = self.above.mean < -FAR_BELOW && self.below.mean > -FAR_BELOW;
@@ -420,7 +431,7 @@ impl Controller {
         self.measure_at(bytes, HOLD);
     }
 
-    /// Slower than it was, little by little: time to look around again.
+    /// Restarts frequent probes when the usual rate has decreased gradually.
     fn notice_drift(&mut self) {
         let Evidence { mean, weight } = self.usual;
         if weight < USUAL {
@@ -433,8 +444,8 @@ impl Controller {
         self.peak = self.peak.max(mean);
     }
 
-    /// The last step up brings nothing in the long run, whatever a probe showed: queues that empty at each change bring more for
-    /// a moment. Then it is undone, and the next one is far away.
+    /// Undoes the last step up if it has no lasting gain, whatever its probe showed: queues that
+    /// drain at each change raise the rate for a moment. The next probe is then far away.
     fn step_failed(&mut self, now: Duration) -> bool {
         let Some(before) = self.before_step.filter(|_| self.usual.weight > PROVEN) else {
             return false;
@@ -449,7 +460,7 @@ impl Controller {
         true
     }
 
-    /// What a probe showed.
+    /// Processes the result of a probe.
     fn weigh(&mut self, up: bool, tried: Point, gain: f64, took: Duration, now: Duration) {
         self.rest.probes += 1;
         if up {
@@ -487,7 +498,7 @@ impl Controller {
         self.rest.lengthen(took);
     }
 
-    /// `bytes` is the limit, until something better is found.
+    /// Makes `bytes` the limit until a better one is found.
     fn accept(&mut self, bytes: u64, settled: Settled, now: Duration) {
         let limit = self.depth.limit_of(bytes);
         if limit != self.report.limit {
@@ -498,7 +509,7 @@ impl Controller {
         self.report.settled = settled;
     }
 
-    /// Begins a sample at another limit, once what is in flight under the present one has ended.
+    /// Begins a sample at another limit, once the reads in flight under the present one have ended.
     fn measure_at(&mut self, bytes: u64, needs: Needs) {
         let limit = self.depth.limit_of(bytes);
         let skip = if limit == self.limit {
@@ -510,7 +521,8 @@ impl Controller {
         self.meter.restart(needs, skip, self.usual.mean);
     }
 
-    /// `bytes` times `by` over `over`, in whole reads: at least one more or less, if the bounds allow it.
+    /// Returns `bytes` times `by` over `over`, in whole reads: at least one read more or less, if
+    /// the range allows it.
     fn scaled(&self, bytes: u64, by: u64, over: u64) -> u64 {
         let read = self.meter.turn().read_bytes();
         let reads = (bytes + read / 2) / read;
@@ -519,7 +531,7 @@ impl Controller {
             std::cmp::Ordering::Greater => ((reads * by + over / 2) / over).max(reads + 1),
             std::cmp::Ordering::Less => ((reads * by + over / 2) / over).min(reads.max(1) - 1),
         };
-        // Two at least: see `Depth::limit_of`.
+        // At least two: see `Depth::limit_of`.
         let scaled = self.depth.limit_of(wanted.max(2) * read).bytes;
         match by.cmp(&over) {
             std::cmp::Ordering::Less => scaled.min(bytes),

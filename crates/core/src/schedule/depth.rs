@@ -1,31 +1,40 @@
-//! How many reads, and how many bytes of them, may be in flight: the limits of a group of sources.
+//! Limits on the reads of a group of sources, and on the bytes of them, that may be in flight.
 //!
-//! Fixed when somebody has said what they want. Else [`Controller`](super::controller::Controller) moves the limit between a floor
-//! and a ceiling. It measures one thing, the rate at which bytes arrive while the limit is what holds the load back, and asks one
-//! question: does another limit bring more? By Little's law (L = λW) bytes in flight are rate times latency, so when more in
-//! flight brings no more per second, every read only waits longer. The limit wanted is the smallest one behind the bend of
-//! that curve (Kleinrock 1979: rate over latency, the "power", is greatest there).
+//! A limit is fixed if the caller set it. Otherwise [`Controller`](super::controller::Controller)
+//! moves it between a minimum and a maximum. The controller measures one thing, the rate at which
+//! bytes arrive while the limit is what restricts the load, and asks one question: does another
+//! limit give a higher rate? By Little's law (L = λW) bytes in flight are rate times latency, so
+//! when more bytes in flight do not increase the rate, every read only waits longer. The controller
+//! looks for the smallest limit beyond the bend of that curve (Kleinrock 1979: rate over latency,
+//! the "power", is greatest there).
 //!
-//! * **Search**, as TCP's slow start: double while a step brings 10 % or more; ×4 where the last step brought nearly as much as it
-//!   added. A jump that brought less is followed by a look at its middle.
-//! * **Hold and probe**, as BBR (Cardwell et al. 2016): between two samples at the limit one at ½ more or ⅓ less. Each is compared
-//!   with its two neighbours in time, so drift cancels; evidence is averaged, and one comparison must show twice what many must.
-//!   Up for 2.5 %, and back if that does not last; down when it costs less than 1 %. Probes that change nothing become rare.
-//! * **Search again** when two samples in a row are a quarter off what was usual: a throttle set in, or a neighbour has left.
+//! * **Search**, like TCP's slow start: double while a step increases throughput by 10 % or more;
+//!   ×4 where the last step increased it nearly in proportion. After a jump that gained less, its
+//!   middle is measured.
+//! * **Hold and probe**, like BBR (Cardwell et al. 2016): between two samples at the limit, take
+//!   one at ½ more or ⅓ less. Each probe is compared with its two neighbours in time, so drift
+//!   cancels; evidence is averaged, and a single comparison must show twice as much as many must.
+//!   Move up for a gain of 2.5 %, and back if the gain does not last; move down for a loss below 1
+//!   %. Probes that change nothing become rare.
+//! * **Search again** when two samples in a row deviate by a quarter from the usual rate:
+//!   throttling has set in, or a competing load has ended.
 //!
-//! A sample takes whole turns (as many bytes as are in flight), so bursts do not bend it, enough reads and enough time; it begins
-//! when all reads of the old limit have ended. It is void if the limit did not hold the load back for four fifths of it: short of
-//! memory, or short of work, it says nothing about storage. With too little left to read to earn a probe's cost, there is none.
+//! A sample spans whole turns (a turn is as many bytes as are in flight), so that bursts do not
+//! distort it, and a minimum of reads and of time. It begins when all reads of the old limit have
+//! ended. It is void if the limit did not restrict the load for four fifths of it: a load that is
+//! short of memory or of work shows nothing about storage. There is no probe when too little is
+//! left to read to repay its cost.
 //!
-//! Worked example: reads of 4 MiB, 0.8 GB/s each, 3 GB/s in all, from 8 MiB: 2 reads bring 1.6 GB/s; 4 bring 3.0 (×1.9, nearly
-//! all of ×2, so ×4 is next); 16 bring 3.0: nothing. The middle, 8, brings 3.0 too: back to 4 reads, 16 MiB.
+//! Worked example: reads of 4 MiB, 0.8 GB/s each, 3 GB/s in total, starting at 8 MiB: 2 reads give
+//! 1.6 GB/s; 4 give 3.0 (×1.9, nearly all of ×2, so ×4 is next); 16 give 3.0: no gain. The middle,
+//! 8, gives 3.0 too: back to 4 reads, 16 MiB.
 
 /// Reads in flight, or a limit on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InFlight {
-    /// Jobs.
+    /// Number of jobs.
     pub jobs: usize,
-    /// Bytes of their windows.
+    /// Bytes of the jobs' windows.
     pub bytes: u64,
 }
 
@@ -40,7 +49,7 @@ impl InFlight {
         self.bytes -= window as u64;
     }
 
-    /// Bytes of one read, on average.
+    /// Returns the average number of bytes per read.
     pub(super) fn read_bytes(self) -> u64 {
         (self.bytes / self.jobs.max(1) as u64).max(1)
     }
@@ -57,7 +66,7 @@ impl std::ops::Add for InFlight {
     }
 }
 
-/// Limits on what is in flight, in jobs and in bytes: what to start with, and how far it may change.
+/// Limits on jobs and bytes in flight: the start value and the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Depth {
     start: InFlight,
@@ -67,7 +76,7 @@ pub struct Depth {
 }
 
 impl Depth {
-    /// At most `jobs` reads of together at most `bytes` bytes, from the first to the last.
+    /// Returns a constant limit of `jobs` reads and `bytes` bytes in total.
     pub fn fixed(jobs: usize, bytes: u64) -> Self {
         let limit = InFlight {
             jobs: jobs.max(1),
@@ -81,7 +90,8 @@ impl Depth {
         }
     }
 
-    /// From `start` on as deep as brings more, but never below `floor_bytes` bytes nor above `most`. Jobs follow the bytes.
+    /// Returns a limit that begins at `start` and follows the throughput, between `floor_bytes`
+    /// bytes and `most`. The number of jobs is proportional to the bytes.
     pub fn adaptive(start: InFlight, floor_bytes: u64, most: InFlight) -> Self {
         let start = InFlight {
             jobs: start.jobs.clamp(1, most.jobs.max(1)),
@@ -98,14 +108,14 @@ impl Depth {
         }
     }
 
-    /// The same, but so many bytes are read of a source before it is the next one's turn: for engines that bring neighbours by
-    /// one request.
+    /// Sets how many bytes are read from a source before the next source has its turn, for engines
+    /// that fetch adjacent extents with one request.
     #[must_use]
     pub fn with_stride(self, stride: u64) -> Self {
         Self { stride, ..self }
     }
 
-    /// The same with at most `jobs` jobs.
+    /// Lowers the limits to `jobs` jobs.
     pub(super) fn at_most(mut self, jobs: usize) -> Self {
         for limit in [&mut self.start, &mut self.most] {
             limit.jobs = limit.jobs.min(jobs).max(1);
@@ -117,27 +127,27 @@ impl Depth {
         self.stride
     }
 
-    /// Whether it never changes.
+    /// Returns whether the limit never changes.
     pub fn is_fixed(&self) -> bool {
         self.floor_bytes == self.most.bytes && self.start.jobs == self.most.jobs
     }
 
-    /// The limit to begin with.
+    /// Returns the start value.
     pub fn start(&self) -> InFlight {
         self.start
     }
 
-    /// Most jobs that may ever be in flight.
+    /// Returns the maximum number of jobs in flight.
     pub fn jobs(&self) -> usize {
         self.most.jobs
     }
 
-    /// Most bytes that may ever be in flight.
+    /// Returns the maximum number of bytes in flight.
     pub fn bytes(&self) -> u64 {
         self.most.bytes
     }
 
-    /// How many reads of `window` bytes may ever be in flight together.
+    /// Returns the maximum number of reads of `window` bytes in flight.
     pub fn reads_of(&self, window: usize) -> usize {
         let fitting = self.most.bytes / window.max(1) as u64;
         self.most
@@ -146,7 +156,8 @@ impl Depth {
             .max(1)
     }
 
-    /// The limit of `bytes` bytes, within the bounds; jobs in proportion to the start's.
+    /// Returns the limit of `bytes` bytes, clamped to the range; jobs are in proportion to the
+    /// start value's.
     pub(super) fn limit_of(&self, bytes: u64) -> InFlight {
         if self.is_fixed() {
             return self.start;
@@ -155,14 +166,16 @@ impl Depth {
         let jobs = self.start.jobs as u128 * u128::from(bytes) / u128::from(self.start.bytes);
         let jobs = usize::try_from(jobs).unwrap_or(usize::MAX);
         InFlight {
-            // Two at least: one read at a time waits for its successor to be started.
+            // At least two: with one read at a time, storage is idle until its successor is
+            // started.
             jobs: jobs.max(2).min(self.most.jobs),
             bytes,
         }
     }
 
-    /// Whether another read of `window` bytes may start under `limit`. One always may: a limit smaller than an extent must not
-    /// stop a load. A limit that moves counts whole reads to the nearest; the most is never exceeded.
+    /// Returns whether another read of `window` bytes may start under `limit`. A first one always
+    /// may: a limit smaller than an extent must not stop a load. An adaptive limit is rounded to
+    /// the nearest whole read; the maximum is never exceeded.
     pub(super) fn admits(&self, limit: InFlight, in_flight: InFlight, window: usize) -> bool {
         let window = window as u64;
         in_flight.jobs == 0

@@ -1,46 +1,48 @@
-//! What a load found out about depth, for its report.
+//! Results of the depth control, for the report.
 
 use std::time::Duration;
 
 use super::InFlight;
 
-/// Why the limit is what it is.
+/// Reason for the current limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// Somebody asked for it.
+    /// The caller set it.
     Fixed,
-    /// The load was never held back by depth: it was too short to tell.
+    /// Depth never limited the load: it was too short to tell.
     NeverDeep,
-    /// The load was never held back by depth, but by memory: by its limit, and by a receiver that was slow to take.
+    /// Memory limited the load, and depth never did: the memory limit was reached and the consumer
+    /// was slow to take tensors.
     Memory,
-    /// The load ended before more was tried, or too little was left for more to pay.
+    /// The load ended before a higher limit was tried, or too little was left to read for a higher
+    /// limit to pay off.
     Unfinished,
-    /// It may not be deeper.
+    /// The limit is at its maximum.
     Ceiling,
-    /// More in flight brought no more: reads only waited longer.
+    /// Throughput plateaued: with more in flight, reads only waited longer.
     OnlyQueued,
-    /// More in flight brought a little more, but not enough for the memory that it takes.
+    /// More in flight increased throughput a little, but not enough for the memory that it takes.
     LittleGain,
-    /// More in flight made it slower.
+    /// More in flight decreased throughput.
     Slower,
 }
 
 impl Settled {
-    /// In words.
+    /// Returns the reason in words.
     pub fn text(self) -> &'static str {
         match self {
             Self::Fixed => "fixed",
             Self::NeverDeep => "depth was not the limit",
             Self::Memory => "memory was the limit",
-            Self::Unfinished => "the load ended before more was tried",
-            Self::Ceiling => "it may not be deeper",
-            Self::OnlyQueued => "more brought no more",
-            Self::LittleGain => "more brought too little",
-            Self::Slower => "more was slower",
+            Self::Unfinished => "the load ended before a higher limit was tried",
+            Self::Ceiling => "hit the maximum",
+            Self::OnlyQueued => "throughput plateaued",
+            Self::LittleGain => "gain too small",
+            Self::Slower => "a higher limit was slower",
         }
     }
 
-    /// By what more in flight brought, as a ratio.
+    /// Returns the reason for a throughput ratio between a higher limit and this one.
     pub(super) fn by(gain: f64) -> Self {
         match gain {
             _ if gain < 0.97 => Self::Slower,
@@ -50,17 +52,17 @@ impl Settled {
     }
 }
 
-/// What a load found out about the depth of one group.
+/// Result of the depth control of one group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DepthReport {
-    /// The limit now; while a probe is on its way, the one that it is compared with.
+    /// Current limit; during a probe, the limit that the probe is compared with.
     pub limit: InFlight,
-    /// When that became the limit, since the load's start.
+    /// Time since the load's start when this limit was set.
     pub changed_at: Duration,
-    /// How often it has changed; probes that led to nothing are not counted.
+    /// Number of changes; rejected probes are not counted.
     pub changes: u32,
-    /// Greatest rate measured over a sample, bytes per second; 0 if there was none.
+    /// Highest rate measured over a sample, bytes per second; 0 if there was none.
     pub best_rate: u64,
-    /// Why it is not deeper.
+    /// Why the limit is not higher.
     pub settled: Settled,
 }

@@ -1,38 +1,38 @@
-//! Which sources share limits: all files of a load, all objects of a load.
+//! Groups of sources that share limits: the files of one file system, the objects of one store.
 //!
-//! A group has lanes of its own, whose engines can read its sources and no others.
+//! A group has its own lanes, whose engines can read only its sources.
 
 use super::Depth;
 
-/// The sources of a load by group, and each group's limits.
+/// Sources of a load by group, and the limits of each group.
 #[derive(Clone, Debug)]
 pub struct Groups {
     depths: Vec<Depth>,
-    /// By source; a source beyond the end is in group 0 under its own number.
+    /// Indexed by source; a source beyond the end is in group 0 under its own number.
     members: Vec<Member>,
 }
 
-/// Where a source is read.
+/// Group of a source, and its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its group.
+    /// Group of the source.
     pub group: usize,
-    /// What the group's engines call it.
+    /// Index of the source in the group's engines.
     pub index: usize,
 }
 
 impl Groups {
-    /// All sources in one group.
+    /// Puts all sources in one group.
     pub fn one(depth: Depth) -> Self {
         Self::new(vec![depth], Vec::new())
     }
 
-    /// A group for each of `depths`; `members` says, source by source, which one it is in.
+    /// Creates a group for each of `depths`; `members` assigns each source to one of them.
     pub fn new(depths: Vec<Depth>, members: Vec<Member>) -> Self {
         Self { depths, members }
     }
 
-    /// The same with at most `jobs` jobs in flight, over all groups.
+    /// Lowers the limits to `jobs` jobs in flight, over all groups.
     #[must_use]
     pub fn at_most(mut self, jobs: usize) -> Self {
         let share = jobs / self.depths.len().max(1);

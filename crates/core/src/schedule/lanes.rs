@@ -1,59 +1,63 @@
-//! How many lanes read a group. Pure.
+//! Number of lanes that read a group. Pure.
 //!
-//! One lane waits for storage most of the time; another would only wait beside it. But copies from the page cache, the first touch of
-//! fresh memory and some file systems keep the thread of a lane busy inside the kernel. When that is so, a further lane is tried, and
-//! stays only if more comes: threads are not free, and what looks busy may be waiting for the same lock or the same memory.
+//! One lane waits for storage most of the time; another would only wait beside it. But copies from
+//! the page cache, the first touch of fresh memory and some file systems keep a lane's thread busy
+//! in the kernel. When a lane is saturated, a further lane is tried. It stays only if throughput
+//! rises: threads are not free, and a thread that looks busy may be waiting for a contended lock or
+//! for memory bandwidth.
 //!
-//! Worked example (windows of 20 ms): one lane was busy for 19 and 20 ms of two windows, in which 400 MB came. A second begins. In
-//! the next two windows 750 MB come, 1.9 times as many: it stays. A third brings 760 MB: it ends, and nothing more is tried.
+//! Worked example (windows of 20 ms): one lane is busy for 19 and 20 ms of two windows, in which
+//! 400 MB arrive. A second lane begins. In the next two windows 750 MB arrive, 1.9 times as many:
+//! it stays. With a third lane 760 MB arrive: the third lane ends, and no further one is tried.
 
 use std::time::Duration;
 
-/// How long lanes are watched before anything is concluded: at 10 GB/s some 50 extents.
+/// Length of the window over which lanes are observed: at 10 GB/s some 50 extents.
 pub const WINDOW: Duration = Duration::from_millis(20);
 
-/// Windows in a row that must say the same.
+/// Consecutive windows that must agree.
 const WINDOWS: u32 = 2;
 
-/// A lane with less time left than this is what limits the load, percent.
+/// Share of busy time from which on a lane counts as saturated, percent.
 const BUSY_PERCENT: u32 = 85;
 
-/// What a further lane must bring to stay, percent.
+/// Throughput gain that a further lane needs to stay, percent.
 const GAIN_PERCENT: u64 = 10;
 
-/// The lanes of one group.
+/// Number of lanes of one group.
 #[derive(Clone, Debug)]
 pub struct LaneCount {
-    /// Lanes that read; those with a lower number.
+    /// Number of lanes that read: those with a lower index.
     wanted: usize,
     most: usize,
-    /// The number of the lane that brought nothing.
+    /// Index of the lane that brought no gain.
     ended: Option<usize>,
     window: Window,
-    /// Busy windows in a row.
+    /// Consecutive saturated windows.
     busy_windows: u32,
-    /// Bytes a second before the last lane began, and windows since then.
+    /// Bytes per second before the last lane began, and windows since then.
     trial: Option<(u64, u32)>,
-    /// Bytes a second of the windows that count.
+    /// Bytes per second of the windows that count.
     rate: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     since: Duration,
-    /// Bytes that had come when it began.
+    /// Bytes that had arrived when the window began.
     bytes: u64,
     busy: Duration,
     watched: Duration,
 }
 
 impl LaneCount {
-    /// So many lanes, whatever happens.
+    /// Returns a constant number of lanes.
     pub fn fixed(lanes: usize) -> Self {
         Self::up_to(lanes, lanes)
     }
 
-    /// `first` lanes to begin with, and others up to `most` while each brings more.
+    /// Starts with `first` lanes and adds others, up to `most`, while each one increases
+    /// throughput.
     pub fn up_to(first: usize, most: usize) -> Self {
         Self {
             wanted: first,
@@ -66,35 +70,35 @@ impl LaneCount {
         }
     }
 
-    /// Lanes that should be reading now.
+    /// Returns the number of lanes that should be reading now.
     pub fn wanted(&self) -> usize {
         self.wanted
     }
 
-    /// Most lanes there can be.
+    /// Returns the maximum number of lanes.
     pub fn most(&self) -> usize {
         self.most
     }
 
-    /// Whether a lane should begin, or go on.
+    /// Returns whether a lane should begin, or continue.
     pub fn wants(&self, lane: usize) -> bool {
         lane < self.wanted
     }
 
-    /// Whether a lane that is not wanted may yet be.
+    /// Returns whether a lane that is not wanted now may be wanted later.
     pub fn may_want(&self, lane: usize) -> bool {
         self.ended.is_none() && lane < self.most
     }
 
-    /// A lane that was wanted could not begin: there will be no more.
+    /// Records that a wanted lane could not begin: no further lane is added.
     pub fn failed(&mut self) {
         self.trial = None;
         self.wanted = self.wanted.saturating_sub(1).max(1);
         self.ended = Some(self.wanted);
     }
 
-    /// One lane's thread was busy for `busy` of the last `watched`; `bytes` have come over all lanes by `now`. Whether that changes
-    /// anything.
+    /// Records that one lane's thread was busy for `busy` of the last `watched`, and that `bytes`
+    /// have arrived over all lanes by `now`. Returns whether the number of lanes changed.
     pub fn observe(
         &mut self,
         now: Duration,
@@ -128,7 +132,7 @@ impl LaneCount {
     fn conclude(&mut self, rate: u64, is_busy: bool) -> bool {
         if let Some((before, windows)) = &mut self.trial {
             *windows += 1;
-            // The first window has the start of the lane in it.
+            // The first window includes the start of the lane.
             if *windows == 1 {
                 self.rate = 0;
                 return false;
@@ -172,7 +176,8 @@ mod tests {
 
     const MB: u64 = 1_000_000;
 
-    /// Runs `lanes` for `windows` windows; each lane is busy for `busy` percent, and `rate` says what comes, by lanes, in MB/s.
+    /// Runs `lanes` for `windows` windows. Each lane is busy for `busy` percent of the time; `rate`
+    /// returns the throughput for a number of lanes, in MB/s.
     fn run(lanes: &mut LaneCount, windows: u32, busy: u32, rate: impl Fn(usize) -> u64) {
         let (mut bytes, mut now) = (lanes.window.bytes, lanes.window.since);
         for _ in 0..windows {
@@ -195,7 +200,7 @@ mod tests {
     fn busy_lanes_get_company_while_more_comes() {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 100, 97, |lanes| 9000 * lanes.min(3) as u64);
-        assert_eq!(lanes.wanted(), 3, "the fourth brought nothing and ended");
+        assert_eq!(lanes.wanted(), 3, "the fourth brought no gain and ended");
         assert!(!lanes.wants(3) && !lanes.may_want(4));
     }
 
@@ -223,7 +228,8 @@ mod tests {
         assert_eq!(lanes.wanted(), 1, "one always reads");
     }
 
-    /// Whether anything changed at each of the times, when one lane has been busy for all of the time since the last.
+    /// Reports one lane as fully busy since the previous time, at each of the times; returns
+    /// whether each report changed the number of lanes.
     fn changes(lanes: &mut LaneCount, times: [u64; 4]) -> [bool; 4] {
         let mut last = 0;
         times.map(|now| {
@@ -244,7 +250,7 @@ mod tests {
         );
     }
 
-    /// How many lanes there are in the end when a second one brings so many percent more.
+    /// Returns the final number of lanes when a second one increases throughput by `percent`.
     fn lanes_with_gain(percent: u64) -> usize {
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 20, 85, |lanes| {
@@ -276,7 +282,7 @@ mod tests {
             }
             lanes.wanted()
         };
-        // Of the windows that count the better one.
+        // The better one of the windows counts.
         assert_eq!(trial([9000, 1000, 1000]), 1);
         assert_eq!(trial([0, 2000, 1000]), 2);
         assert_eq!(trial([0, 1000, 2000]), 2);
@@ -286,7 +292,7 @@ mod tests {
     fn what_comes_counts_by_the_second() {
         let mut lanes = LaneCount::up_to(1, 2);
         assert!(changes(&mut lanes, [10, 20, 30, 40])[3]);
-        // Twice as much in windows twice as long.
+        // Twice as many bytes in windows that are twice as long.
         let changed = [80, 120, 160].map(|now| {
             let time = Duration::from_millis(now);
             lanes.observe(time, 2 * WINDOW, 2 * WINDOW, now * MB)

@@ -1,51 +1,53 @@
-//! What one limit brings: bytes per second over whole turns, and whether the limit was what held the load back.
+//! Throughput of one limit: bytes per second over whole turns, and whether the limit was what
+//! restricted the load.
 
 use std::time::Duration;
 
 use super::InFlight;
 
-/// A sample counts when the load was as deep as allowed for so much of it.
+/// Share of a sample's time in which the load must have been at the limit for the sample to count.
 const FULL_SHARE_MIN: f64 = 0.8;
 
-/// What a sample needs at the least.
+/// Minimum requirements for a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Needs {
-    /// Reads: their latencies differ.
+    /// Number of reads: their latencies differ.
     pub(super) reads: u32,
-    /// Hosts complete reads in batches, and throughput between windows of 20 ms varies by 10 to 15 % on a virtual disk.
+    /// Duration. Hosts complete reads in batches, and throughput between windows of 20 ms varies by
+    /// 10 to 15 % on a virtual disk.
     pub(super) time: Duration,
 }
 
-/// A sample.
+/// Throughput measured over whole turns.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     /// Bytes per second.
     pub(super) rate: f64,
-    /// Whether the limit held the load back. If not, the rate says nothing of it.
+    /// True if the limit restricted the load. If not, the rate says nothing about the limit.
     pub(super) counts: bool,
     pub(super) took: Duration,
 }
 
-/// Measures from one sample to the next.
+/// Measures one sample after another.
 #[derive(Debug)]
 pub(super) struct Meter {
     needs: Needs,
-    /// Bytes per second; 0 if there is nothing to expect.
+    /// Expected rate, bytes per second; 0 if unknown.
     expected: f64,
     last: Option<Duration>,
     since: Duration,
-    /// In flight when last there was room for no more.
+    /// Reads in flight at the limit, if no read has begun or ended since the limit was reached.
     full: Option<InFlight>,
-    /// The same at any time before.
+    /// Reads in flight when the limit was last reached, at any time.
     turn: InFlight,
     full_for: Duration,
-    /// Bytes of reads that began under another limit.
+    /// Bytes still in flight from reads that began under another limit.
     skip: u64,
     bytes: u64,
     reads: u32,
-    /// Bytes at which the next whole turn ends.
+    /// Byte count at which the next whole turn ends.
     turn_ends: u64,
-    /// Whole turns so far.
+    /// Number of whole turns so far.
     turns: u32,
 }
 
@@ -67,13 +69,13 @@ impl Meter {
         }
     }
 
-    /// What is in flight when there is room for no more.
+    /// Returns what is in flight when the limit is reached.
     pub(super) fn turn(&self) -> InFlight {
         self.turn
     }
 
-    /// Starts a sample once reads of `skip` bytes have ended. At half of the `expected` rate it need not wait for a whole turn: a
-    /// deep queue in front of slow storage takes seconds for one.
+    /// Starts a sample once reads of `skip` bytes have ended. Below half of the `expected` rate it
+    /// need not span a whole turn: a turn of a deep queue in front of slow storage takes seconds.
     pub(super) fn restart(&mut self, needs: Needs, skip: u64, expected: f64) {
         self.needs = needs;
         self.expected = expected;
@@ -90,7 +92,7 @@ impl Meter {
         self.turns = 0;
     }
 
-    /// A read has begun. The first one starts the clock.
+    /// Records the start of a read. The first one starts the clock.
     pub(super) fn began(&mut self, now: Duration) {
         self.full = None;
         if self.last.is_none() {
@@ -99,16 +101,16 @@ impl Meter {
         }
     }
 
-    /// There is room for no more.
+    /// Records that the limit is reached.
     pub(super) fn full(&mut self, in_flight: InFlight) {
         self.full = Some(in_flight);
         self.turn = in_flight;
     }
 
-    /// A read has ended. A sample, if that completes one.
+    /// Records the end of a read. Returns a sample if this read completes one.
     pub(super) fn ended(&mut self, window: usize, now: Duration) -> Option<Sample> {
         let last = self.last.unwrap_or(now);
-        // Lanes ask for the time one after another, and tell it in any order.
+        // Lanes take timestamps one after another but may report them in any order.
         let now = now.max(last);
         if self.full.take().is_some() {
             self.full_for += now.saturating_sub(last);
@@ -148,7 +150,7 @@ impl Meter {
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a sample has far fewer than 2^52 bytes, and nobody minds one of them"
+    reason = "a sample has far fewer than 2^52 bytes, and an error of one byte is harmless"
 )]
 fn float(bytes: u64) -> f64 {
     bytes as f64
@@ -164,7 +166,8 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// A meter that needs `reads` reads and 10 ms, four reads in flight from 100 ms on, and room for no more.
+    /// Returns a meter that needs `reads` reads and 10 ms, with four reads in flight from 100 ms on
+    /// and the limit reached.
     fn meter(reads: u32) -> Meter {
         let needs = Needs {
             reads,
@@ -179,7 +182,7 @@ mod tests {
         meter
     }
 
-    /// At each of the times a read ends; whether that makes a sample.
+    /// Ends a read at each of the times; returns the sample that each one completes, if any.
     fn samples(meter: &mut Meter, times: &[u64]) -> Vec<Option<Sample>> {
         let ended = times.iter().map(|now| meter.ended(READ, ms(*now)));
         ended.collect()
@@ -199,7 +202,7 @@ mod tests {
             let found = samples(&mut meter(reads), &[110; 4]);
             assert_eq!(found, [None, None, None, Some(sample(4, 10, true))]);
         }
-        // Not enough reads, and not enough time: another turn.
+        // Not enough reads, then not enough time: another turn follows.
         let found = samples(&mut meter(5), &[110; 8]);
         assert_eq!((found[3], found[7]), (None, Some(sample(8, 10, true))));
         let found = samples(&mut meter(1), &[109, 109, 109, 109, 118, 118, 118, 118]);

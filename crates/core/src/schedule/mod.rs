@@ -1,8 +1,9 @@
-//! Which extent next, and how deep: all policy of a load. Pure.
+//! Scheduling policy of a load: the order of extents, and the depth. Pure.
 //!
-//! Reads no clock and does no I/O: the pipeline asks, and tells what started and what ended. Lanes share one schedule, so work
-//! balances itself and shards are read side by side. Sources that share limits, such as all files, are a group; a lane reads those
-//! of one group.
+//! This module reads no clock and does no I/O: the pipeline requests the next extent and reports
+//! starts and ends of reads. All lanes share one schedule, so that work is balanced and shards are
+//! read in parallel. Sources that share limits, such as all files of a file system, are a group; a
+//! lane reads the sources of one group.
 
 mod controller;
 mod depth;
@@ -28,37 +29,39 @@ use queues::{Candidate, Queues};
 use crate::plan::{Extent, Plan};
 use crate::request::Order;
 
-/// The order of reads and what is in flight.
+/// Order of the reads, and state of what is in flight.
 #[derive(Debug)]
 pub struct Schedule {
     groups: Groups,
-    /// By group.
+    /// Indexed by group.
     queues: Vec<Queues>,
-    /// By group.
+    /// Indexed by group.
     controllers: Vec<Controller>,
-    /// Each source's number in the queues of its group.
+    /// Index of each source in the queues of its group.
     numbers: Vec<usize>,
-    /// File order over several groups: the region whose turn it is to begin. Otherwise a group that is ahead could fill the budget
-    /// with tensors that wait for their turn, and none would be left for the tensor whose turn it is.
+    /// With file order over several groups: the region that is next to begin. Without it, a group
+    /// that is ahead could fill the budget with tensors that are not due yet, and no memory would
+    /// be left for the tensor that is due.
     turn: Option<usize>,
     stopped: bool,
 }
 
-/// What a lane should do next.
+/// Next step of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// Read this extent.
     Extent(usize),
-    /// Wait until a read ends: the load is as deep as it may be.
+    /// Wait until a read ends: the depth limit is reached.
     Deep,
-    /// Wait until memory comes back, or until another group has begun what comes first.
+    /// Wait until memory is freed, or until another group has begun an earlier region.
     Starved,
     /// Nothing is left to start.
     Done,
 }
 
 impl Schedule {
-    /// A schedule for `plan`. [`Order::Ready`] reads sources side by side, [`Order::File`] one after another.
+    /// Creates a schedule for `plan`. [`Order::Ready`] reads sources in parallel, [`Order::File`]
+    /// one after another.
     pub fn new(plan: &Plan, order: Order, groups: Groups) -> Self {
         let group_of = |source| groups.member(source).group;
         let (queues, numbers) = Queues::new(plan, order, groups.len(), group_of);
@@ -75,13 +78,14 @@ impl Schedule {
         }
     }
 
-    /// The next extent that `group` is to read, which counts as in flight from here on. `now` is the time since the load's start.
+    /// Returns the next extent for `group` to read, which counts as in flight from here on. `now`
+    /// is the time since the load's start.
     ///
-    /// `admit` gets memory for a region that begins; it answers whether there was any.
+    /// `admit` allocates memory for a region that begins; it returns whether there was any.
     ///
     /// # Errors
     ///
-    /// Whatever `admit` fails with.
+    /// Errors of `admit` are returned unchanged.
     pub fn next<E>(
         &mut self,
         group: usize,
@@ -124,7 +128,8 @@ impl Schedule {
         })
     }
 
-    /// An extent that [`Self::next`] gave out has come back, filled or failed. `now` is the time since the load's start.
+    /// Records that an extent returned by [`Self::next`] was completed or failed. `now` is the time
+    /// since the load's start.
     pub fn ended(&mut self, extent: &Extent, now: Duration) {
         let group = self.groups.member(extent.source).group;
         self.queues[group].ended(self.numbers[extent.source]);
@@ -132,61 +137,63 @@ impl Schedule {
         self.controllers[group].ended(extent.window, remaining, now);
     }
 
-    /// No further extent: the load failed or was cancelled.
+    /// Stops handing out extents: the load failed or was cancelled.
     pub fn stop(&mut self) {
         self.stopped = true;
     }
 
-    /// Whether a group has nothing left to start.
+    /// Returns whether a group has nothing left to start.
     pub fn is_exhausted(&self, group: usize) -> bool {
         self.stopped || self.queues[group].remaining() == 0
     }
 
-    /// Whether nothing more is to begin.
+    /// Returns whether the schedule was stopped.
     pub fn is_stopped(&self) -> bool {
         self.stopped
     }
 
-    /// What is in flight now, over all groups.
+    /// Returns what is in flight now, over all groups.
     pub fn in_flight(&self) -> InFlight {
         let each = self.controllers.iter().map(Controller::in_flight);
         each.fold(InFlight::default(), |sum, in_flight| sum + in_flight)
     }
 
-    /// What a group may have in flight at this moment, probes included.
+    /// Returns the limit of a group at the moment, probes included.
     pub fn limit(&self, group: usize) -> InFlight {
         self.controllers[group].limit()
     }
 
-    /// How many groups there are.
+    /// Returns the number of groups.
     pub fn groups(&self) -> usize {
         self.queues.len()
     }
 
-    /// A group could have started more, had there been memory.
+    /// Records that a group could have started more reads, had there been memory.
     pub fn starved(&mut self, group: usize) {
         self.controllers[group].starved();
     }
 
-    /// What is known of the depth of a group: how deep, why not deeper.
+    /// Returns the depth of a group and the reason why it is not deeper.
     pub fn explain(&self, group: usize) -> DepthReport {
         self.controllers[group].explain()
     }
 
-    /// Which regions have begun, as a mark that changes whenever that lets another group begin one; always the same when no group
-    /// waits for another.
+    /// Returns a marker of the regions that have begun. It changes whenever another group may begin
+    /// a region; it is constant if no group waits for another.
     pub fn turn(&self) -> Option<usize> {
         self.turn
     }
 
-    /// Where a source is read.
+    /// Returns the group of a source and its index there.
     pub fn member(&self, source: usize) -> Member {
         self.groups.member(source)
     }
 }
 
-/// The order in which regions may be given memory ahead of the reads: whatever each destination's budget, and however reads of
-/// sources overtake one another, the first of them that has not begun is the next of its source, so something can always go on.
+/// Returns the order in which regions may be given memory ahead of the reads. Whatever each
+/// destination's budget is, and in whatever order the reads of sources complete, the first region
+/// in this order that has not begun is the next of its source, so the load can always make
+/// progress.
 pub fn beginnings(plan: &Plan, order: Order) -> Vec<usize> {
     let mut regions: Vec<usize> = (0..plan.regions.len()).collect();
     if order == Order::Ready {
@@ -197,7 +204,7 @@ pub fn beginnings(plan: &Plan, order: Order) -> Vec<usize> {
             place = if same { place + 1 } else { 0 };
             places.push(place);
         }
-        // Stable: of regions at the same place, in the order of their sources.
+        // The sort is stable: regions at the same place stay in the order of their sources.
         regions.sort_by_key(|region| places[*region]);
     }
     regions

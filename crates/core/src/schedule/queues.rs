@@ -1,7 +1,8 @@
-//! What one group has to read, and whose turn it is.
+//! Regions that one group has to read, and the choice of the next source.
 //!
-//! A region is begun when there is room for another read and every source with a begun region is busier than its own: `k` reads in
-//! flight are of `k` sources if there are as many, and no more memory is taken than that.
+//! A region begins when another read may start and every source with a begun region is busier than
+//! the region's own source: `k` reads in flight are from `k` sources if there are as many, and no
+//! more memory is allocated than that takes.
 
 use std::collections::VecDeque;
 
@@ -9,18 +10,19 @@ use super::Order;
 use super::turns::Turns;
 use crate::plan::Plan;
 
-/// Regions without memory that are passed in one go while something else can be read: there may be a thousand sources.
+/// Maximum number of regions without memory that are skipped in one call while something else can
+/// be read: there may be a thousand sources.
 const PASSED_MAX: usize = 8;
 
-/// What one group has to read.
+/// Regions that one group has to read.
 #[derive(Debug)]
 pub(super) struct Queues {
     sources: Vec<SourceQueue>,
     /// Sources whose next region has not begun.
     waiting: VecDeque<usize>,
-    /// Sources with a region that has begun and has extents to read.
+    /// Sources with a begun region that has extents left to read.
     open: Turns,
-    /// The source whose turn goes on, until it has had its stride.
+    /// Source that continues its turn, until it has read its stride.
     current: Option<usize>,
     /// Bytes of extents that have not been taken.
     remaining: u64,
@@ -28,29 +30,30 @@ pub(super) struct Queues {
 
 #[derive(Debug, Default)]
 struct SourceQueue {
-    /// Those that have not begun.
+    /// Regions that have not begun.
     regions: VecDeque<usize>,
-    /// The region that has begun and its next extent.
+    /// Begun region and its next extent.
     open: Option<(usize, usize)>,
-    /// Bytes taken since its turn began.
+    /// Bytes taken since the source's turn began.
     taken: u64,
     reads: usize,
 }
 
-/// What can be read next.
+/// Result of the search for the next read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Candidate {
     /// The next extent of this source of the group.
     Of(usize),
-    /// There is one, but no room for it.
+    /// There is an extent, but the depth limit does not allow it.
     NoRoom,
-    /// Regions are left, but none could begin.
+    /// Regions are left, but there was no memory for any of them.
     NoMemory,
     Nothing,
 }
 
 impl Queues {
-    /// The queues of each of `groups` groups, and for every source its number in its group. In file order a group is one source.
+    /// Creates the queues of `groups` groups. Also returns the index of each source in its group.
+    /// In file order a group counts as one source.
     pub(super) fn new(
         plan: &Plan,
         order: Order,
@@ -87,12 +90,13 @@ impl Queues {
         (queues.collect(), numbers)
     }
 
-    /// Bytes that no read has begun of.
+    /// Returns the bytes for which no read has begun.
     pub(super) fn remaining(&self) -> u64 {
         self.remaining
     }
 
-    /// The source whose turn it is. `has_room` says whether a read of so many bytes may start, `admit` gets memory for a region.
+    /// Returns the source to read next. `has_room` returns whether a read of the given size may
+    /// start; `admit` allocates memory for a region.
     pub(super) fn candidate<E>(
         &mut self,
         plan: &Plan,
@@ -110,7 +114,7 @@ impl Queues {
         if let Some((source, open)) = on_turn.and_then(|source| self.with_open(source)) {
             return Ok(fits(source, open));
         }
-        // One on its turn without an open region stands at the front of those that wait.
+        // A source that continues its turn without an open region is at the front of `waiting`.
         let idlest = self.open.first().and_then(|source| self.with_open(source));
         if let Some((source, open)) = idlest
             && on_turn.is_none()
@@ -118,8 +122,8 @@ impl Queues {
         {
             return Ok(fits(source, open));
         }
-        // A source whose next region does not fit now lets the others pass. It cannot be passed for ever: the budget holds every
-        // region alone, and the others come to an end.
+        // A source whose next region does not fit now lets the others pass. It is not passed for
+        // ever: the budget holds every region alone, and the others come to an end.
         let tries = match idlest {
             Some(_) => self.waiting.len().min(PASSED_MAX),
             None => self.waiting.len(),
@@ -158,8 +162,8 @@ impl Queues {
         Some((source, self.sources[source].open?))
     }
 
-    /// Takes the next extent of `source`, which has a region open. Its turn ends once it has had `stride` bytes; a finished
-    /// region makes room for its source's next.
+    /// Takes the next extent of `source`, which has an open region. The source's turn ends once it
+    /// has had `stride` bytes; when a region is finished, its source may begin the next.
     pub(super) fn take(&mut self, plan: &Plan, source: usize, stride: u64) -> usize {
         let queue = &mut self.sources[source];
         let (region, extent) = queue.open.expect("the candidate has a region open");
@@ -187,7 +191,7 @@ impl Queues {
         extent
     }
 
-    /// A read of `source` has ended.
+    /// Records the end of a read of `source`.
     pub(super) fn ended(&mut self, source: usize) {
         let queue = &mut self.sources[source];
         queue.reads -= 1;

@@ -1,4 +1,4 @@
-//! Which extent comes next: once each, side by side, within limits.
+//! Order of extents: each is read once, sources are interleaved, limits hold.
 
 use std::convert::Infallible;
 
@@ -178,14 +178,14 @@ fn limits_are_what_somebody_said() {
 fn what_more_brought_is_told_in_words() {
     let told = [0.0, 0.96, 0.97, 1.0, 1.02, 1.03, 1.09].map(|gain| Settled::by(gain).text());
     let (slower, same, little) = (
-        "more was slower",
-        "more brought no more",
-        "more brought too little",
+        "a higher limit was slower",
+        "throughput plateaued",
+        "gain too small",
     );
     assert_eq!(told, [slower, slower, same, same, same, little, little]);
 }
 
-/// Two groups: sources 0 and 2 in the first, 1 in the second.
+/// Returns two groups: sources 0 and 2 in the first, 1 in the second.
 fn two_groups(stride: u64) -> Groups {
     let depth = Depth::fixed(64, 64 * MIB).with_stride(stride);
     let members = [(0, 0), (1, 0), (0, 1)].map(|(group, index)| Member { group, index });
@@ -228,7 +228,7 @@ fn in_file_order_a_group_waits_for_what_comes_first() {
     while let Next::Extent(extent) = next(&mut schedule, 0) {
         assert_eq!(plan.extents[extent].source, 0);
     }
-    // Each of the four tensors of a source has a region.
+    // Each of the four tensors of a source has its own region.
     assert_eq!(schedule.turn(), Some(4));
     assert_eq!(
         next(&mut schedule, 0),
@@ -263,7 +263,7 @@ fn a_source_keeps_its_turn_for_a_stride() {
     assert_eq!(sources, [0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 1, 0, 0, 1, 1]);
 }
 
-/// Sources of the reads in flight, once there is no room for more.
+/// Starts reads until the limit is reached; returns their extents.
 fn fill(schedule: &mut Schedule, plan: &Plan) -> Vec<usize> {
     let mut extents = Vec::new();
     while let Next::Extent(extent) = take(schedule, plan, true) {
@@ -285,7 +285,8 @@ fn as_many_sources_are_read_as_there_are_reads() {
         let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
         let mut in_flight = fill(&mut schedule, &plan);
         assert_eq!(sources_of(&plan, &in_flight), jobs);
-        // Some sources answer at once, others never: those get no second read while another has none.
+        // Some sources complete immediately, others never: the latter get no second read while
+        // another source has none.
         for _ in 0..7 * (64 - jobs) {
             let Some(place) = in_flight
                 .iter()
@@ -326,7 +327,8 @@ fn a_limit_that_grows_reaches_more_sources() {
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
     let mut in_flight = std::collections::VecDeque::from(fill(&mut schedule, &plan));
     assert_eq!(in_flight.len(), 4);
-    // Each source gives one read at a time, in 10 ms: what comes back is in proportion to what is in flight.
+    // Each source completes one read at a time, in 10 ms: throughput is proportional to the reads
+    // in flight.
     let mut now = Duration::ZERO;
     for _ in 0..12 {
         now += Duration::from_millis(10);
@@ -361,6 +363,6 @@ fn memory_that_is_short_is_not_asked_for_a_thousand_times_while_something_can_be
     });
     assert!(
         next == Ok(Next::Starved) && asked >= 1000,
-        "all had a chance"
+        "every region was tried"
     );
 }

@@ -1,20 +1,21 @@
-//! Whose turn it is: sources by reads in flight, the least busy first, those equally busy one after another.
+//! Selection of the least loaded source: sources by reads in flight, equally busy ones in rotation.
 //!
-//! Lists in one array, so that a source that begins or ends a read moves in constant time and nothing is allocated.
+//! Linked lists in one array: moving a source that begins or ends a read takes constant time and
+//! allocates nothing.
 
-/// More reads than this of one source are all the same.
+/// Sources with more reads in flight than this count as equally busy.
 const BUSIEST: usize = 63;
 
 const NONE: usize = usize::MAX;
 
-/// Sources that have something to read, by how busy they are.
+/// Sources that have something to read, by reads in flight.
 #[derive(Debug)]
 pub(super) struct Turns {
-    /// By source.
+    /// Indexed by source.
     links: Vec<Link>,
-    /// By reads in flight, up to [`BUSIEST`].
+    /// Indexed by reads in flight, up to [`BUSIEST`].
     lists: [List; BUSIEST + 1],
-    /// Bit by bit: the lists that are not empty.
+    /// Bit set of the lists that are not empty.
     occupied: u64,
 }
 
@@ -22,7 +23,7 @@ pub(super) struct Turns {
 struct Link {
     previous: usize,
     next: usize,
-    /// The list that it is in, or `NONE`.
+    /// List that contains the source, or `NONE`.
     list: usize,
 }
 
@@ -33,7 +34,7 @@ struct List {
 }
 
 impl Turns {
-    /// Nobody's turn, of `sources` sources.
+    /// Creates empty lists for `sources` sources.
     pub(super) fn new(sources: usize) -> Self {
         let link = Link {
             previous: NONE,
@@ -51,7 +52,7 @@ impl Turns {
         }
     }
 
-    /// The one that has waited longest among the least busy.
+    /// Returns the source that has waited longest among the least busy.
     pub(super) fn first(&self) -> Option<usize> {
         let list = self.occupied.trailing_zeros() as usize;
         self.lists.get(list).map(|list| list.first)
@@ -61,7 +62,8 @@ impl Turns {
         self.links[source].list != NONE
     }
 
-    /// `source` has `reads` reads in flight now: behind all that are as busy. It need not have been here.
+    /// Moves `source`, which has `reads` reads in flight now, behind all sources that are as busy.
+    /// Adds it if it is in no list.
     pub(super) fn put(&mut self, source: usize, reads: usize) {
         self.remove(source);
         let level = reads.min(BUSIEST);
@@ -79,7 +81,7 @@ impl Turns {
         self.occupied |= 1 << level;
     }
 
-    /// `source` has nothing to read now.
+    /// Removes `source`, which has nothing to read now.
     pub(super) fn remove(&mut self, source: usize) {
         let Link {
             previous,
@@ -129,7 +131,7 @@ mod tests {
         assert!(turns.first().is_none() && !turns.contains(3));
     }
 
-    /// Against a sorted map, thousands of random moves.
+    /// Compares with a sorted map over thousands of random moves.
     #[test]
     fn as_a_sorted_map_would_do_it() {
         let mut random = 1_u64;

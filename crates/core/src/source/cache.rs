@@ -1,25 +1,28 @@
-//! What a caller may ask of the page cache.
+//! Page cache modes.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
 
-/// How a load of files uses the page cache.
+/// Page cache mode of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Cache {
-    /// What the page cache holds is copied from there; everything else is read past it where the file system can, else through it.
+    /// Copies resident bytes from the page cache. Reads the rest with direct I/O where the file
+    /// system supports it, else through the page cache.
     #[default]
     Auto,
-    /// Past it, or fail.
+    /// Bypasses the page cache with direct I/O, or fails.
     Direct,
-    /// Through it.
+    /// Reads through the page cache.
     Buffered,
-    /// As [`Self::Auto`], and nothing of the files is left in it, unless it has yet to be written to storage.
+    /// Like [`Self::Auto`], and drops the files' pages from the page cache, except those not yet
+    /// written back to storage.
     Drop,
-    /// Nothing is copied: tensors are views of the files, private to the process, for host memory alone. Their memory is the page
-    /// cache's and counts towards no budget. While they live nobody may truncate the files: touching what is gone kills the process
-    /// (`SIGBUS`). Who overwrites a file in place may change tensors.
+    /// Copies nothing: tensors are views of the files, private to the process, for host memory
+    /// alone. Their memory is the page cache's and counts towards no budget. While they live the
+    /// files must not be truncated: touching a page that is gone kills the process (`SIGBUS`).
+    /// Overwriting a file in place may change tensors.
     Map,
 }
 
@@ -32,7 +35,7 @@ impl Cache {
         Self::Map,
     ];
 
-    /// The name that options and reports use.
+    /// Returns the name that options and reports use.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",

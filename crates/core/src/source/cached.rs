@@ -1,46 +1,49 @@
-//! Which bytes of a file need not be read past the page cache, because it holds them.
+//! Detects which bytes of a file are resident in the page cache, so that they need not be read past
+//! it.
 //!
-//! Asked once a file; only of files that are there in part, read by read. Copying what is resident is three to four times as fast as
-//! reading it again, and a second load must not be slower than the first because it insists on the device.
+//! The kernel is asked once per file; for a file that is resident in part, before each read.
+//! Copying resident bytes is three to four times as fast as reading them again, and a second load
+//! must not be slower than the first because it insists on the device.
 
 use std::ops::Range;
 
 use super::residency::{self, Method};
 use super::{FileSource, Source};
 
-/// What the header of a file and the kernel's read-ahead leave behind, bytes: not worth asking for.
+/// Bytes that reading a file's header and the kernel's read-ahead leave in the page cache: too few
+/// to matter.
 const NEGLIGIBLE_BYTES: u64 = 4 << 20;
 
-/// Bytes of one look at the pages of a file, where each page takes time, there or not (`mincore`).
+/// Bytes covered by one `mincore` call, which costs time for each page, resident or not.
 const LOOK_BYTES: u64 = 4 << 20;
 
-/// Most looks before the first read: 256 MiB, some 3 ms (2026-11). They decide only how many lanes
-/// copy and how deep; each read asks for its own pages.
+/// Most such calls before the first read: 256 MiB, some 3 ms (2026-11). They decide only how many
+/// lanes copy and how deep; each read asks for its own pages.
 const LOOKS: u64 = 64;
 
-/// Most pages read to see whether they are as resident as `mincore` says.
+/// Most pages read to check whether they are as resident as `mincore` says.
 const PROBES: usize = 4;
 
-/// What of one file the page cache holds.
+/// Portion of one file that the page cache holds.
 #[derive(Debug)]
 pub(super) enum Cached {
-    /// As good as nothing.
+    /// A negligible part.
     Nothing,
-    /// All of it.
+    /// The whole file.
     Everything,
-    /// Some of it; the kernel says which.
+    /// Some of the file; the kernel says which pages.
     Ask {
         method: Method,
-        /// So much of what was looked at, bytes.
+        /// Resident bytes among those sampled.
         resident_bytes: u64,
-        /// Of so many.
+        /// Bytes sampled.
         total_bytes: u64,
     },
 }
 
 impl Cached {
-    /// Asks about `source`, as it is now, of which `wanted` is to be read. Where the system cannot be
-    /// asked, or cannot be trusted, nothing is cached.
+    /// Queries residency of `source` as it is now, of which `wanted` is to be read. Where the
+    /// system cannot answer, or its answer cannot be trusted, nothing counts as cached.
     pub(super) fn of(source: &FileSource, wanted: &[Range<u64>]) -> Self {
         let file = source.file();
         match Method::of(file, source.file_system()) {
@@ -88,7 +91,8 @@ impl Cached {
         }
     }
 
-    /// Whether `len` bytes at `offset` are there but for a few pages, so that copying them is faster than reading them all again.
+    /// Returns whether all but a few pages of `len` bytes at `offset` are resident, so that copying
+    /// is faster than reading them all again.
     pub(super) fn holds(&self, source: &FileSource, offset: u64, len: usize) -> bool {
         match self {
             Self::Nothing => false,
@@ -104,7 +108,7 @@ impl Cached {
         }
     }
 
-    /// Whether only a few pages are missing.
+    /// Returns whether all but a few pages are resident.
     pub(super) fn holds_nearly_all(&self) -> bool {
         match self {
             Self::Nothing => false,
@@ -118,14 +122,16 @@ impl Cached {
     }
 }
 
-/// Whether so little is missing that it is brought in on the way: an eighth. The kernel takes pages back here and there; an extent
-/// with a hole in it is still copied in less time than it is read (an estimate of 2026-11: a copy takes a third of the time).
+/// Returns whether at most an eighth is missing, which the copy then brings in. The kernel reclaims
+/// pages here and there; an extent with a hole in it is still copied in less time than it is read
+/// (an estimate of 2026-11: a copy takes a third of the time).
 fn nearly(resident: u64, all: u64) -> bool {
     resident >= all - all / 8
 }
 
-/// Returns which ranges of a file to look at, in its order: all that is wanted if that is little, else
-/// as much of it as [`LOOKS`] bring, spread evenly. However long a file claims to be, that is bounded.
+/// Returns the ranges of a file to sample, in file order: everything wanted if that is little, else
+/// as much of it as [`LOOKS`] calls cover, spread evenly. The number of calls is bounded however
+/// long a file claims to be.
 fn looks(wanted: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut ranges: Vec<_> = wanted.iter().filter(|range| !range.is_empty()).collect();
     ranges.sort_unstable_by_key(|range| range.start);
@@ -134,7 +140,7 @@ fn looks(wanted: &[Range<u64>]) -> Vec<Range<u64>> {
     let step = lengths.fold(0, u64::saturating_add).div_ceil(LOOKS);
     let step = step.max(LOOK_BYTES);
     let mut looks: Vec<Range<u64>> = Vec::new();
-    // Wanted bytes before the next look.
+    // Wanted bytes before the next sample.
     let mut left = 0;
     for range in ranges {
         let mut start = range.start;
@@ -179,18 +185,18 @@ mod tests {
         // 16 bytes at the end of a file that claims a tebibyte.
         let last = looks(&[TIB..TIB + 16, 5..5]);
         assert_eq!((last.len(), &last[0]), (1, &(TIB..TIB + 16)));
-        // Little is looked at whole, neighbours together, whatever their order.
+        // Few bytes are sampled in full, neighbours together, in any order.
         let halves = [9 * MIB..10 * MIB, 8..9 * MIB];
         let whole = [0, 1, 2].map(|n| n * 4 * MIB + 8..(10 * MIB).min((n + 1) * 4 * MIB + 8));
         assert_eq!(looks(&halves), whole);
-        // Much is not, and the looks are spread over all of it.
+        // Many bytes are not, and the samples are spread over all of them.
         for wanted in [[0..TIB, 5..5], [0..u64::MAX, 5..5], [7..TIB, TIB..3 * TIB]] {
             let looks = looks(&wanted);
             assert_eq!((looks.len(), bytes(&looks)), (64, 256 * MIB), "{wanted:?}");
             let last = wanted[0].end.max(wanted[1].end);
             assert!(looks[63].start > last / 100 * 95);
         }
-        // Small tensors far apart: some of them.
+        // Small tensors far apart: some of them are sampled.
         let apart: Vec<_> = (0..100_000).map(|n| n * MIB..n * MIB + 8192).collect();
         let looks = looks(&apart);
         assert!(looks.len() <= 64 && bytes(&looks) <= 256 * MIB && looks.len() > 60);

@@ -1,6 +1,7 @@
-//! Distance between two words, for hints at the one that was meant. Pure.
+//! Edit distance between two words, for "did you mean" hints. Pure.
 
-/// Letters to add, leave out or change to get from one word to the other (Levenshtein).
+/// Returns the number of letters to insert, delete or substitute to turn one word into the other
+/// (Levenshtein).
 pub(super) fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();

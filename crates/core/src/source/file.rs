@@ -1,6 +1,7 @@
-//! A file of a checkpoint: opened once, its identity kept.
+//! Files of a checkpoint: each is opened once, and its identity is kept.
 //!
-//! The only file of the crate that opens shards on disk. Reading tensors is the engines' work ([`super::ReadFile`]).
+//! The only file of the crate that opens shards on disk. Tensors are read by the engines
+//! ([`super::ReadFile`]).
 
 use std::fs::File;
 use std::io;
@@ -15,11 +16,12 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{Retries, Transient};
 use crate::tally::Tally;
 
-/// An open file and the state it was in.
+/// An open file and the state it was in when it was opened.
 #[derive(Debug)]
 pub struct FileSource {
     location: Location,
-    /// Where it was opened, also for a process that goes to another folder.
+    /// Absolute path at which it was opened: stays valid if the process changes its working
+    /// directory.
     path: PathBuf,
     file: File,
     identity: Identity,
@@ -33,13 +35,14 @@ impl FileSource {
     ///
     /// # Errors
     ///
-    /// Not there, not readable, or not a regular file ([`ErrorKind::InvalidRequest`]).
+    /// The file does not exist, is not readable, or is not a regular file
+    /// ([`ErrorKind::InvalidRequest`]).
     pub fn open(location: &Location) -> Result<Self> {
         Self::open_with(location, None)
     }
 
-    /// The same. `retries` says how often what fails is tried again, also of reads of it; if it does not, 8 times on network file
-    /// systems, where failures may pass, and never on others.
+    /// Like [`Self::open`], with the number of retries, which also applies to reads of the file.
+    /// `None` means 8 on network file systems, where errors may be transient, and 0 on others.
     ///
     /// # Errors
     ///
@@ -48,11 +51,12 @@ impl FileSource {
         Self::open_in(None, location, retries)
     }
 
-    /// The same for a file that must be in a folder, wherever links lead, if there is one.
+    /// Like [`Self::open_with`], for a file that must resolve to a path inside `root`, if one is
+    /// given.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`]; [`ErrorKind::PermissionDenied`] for a file that is elsewhere.
+    /// As [`Self::open`]; [`ErrorKind::PermissionDenied`] for a file outside of `root`.
     pub(crate) fn open_in(
         root: Option<&Root>,
         location: &Location,
@@ -76,36 +80,37 @@ impl FileSource {
         })
     }
 
-    /// What was tried again beside reads of tensors.
+    /// Returns the counter of retries outside the data path.
     pub(crate) fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// How often what fails is tried again.
+    /// Returns how often failed operations are retried.
     pub fn retries(&self) -> Retries {
         self.retries
     }
 
-    /// The state it was in when it was opened.
+    /// Returns the identity that the file had when it was opened.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// The file system it is on.
+    /// Returns the file system that holds the file.
     pub fn file_system(&self) -> &FileSystem {
         &self.file_system
     }
 
-    /// The open file, for buffered reads.
+    /// Returns the open file, for buffered reads.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Whether the file is still in the state in which it was opened, and no other is at its path. One that was removed is whole.
+    /// Checks that the file is still in the state in which it was opened, and that its path does
+    /// not lead to another file. A file that was removed passes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when somebody wrote to it since, or put another file in its place.
+    /// [`ErrorKind::Changed`] when the file was written to since, or was replaced by another.
     pub fn verify_unchanged(&self) -> Result<()> {
         self.verify_unless_in_place(|| {
             let once = || status(&self.file, &self.location);
@@ -113,7 +118,8 @@ impl FileSource {
         })
     }
 
-    /// The same, where `opened` asks the open file. That takes a second question only if what is at the path is not what was opened.
+    /// Like [`Self::verify_unchanged`], with `opened` to check the open file. `opened` is called
+    /// only if the path no longer leads to the file as it was opened.
     pub(super) fn verify_unless_in_place(&self, opened: impl FnOnce() -> Result<()>) -> Result<()> {
         let found = Identity::at(&self.path);
         if found.as_ref().is_ok_and(|found| *found == self.identity) {
@@ -123,11 +129,12 @@ impl FileSource {
         found.map_or(Ok(()), |found| self.verify(found))
     }
 
-    /// The same, and whether it is still there: for who says something of what is at the path.
+    /// Like [`Self::verify_unchanged`], and requires the file to still exist at its path: for
+    /// claims about what is at the path.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] also when it was removed since.
+    /// [`ErrorKind::Changed`] also when the file was removed since.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         self.verify_unchanged()?;
         let once = || Identity::at(&self.path).map_err(|error| cannot_open(error, &self.location));
@@ -138,7 +145,7 @@ impl FileSource {
                 "changed while it was read: it is no longer there",
             )
             .with_location(&self.location)
-            .with_hint("load again when nobody writes to the checkpoint")),
+            .with_hint("load again when nothing writes to the checkpoint")),
             Err(error) => Err(error),
         }
     }
@@ -147,11 +154,11 @@ impl FileSource {
         if found == self.identity {
             return Ok(());
         }
-        let mixed = "load again when nobody writes to the checkpoint; what was loaded may mix old and new bytes";
+        let mixed = "load again when nothing writes to the checkpoint; the loaded tensors may mix old and new bytes";
         let (what, hint) = if !found.is_same_file(&self.identity) {
             (
                 "another file took its place".to_owned(),
-                "load again; nothing was read of the new file, but other files of the checkpoint may be new ones already",
+                "load again; the new file was not read, but other files of the checkpoint may already be new ones",
             )
         } else if found.len != self.identity.len {
             let (was, is) = (self.identity.len, found.len);
@@ -193,7 +200,7 @@ impl Source for FileSource {
                         if error.kind() == io::ErrorKind::UnexpectedEof {
                             let message = "the file ended before its length at opening";
                             Error::new(ErrorKind::Changed, message)
-                                .with_hint("load again when nobody writes to it")
+                                .with_hint("load again when nothing writes to it")
                         } else {
                             Error::from_io("cannot read", error)
                         }
@@ -204,7 +211,7 @@ impl Source for FileSource {
     }
 }
 
-/// As long as whoever looks after the server needs, where that may help.
+/// Default retries: on a network file system, long enough for its server to be repaired; else none.
 fn usual_retries(is_network: bool) -> Retries {
     if is_network {
         Retries::default().in_mid_load()
@@ -213,14 +220,15 @@ fn usual_retries(is_network: bool) -> Retries {
     }
 }
 
-/// The state of a file that was opened at `location`.
+/// Returns the identity of a file that was opened at `location`.
 pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
     Identity::now(file).map_err(|error| {
         Error::from_io("cannot read the file's status", error).with_location(location)
     })
 }
 
-/// Does `once`, and again after a pause while it fails in a way that may pass. On the calling thread: few and small reads.
+/// Calls `once`, and again after a backoff while it fails with a transient error. Blocks the
+/// calling thread: for few, small reads.
 pub(super) fn again_if_it_may_pass<T>(
     tally: &Tally,
     retries: impl Fn() -> Retries,
@@ -239,14 +247,14 @@ pub(super) fn again_if_it_may_pass<T>(
         let Some(pause) = retries().wait(what, failed, None, fastrand::u32(..)) else {
             return Err(given_up(error, failed));
         };
-        tracing::debug!(%error, ?pause, "tried again");
+        tracing::debug!(%error, ?pause, "retrying");
         tally.tried_again(&error);
-        // Nobody ever sends anything.
+        // Sleeps: nothing is ever sent on this channel.
         let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
 }
 
-/// The error of the last of so many tries.
+/// Adds the number of tries to the error of the last one.
 fn given_up(error: Error, tries: u32) -> Error {
     if tries < 2 {
         return error;
@@ -256,14 +264,15 @@ fn given_up(error: Error, tries: u32) -> Error {
     error.with_hint(hint)
 }
 
-/// The path of a location that is on a file system.
+/// Returns the path of a location that is on a file system.
 pub(crate) fn path_of(location: &Location) -> Result<&Path> {
     location.as_path().ok_or_else(|| {
         Error::new(ErrorKind::Unsupported, "is not on a file system").with_location(location)
     })
 }
 
-/// Opens a regular file for buffered reads, in a folder if one is given, and says in what state it is.
+/// Opens a regular file for buffered reads, confined to `root` if one is given, and returns its
+/// metadata.
 pub(super) fn open_regular(
     root: Option<&Root>,
     location: &Location,
@@ -278,20 +287,20 @@ pub(super) fn open_regular(
     if !metadata.is_file() {
         return Err(irregular(metadata.file_type(), location));
     }
-    // From here on a read may wait. Left on, the flag makes io_uring answer EAGAIN instead of waiting wherever the file
-    // system cannot read without blocking (overlayfs, squashfs, FUSE).
+    // Reads may block from here on. Left on, the flag makes io_uring answer EAGAIN instead of
+    // waiting wherever the file system cannot read without blocking (overlayfs, squashfs, FUSE).
     rustix::fs::fcntl_setfl(&file, OFlags::empty()).map_err(|errno| {
         Error::from_io("cannot set the file's flags", errno.into()).with_location(location)
     })?;
     Ok((file, metadata))
 }
 
-/// The error for what is no file, or not one that stays as it is.
+/// Error for a path that is not a regular file.
 fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
     let (what, hint) = if kind.is_dir() {
         (
             "a folder",
-            "a list names safetensors files; give a folder alone",
+            "a list may only contain safetensors files; give a folder by itself",
         )
     } else {
         let what = if kind.is_fifo() {
@@ -312,7 +321,8 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
         .with_hint(hint)
 }
 
-/// Opens a file for buffered reads. A FIFO does not block: it is refused by what it is, not by waiting for a writer.
+/// Opens a file for buffered reads. Does not block on a FIFO: the caller rejects it by its type
+/// instead of waiting for a writer.
 pub(super) fn open_plain(path: &Path) -> io::Result<File> {
     std::fs::OpenOptions::new()
         .read(true)
@@ -320,7 +330,7 @@ pub(super) fn open_plain(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Opens the file that `file` is, which was once found at `path`, for reads past the page cache.
+/// Opens the file behind `file`, which was once found at `path`, for direct I/O.
 #[cfg(target_os = "linux")]
 pub(super) fn open_direct(file: &File, path: &Path) -> io::Result<File> {
     use std::os::fd::AsRawFd;
@@ -328,20 +338,21 @@ pub(super) fn open_direct(file: &File, path: &Path) -> io::Result<File> {
     options
         .read(true)
         .custom_flags(libc::O_DIRECT | libc::O_CLOEXEC);
-    // The same inode, wherever the path leads by now. Without /proc the path must do; the caller compares identities.
+    // Opens the same inode even if the path leads elsewhere by now. Without /proc the path must do;
+    // the caller compares identities.
     match options.open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => options.open(path),
         opened => opened,
     }
 }
 
-/// Only Linux has direct I/O by a flag of opening.
+/// Fails: only Linux has direct I/O as a flag of `open`.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn open_direct(_file: &File, _path: &Path) -> io::Result<File> {
     Err(io::Error::from(io::ErrorKind::Unsupported))
 }
 
-/// What to try when a path leads nowhere.
+/// Returns the hint for a path that does not exist.
 fn missing_hint(location: &Location) -> &'static str {
     let path = location.as_path();
     let is_id = path.is_some_and(|path| path.is_relative() && path.components().count() == 2);
@@ -352,18 +363,20 @@ fn missing_hint(location: &Location) -> &'static str {
     }
 }
 
-/// Descriptors that a load takes beside those of its files: rings, sockets, what the program has open. (An estimate of 2026-11.)
+/// Descriptors that a load needs besides those of its files: rings, sockets, files that the program
+/// has open. (An estimate of 2026-11.)
 const OTHER_DESCRIPTORS: u64 = 64;
 
-/// Most descriptors of one file: for reads through the page cache, and past it.
+/// Most descriptors per file: one for buffered and one for direct reads.
 const DESCRIPTORS_EACH: u64 = 2;
 
-/// Descriptors that a process wants for a checkpoint of so many files.
+/// Returns the number of descriptors that a process needs for a checkpoint of `files` files.
 pub(crate) fn descriptors(files: usize) -> u64 {
     OTHER_DESCRIPTORS + DESCRIPTORS_EACH * files as u64
 }
 
-/// The same error of opening one of `files` files. If there are too few descriptors, with how many are wanted.
+/// Adds the number of descriptors needed to an error of opening one of `files` files, if it is
+/// about too few descriptors; else returns it unchanged.
 pub(crate) fn of_many(error: Error, files: usize) -> Error {
     if error.errno() != Some(libc::EMFILE) {
         return error;
@@ -372,13 +385,14 @@ pub(crate) fn of_many(error: Error, files: usize) -> Error {
     error.with_hint(more_descriptors(files, limit.current, limit.maximum))
 }
 
-/// What to do about a limit of `current` descriptors, which an unprivileged process may raise to `most`.
+/// Returns the hint for a limit of `current` descriptors, which an unprivileged process may raise
+/// to `most`.
 fn more_descriptors(files: usize, current: Option<u64>, most: Option<u64>) -> String {
     let shown =
         |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |it| it.to_string());
     let wanted = descriptors(files);
     let hint = format!(
-        "the limit of open files is {}; a checkpoint of {files} files wants {wanted}: ulimit -n {wanted}",
+        "the limit of open files is {}; a checkpoint of {files} files needs {wanted}: ulimit -n {wanted}",
         shown(current)
     );
     if most.is_none_or(|most| most >= wanted) {
@@ -390,10 +404,10 @@ fn more_descriptors(files: usize, current: Option<u64>, most: Option<u64>) -> St
     )
 }
 
-/// The error for a file that cannot be opened.
+/// Returns the error for a file that cannot be opened.
 pub(crate) fn cannot_open(error: io::Error, location: &Location) -> Error {
     if error.raw_os_error() == Some(libc::ENXIO) {
-        // A socket, or a device that is not there.
+        // A socket, or a device that does not exist.
         let found = location.as_path().map(std::fs::metadata);
         if let Some(Ok(metadata)) = found {
             return irregular(metadata.file_type(), location).with_source(error);
@@ -425,7 +439,7 @@ mod tests {
     fn the_limit_and_what_is_wanted_are_named() {
         assert_eq!(
             more_descriptors(100, Some(64), Some(4096)),
-            "the limit of open files is 64; a checkpoint of 100 files wants 264: ulimit -n 264"
+            "the limit of open files is 64; a checkpoint of 100 files needs 264: ulimit -n 264"
         );
         let hint = more_descriptors(100, Some(64), Some(64));
         assert!(

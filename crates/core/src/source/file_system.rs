@@ -1,22 +1,23 @@
-//! Which file system a file is on, and what follows from that.
+//! Identifies the file system of a file and the properties that follow from it.
 
 use std::os::fd::AsFd;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// A file system, as `statfs` and `stat` tell it.
+/// A file system, as reported by `statfs` and `stat`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileSystem {
-    /// `"ext4"`, `"tmpfs"`, `"nfs"`, …; `"0x…"` for a magic number without a name here.
+    /// Name: `"ext4"`, `"tmpfs"`, `"nfs"`, …; `"0x…"` for a magic number that is not in the table.
     pub name: String,
-    /// The magic number of `statfs(2)`.
+    /// Magic number of `statfs(2)`.
     pub magic: u64,
     /// Major and minor number of the device.
     pub device: (u32, u32),
-    /// Whether files live in memory: direct I/O means nothing there, and threads copy faster than a ring.
+    /// True if files live in memory: direct I/O has no meaning there, and threads copy faster than
+    /// a ring.
     pub in_memory: bool,
-    /// Whether reads go over a network or to a user-space server.
+    /// True if reads go over a network or to a user-space server.
     pub network: bool,
 }
 
@@ -52,11 +53,7 @@ const NETWORK: [&str; 10] = [
 ];
 
 impl FileSystem {
-    /// The file system of an open file.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::Io`] when `fstat` or `fstatfs` fails.
+    /// Returns the file system of an open file.
     pub fn of(file: impl AsFd) -> Result<Self> {
         let stat = rustix::fs::fstat(&file)
             .map_err(|errno| Error::from_io("cannot read the file's status", errno.into()))?;
@@ -82,18 +79,19 @@ impl FileSystem {
     }
 }
 
-/// The file system that a file or folder is on.
+/// Returns the file system that a file or folder is on.
 ///
 /// # Errors
 ///
-/// It cannot be opened or asked.
+/// The path cannot be opened, or its file system cannot be determined.
 pub fn file_system(path: &Path) -> Result<FileSystem> {
     let file = super::file::open_plain(path)
         .map_err(|error| Error::from_io("cannot open", error).with_location(path.display()))?;
     FileSystem::of(&file).map_err(|error| error.with_location(path.display()))
 }
 
-/// Whether a path leads to a network file system, or to one of a user-space server. Not, if nobody can tell.
+/// Returns whether a path leads to a network file system or to one served from user space; false if
+/// that cannot be determined.
 #[cfg(target_os = "linux")]
 pub(crate) fn is_network(path: &Path) -> bool {
     rustix::fs::statfs(path)

@@ -1,4 +1,4 @@
-//! What is directly below a prefix of an object store, as if the prefix were a folder.
+//! Lists what is directly below a prefix of an object store, as if the prefix were a folder.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,9 +11,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// Names below a prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Folder {
-    /// Of objects, in alphabetical order, without hidden ones.
+    /// Names of objects, in alphabetical order, without hidden ones.
     pub(crate) names: Vec<String>,
-    /// Of prefixes that stand for folders, in alphabetical order.
+    /// Names of prefixes that stand for folders, in alphabetical order, without hidden ones.
     pub(crate) below: Vec<String>,
 }
 
@@ -22,7 +22,7 @@ impl Folder {
     ///
     /// # Errors
     ///
-    /// Whatever the store answers, translated; [`ErrorKind::Unsupported`] over HTTP, which has no lists.
+    /// The store's error, translated; [`ErrorKind::Unsupported`] over HTTP, which has no listing.
     pub(crate) fn list(
         remote: &Arc<Remote>,
         location: &Location,

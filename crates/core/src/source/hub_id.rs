@@ -1,6 +1,8 @@
-//! What repositories of a model hub are called: `org/name@revision`. Pure; called by `location.rs` and by what asks the hub.
+//! Names of repositories on a model hub: `org/name@revision`. Pure; called by `location.rs` and by
+//! the hub's client.
 //!
-//! Both names end up in URLs and in paths of the local cache, so neither may hold anything that leads elsewhere.
+//! Both names end up in URLs and in paths of the local cache, so neither may hold anything that
+//! leads elsewhere.
 
 #[cfg(feature = "object")]
 use std::fmt;
@@ -9,17 +11,17 @@ use percent_encoding::percent_decode_str;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What is read when no revision is given.
+/// Revision that is read when none is given.
 #[cfg(feature = "object")]
 const REVISION: &str = "main";
 
-/// Longest name of a repository, bytes, as the hub has it.
+/// Longest name of a repository that the hub allows, bytes.
 const NAME_BYTES_MAX: usize = 96;
 
-/// What else a hub holds: the first component of a URL that is of none of its models.
+/// Other kinds of repositories: the first component of a hub URL that does not belong to a model.
 const OTHER_KINDS: [&str; 4] = ["datasets", "spaces", "kernels", "buckets"];
 
-/// A repository, and which state of it.
+/// A repository at a revision.
 #[cfg(feature = "object")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HubId {
@@ -31,7 +33,7 @@ pub(crate) struct HubId {
 
 #[cfg(feature = "object")]
 impl HubId {
-    /// Of what [`split`] gave first.
+    /// Parses the authority that [`split`] returned.
     pub(crate) fn of(authority: &str) -> Self {
         let (repository, revision) = authority.split_once('@').unwrap_or((authority, REVISION));
         Self {
@@ -41,7 +43,7 @@ impl HubId {
     }
 }
 
-/// Two that are shown alike are the same.
+/// Equal exactly when displayed alike.
 #[cfg(feature = "object")]
 impl fmt::Display for HubId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,26 +51,29 @@ impl fmt::Display for HubId {
     }
 }
 
-/// Cuts what follows `hf://` into `org/name` or `org/name@revision`, as written, and the path of a file or folder in it.
+/// Splits the text after `hf://` into `org/name` or `org/name@revision`, as written, and the path
+/// of a file or folder in it.
 ///
-/// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, but in `refs/pr/1` and `refs/convert/x`.
+/// The grammar is that of the hub's own tools: in a revision `%2F` stands for a slash, except in
+/// `refs/pr/1` and `refs/convert/x`.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for anything that cannot be a repository or a revision, [`ErrorKind::Unsupported`] for what is no
-/// model. Neither shows the text: somebody may have put a token into it.
+/// [`ErrorKind::InvalidRequest`] for text that cannot be a repository or a revision,
+/// [`ErrorKind::Unsupported`] for repositories that are not models. Neither shows the text: it may
+/// contain a token.
 pub(super) fn split(rest: &str) -> Result<(String, String)> {
     let rest = rest.strip_prefix("models/").unwrap_or(rest);
     let (org, rest) = rest.split_once('/').unwrap_or((rest, ""));
     if OTHER_KINDS.contains(&org) {
-        let message = format!("hf://{org}/ names no model");
+        let message = format!("hf://{org}/ does not name a model");
         return Err(Error::new(ErrorKind::Unsupported, message)
-            .with_hint("only repositories of models can be read: hf://org/name"));
+            .with_hint("only model repositories can be read: hf://org/name"));
     }
     let end = rest.find(['@', '/']).unwrap_or(rest.len());
     let (name, rest) = rest.split_at(end);
     if !is_name(org) || !is_name(name) {
-        return Err(invalid("the URL names no repository of a model hub"));
+        return Err(invalid("the URL does not name a repository of a model hub"));
     }
     let Some(rest) = rest.strip_prefix('@') else {
         let path = rest.strip_prefix('/').unwrap_or(rest);
@@ -77,7 +82,7 @@ pub(super) fn split(rest: &str) -> Result<(String, String)> {
     let (revision, path) = split_revision(rest);
     if !is_revision(&decoded(revision)) {
         return Err(invalid(
-            "what follows @ in the URL is no branch, tag or commit",
+            "the text after @ in the URL is not a valid branch, tag or commit",
         ));
     }
     Ok((format!("{org}/{name}@{revision}"), path.to_owned()))
@@ -85,11 +90,11 @@ pub(super) fn split(rest: &str) -> Result<(String, String)> {
 
 fn invalid(message: &str) -> Error {
     Error::new(ErrorKind::InvalidRequest, message).with_hint(
-        "write hf://org/name, hf://org/name@revision or hf://org/name/file.safetensors; a token goes into the option token or HF_TOKEN",
+        "write hf://org/name, hf://org/name@revision or hf://org/name/file.safetensors; pass a token in the option token or in HF_TOKEN",
     )
 }
 
-/// Up to the first slash, but for the hub's own references, which have two.
+/// Splits at the first slash, except for the hub's own references, which contain two.
 fn split_revision(rest: &str) -> (&str, &str) {
     let slashes = if rest.starts_with("refs/pr/") || rest.starts_with("refs/convert/") {
         2
@@ -108,7 +113,8 @@ fn decoded(revision: &str) -> String {
         .into_owned()
 }
 
-/// As the hub's own tools check it: letters, digits, `-`, `_` and `.`, the last two not at the ends, no `--` and no `..`.
+/// Returns whether `name` is valid by the rules of the hub's own tools: letters, digits, `-`, `_`
+/// and `.`; no `-` or `.` at either end; no `--` and no `..`.
 fn is_name(name: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let at_the_end = ['-', '.'];
@@ -120,7 +126,7 @@ fn is_name(name: &str) -> bool {
         && !name.contains("..")
 }
 
-/// As git has them, as far as a path is concerned.
+/// Returns whether `revision` is a valid git revision, as far as a path is concerned.
 fn is_revision(revision: &str) -> bool {
     let allowed = |c: char| !c.is_control() && !" ~^:?*[\\\u{fffd}".contains(c);
     revision.chars().all(allowed)

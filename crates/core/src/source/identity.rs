@@ -1,11 +1,11 @@
-//! What tells one file, and one state of it, from another.
+//! Identity of a file in one state.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// What tells one state of a file from another.
+/// Identity of a file in one state: equal only for the same unchanged file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Device number.
@@ -14,12 +14,13 @@ pub struct Identity {
     pub inode: u64,
     /// Length, bytes.
     pub len: u64,
-    /// Time of the last change, seconds and nanoseconds since 1970.
+    /// Time of the last modification, seconds and nanoseconds since 1970.
     pub modified: (i64, i64),
 }
 
 impl Identity {
-    /// Of an open file as it is now: a network file system is asked, whatever it said a moment ago.
+    /// Returns the identity of an open file as it is now. Bypasses the attribute cache of a network
+    /// file system.
     pub(super) fn now(file: &File) -> io::Result<Self> {
         #[cfg(target_os = "linux")]
         if let Some(found) = ask(file, Path::new(""), rustix::fs::AtFlags::EMPTY_PATH)? {
@@ -28,7 +29,8 @@ impl Identity {
         file.metadata().map(|metadata| Self::of(&metadata))
     }
 
-    /// Of what is at a path now, wherever links lead: in the same way.
+    /// Returns the identity of the file at a path now, following links. Bypasses caches as
+    /// [`Self::now`] does.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         #[cfg(target_os = "linux")]
         if let Some(found) = ask(rustix::fs::CWD, path, rustix::fs::AtFlags::empty())? {
@@ -46,13 +48,13 @@ impl Identity {
         }
     }
 
-    /// Whether both are of one file, in whatever state.
+    /// Returns whether both identify one file, in whatever state.
     pub(super) fn is_same_file(&self, other: &Self) -> bool {
         (self.device, self.inode) == (other.device, other.inode)
     }
 }
 
-/// None from old kernels, and in sandboxes that know only the older call.
+/// Calls `statx`. Returns `None` on old kernels, and in sandboxes that know only the older call.
 #[cfg(target_os = "linux")]
 fn ask(
     folder: impl std::os::fd::AsFd,

@@ -1,7 +1,7 @@
-//! Where bytes live, as the user wrote it.
+//! Locations: where bytes live, as the user wrote it.
 //!
-//! Parses and shows locations; opens nothing. What is shown is safe to print: without user names, passwords and query strings,
-//! which is where URLs carry secrets.
+//! Parses and shows locations; opens nothing. The displayed text is safe to print: it leaves out
+//! user names, passwords and query strings, which is where URLs carry secrets.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,8 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_perc
 use super::hub_id;
 use crate::error::{Error, ErrorKind, Result, printable, shortened};
 
-/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model of a hub (`hf://org/name`).
+/// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model on a hub
+/// (`hf://org/name`).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Location {
     place: Place,
@@ -25,37 +26,40 @@ enum Place {
     Remote(RemoteUrl),
 }
 
-/// Which protocol an object store speaks.
+/// Protocol of an object store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Protocol {
     /// `s3://bucket/key`; also `s3a://`.
     S3,
     /// `gs://bucket/key`; also `gcs://`.
     Gcs,
-    /// `az://container/key`, also `azure://` and `adl://`; `abfss://container@account.dfs.core.windows.net/key`, also `abfs://`.
+    /// `az://container/key`, also `azure://` and `adl://`;
+    /// `abfss://container@account.dfs.core.windows.net/key`, also `abfs://`.
     Azure,
     /// `http://host/path` and `https://host/path`.
     Http,
-    /// A model of the Hugging Face Hub or of a server that speaks like it: `hf://org/name`, `hf://org/name@revision`, each also with
-    /// the path of a file or folder in it. From the local cache of the hub's own tools if all of it is there; else the commit that the
-    /// revision is at is asked for once, and read by ranges.
+    /// A model on the Hugging Face Hub or on a server with the same API: `hf://org/name`,
+    /// `hf://org/name@revision`, each also with the path of a file or folder in it. Read from the
+    /// local cache of the hub's own tools if it is complete there. Else the revision is resolved to
+    /// a commit once, and that commit is read by ranges.
     Hub,
     /// A store that the caller opened.
     Custom,
 }
 
-/// A URL of an object store, cut into what a store and what an object is.
+/// URL of an object store, split into the parts that identify the store and the object.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub(crate) struct RemoteUrl {
     pub(crate) protocol: Protocol,
-    /// As written, in lower case, without `://`.
+    /// Scheme as written, in lower case, without `://`.
     pub(crate) scheme: String,
-    /// Bucket or container; for HTTP host and port, with whatever stood before an `@`; for a hub the repository, with what stood
-    /// behind one.
+    /// Bucket or container; for HTTP host and port, with any user information before an `@`; for a
+    /// hub the repository, with any revision after an `@`.
     pub(crate) authority: String,
-    /// Key or path without its leading slash. As written: keys of S3, GCS and Azure are not percent-encoded, paths of HTTP are.
+    /// Key or path without its leading slash, as written: keys of S3, GCS and Azure are not
+    /// percent-encoded, paths of HTTP are.
     pub(crate) path: String,
-    /// What followed `?` in an HTTP URL: may be a signature.
+    /// Query string of an HTTP URL: may be a signature.
     pub(crate) query: Option<String>,
 }
 
@@ -74,7 +78,8 @@ const SCHEMES: [(&str, Protocol); 12] = [
     ("hf", Protocol::Hub),
 ];
 
-/// What stands for something else in the path of a URL, or may not stand there: all but what RFC 3986 calls unreserved.
+/// Characters that are percent-encoded in the path of a URL: all but those that RFC 3986 calls
+/// unreserved.
 pub(super) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -82,21 +87,14 @@ pub(super) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'~');
 
 impl Location {
-    /// Reads a path or a URL.
-    ///
-    /// # Errors
-    ///
-    /// [`ErrorKind::InvalidRequest`] for an empty text, a `file://` URL of another host or a URL without a bucket or host,
-    /// [`ErrorKind::Unsupported`] for any other scheme.
+    /// Parses a path or a URL.
     pub fn parse(text: &str) -> Result<Self> {
         let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
         if text.is_empty() {
             return Err(invalid("the location is empty".to_owned()));
         }
         if text.contains('\0') {
-            return Err(invalid(
-                "the location holds a zero byte, which no path and no URL can".to_owned(),
-            ));
+            return Err(invalid("the location contains a zero byte".to_owned()));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text.split_once(":/") {
@@ -117,11 +115,12 @@ impl Location {
         }
         let protocol = SCHEMES.iter().find(|(name, _)| *name == scheme);
         let Some((_, protocol)) = protocol else {
-            // Not the whole text: a URL may carry credentials. Nor what is no scheme: that may be most of one.
+            // Do not show the whole text: a URL may carry credentials. Nor a prefix that is not a
+            // scheme: that may be most of the text.
             let message = if is_scheme(&scheme) {
                 format!("locations that begin with {scheme}:// cannot be read")
             } else {
-                "a location with :// in it is a URL, and this one does not begin as one".to_owned()
+                "the location contains :// but does not begin with a URL scheme".to_owned()
             };
             return Err(Error::new(ErrorKind::Unsupported, message)
                 .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
@@ -151,7 +150,7 @@ impl Location {
         })
     }
 
-    /// The location of a path, taken as it is.
+    /// Creates the location of a path, taken as it is.
     pub fn from_path(path: impl Into<PathBuf>) -> Self {
         let path = path.into();
         let shown = path.display().to_string();
@@ -161,7 +160,7 @@ impl Location {
         }
     }
 
-    /// The path, if the location is on a file system.
+    /// Returns the path, if the location is on a file system.
     pub fn as_path(&self) -> Option<&Path> {
         match &self.place {
             Place::Path(path) => Some(path),
@@ -169,7 +168,7 @@ impl Location {
         }
     }
 
-    /// The protocol, if the location is in an object store.
+    /// Returns the protocol, if the location is in an object store.
     pub fn protocol(&self) -> Option<Protocol> {
         self.remote().map(|url| url.protocol)
     }
@@ -181,7 +180,7 @@ impl Location {
         }
     }
 
-    /// The location of `name` inside this folder or below this prefix.
+    /// Returns the location of `name` inside this folder or below this prefix.
     pub(crate) fn join(&self, name: &str) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.join(name)),
@@ -189,7 +188,7 @@ impl Location {
         }
     }
 
-    /// The folder or prefix that this file or object is in.
+    /// Returns the folder or prefix that contains this file or object.
     pub(crate) fn parent(&self) -> Self {
         match &self.place {
             Place::Path(path) => Self::from_path(path.parent().unwrap_or(Path::new(""))),
@@ -197,7 +196,8 @@ impl Location {
         }
     }
 
-    /// The path of this file or object below `folder`, with `/`; none if it is elsewhere, or has a name that is not UTF-8.
+    /// Returns the path of this file or object relative to `folder`, with `/`; `None` if it is
+    /// elsewhere, or has a name that is not UTF-8.
     pub(crate) fn below(&self, folder: &Self) -> Option<String> {
         match (&self.place, &folder.place) {
             (Place::Path(path), Place::Path(folder)) => {
@@ -212,7 +212,8 @@ impl Location {
         }
     }
 
-    /// A location that is shown as `text`: of something that nobody can write down as one.
+    /// Creates a location that is only displayed, as `text`: for something that no single path or
+    /// URL denotes.
     pub(crate) fn shown_as(text: impl Into<String>) -> Self {
         Self {
             place: Place::Path(PathBuf::new()),
@@ -220,7 +221,8 @@ impl Location {
         }
     }
 
-    /// The location of `path` in a store that the caller opened and that calls itself `name`.
+    /// Returns the location of `path` in a store that the caller opened and whose display name is
+    /// `name`.
     #[cfg(feature = "object")]
     pub(crate) fn custom(name: &str, path: &str) -> Self {
         Self::from_remote(RemoteUrl {
@@ -232,7 +234,7 @@ impl Location {
         })
     }
 
-    /// The last component, without what follows `?`.
+    /// Returns the last component, without the query string.
     pub(crate) fn file_name(&self) -> &str {
         match &self.place {
             Place::Path(path) => path
@@ -243,7 +245,7 @@ impl Location {
         }
     }
 
-    /// Whether its name ends in a dot and `extension`.
+    /// Returns whether the name ends in a dot and `extension`.
     pub(crate) fn has_extension(&self, extension: &str) -> bool {
         Path::new(self.file_name())
             .extension()
@@ -270,7 +272,7 @@ impl RemoteUrl {
                 query: None,
             });
         }
-        // Keys may hold anything; in HTTP URLs `?` and `#` end the path.
+        // Keys may contain anything; in HTTP URLs `?` and `#` end the path.
         let (rest, query) = match protocol {
             Protocol::Http => {
                 let rest = rest.split('#').next().unwrap_or_default();
@@ -310,17 +312,18 @@ impl RemoteUrl {
                 ErrorKind::InvalidRequest,
                 format!("the URL {} has credentials in it", url.without_user()),
             )
-            .with_hint("give credentials as options of the store, or in the environment"));
+            .with_hint("pass credentials as store options, or in the environment"));
         }
         Ok(url)
     }
 
-    /// Whether `container@account.host` says which account a container is of, rather than a user and a password.
+    /// Returns whether an `@` separates container and account (`container@account.host`), not a
+    /// user and password from a host.
     fn names_account(&self) -> bool {
         self.scheme.starts_with("abfs")
     }
 
-    /// The authority without user and password.
+    /// Returns the authority without user and password.
     pub(crate) fn host(&self) -> &str {
         if self.names_account() || matches!(self.protocol, Protocol::Hub | Protocol::Custom) {
             return &self.authority;
@@ -330,7 +333,7 @@ impl RemoteUrl {
             .map_or(self.authority.as_str(), |(_, host)| host)
     }
 
-    /// Only where it leads: what stands before an `@` may be a secret, whatever the scheme.
+    /// Returns scheme and host only: the text before an `@` may be a secret, whatever the scheme.
     fn without_user(&self) -> String {
         let authority = &self.authority;
         let host = authority
@@ -339,11 +342,11 @@ impl RemoteUrl {
         format!("{}://{host}/…", self.scheme)
     }
 
-    /// Without user, password and query.
+    /// Returns the URL without user, password and query.
     pub(crate) fn shown(&self) -> String {
         let query = if self.query.is_some() { "?…" } else { "" };
         let slash = if self.path.is_empty() { "" } else { "/" };
-        // A key may hold a question mark; a signature behind one is put there by mistake.
+        // A key may contain a question mark; a signature after one is there by mistake.
         let (path, query) = match self.path.split_once('?') {
             Some((path, query)) if query.contains('=') => (path, "?…"),
             _ => (self.path.as_str(), query),
@@ -351,7 +354,8 @@ impl RemoteUrl {
         format!("{}://{}{slash}{path}{query}", self.scheme, self.host())
     }
 
-    /// The URL of `name` below this one. A query goes along: it may be what grants access to the whole folder.
+    /// Returns the URL of `name` below this one. Keeps the query: it may be what grants access to
+    /// the whole folder.
     fn join(&self, name: &str) -> Self {
         let path = self.path.trim_end_matches('/');
         let slash = if path.is_empty() { "" } else { "/" };
@@ -371,7 +375,7 @@ impl RemoteUrl {
         }
     }
 
-    /// What [`Self::join`] was given to get here from `folder`.
+    /// Returns the name that [`Self::join`] needs to get here from `folder`.
     fn below(&self, folder: &Self) -> Option<String> {
         let is_beside = (self.protocol, &self.scheme, &self.authority)
             == (folder.protocol, &folder.scheme, &folder.authority);
@@ -400,7 +404,7 @@ impl RemoteUrl {
     }
 }
 
-/// Whether a text can be the scheme of a URL (RFC 3986, section 3.1).
+/// Returns whether a text can be the scheme of a URL (RFC 3986, section 3.1).
 fn is_scheme(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte);
     text.len() <= 32

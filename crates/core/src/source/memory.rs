@@ -1,4 +1,4 @@
-//! A source in memory: what simulated engines read, and what header tests open.
+//! A source in memory, for simulated engines and header tests.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ pub struct MemorySource {
 }
 
 impl MemorySource {
-    /// A source named `name` with these bytes.
+    /// Creates a source named `name` with these bytes.
     pub fn new(name: &str, bytes: impl Into<Arc<[u8]>>) -> Self {
         Self {
             location: Location::from_path(name),
@@ -21,7 +21,7 @@ impl MemorySource {
         }
     }
 
-    /// All of it.
+    /// Returns all bytes.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }

@@ -1,8 +1,9 @@
-//! Where bytes come from: opening, identity, read hints and small fetches. The control plane: few calls, checked, allowed
-//! to be slow.
+//! Byte sources: opening, identity, read hints and small fetches. The control plane: few calls,
+//! checked, allowed to be slow.
 //!
-//! Knows nothing of tensors or plans. [`FileSource`] is a shard as the checkpoint holds it; [`ReadFile`] is the same file
-//! opened for one load, as engines take it; [`MemorySource`] stands in for storage in tests.
+//! Knows nothing of tensors or plans. [`FileSource`] is a shard as the checkpoint holds it;
+//! [`ReadFile`] is that file opened for one load, as engines take it; [`MemorySource`] stands in
+//! for storage in tests.
 
 mod cache;
 mod cached;
@@ -58,42 +59,41 @@ pub use store_options::{StoreKey, StoreOptions};
 
 use crate::error::Result;
 
-/// How a source likes to be read. Planning and scheduling start from these and never ask what kind of source it is.
+/// Hints on how a source is best read. Planning and scheduling start from these and never ask what
+/// kind of source it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadHints {
     /// Largest useful read, bytes; a multiple of `alignment`.
     pub extent_bytes: u64,
-    /// Longest request, bytes, where one may bring several extents that follow one another; else `extent_bytes`.
+    /// Longest request, bytes, where one request may cover several adjacent extents; else
+    /// `extent_bytes`.
     pub request_bytes: u64,
     /// Reads begin and end on multiples of this, bytes.
     pub alignment: u64,
-    /// A gap between two wanted ranges that costs less to read than to skip, bytes.
+    /// Largest gap between two wanted ranges that costs less to read than to skip, bytes.
     pub gap_bytes: u64,
-    /// Reads in flight to begin with.
+    /// Initial number of reads in flight.
     pub depth: usize,
-    /// Bytes in flight to begin with.
+    /// Initial number of bytes in flight.
     pub in_flight_bytes: u64,
-    /// Most bytes in flight that may ever be worth their memory; as many as to begin with where more cannot bring more.
+    /// Upper bound on bytes in flight that may be worth their memory; equals `in_flight_bytes`
+    /// where more cannot increase throughput.
     pub in_flight_bytes_max: u64,
 }
 
-/// Fetches small ranges, for headers: the front of every kind of source.
+/// Fetches small ranges, for headers: the common interface of every kind of source.
 pub trait Source: std::fmt::Debug + Send + Sync {
-    /// Where it is.
+    /// Returns the source's location.
     fn location(&self) -> &Location;
 
-    /// Length in bytes, as seen when it was opened.
+    /// Returns the length in bytes, as seen when the source was opened.
     fn len(&self) -> u64;
 
-    /// Whether it has no bytes.
+    /// Returns whether the source has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The bytes at `offset`, `len` of them or up to the end of the source.
-    ///
-    /// # Errors
-    ///
-    /// [`crate::ErrorKind::Io`] with location and range.
+    /// Returns the bytes at `offset`: `len` of them, or up to the end of the source.
     fn fetch(&self, offset: u64, len: usize) -> Result<Vec<u8>>;
 }

@@ -1,7 +1,8 @@
-//! An object of a checkpoint: opened by one ranged request, its identity required of every later one.
+//! Object of a checkpoint. One ranged request opens it; every later request requires its identity.
 //!
-//! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, for headers as for extents: it asks for exactly one range,
-//! checks that the answer is of the same object and of that length, and continues where a failed request stopped.
+//! [`ObjectSource::read`] (in `reading.rs`) is the only way to its bytes, both headers and extents:
+//! it requests exactly one range, checks that the response is of the same object and of that
+//! length, and continues where a failed request stopped.
 
 mod opening;
 mod reading;
@@ -26,20 +27,20 @@ pub(crate) use opening::unversioned_note;
 use opening::{Sample, allows_unversioned, look, unversioned};
 pub(crate) use reading::Hedging;
 
-/// What tells one state of an object from another.
+/// Identity of one state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectIdentity {
     /// Length, bytes.
     pub len: u64,
-    /// Its `ETag`, if the store gives one.
+    /// `ETag`, if the store gives one.
     pub e_tag: Option<String>,
-    /// Its version or generation, if the store keeps any.
+    /// Version or generation, if the store keeps any.
     pub version: Option<String>,
-    /// Time of the last change, seconds since 1970.
+    /// Time of the last modification, seconds since 1970.
     pub modified: i64,
 }
 
-/// An object of a store and the state it was in when it was opened. Cheap to clone.
+/// Object of a store, in the state in which it was opened. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct ObjectSource(Arc<Opened>);
 
@@ -51,62 +52,66 @@ struct Opened {
     path: Path,
     identity: ObjectIdentity,
     modified: DateTime<Utc>,
-    /// Stands in for a validator where there is none.
+    /// Stands in for a validator if the object has none.
     sample: Option<Sample>,
-    /// Whether requests name the version: S3 has a permission of its own for that, which the caller may lack.
+    /// True while requests name the version. S3 has a separate permission for that, which the
+    /// caller may lack.
     by_version: AtomicBool,
 }
 
-/// Takes what a read brings.
+/// Receiver of the bytes and the events of a read.
 pub(crate) trait Receive: Send {
-    /// A request was sent; `again` if the one before it failed.
+    /// Called when a request was sent; `again` if the one before it failed.
     fn requested(&mut self, again: bool);
 
-    /// A request failed and is to be sent again, for what is missing of the range.
+    /// Called when a request failed and will be retried for the missing part of the range.
     fn failed(&mut self, _error: &Error) {}
 
-    /// A request takes much longer than others; `hedged` if a second one was sent for what is missing.
+    /// Called when a request takes much longer than others; `hedged` if a second one was sent for
+    /// the missing part.
     fn stalled(&mut self, _hedged: bool) {}
 
-    /// The second one brings the bytes from here on.
+    /// Called when the second request delivers the bytes from here on.
     fn hedge_won(&mut self) {}
 
-    /// The next bytes of the range.
+    /// Receives the next bytes of the range.
     fn bytes(&mut self, bytes: &[u8]);
 }
 
 impl ObjectSource {
-    /// Opens the object at `location`: one request.
+    /// Opens the object at `location` with one request.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::NotFound`], [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`] and [`ErrorKind::TimedOut`] as the store
-    /// answers; [`ErrorKind::Unsupported`] from servers that cannot serve ranges, and from those
-    /// that send no validator with an object of more than a byte, unless the option
-    /// `allow_unversioned` is set.
+    /// [`ErrorKind::NotFound`], [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`] and
+    /// [`ErrorKind::TimedOut`] as the store responds; [`ErrorKind::Unsupported`] from servers that
+    /// cannot serve ranges, and from those that send no validator with an object of more than a
+    /// byte, unless the option `allow_unversioned` is set.
     pub fn at(location: &Location, store: &StoreOptions) -> Result<Self> {
         let remote = Remote::start(store)?;
         Self::open(&remote, location, 1, remote.open_deadline()).map(|(source, _)| source)
     }
 
-    /// Opens the object at `path` in a store of the caller's own. `store` says how failed requests are tried again.
+    /// Opens the object at `path` in a store that the caller provides. `store` sets how failed
+    /// requests are retried.
     ///
     /// # Errors
     ///
-    /// As [`Self::at`].
+    /// Those of [`Self::at`].
     pub fn of(objects: Arc<dyn ObjectStore>, path: &str, store: &StoreOptions) -> Result<Self> {
         let location = Location::custom(&objects.to_string(), path);
-        let url = location.remote().expect("made as one");
+        let url = location.remote().expect("a custom URL");
         let remote = Remote::with_store(store, objects, url)?;
         Self::open(&remote, &location, 1, remote.open_deadline()).map(|(source, _)| source)
     }
 
-    /// Opens the object at `location` and returns its first bytes, up to `first` of them, with it: one request,
-    /// until `deadline`.
+    /// Opens the object at `location` and returns it with its first bytes, up to `first` of them.
+    /// Takes one request, until `deadline`.
     ///
     /// # Errors
     ///
-    /// Whatever the store answers, translated; [`ErrorKind::Unsupported`] from servers that cannot serve ranges.
+    /// The translated error of the store; [`ErrorKind::Unsupported`] from servers that cannot serve
+    /// ranges.
     pub(crate) fn open(
         remote: &Arc<Remote>,
         location: &Location,
@@ -123,7 +128,7 @@ impl ObjectSource {
         Self::open_in(remote, (store, path), location.clone(), first, deadline)
     }
 
-    /// The same for an object of an opened store.
+    /// Like [`Self::open`], for an object of an opened store.
     pub(crate) fn open_in(
         remote: &Arc<Remote>,
         (store, path): (Arc<Store>, Path),
@@ -152,27 +157,29 @@ impl ObjectSource {
         Ok((Self(Arc::new(opened)), bytes))
     }
 
-    /// The state it was in when it was opened.
+    /// Returns the state of the object when it was opened.
     pub fn identity(&self) -> &ObjectIdentity {
         &self.0.identity
     }
 
-    /// Where the credentials for it came from; never what they are.
+    /// Returns the origin of the credentials for the object, never their values.
     pub fn credentials(&self) -> String {
         self.0.store.credentials()
     }
 
-    /// How the object likes to be read.
+    /// Returns the read hints of the object.
     pub fn hints(&self) -> ReadHints {
         object_hints()
     }
 
-    /// What the store says of the object's own checksums: names of headers in lower case, and their values. One small request, under
-    /// the object's identity; none where stores say nothing.
+    /// Returns the object's own checksums as the store states them: header names in lower case, and
+    /// their values. Sends one small request under the object's identity; none where stores state
+    /// no checksums.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] for an object that was replaced, and whatever else the store answers, translated.
+    /// [`ErrorKind::Changed`] for an object that was replaced, and any other error of the store,
+    /// translated.
     pub(crate) fn checksums(&self) -> Result<Vec<(&'static str, String)>> {
         if !self.0.store.states_checksums() {
             return Ok(Vec::new());
@@ -185,12 +192,12 @@ impl ObjectSource {
         asked.map_err(|error| error.or_location(self.location()))
     }
 
-    /// Requires that more than one answer may be read of it: that it has a validator, or that it may
-    /// lack one. What came whole with one answer needs none.
+    /// Requires that the object may be read with more than one response: it has a validator, or the
+    /// options allow it to lack one. An object that came whole with one response needs none.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`].
+    /// [`ErrorKind::Unsupported`] otherwise.
     pub(crate) fn require_versioned(&self) -> Result<()> {
         if self.0.sample.is_none() || allows_unversioned(self.0.remote.options()) {
             return Ok(());
@@ -198,12 +205,13 @@ impl ObjectSource {
         Err(unversioned().with_location(self.location()))
     }
 
-    /// Requires that what was read is of one state of the object, where its answers do not tell: of
-    /// one without a validator, length, beginning and end are compared once more. Asks nothing of others.
+    /// Requires that all bytes read are of one state of the object, where the responses do not
+    /// tell. For an object without a validator, its length, beginning and end are compared once
+    /// more. Sends no request for other objects.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`], and whatever else the store answers, translated.
+    /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_unchanged(&self) -> Result<()> {
         let Some(sample) = self.0.sample else {
             return Ok(());
@@ -219,23 +227,23 @@ impl ObjectSource {
             }
             // The server's other words are not repeated: they may be anything.
             Ok((_, _, found)) if found != Some(sample) => {
-                "its first or last bytes are others".to_owned()
+                "its first or last bytes differ".to_owned()
             }
             Ok(_) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => GONE.to_owned(),
-            // It was small enough to come with one answer.
+            // The object was small enough to come with one response.
             Err(error) if error.kind() == ErrorKind::Unsupported => "it is longer now".to_owned(),
             Err(error) => return Err(error.or_location(self.location())),
         };
         Err(changed_error(&what).with_location(self.location()))
     }
 
-    /// Requires that what is in the object's place is still what was opened: one small request. A
-    /// commit of a hub does not change, so a hub is not asked.
+    /// Requires that the object at this path is still the one that was opened, with one small
+    /// request. A commit of a hub does not change, so a hub is not asked.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`], and whatever else the store answers, translated.
+    /// [`ErrorKind::Changed`], and any other error of the store, translated.
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         if self.0.sample.is_some() || self.is_empty() || self.0.store.commit_name().is_some() {
             return self.verify_unchanged();
@@ -248,7 +256,7 @@ impl ObjectSource {
         asked.map_err(|error| error.or_location(self.location()))
     }
 
-    /// Asks for the object whatever its version.
+    /// Requests the object regardless of its version.
     async fn ask_in_place(&self) -> Result<(), Fault> {
         let options = self.conditions(false, 0..1);
         let asked = self.0.store.get(&self.0.path, options).await;
@@ -266,7 +274,7 @@ impl ObjectSource {
         };
         let by_version = self.0.by_version.load(Ordering::Relaxed);
         let (meta, exchange) = match ask(by_version).await {
-            // As for reads: another permission.
+            // As for reads, naming the version takes a separate permission.
             Err(fault) if by_version && status(&fault.error) == Some(403) => {
                 ask(false).await.map_err(judge)?
             }
@@ -276,27 +284,28 @@ impl ObjectSource {
         Ok(exchange.stated)
     }
 
-    /// What a hub calls the object's contents: SHA-256 of large files, git's name of small ones.
+    /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
+    /// for small ones.
     pub(crate) fn contents_name(&self) -> Option<&str> {
         self.0.store.contents_name(&self.0.path)
     }
 
-    /// Whether both are in the same store.
+    /// Returns whether both objects are in the same store.
     pub(crate) fn shares_store(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0.store, &other.0.store)
     }
 
-    /// The threads that its requests run on.
+    /// Returns the threads that run the object's requests.
     pub(crate) fn remote(&self) -> &Arc<Remote> {
         &self.0.remote
     }
 
-    /// Retries as the options of the store say.
+    /// Returns the retries that the options of the store allow.
     pub(crate) fn retries(&self) -> Retries {
         self.0.remote.options().retries()
     }
 
-    /// The store's answer to a request for `range`.
+    /// Requests `range` and returns the store's response.
     async fn ask(&self, range: Range<u64>) -> Result<(GetResult, Exchange), Fault> {
         self.require_versioned().map_err(|error| Fault {
             error,
@@ -312,7 +321,8 @@ impl ObjectSource {
         if !by_version || status(&fault.error) != Some(403) {
             return Err(judge(fault));
         }
-        // On S3 `s3:GetObjectVersion` is another permission than `s3:GetObject`. The ETag is required all the same.
+        // On S3, `s3:GetObjectVersion` is a separate permission from `s3:GetObject`. The ETag is
+        // still required.
         let options = self.conditions(false, range);
         let answer = self
             .0
@@ -324,11 +334,12 @@ impl ObjectSource {
         Ok(answer)
     }
 
-    /// The range, and that it be of the same object. Compared with what comes back as well: not every server looks.
+    /// Returns the options of a request for `range` of the same object. The response is compared as
+    /// well, because not every server checks conditions.
     fn conditions(&self, by_version: bool, range: Range<u64>) -> GetOptions {
         let identity = &self.0.identity;
         let strong = self.strong_tag();
-        // The next best where there is none.
+        // The fallback where there is no strong tag.
         let modified = Some(self.0.modified).filter(|at| strong.is_none() && at.timestamp() > 0);
         GetOptions {
             range: Some(GetRange::Bounded(range)),
@@ -339,7 +350,8 @@ impl ObjectSource {
         }
     }
 
-    /// The entity tag, if it is one that changes with every byte. A weak one never matches (RFC 9110, 13.1.1).
+    /// Returns the entity tag if it changes with every byte. A weak one never matches (RFC 9110,
+    /// 13.1.1).
     fn strong_tag(&self) -> Option<&str> {
         let tag = self.0.identity.e_tag.as_deref()?;
         (!tag.starts_with("W/")).then_some(tag)
@@ -355,7 +367,7 @@ impl ObjectSource {
         }
     }
 
-    /// Returns what tells `found` from the state that was opened, in words.
+    /// Returns the difference between `found` and the state that was opened, in words.
     fn difference(&self, found: &ObjectIdentity) -> Option<String> {
         let seen = &self.0.identity;
         let shown = |text: &Option<String>| text.clone().unwrap_or_else(|| "none".to_owned());
@@ -382,10 +394,10 @@ impl ObjectSource {
     }
 }
 
-/// Said of an object that was removed.
-const GONE: &str = "it is not there any more";
+/// Text of the error for an object that was removed.
+const GONE: &str = "it was removed";
 
-/// What a refusal means for an object that could be read before.
+/// Translates a refusal for an object that could be read before.
 fn judge(fault: Fault) -> Fault {
     let what = match (fault.error.kind(), status(&fault.error)) {
         (ErrorKind::NotFound, _) => GONE,
@@ -429,7 +441,7 @@ impl Source for ObjectSource {
     }
 }
 
-/// Bytes that are wanted in one piece.
+/// Receiver that collects bytes in one piece.
 struct Collected {
     bytes: Vec<u8>,
     tally: Tally,
@@ -452,27 +464,27 @@ impl ObjectIdentity {
         Self {
             len: meta.size,
             e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
-            // What S3 calls the version of an object in a bucket that keeps none.
+            // S3 calls the version "null" in a bucket without versioning.
             version: meta.version.clone().filter(|version| version != "null"),
             modified: meta.last_modified.timestamp(),
         }
     }
 
-    /// Returns whether the store tells one state of the object from another, other than by its
-    /// length: by an entity tag, a version, or the time of its last change.
+    /// Returns whether the store can tell states of the object apart by more than its length: by an
+    /// entity tag, a version, or the time of the last modification.
     pub fn is_versioned(&self) -> bool {
-        // 1970 is what `object_store` says for none.
+        // `object_store` says 1970 if there is no time.
         self.e_tag.is_some() || self.version.is_some() || self.modified > 0
     }
 }
 
-/// Returns whether an entity tag is the same for everything: `""`, `W/""`.
+/// Returns whether an entity tag is the same for every object: `""`, `W/""`.
 fn is_blank(tag: &str) -> bool {
     let opaque = tag.strip_prefix("W/").unwrap_or(tag);
     opaque.trim_matches('"').is_empty()
 }
 
-/// Tries `once` again while that may help.
+/// Calls `once` and retries transient errors.
 pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
     retries: Retries,
     tally: &Tally,
@@ -514,10 +526,10 @@ fn changed(what: &str, request: FailedRequest) -> Fault {
 }
 
 fn too_long(wanted: u64) -> String {
-    format!("the store sent more than the {wanted} bytes it was asked for")
+    format!("the store sent more than the {wanted} bytes requested")
 }
 
-/// A connection that was closed early looks like a short body too, so it is worth another try.
+/// A connection that was closed early also looks like a short body, so it is worth a retry.
 fn cut_short(misbehaved: impl Fn(String) -> Fault, came: u64, wanted: u64) -> Fault {
     let mut fault = misbehaved(format!("the body ended after {came} of {wanted} bytes"));
     fault.transient = Some(Transient::Broken);

@@ -1,31 +1,34 @@
-//! How objects like to be read.
+//! Read hints of objects.
 
 use super::ReadHints;
 
-/// Longest request, bytes. Each costs one wait for an answer and some CPU time: requests of 16 MiB took a tenth less of it than of
-/// 8 MiB (`benches/results/2core-loopback-2026-11-20`); towards the end of a load they are shorter by themselves.
+/// Longest request, bytes. Each request costs one round trip and some CPU time: requests of 16 MiB
+/// took a tenth less CPU time than those of 8 MiB (`benches/results/2core-loopback-2026-11-20`).
+/// Requests get shorter towards the end of a load by themselves.
 const REQUEST_BYTES: u64 = 32 << 20;
 
-/// One window, bytes: how finely a request can be cut, and what arrives at a time. At 20 MB/s, a slow connection, a fifth of a
-/// second.
+/// Size of one window, bytes: the granularity at which a request can be cut and bytes are
+/// delivered. A fifth of a second at 20 MB/s, a slow connection.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Requests at a time to begin with. There, 8 to 32 were equally fast, and 32 took a quarter more CPU time than 16. Stores that limit
-/// single connections want more: S3 gives 85 to 90 MB/s to each ("Performance guidelines for Amazon S3").
+/// Initial number of concurrent requests. In the benchmark above, 8 to 32 were equally fast, and 32
+/// took a quarter more CPU time than 16. Stores that limit single connections need more: S3 gives
+/// 85 to 90 MB/s to each ("Performance guidelines for Amazon S3").
 const CONNECTIONS: usize = 16;
 
-/// Most requests at a time: at 90 MB/s, 46 Gbit/s.
+/// Maximum of concurrent requests: 46 Gbit/s at 90 MB/s.
 const CONNECTIONS_MAX: usize = 64;
 
-/// Bytes in flight for each: they leave the count as they arrive, so a request on its way holds half of its bytes on average; an eighth
-/// more is what comes next.
+/// Bytes in flight for each request. Bytes leave the count as they arrive, so a request in progress
+/// holds half of its bytes on average; an eighth is added for the next ones.
 const BYTES_EACH: u64 = REQUEST_BYTES / 8 * 5;
 
-/// A gap that costs less to read than another request: at 90 MB/s, 30 ms to an answer are 2.7 MB. Less than that, because a gap also
-/// takes bandwidth from others.
+/// Largest gap that is read rather than skipped with another request. At 90 MB/s, 30 ms to a
+/// response are 2.7 MB; the value is smaller because a gap also takes bandwidth from other
+/// requests.
 const GAP_BYTES: u64 = 1 << 20;
 
-/// The hints for objects, the same for every store.
+/// Returns the hints for objects, which are the same for every store.
 pub(super) fn object_hints() -> ReadHints {
     ReadHints {
         extent_bytes: EXTENT_BYTES,

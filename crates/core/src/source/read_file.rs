@@ -1,7 +1,10 @@
-//! A file opened for one load: how its bytes are reached, directly, through the page cache, or as a view of it.
+//! A file opened for one load, read with direct I/O, through the page cache, or as a memory-mapped
+//! view.
 //!
-//! Engines read through it; `prepare` makes it. What the page cache holds is copied from there, read by read. When the kernel refuses direct I/O, at opening or only at the first read
-//! (overlayfs on squashfs does that), the file is read buffered from then on, and so is every file of the same file system.
+//! `prepare` opens it and engines read through it. Resident bytes are copied from the page cache,
+//! read by read. When the kernel refuses direct I/O, at opening or only at the first read
+//! (overlayfs on squashfs does that), the file is read buffered from then on, and so is every file
+//! of its file system.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,49 +24,52 @@ use crate::buffer::FileView;
 use crate::error::{Error, ErrorKind, Result};
 use crate::retry::{Retries, Transient};
 
-/// Assumed when the file system does not say: covers disks with 4 KiB sectors.
+/// Alignment assumed when the file system does not state one: covers disks with 4 KiB sectors.
 const ALIGNMENT_UNKNOWN: u64 = 4096;
 
-/// Largest read of a file, bytes. On the 2-core virtual machine of `benches/results/2core-virtio-2026-11-20` extents of 1 to
-/// 16 MiB were within 4 % of each other in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
+/// Largest read of a file, bytes. On the 2-core virtual machine of
+/// `benches/results/2core-virtio-2026-11-20` extents of 1 to 16 MiB were within 4 % of each other
+/// in throughput, and 4 MiB took 0.7 of the CPU time of 1 MiB.
 const EXTENT_BYTES: u64 = 4 << 20;
 
-/// Bytes in flight to begin with on a disk. There 8 to 49 MiB made no difference beyond that; arrays want more, which the controller
-/// finds (`schedule/depth.rs`).
+/// Initial bytes in flight on a disk. On that machine 8 to 49 MiB made no difference beyond that;
+/// disk arrays need more, which the controller finds (`schedule/depth.rs`).
 const IN_FLIGHT_BYTES: u64 = 16 << 20;
 
-/// The same on a network file system, and where files come from a user-space server: 5 ms at 10 GB/s are as much.
+/// Initial bytes in flight on a network file system or one served from user space: 5 ms at 10 GB/s
+/// are as much.
 const FAR_IN_FLIGHT_BYTES: u64 = 48 << 20;
 
-/// Most bytes in flight. Eight fast disks at 0.1 ms and 7 GB/s each need 6 MiB, and some queue a hundred times as long.
+/// Most bytes in flight. Eight fast disks at 0.1 ms and 7 GB/s each need 6 MiB, and some queue a
+/// hundred times as long.
 const IN_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
-/// Reads in flight to begin with: reaches `IN_FLIGHT_BYTES` with extents down to 512 KiB.
+/// Initial number of reads in flight: reaches `IN_FLIGHT_BYTES` with extents down to 512 KiB.
 const DEPTH: usize = 32;
 
-/// How a read reaches the bytes.
+/// Path that a read takes to the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Past the page cache, by the device's own transfers.
+    /// Direct I/O: the device transfers into the caller's memory, bypassing the page cache.
     Direct,
     /// Copied from the page cache.
     Buffered,
 }
 
-/// What a file system says of direct I/O on one file.
+/// Support for direct I/O that a file system reports for one file.
 #[derive(Clone, Debug)]
 pub struct DirectIo {
-    /// Whether the file opens with `O_DIRECT`.
+    /// True if the file opens with `O_DIRECT`.
     pub accepted: bool,
-    /// Multiple that memory addresses must be of, bytes, if the file system says.
+    /// Required alignment of memory addresses, bytes, if the file system states it.
     pub memory_alignment: Option<u32>,
-    /// Multiple that offsets and lengths must be of, bytes, if the file system says.
+    /// Required alignment of offsets and lengths, bytes, if the file system states it.
     pub offset_alignment: Option<u32>,
-    /// Why it does not open so.
+    /// Error of opening it with `O_DIRECT`, if that failed.
     pub error: Option<String>,
 }
 
-/// The file systems that refused direct I/O during this load, by device number.
+/// File systems that refused direct I/O during this load, by device number.
 #[derive(Debug, Default)]
 pub struct RefusedDirect(Mutex<HashMap<u64, Arc<AtomicBool>>>);
 
@@ -80,21 +86,21 @@ pub struct ReadFile {
     source: Arc<FileSource>,
     direct: Option<File>,
     cache: Cache,
-    /// Whether a ring must hand its reads to threads of the kernel's.
+    /// True if a ring must punt its reads to kernel threads.
     punted: bool,
-    /// What the page cache held when the file was opened.
+    /// Residency in the page cache when the file was opened.
     cached: Cached,
-    /// The file as memory, if it is to be that.
+    /// Mapping of the file, if it is read as a view.
     view: Option<Arc<FileView>>,
-    /// Shared by all files of the file system.
+    /// Set once direct I/O is refused; shared by all files of the file system.
     refused: Arc<AtomicBool>,
     alignment: u64,
     retries: Retries,
-    /// The same file, opened again.
+    /// Reopened descriptors of the same file.
     again: Again,
 }
 
-/// What a file was opened as when its descriptors had gone stale. A list that only grows, so that reads under way keep theirs.
+/// Descriptors that replaced stale ones. An append-only list, so that reads in flight keep theirs.
 #[derive(Debug, Default)]
 struct Again(OnceLock<Box<Reopened>>);
 
@@ -113,23 +119,20 @@ impl Again {
 }
 
 impl ReadFile {
-    /// Opens `source` for reads as `cache` asks; `refused` carries what the load has learned of its file systems.
+    /// Opens `source` in the page cache mode `cache`; `refused` records which file systems refused
+    /// direct I/O during the load.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when direct I/O is demanded
-    /// and refused, or the file cannot be mapped.
+    /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when
+    /// direct I/O is required and refused, or the file cannot be mapped.
     pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
         let (retries, len) = (source.retries(), source.len());
         Self::open_with(source, cache, refused, retries, slice::from_ref(&(0..len)))
     }
 
-    /// As [`Self::open`], for reads of `wanted` alone: the page cache is asked for no other bytes. What fails is tried again as `retries`
-    /// says, reads as well.
-    ///
-    /// # Errors
-    ///
-    /// As [`Self::open`].
+    /// Like [`Self::open`], for reads of `wanted` alone: residency of other bytes is not queried.
+    /// `retries` applies to opening and to reads.
     pub fn open_with(
         source: Arc<FileSource>,
         cache: Cache,
@@ -156,7 +159,7 @@ impl ReadFile {
                 opened.alignment = page_size() as u64;
                 false
             }
-            // Memory has no device to read past it.
+            // A file system in memory has no device to read from.
             Cache::Auto | Cache::Drop => {
                 !opened.source.file_system().in_memory && !opened.is_refused()
             }
@@ -193,12 +196,12 @@ impl ReadFile {
         Ok(opened)
     }
 
-    /// The file.
+    /// Returns the file.
     pub fn source(&self) -> &Arc<FileSource> {
         &self.source
     }
 
-    /// How a read of `len` bytes at `offset` that starts now should reach them.
+    /// Returns how a read of `len` bytes at `offset` that starts now should access them.
     pub fn access(&self, offset: u64, len: usize) -> Access {
         if self.reads_direct() && !self.cached.holds(&self.source, offset, len) {
             Access::Direct
@@ -207,50 +210,53 @@ impl ReadFile {
         }
     }
 
-    /// Whether anything is read past the page cache.
+    /// Returns whether anything is read with direct I/O.
     fn reads_direct(&self) -> bool {
         self.direct.is_some() && !self.is_refused()
     }
 
-    /// Whether nearly all of it is to be copied from memory, as far as is known: cores are the limit then, and no device.
+    /// Returns whether nearly all bytes are copied from memory, as far as is known: the load is
+    /// then CPU-bound, not device-bound.
     pub fn is_copied(&self) -> bool {
         let in_memory = self.source.file_system().in_memory;
         in_memory || self.cached.holds_nearly_all()
     }
 
-    /// Whether reads go over a network or to a server in user space.
+    /// Returns whether reads go over a network or to a server in user space.
     pub fn is_far(&self) -> bool {
         self.source.file_system().network
     }
 
-    /// Whether a ring must hand its reads to threads of the kernel's. A FUSE file system says of its files that they can always be read
-    /// without waiting, so the ring reads at once, one after another, unless the server takes reads without an answer to the last
-    /// (`FUSE_ASYNC_DIO`). Whether it does, nobody can ask. (64 files at 5 ms, 100 MB/s each, 2026-11: 52 MB/s, or all of it.)
+    /// Returns whether a ring must punt its reads to kernel threads. FUSE files claim that reads
+    /// never block, so the ring issues them inline, one after another, unless the server accepts
+    /// parallel direct reads (`FUSE_ASYNC_DIO`), which cannot be queried. (64 files at 5 ms, 100
+    /// MB/s each, 2026-11: 52 MB/s, or all of it.)
     pub fn must_be_punted(&self) -> bool {
         self.punted
     }
 
-    /// How often failed reads are tried again.
+    /// Returns how often failed reads are retried.
     pub fn retries(&self) -> Retries {
         self.retries
     }
 
-    /// What a failure of a read means for trying it again; none if it is not to be.
+    /// Classifies the error of a read; `None` if it is not to be retried.
     pub(crate) fn failure(&self, errno: i32) -> Option<Transient> {
         Transient::of_errno(errno).filter(|_| self.retries != Retries::NONE)
     }
 
-    /// How often it has been opened again.
+    /// Returns how often the file has been reopened.
     pub fn openings(&self) -> usize {
         self.again.iter().count()
     }
 
-    /// Opens the file again by its path, because descriptors of opening number `stale` are of no use any more, unless somebody
-    /// has since.
+    /// Reopens the file by its path because the descriptors of opening number `stale` are no longer
+    /// usable. Does nothing if another thread has reopened it since.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when another file is there, or another state of it; whatever opening runs into.
+    /// [`ErrorKind::Changed`] when the path leads to another file or the file has changed; errors
+    /// of opening.
     pub fn reopen(&self, stale: usize) -> Result<()> {
         if self.openings() != stale {
             return Ok(());
@@ -262,7 +268,7 @@ impl ReadFile {
         let mut direct = None;
         if self.direct.is_some() {
             let opened = open_direct(&file, path).map_err(|error| cannot_open(error, location))?;
-            // Without /proc the path was followed once more.
+            // Without /proc the path was resolved once more.
             self.source.verify(status(&opened, location)?)?;
             direct = Some(opened);
         }
@@ -276,23 +282,24 @@ impl ReadFile {
             .iter()
             .last()
             .map_or(&self.again, |last| &last.next);
-        // If somebody else was faster, theirs does as well.
+        // If another thread was faster, its descriptors serve as well.
         let _ = last.0.set(reopened);
         Ok(())
     }
 
-    /// Whether the file is still in the state in which the checkpoint opened it, and no other is at its path.
+    /// Checks that the file is still in the state in which the checkpoint opened it, and that its
+    /// path does not lead to another file.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Changed`] when somebody wrote to it since, or put another file in its place.
+    /// [`ErrorKind::Changed`] when the file was written to since, or was replaced by another.
     pub fn verify_unchanged(&self) -> Result<()> {
         let once = || {
             let last = self.again.iter().last();
             let file = last.map_or(self.source.file(), |last| &last.file);
             match status(file, self.source.location()) {
                 Ok(found) => self.source.verify(found),
-                // Opening it again compares, too.
+                // Reopening also compares.
                 Err(error) if error.errno().is_some_and(Transient::wants_reopening) => {
                     self.reopen(self.openings())
                 }
@@ -315,31 +322,33 @@ impl ReadFile {
         Ok(self.view.insert(Arc::new(view)))
     }
 
-    /// The file as memory, if it has been mapped.
+    /// Returns the mapping, if the file has been mapped.
     pub fn view(&self) -> Option<&Arc<FileView>> {
         self.view.as_ref()
     }
 
-    /// So many bytes have been read through the page cache: nothing of them stays there, if that was asked for.
+    /// Tells that `len` bytes have been read through the page cache; drops their pages with
+    /// [`Cache::Drop`].
     pub fn was_read(&self, offset: u64, len: usize) {
         if self.cache == Cache::Drop {
             residency::let_go(self.source.file(), offset, len as u64);
         }
     }
 
-    /// Nothing more will be read: what the last reads and the header left in the page cache goes too, if that was asked for.
+    /// Tells that reading is done; with [`Cache::Drop`] drops the pages that the last reads and the
+    /// header left in the page cache.
     pub fn finish(&self) {
         if self.cache == Cache::Drop {
             residency::let_go(self.source.file(), 0, self.source.len());
         }
     }
 
-    /// Begins to bring bytes into the page cache, without waiting for them.
+    /// Starts reading bytes into the page cache, without waiting for them.
     pub fn read_ahead(&self, offset: u64, len: usize) {
         residency::read_ahead(self.source.file(), offset, len as u64);
     }
 
-    /// The descriptor for such a read.
+    /// Returns the descriptor for a read of this kind.
     pub fn descriptor(&self, access: Access) -> BorrowedFd<'_> {
         let last = self.again.iter().last();
         let (file, direct) = match last {
@@ -352,11 +361,12 @@ impl ReadFile {
         }
     }
 
-    /// The kernel refused a well-aligned direct read: this file system is read buffered from now on.
+    /// Records that the kernel refused a well-aligned direct read: this file system is read
+    /// buffered from now on.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] when direct I/O was demanded.
+    /// [`ErrorKind::Unsupported`] when direct I/O is required.
     pub fn refuse_direct(&self) -> Result<()> {
         if self.cache == Cache::Direct {
             return Err(refused_error(&self.source));
@@ -365,22 +375,22 @@ impl ReadFile {
         Ok(())
     }
 
-    /// Whether reads must not go through the page cache.
+    /// Returns whether reads must bypass the page cache.
     pub fn demands_direct(&self) -> bool {
         self.cache == Cache::Direct
     }
 
-    /// Whether direct I/O was refused on this file system.
+    /// Returns whether direct I/O was refused on this file system.
     pub fn is_refused(&self) -> bool {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Offsets, lengths and addresses of direct reads are multiples of this, bytes.
+    /// Returns the alignment of offsets, lengths and addresses of direct reads, bytes.
     pub fn alignment(&self) -> u64 {
         self.alignment
     }
 
-    /// How the file likes to be read.
+    /// Returns the file's read hints.
     pub fn hints(&self) -> ReadHints {
         let (in_flight_bytes, in_flight_bytes_max) = if self.is_copied() {
             // Each core copies one extent at a time, and the next one waits for it.
@@ -404,7 +414,7 @@ impl ReadFile {
         }
     }
 
-    /// What the file system says of direct I/O on `source`.
+    /// Returns the support for direct I/O that the file system reports for `source`.
     ///
     /// # Errors
     ///
@@ -432,7 +442,7 @@ impl ReadFile {
     }
 }
 
-/// Whether an error of opening is about direct I/O, and not about the file.
+/// Returns whether an error of opening is about direct I/O, and not about the file.
 fn refuses_direct(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported
         || matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
@@ -455,9 +465,10 @@ fn alignment(file: &File) -> u64 {
     aligned_to(stated_alignment(file), page_size() as u64)
 }
 
-/// Never less than 4 KiB: a block of a file system; reading its other half costs nothing, a
-/// read-modify cycle does. Nor than a page: the kernel and devices write to whole pages, and one
-/// that two reads share would be copied for one of them when a process forks.
+/// Returns the larger of the stated alignment, 4 KiB and the page size. 4 KiB is a block of a file
+/// system: reading its other half costs nothing, a read-modify cycle does. The kernel and devices
+/// write whole pages, and a page that two reads share would be copied for one of them when a
+/// process forks.
 fn aligned_to(stated: Option<(u32, u32)>, page_bytes: u64) -> u64 {
     let stated = stated.map_or(ALIGNMENT_UNKNOWN, |(memory, offset)| {
         u64::from(memory.max(offset))
@@ -465,7 +476,8 @@ fn aligned_to(stated: Option<(u32, u32)>, page_bytes: u64) -> u64 {
     stated.max(ALIGNMENT_UNKNOWN).max(page_bytes)
 }
 
-/// Memory and offset alignment by `statx(STATX_DIOALIGN)` (Linux 6.1), if the file system fills it in.
+/// Returns memory and offset alignment by `statx(STATX_DIOALIGN)` (Linux 6.1), if the file system
+/// fills it in.
 #[cfg(target_os = "linux")]
 fn stated_alignment(file: &File) -> Option<(u32, u32)> {
     use rustix::fs::{AtFlags, StatxFlags};
@@ -516,7 +528,7 @@ mod tests {
         assert_eq!((file.openings(), read(&file)), (0, b"old".to_vec()));
         file.reopen(0).expect("the same file");
         assert_eq!((file.openings(), read(&file)), (1, b"old".to_vec()));
-        file.reopen(0).expect("somebody has");
+        file.reopen(0).expect("already reopened");
         assert_eq!(file.openings(), 1);
         file.reopen(1).expect("the same file");
         assert_eq!(file.openings(), 2);
@@ -542,7 +554,7 @@ mod tests {
         let refused = RefusedDirect::default();
         let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
         file.reopen(0).expect("the same file");
-        file.verify_unchanged().expect("nobody wrote");
+        file.verify_unchanged().expect("not written to");
         let written = std::fs::OpenOptions::new().append(true).open(&path);
         written
             .and_then(|mut file| file.write_all(b"er"))

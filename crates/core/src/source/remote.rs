@@ -1,7 +1,8 @@
-//! The network side of a checkpoint: the threads that requests run on, and the stores that its locations are in.
+//! Network side of a checkpoint: the threads that run requests, and the stores of its locations.
 //!
-//! One per opened checkpoint, so that nothing outlives it. A forked process, which has none of its parent's threads, is told so. Callers are
-//! ordinary threads: they hand over a future and wait for its result.
+//! Each opened checkpoint has one, so nothing outlives it. A forked process, which has none of its
+//! parent's threads, gets an error. Callers are ordinary threads: they hand over a future and wait
+//! for its result.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -21,18 +22,19 @@ use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::tally::Tally;
 
-/// Most threads for requests. A thread receives and copies about 2 GiB a second over plain HTTP, 1.3 over TLS (2-core virtual
-/// machine, 2026-11): eight are more than a 100 Gbit/s link asks for.
+/// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
+/// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
+/// Gbit/s link.
 const THREADS_MAX: usize = 8;
 
-/// What of a URL decides which store it is: scheme, authority and query.
+/// Parts of a URL that identify its store: scheme, authority and query.
 type StoreId = (String, String, Option<String>);
 
 /// Threads for requests, and opened stores.
 pub(crate) struct Remote {
-    /// None only while being dropped.
+    /// `None` only while being dropped.
     runtime: Option<Runtime>,
-    /// The process that the threads are in.
+    /// Process that the threads are in.
     process: u32,
     options: StoreOptions,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
@@ -44,7 +46,7 @@ impl Remote {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::OutOfMemory`] when the system starts none.
+    /// [`ErrorKind::OutOfMemory`] if the system starts none.
     pub(crate) fn start(options: &StoreOptions) -> Result<Arc<Self>> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let runtime = Builder::new_multi_thread()
@@ -62,12 +64,12 @@ impl Remote {
         }))
     }
 
-    /// What was tried again beside reads of tensors.
+    /// Returns the counter of retries outside of reads of tensors.
     pub(crate) fn tally(&self) -> &Tally {
         &self.tally
     }
 
-    /// The same, with one store that the caller opened; `url` is of something in it.
+    /// Like [`Self::start`], with one store that the caller opened; `url` is of something in it.
     pub(crate) fn with_store(
         options: &StoreOptions,
         objects: Arc<dyn ObjectStore>,
@@ -83,16 +85,16 @@ impl Remote {
         Ok(remote)
     }
 
-    /// How its stores are reached.
+    /// Returns the options of its stores.
     pub(crate) fn options(&self) -> &StoreOptions {
         &self.options
     }
 
-    /// The store of `url`, opened at most once, and the object's path in it.
+    /// Returns the store of `url`, opened at most once, and the object's path in it.
     ///
     /// # Errors
     ///
-    /// What the options of the store or the environment get wrong.
+    /// Errors in the options of the store or in the environment.
     pub(crate) fn store(&self, url: &RemoteUrl) -> Result<(Arc<Store>, Path)> {
         self.check_process()?;
         let key = key(url);
@@ -105,7 +107,7 @@ impl Remote {
         Ok((store, path))
     }
 
-    /// Starts `task` on the threads.
+    /// Spawns `task` on the threads.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.runtime
             .as_ref()
@@ -113,25 +115,26 @@ impl Remote {
             .spawn(task);
     }
 
-    /// A forked process has none of the threads, and its parent's may hold the locks.
+    /// Refuses forked processes, which have none of the threads; threads of the parent may hold the
+    /// locks.
     fn check_process(&self) -> Result<()> {
         if self.process == std::process::id() {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::InvalidRequest,
-            "the checkpoint was opened before the process forked: its network threads are not here",
+            "the checkpoint was opened before the process forked: its network threads do not exist in this process",
         )
         .with_hint("open it in the process that uses it"))
     }
 
-    /// When an opening that begins now takes too long.
+    /// Returns the deadline of an opening that begins now.
     pub(crate) fn open_deadline(&self) -> Option<Instant> {
         open_deadline(&self.options)
     }
 
-    /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For ordinary threads, also those that a
-    /// runtime of the caller's own blocks on.
+    /// Runs `task` and waits for its result, until `deadline` if it is part of an opening. For
+    /// ordinary threads, including those on which the caller's runtime runs `block_on`.
     pub(crate) fn run<T: Send + 'static>(
         &self,
         deadline: Option<Instant>,
@@ -155,22 +158,24 @@ impl Remote {
             Err(RecvTimeoutError::Disconnected) => panicked(),
             Err(RecvTimeoutError::Timeout) => Err(Error::new(
                 ErrorKind::TimedOut,
-                "opening took longer than it may (open_timeout)",
+                "opening took longer than its timeout (open_timeout)",
             )
-            .with_hint("raise the timeout, or look at endpoint and network")),
+            .with_hint("raise open_timeout, or check the endpoint and the network")),
         }
     }
 }
 
-/// When an opening that begins now takes too long, as `options` have it. Not for ever: what is opened is read as long as that takes.
+/// Returns the deadline of an opening that begins now, from `options`. It covers the opening only:
+/// reading what was opened has no deadline.
 pub(crate) fn open_deadline(options: &StoreOptions) -> Option<Instant> {
     let timeout = options.seconds("open_timeout")?;
     Instant::now().checked_add(timeout)
 }
 
-/// How many of so many threads the system starts beside one for names that are looked up. The runtime panics where one is refused.
+/// Returns how many of `wanted` threads the system starts, beside one for name resolution. The
+/// runtime panics if one is refused.
 fn threads_there(wanted: usize) -> Result<usize> {
-    // All alive at a time: each waits until the channel is gone.
+    // All are alive at the same time: each waits until the channel is closed.
     let (alive, wait) = bounded::<()>(0);
     let mut started = Vec::new();
     let mut refusal = None;
@@ -199,7 +204,7 @@ fn threads_there(wanted: usize) -> Result<usize> {
     }
 }
 
-/// The error for a runtime that cannot be had.
+/// Returns the error for a runtime that cannot be started.
 fn cannot_start(error: std::io::Error) -> Error {
     let descriptors = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
     let hint = if descriptors {
@@ -217,7 +222,7 @@ fn cannot_start(error: std::io::Error) -> Error {
 
 fn key(url: &RemoteUrl) -> StoreId {
     let authority = match url.protocol {
-        // With and without the revision that is meant if there is none.
+        // The default revision may be written or omitted.
         Protocol::Hub => HubId::of(&url.authority).to_string(),
         Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
             url.authority.clone()
@@ -228,7 +233,7 @@ fn key(url: &RemoteUrl) -> StoreId {
 
 impl fmt::Debug for Remote {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not the keys of the stores: URLs carry secrets.
+        // The keys of the stores are left out: URLs carry secrets.
         f.debug_struct("Remote")
             .field("options", &self.options)
             .finish_non_exhaustive()
@@ -237,8 +242,8 @@ impl fmt::Debug for Remote {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        // Requests that somebody still waits for keep this alive; what is left are idle connections. Never waits: the last owner
-        // may be one of the threads.
+        // Requests in progress keep this alive through their waiting callers, so only idle
+        // connections are left. This never waits, because the last owner may be one of the threads.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -249,7 +254,7 @@ impl Drop for Remote {
 mod tests {
     use super::*;
 
-    /// Threads for requests whose openings take no time at all.
+    /// Returns threads for requests with an expired `open_timeout`.
     fn hurried() -> Arc<Remote> {
         let options = StoreOptions::from_pairs([("open_timeout", "0.000001")]);
         Remote::start(&options.expect("good options")).expect("starts")
@@ -262,14 +267,14 @@ mod tests {
         while Instant::now() <= deadline {
             std::hint::spin_loop();
         }
-        // Reads of what has been opened: they take longer than the caller needs to look.
+        // A read of an opened object takes longer than the caller needs to look.
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let begun = std::thread::spawn(move || sender.send(7));
         let read = remote.run(None, async { Ok(receiver.await.expect("is sent")) });
-        assert_eq!(read.expect("nobody limits it"), 7);
-        begun.join().expect("ends").expect("somebody waits");
+        assert_eq!(read.expect("no deadline"), 7);
+        begun.join().expect("ends").expect("receiver waits");
         let never = remote.run(Some(deadline), std::future::pending::<Result<()>>());
-        let error = never.expect_err("nobody answers");
+        let error = never.expect_err("never answered");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
     }
 }

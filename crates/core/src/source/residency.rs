@@ -1,7 +1,7 @@
-//! Which bytes of a file are in the page cache, and dropping them from it.
+//! Page cache residency of files: queries it and evicts pages.
 //!
-//! For loads, which copy what is there; for benches, which must prove "cold"; for `tload doctor`. Linux answers; other systems say
-//! that they cannot.
+//! Used by loads, which copy resident bytes; by benches, which must prove "cold"; by
+//! `tload doctor`. Supported on Linux; other systems return an error.
 
 #![cfg_attr(
     target_os = "linux",
@@ -20,22 +20,23 @@ use rustix::param::page_size;
 use super::FileSystem;
 use crate::error::{Error, Result};
 
-/// How much of a file the page cache holds.
+/// Amount of a file that is resident in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Residency {
     /// Bytes in the page cache, in whole pages, at most `total_bytes`.
     pub resident_bytes: u64,
     /// The file's length, bytes.
     pub total_bytes: u64,
-    /// `"cachestat"` (Linux 6.5) or `"mincore"`.
+    /// System call that was used: `"cachestat"` (Linux 6.5) or `"mincore"`.
     pub method: &'static str,
 }
 
-/// How much of the file at `path` the page cache holds.
+/// Returns how much of the file at `path` is resident in the page cache.
 ///
 /// # Errors
 ///
-/// The file cannot be opened, or the system cannot tell ([`crate::ErrorKind::Unsupported`]).
+/// The file cannot be opened, or the system cannot report residency
+/// ([`crate::ErrorKind::Unsupported`]).
 pub fn residency(path: &Path) -> Result<Residency> {
     let file = open(path)?;
     ask(&file).map_err(|error| error.with_location(path.display()))
@@ -51,7 +52,7 @@ fn ask(file: &File) -> Result<Residency> {
         Method::Cachestat => linux::cachestat(file, 0, total_bytes),
         Method::Mincore => None,
     };
-    // Only the latter says why it does not answer.
+    // Only `mincore` says why it fails.
     let pages = counted.map_or_else(
         || mincore(file, 0, total_bytes).map(|found| found.pages),
         Ok,
@@ -63,24 +64,22 @@ fn ask(file: &File) -> Result<Residency> {
     })
 }
 
-/// Writes the file back and drops its pages from the page cache (`posix_fadvise(POSIX_FADV_DONTNEED)`).
+/// Writes the file back and drops its pages from the page cache
+/// (`posix_fadvise(POSIX_FADV_DONTNEED)`).
 ///
-/// Advice only: pages that somebody maps or writes stay. Ask [`residency`] afterwards.
-///
-/// # Errors
-///
-/// The file cannot be opened, written back or advised on.
+/// Advisory: pages that are mapped or being written stay. Call [`residency`] afterwards to check.
 pub fn evict(path: &Path) -> Result<()> {
     let file = open(path)?;
     linux::evict(&file).map_err(|error| error.with_location(path.display()))
 }
 
-/// System call that tells which pages of a file are in the page cache.
+/// System call that reports which pages of a file are in the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
-    /// Linux 6.5: counts the pages of a range, and takes as long as there are some.
+    /// Since Linux 6.5: counts the pages of a range, in time proportional to those that are
+    /// resident.
     Cachestat,
-    /// Looks for each page of a range, there or not: some 40 ns each (2026-11).
+    /// Checks each page of a range, resident or not: some 40 ns each (2026-11).
     Mincore,
 }
 
@@ -92,10 +91,10 @@ impl Method {
         }
     }
 
-    /// Returns the method that answers for `file`.
+    /// Returns the method that works for `file`.
     pub(super) fn of(file: &File, file_system: &FileSystem) -> Self {
-        // A file on an overlay is a front: the pages are those of the file below, which only a
-        // mapping reaches.
+        // A file on an overlay is a front: its pages belong to the file below, which only a mapping
+        // reaches.
         let is_front = file_system.name == "overlay";
         if !is_front && linux::cachestat(file, 0, 1).is_some() {
             Self::Cachestat
@@ -104,8 +103,8 @@ impl Method {
         }
     }
 
-    /// Returns how many bytes of the pages that hold `len` bytes at `offset` are in the page
-    /// cache; none if the system does not tell.
+    /// Returns how many bytes of the pages that hold `len` bytes at `offset` are in the page cache;
+    /// `None` if the system cannot tell.
     pub(super) fn resident_bytes(self, file: &File, offset: u64, len: u64) -> Option<u64> {
         let pages = match self {
             Self::Cachestat => linux::cachestat(file, offset, len)?,
@@ -115,7 +114,7 @@ impl Method {
     }
 }
 
-/// Pages of a range that are in the page cache, as `mincore` says.
+/// Pages of a range that are in the page cache, as `mincore` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resident {
     pub(super) pages: u64,
@@ -123,14 +122,14 @@ pub(super) struct Resident {
     pub(super) first: Option<u64>,
 }
 
-/// Pages that `mincore` is asked for at a time: a byte of the stack for each.
+/// Pages per `mincore` call: each takes one byte of the stack.
 const PAGES_AT_A_TIME: usize = 4096;
 
-/// Asks `mincore` for the pages that hold `len` bytes at `offset`, a bounded number at a time.
+/// Calls `mincore` for the pages that hold `len` bytes at `offset`, a bounded number at a time.
 ///
 /// # Errors
 ///
-/// The file cannot be mapped, or the system does not answer.
+/// The file cannot be mapped, or the system call fails.
 pub(super) fn mincore(file: &File, offset: u64, len: u64) -> Result<Resident> {
     let page = page_size() as u64;
     let mut answers = [0; PAGES_AT_A_TIME];
@@ -158,23 +157,23 @@ pub(super) fn mincore(file: &File, offset: u64, len: u64) -> Result<Resident> {
     Ok(found)
 }
 
-/// Longest that copying a byte from the page cache takes even on a slow machine; reading one from
-/// a disk takes longer.
+/// Longest time that copying a byte from the page cache takes even on a slow machine; reading one
+/// from a disk takes longer.
 const COPIED_WITHIN: Duration = Duration::from_micros(30);
 
-/// Returns whether the page at `offset` comes without waiting for a device: since Linux 5.0
-/// `mincore` says "resident" of every page of a file that the caller could not write to, and file
-/// systems of sandboxes say what they like.
+/// Returns whether the page at `offset` can be read without waiting for a device. `mincore` alone
+/// does not tell: since Linux 5.0 it reports "resident" for every page of a file that the caller
+/// could not write to, and file systems of sandboxes report anything.
 pub(super) fn is_resident(file: &File, offset: u64) -> bool {
     linux::is_resident(file, offset, COPIED_WITHIN)
 }
 
-/// Drops pages of `file` from the page cache, those that lie in the range as a whole. Advice only.
+/// Drops the pages of `file` that lie entirely in the range from the page cache. Advisory.
 pub(super) fn let_go(file: &File, offset: u64, len: u64) {
     linux::let_go(file, offset, len);
 }
 
-/// Begins to read a range into the page cache. Advice only.
+/// Starts reading a range into the page cache. Advisory.
 pub(super) fn read_ahead(file: &File, offset: u64, len: u64) {
     linux::read_ahead(file, offset, len);
 }
@@ -200,7 +199,7 @@ mod linux {
 
     use crate::error::{Error, Result};
 
-    /// The same number on every machine but alpha (unified since 424).
+    /// System call number, the same on every architecture but alpha (unified since 424).
     const SYS_CACHESTAT: libc::c_long = 451;
 
     #[repr(C)]
@@ -219,14 +218,16 @@ mod linux {
         recently_evicted: u64,
     }
 
-    /// How many pages of the range are there. The kernel takes a length of 0 for "to the end".
+    /// Returns the number of resident pages in the range. The kernel takes a length of 0 for "to
+    /// the end".
     pub(super) fn cachestat(file: &File, offset: u64, len: u64) -> Option<u64> {
         if len == 0 {
             return Some(0);
         }
         let range = Range { offset, len };
         let mut stat = CacheStat::default();
-        // SAFETY: both structs have the kernel's layout (linux/mman.h) and outlive the call; the kernel writes `stat` only.
+        // SAFETY: both structs have the kernel's layout (linux/mman.h) and outlive the call; the
+        // kernel writes `stat` only.
         let result = unsafe {
             libc::syscall(
                 SYS_CACHESTAT,
@@ -239,8 +240,8 @@ mod linux {
         (result == 0).then_some(stat.cached)
     }
 
-    /// Asks for the pages of the file from `offset` on, a multiple of the page size: the lowest bit
-    /// of each of `answers` says whether that page is there.
+    /// Queries the pages of the file from `offset` on, a multiple of the page size. The lowest bit
+    /// of each of `answers` is set if that page is resident.
     pub(super) fn mincore(file: &File, offset: u64, answers: &mut [u8]) -> Result<()> {
         let len = answers.len() * page_size();
         // SAFETY: a null hint and a fresh mapping: no existing memory is touched, and the pages are
@@ -256,7 +257,10 @@ mod linux {
             )
         }
         .map_err(|errno| {
-            Error::from_io("cannot map the file to ask for its pages", errno.into())
+            Error::from_io(
+                "cannot map the file to query its cached pages",
+                errno.into(),
+            )
         })?;
         // SAFETY: the range is mapped, and `answers` has one byte for each of its pages.
         let result = unsafe { libc::mincore(mapped, len, answers.as_mut_ptr()) };
@@ -264,12 +268,12 @@ mod linux {
         // SAFETY: mapped above and not used any more.
         let _ = unsafe { rustix::mm::munmap(mapped, len) };
         failed.map_or(Ok(()), |error| {
-            let what = "the system cannot say which pages are cached";
+            let what = "cannot query which pages are cached";
             Err(Error::from_io(what, error))
         })
     }
 
-    /// Whether a page comes without waiting for a device.
+    /// Returns whether a page can be read without waiting for a device.
     pub(super) fn is_resident(file: &File, offset: u64, copied_within: Duration) -> bool {
         let mut byte = [0_u8];
         let mut read = |flags| preadv2(file, &mut [IoSliceMut::new(&mut byte)], offset, flags);
@@ -284,12 +288,12 @@ mod linux {
     }
 
     pub(super) fn let_go(file: &File, offset: u64, len: u64) {
-        // Pages that somebody maps or writes stay, whatever is asked.
+        // Pages that are mapped or being written stay in any case.
         let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::DontNeed);
     }
 
     pub(super) fn read_ahead(file: &File, offset: u64, len: u64) {
-        // Without it reads come one after another.
+        // Advice only: errors are ignored. Without it reads happen one after another.
         let _ = rustix::fs::fadvise(file, offset, NonZeroU64::new(len), Advice::WillNeed);
     }
 
@@ -332,7 +336,7 @@ mod linux {
     fn unsupported() -> Error {
         Error::new(
             ErrorKind::Unsupported,
-            "only Linux tells which pages of a file are cached",
+            "only Linux reports which pages of a file are cached",
         )
     }
 }

@@ -1,15 +1,18 @@
-//! The folder that the files of a checkpoint are in, and which of them lie outside of it.
+//! Confines the files of a checkpoint to its folder.
 //!
-//! Folders and index files come from anywhere. What names may say is checked where they are read (`format/shards.rs`); where symbolic
-//! links lead is checked here, for each file that nobody named: shards of a folder or an index, and the index of a folder. What is
-//! allowed without asking: links that stay in the folder (Kubernetes mounts volumes so), links to the folder itself or above it, and
-//! links of a hub's cache from a snapshot to the blobs of the same repository. Mounts are no links.
+//! Folders and index files come from untrusted sources. Names are checked where they are read
+//! (`format/shards.rs`). This module checks where symbolic links lead, for each file that the
+//! caller did not name: shards of a folder or an index, and the index of a folder. Always allowed:
+//! links that stay in the folder (Kubernetes mounts volumes so), links in the path of the folder
+//! itself, and links in a hub's cache from a snapshot to the blobs of its repository. Mounts do not
+//! count as links.
 //!
-//! A file is looked at before it is opened, and what is opened is what was looked at: [`Root::open_file`] takes a descriptor that
-//! reads nothing (`O_PATH`), asks `/proc` where it is, and opens it from there. So nobody can put a link in place of a file in between,
-//! and nothing outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without `/proc`, and on systems without
-//! `O_PATH`, the path is resolved and the resolved path opened: then somebody who may write to the folder could still exchange a folder
-//! in between.
+//! A file is checked before it is opened, and the checked file is the one opened:
+//! [`Root::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path through
+//! `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and nothing
+//! outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without `/proc`,
+//! and on systems without `O_PATH`, the path is resolved and the resolved path opened; a process
+//! that may write to the folder could then still exchange a folder in between.
 
 use std::fs::File;
 use std::io;
@@ -19,20 +22,20 @@ use super::Location;
 use super::file::{cannot_open, open_plain, path_of};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What caches of model hubs call the folder of a repository: `models--org--name`.
+/// Prefixes of repository folders in the caches of model hubs: `models--org--name`.
 const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
 
-/// A folder as the kernel knows it.
+/// A folder, resolved by the kernel.
 #[derive(Debug)]
 pub(crate) struct Root {
     shown: String,
     path: PathBuf,
-    /// Of a snapshot in a hub's cache, where the files are that its links lead to.
+    /// For a snapshot in a hub's cache, the folder of the files that its links lead to.
     blobs: Option<PathBuf>,
 }
 
 impl Root {
-    /// The folder at `location`, whatever links lead there.
+    /// Opens the folder at `location`, following links to it.
     pub(crate) fn open(location: &Location) -> Result<Self> {
         let path = match path_of(location)? {
             path if path.as_os_str().is_empty() => Path::new("."),
@@ -46,11 +49,11 @@ impl Root {
         })
     }
 
-    /// Opens a file that is in the folder, for buffered reads.
+    /// Opens a file inside the folder, for buffered reads.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::PermissionDenied`] for one that is elsewhere.
+    /// [`ErrorKind::PermissionDenied`] for a file outside of it.
     pub(super) fn open_file(&self, location: &Location) -> Result<File> {
         let failed = |error| cannot_open(error, location);
         let found = look(path_of(location)?).map_err(failed)?;
@@ -76,21 +79,21 @@ impl Root {
         )
         .with_location(location)
         .with_hint(
-            "if you trust whoever made the folder, set follow_symlinks; or put the file itself there",
+            "if you trust the author of the folder, set follow_symlinks; or put the file itself there",
         )
     }
 }
 
-/// Something at a path, not opened yet, and where it really is.
+/// A file or folder at a path, resolved but not opened yet.
 struct Found {
     real: PathBuf,
-    /// As `/proc` has it.
+    /// Descriptor that `/proc` resolved.
     #[cfg(target_os = "linux")]
     inode: Option<std::os::fd::OwnedFd>,
 }
 
 impl Found {
-    /// Opens what was found.
+    /// Opens the file.
     fn open(&self) -> io::Result<File> {
         #[cfg(target_os = "linux")]
         if let Some(inode) = &self.inode {
@@ -116,7 +119,7 @@ fn look(path: &Path) -> io::Result<Found> {
             real,
             inode: Some(inode),
         }),
-        // No /proc: a container without it, a sandbox.
+        // There is no /proc: a container without it, or a sandbox.
         Err(_) => resolve(path),
     }
 }
@@ -134,7 +137,8 @@ fn resolve(path: &Path) -> io::Result<Found> {
     })
 }
 
-/// Of `…/models--org--name/snapshots/COMMIT`, or a folder below it, `…/models--org--name/blobs`.
+/// Returns `…/models--org--name/blobs` for `…/models--org--name/snapshots/COMMIT` or a folder below
+/// it.
 fn blobs_of(folder: &Path) -> Option<PathBuf> {
     let snapshots = folder.ancestors().find(|one| one.ends_with("snapshots"))?;
     let repository = snapshots.parent()?;
@@ -177,7 +181,7 @@ mod tests {
         }
     }
 
-    /// What is done where there is no `/proc`.
+    /// Covers systems without `/proc`.
     #[test]
     fn resolved_paths_open_too() {
         let folder = tempfile::tempdir().expect("a folder");

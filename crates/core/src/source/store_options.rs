@@ -1,7 +1,8 @@
-//! How object stores are reached, as the user says it: names and texts, checked as they come in.
+//! Options of object stores: names and values, checked when they are set.
 //!
-//! Knows the names, their meaning and the form of their values; opens nothing and reads no environment. [`StoreOptions::KEYS`] is the
-//! one list of names: checks, error messages and the documentation of the bindings come from it. Read by `store/`.
+//! Knows the names, their meaning and the form of their values; opens nothing and reads no
+//! environment. [`StoreOptions::KEYS`] is the one list of names: checks, error messages and the
+//! documentation of the bindings are derived from it. Read by `store/`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,9 +14,11 @@ use crate::error::{Error, ErrorKind, Result, printable};
 #[cfg(feature = "object")]
 use crate::retry::Retries;
 
-/// How object stores are reached: endpoint, credentials, time-outs. What is set here wins over the environment.
+/// Options of object stores: endpoint, credentials, timeouts. A value set here overrides the
+/// environment.
 ///
-/// The same options can serve several stores: each takes the keys that concern its protocol and ignores the rest.
+/// The same options can serve several stores: each uses the keys of its protocol and ignores the
+/// rest.
 ///
 /// ```
 /// # fn main() -> tload::Result<()> {
@@ -32,24 +35,24 @@ pub struct StoreOptions {
     values: BTreeMap<String, String>,
 }
 
-/// What is known of a key of [`StoreOptions`].
+/// Description of a key of [`StoreOptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreKey {
-    /// The key.
+    /// Name of the key.
     pub name: &'static str,
-    /// The protocols that use it.
+    /// Protocols that use it.
     pub protocols: &'static [Protocol],
-    /// What holds if it is not set, in words.
+    /// Default, in words.
     pub default: &'static str,
-    /// Whether its value is never shown.
+    /// True if its value is never shown.
     pub secret: bool,
-    /// What it means, in one line.
+    /// Meaning, in one line.
     pub summary: &'static str,
     form: Form,
 }
 
-/// The form that a value has to have.
+/// Form that a value must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     Text,
@@ -116,7 +119,8 @@ const fn secret(
 }
 
 impl StoreOptions {
-    /// Every key, in the order of the documentation. `header.NAME` and the names of the `object_store` crate come on top.
+    /// Every key, in the order of the documentation. `header.NAME` and the names of the
+    /// `object_store` crate are accepted in addition.
     pub const KEYS: &'static [StoreKey] = &[
         key(
             "endpoint",
@@ -207,14 +211,14 @@ impl StoreOptions {
             Form::Text,
             ALL,
             "none",
-            "path of a PEM file of certificates to trust besides the system's",
+            "path of a PEM file of certificates to trust in addition to the system's",
         ),
         key(
             "tls_verify",
             Form::Flag,
             ALL,
             "true",
-            "check the server's certificate; without it anybody can pose as the server",
+            "verify the server's certificate; if false, anyone can impersonate the server",
         ),
         key(
             "proxy",
@@ -228,7 +232,7 @@ impl StoreOptions {
             Form::Seconds,
             ALL,
             "5",
-            "seconds that a connection may take",
+            "seconds that connecting may take",
         ),
         key(
             "read_timeout",
@@ -249,7 +253,7 @@ impl StoreOptions {
             Form::Count,
             ALL,
             "8",
-            "how often a failed request is tried again",
+            "maximum number of retries of a failed request",
         ),
         key(
             "allow_unversioned",
@@ -263,21 +267,22 @@ impl StoreOptions {
             Form::Flag,
             ALL,
             "true",
-            "look at the store's own environment variables and configuration files",
+            "read the store's own environment variables and configuration files",
         ),
     ];
 
-    /// No options: everything comes from the environment.
+    /// Returns empty options: everything comes from the environment.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets a key, in place of what it was set to before.
+    /// Sets a key, replacing its previous value.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] if there is no such key or the value has not the form that the key wants. Keys that begin
-    /// with `aws_`, `google_` and `azure_` are checked when a store is opened.
+    /// [`ErrorKind::InvalidRequest`] if the key is unknown or the value does not have the form of
+    /// the key. Keys that begin with `aws_`, `google_` and `azure_` are checked when a store is
+    /// opened.
     pub fn set(&mut self, key: impl AsRef<str>, value: impl Into<String>) -> Result<()> {
         let key = key.as_ref().trim().to_ascii_lowercase();
         let value = value.into();
@@ -292,7 +297,7 @@ impl StoreOptions {
         Ok(())
     }
 
-    /// [`set`](Self::set), for chains.
+    /// Sets a key as [`set`](Self::set) does and returns the options, for chaining.
     ///
     /// # Errors
     ///
@@ -302,7 +307,7 @@ impl StoreOptions {
         Ok(self)
     }
 
-    /// The options of these keys and values.
+    /// Creates options from keys and values.
     ///
     /// # Errors
     ///
@@ -317,7 +322,7 @@ impl StoreOptions {
         Ok(options)
     }
 
-    /// Key and value of `key=value`, as on a command line. Checks neither.
+    /// Splits `key=value`, as written on a command line, into key and value. Checks neither.
     ///
     /// # Errors
     ///
@@ -327,21 +332,21 @@ impl StoreOptions {
             Some((key, value)) if !key.trim().is_empty() => {
                 Ok((key.trim().to_owned(), value.to_owned()))
             }
-            // Not the text: it may be a secret whose key was forgotten.
+            // The text is not shown: it may be a secret whose key was forgotten.
             _ => Err(invalid("a store option has no key and no `=`".to_owned())
                 .with_hint("write key=value, for example region=eu-west-1")),
         }
     }
 
-    /// Whether nothing is set.
+    /// Returns whether no key is set.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 }
 
-/// What concerns files as well.
+/// Keys that also apply to files.
 impl StoreOptions {
-    /// What a key is set to.
+    /// Returns the value of a key.
     pub(crate) fn get(&self, key: &str) -> Option<&str> {
         self.values.get(key).map(String::as_str)
     }
@@ -355,10 +360,10 @@ impl StoreOptions {
     }
 }
 
-/// What stores read.
+/// Keys that only stores read.
 #[cfg(feature = "object")]
 impl StoreOptions {
-    /// How often and how patiently requests are tried again.
+    /// Returns how often requests are retried and with which backoff.
     pub fn retries(&self) -> Retries {
         self.count("retries")
             .map_or_else(Retries::default, Retries::up_to)
@@ -368,18 +373,18 @@ impl StoreOptions {
         self.get(key).and_then(parse_flag)
     }
 
-    /// All keys that are set, and their values.
+    /// Returns all keys that are set, with their values.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.values.iter().map(|(key, value)| (&**key, &**value))
     }
 
-    /// The request headers: names in lower case, and values.
+    /// Returns the request headers: names in lower case, and values.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
         self.iter()
             .filter_map(|(key, value)| Some((key.strip_prefix(HEADER_PREFIX)?, value)))
     }
 
-    /// The keys and values for the `object_store` crate that concern a protocol.
+    /// Returns the keys and values for the `object_store` crate that apply to a protocol.
     pub(crate) fn passed_on(&self, protocol: Protocol) -> impl Iterator<Item = (&str, &str)> {
         let prefix = PASSED_ON.iter().find(|(_, of)| *of == protocol);
         self.iter()
@@ -397,7 +402,8 @@ impl fmt::Debug for StoreOptions {
     }
 }
 
-/// A value as it may be shown. Headers and the keys of `object_store` count as secrets: nobody knows what is in them.
+/// Returns a value as it may be shown. Headers and the keys of `object_store` count as secrets,
+/// since their contents are unknown.
 fn shown(key: &str, value: &str) -> String {
     match known(key) {
         Some(known) if known.secret => "***".to_owned(),
@@ -407,7 +413,7 @@ fn shown(key: &str, value: &str) -> String {
     }
 }
 
-/// A URL without user, password, query and fragment.
+/// Returns a URL without user, password, query and fragment.
 fn without_credentials(url: &str) -> String {
     let end = url.find(['?', '#']).unwrap_or(url.len());
     let url = url.get(..end).unwrap_or_default();
@@ -431,7 +437,7 @@ fn known(key: &str) -> Option<&'static StoreKey> {
 
 fn check(key: &StoreKey, value: &str) -> Result<()> {
     let wanted = match key.form {
-        Form::Text if value.is_empty() => "a text",
+        Form::Text if value.is_empty() => "a non-empty text",
         Form::Flag if parse_flag(value).is_none() => "true or false",
         Form::Seconds if parse_seconds(value).is_none() => "a number of seconds above 0",
         Form::Count if value.parse::<u32>().is_err() => "a whole number",
@@ -449,16 +455,17 @@ fn check(key: &StoreKey, value: &str) -> Result<()> {
         format!("{value:?}")
     };
     Err(invalid(format!(
-        "store option {} is {found}; it has to be {wanted}",
+        "store option {} is {found}; it must be {wanted}",
         key.name
     )))
 }
 
-/// Values end up in headers and URLs, where a line break would start something of its own.
+/// Rejects control characters. Values end up in headers and URLs, where a line break would begin a
+/// new field.
 fn no_control(name: &str, value: &str) -> Result<()> {
     if value.chars().any(char::is_control) {
         return Err(invalid(format!(
-            "store option {name} has a control character in it, perhaps a line break at its end"
+            "store option {name} contains a control character, perhaps a trailing line break"
         )));
     }
     Ok(())
@@ -510,7 +517,7 @@ fn unknown(key: &str) -> Error {
                 .max_by_key(|(_, name)| name.len())
         });
     let error = invalid(format!(
-        "store option {:?} is unknown; it can be {}, {HEADER_PREFIX}NAME, or one of object_store's own that begin with aws_, \
+        "store option {:?} is unknown; valid keys are {}, {HEADER_PREFIX}NAME, and object_store's own, which begin with aws_, \
          google_ or azure_",
         key,
         names.join(", ")

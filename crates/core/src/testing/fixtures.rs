@@ -1,21 +1,22 @@
-//! Bytes, numbers and safetensors files to test with. Everything follows from a seed.
+//! Bytes, numbers and safetensors files for tests. Everything is determined by a seed.
 
 use std::ops::Range;
 
 use crate::format::{Dtype, Entry};
 use crate::tensor::TensorInfo;
 
-/// Random numbers from a seed: splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+/// Random number generator: splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
+/// generators", OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct Rng(u64);
 
 impl Rng {
-    /// The numbers that follow from `seed`.
+    /// Creates a generator with the given seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// Any 64 bits.
+    /// Returns 64 random bits.
     pub fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut bits = self.0;
@@ -24,22 +25,23 @@ impl Rng {
         bits ^ (bits >> 31)
     }
 
-    /// A number below `bound`, which is not 0. Not quite even for huge bounds, which no test minds.
+    /// Returns a number below `bound`, which is not 0. The distribution is slightly uneven for huge
+    /// bounds, which is harmless in tests.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.bits() % bound
     }
 
-    /// An index below `bound`, which is not 0.
+    /// Returns an index below `bound`, which is not 0.
     pub fn index(&mut self, bound: usize) -> usize {
         usize::try_from(self.below(bound as u64)).expect("below a usize")
     }
 
-    /// True once in `times` on average.
+    /// Returns true once in `times` on average.
     pub fn once_in(&mut self, times: u64) -> bool {
         self.below(times) == 0
     }
 
-    /// One of `choices`, which are not empty.
+    /// Returns one of `choices`, which are not empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
@@ -51,7 +53,7 @@ impl Rng {
         }
     }
 
-    /// `len` random bytes.
+    /// Returns `len` random bytes.
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
@@ -62,7 +64,8 @@ impl Rng {
     }
 }
 
-/// What a header would say of a tensor: `range` from the start of shard `shard`.
+/// Returns the description of a tensor as in a header: `range` is relative to the start of shard
+/// `shard`.
 pub fn tensor_info(
     name: impl Into<String>,
     dtype: Dtype,
@@ -79,24 +82,24 @@ pub fn tensor_info(
     TensorInfo::new(entry, shard)
 }
 
-/// Writes safetensors files byte by byte, also such that the `safetensors` crate would not write: any dtype, any order, tensors
-/// at odd offsets.
+/// Writes safetensors files byte by byte, including files that the `safetensors` crate would not
+/// write: any dtype, any order, tensors at odd offsets.
 #[derive(Clone, Debug, Default)]
 pub struct FileBuilder {
     entries: Vec<String>,
     tensors: Vec<u8>,
-    /// Extra spaces at the end of the header: they move all tensors.
+    /// Extra spaces at the end of the header, which move all tensors.
     padding: usize,
     unaligned: bool,
 }
 
 impl FileBuilder {
-    /// A file without tensors.
+    /// Creates a file without tensors.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a tensor behind those before it. `bytes` need not fit to dtype and shape: that is how broken files are made.
+    /// Appends a tensor. `bytes` need not match dtype and shape: that is how broken files are made.
     #[must_use]
     pub fn tensor(mut self, name: &str, dtype: Dtype, shape: &[usize], bytes: &[u8]) -> Self {
         let begin = self.tensors.len();
@@ -109,7 +112,8 @@ impl FileBuilder {
         self
     }
 
-    /// Adds `bytes` spaces to the header and leaves its length as it comes out: tensors may then begin at any offset.
+    /// Adds `bytes` spaces to the header without padding it to a multiple of 8: tensors may then
+    /// begin at any offset.
     #[must_use]
     pub fn unaligned(mut self, bytes: usize) -> Self {
         self.padding = bytes;
@@ -117,7 +121,8 @@ impl FileBuilder {
         self
     }
 
-    /// The whole file. Tensors begin on a multiple of 8, as writers do it, unless [`Self::unaligned`] was asked for.
+    /// Returns the whole file. Tensors begin on a multiple of 8, as writers do it, unless
+    /// [`Self::unaligned`] was called.
     pub fn build(&self) -> Vec<u8> {
         let mut header = format!("{{{}}}", self.entries.join(","));
         header.push_str(&" ".repeat(self.padding));
@@ -131,7 +136,7 @@ impl FileBuilder {
     }
 }
 
-/// Bytes of a tensor of `elements` elements, if that is a whole number of bytes.
+/// Returns the bytes of a tensor of `elements` elements, if that is a whole number of bytes.
 pub fn byte_len(dtype: Dtype, elements: usize) -> Option<usize> {
     let bits = elements * dtype.bits();
     bits.is_multiple_of(8).then_some(bits / 8)

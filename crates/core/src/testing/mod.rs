@@ -1,8 +1,10 @@
-//! For tests, ours and yours: contracts as suites, storage without a disk, checkpoints to read.
+//! Test support for this crate and for others: contracts as suites, simulated storage, checkpoints
+//! to read.
 //!
-//! Only with the feature `testing`. [`conformance`] says what every engine and every sink must do; [`sim`] is an engine over
-//! memory that is as unkind as storage can be; [`simulation`] runs a whole load on it; [`storage`] says how long
-//! reads would take on storage of any kind; [`fixtures`] makes bytes and files; [`fuzz`] is what fuzzers ask.
+//! Requires the feature `testing`. [`conformance`] checks what every engine and every sink must do;
+//! [`sim`] is an engine over memory with the worst behaviour that storage can have; [`simulation`]
+//! runs a whole load on it; [`storage`] models how long reads take on storage of any kind;
+//! [`fixtures`] makes bytes and files; [`fuzz`] has the targets of fuzzers.
 
 pub mod conformance;
 pub mod fixtures;
@@ -19,11 +21,12 @@ use crate::report::Counters;
 use crate::sink::Sink;
 use crate::tensor::Tensor;
 
-/// Runs one lane on the calling thread, as a load does on a thread of its own. Stops the feed if it fails.
+/// Runs one lane on the calling thread, as a load does on a separate thread. Stops the feed on
+/// failure.
 ///
 /// # Errors
 ///
-/// The first failure of engine or sink, after all that was in flight has come back.
+/// Returns the first failure of the engine or the sink, after all reads in flight have ended.
 pub fn run_lane<E: Engine, S: Sink>(
     feed: &Feed,
     engine: &mut E,
@@ -44,16 +47,17 @@ pub fn run_lane<E: Engine, S: Sink>(
     result
 }
 
-/// The tensor now belongs to the caller, as if a stream had handed it out: its bytes leave the budget.
+/// Passes the tensor to the caller, as if a stream had handed it out: its bytes leave the budget.
 pub fn receive(tensor: &Tensor) {
     tensor.received();
 }
 
-/// How many tensors a header, without the length before it, describes in a file of `file_bytes` bytes.
+/// Returns the number of tensors that a header, without the length before it, describes in a file
+/// of `file_bytes` bytes.
 ///
 /// # Errors
 ///
-/// What is wrong with it.
+/// The defect of the header.
 pub fn parse_header(header: &[u8], file_bytes: u64) -> Result<usize, crate::HeaderError> {
     crate::format::parse(header, file_bytes).map(|header| header.tensors.len())
 }

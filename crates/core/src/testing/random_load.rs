@@ -1,4 +1,4 @@
-//! Loads that nobody would have thought of: random tensors, sources, layouts, orders, budgets, depths and lanes.
+//! Random loads: random tensors, sources, layouts, orders, budgets, depths and lanes.
 
 use super::fixtures::{Rng, byte_len, tensor_info};
 use super::sim::SimConfig;
@@ -11,7 +11,7 @@ use crate::source::MemorySource;
 use crate::tensor::TensorInfo;
 
 impl Simulation {
-    /// A load with tensors of at most about `elements_max` elements, without faults.
+    /// Returns a load without faults whose tensors have at most about `elements_max` elements.
     pub fn random(rng: &mut Rng, elements_max: usize) -> Self {
         let mut tensors = Vec::new();
         let sources: Vec<_> = (0..=rng.index(5))
@@ -46,14 +46,15 @@ impl Simulation {
             memory_limit: 0,
             engines,
         };
-        // From the least that can work to plenty.
+        // From the minimum that can work to plenty.
         let least = simulation.limit_min();
         simulation.memory_limit = least + rng.pick(&[0, 1, least / 2, 4 * least, 1 << 30]);
         simulation
     }
 }
 
-/// Tensors of a source, one behind the other: some empty, some at odd offsets, some with gaps between.
+/// Appends consecutive tensors of a source: some empty, some at odd offsets, some with gaps between
+/// them. Returns the length of the source.
 fn tensors_of(
     rng: &mut Rng,
     source: usize,

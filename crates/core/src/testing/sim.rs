@@ -1,7 +1,8 @@
-//! An engine over memory that is as unkind as storage can be, and follows from a seed.
+//! Engine over memory that has the worst behaviour that storage can have, determined by a seed.
 //!
-//! Reads end in any order, after any delay (counted in reaps: no clock), in any number of short parts that the engine finishes
-//! itself; some fail, for good or for a while. While a read is in flight its window holds garbage, so memory that somebody else has too shows up.
+//! Reads end in any order, after any delay (counted in reaps: no clock), in any number of short
+//! parts that the engine finishes itself; some fail, permanently or temporarily. While a read is in
+//! flight its window holds garbage, which exposes memory that has a second owner.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,35 +14,35 @@ use crate::error::{Error, ErrorKind};
 use crate::retry::{Retries, Transient};
 use crate::source::{MemorySource, Source};
 
-/// How unkind a [`SimEngine`] is.
+/// Behaviour of a [`SimEngine`].
 #[derive(Clone, Debug)]
 pub struct SimConfig {
-    /// What everything random follows from.
+    /// Seed of all random decisions.
     pub seed: u64,
-    /// Jobs that it takes at a time.
+    /// Maximum number of jobs in flight.
     pub depth: usize,
-    /// Most reaps until a read, or a part of it, ends.
+    /// Maximum number of reaps until a read, or a part of it, ends.
     pub delay_max: u64,
-    /// One read in so many comes in parts; 0 for none.
+    /// One read in this many arrives in parts; 0 for none.
     pub short_once_in: u64,
-    /// One read in so many fails; 0 for none.
+    /// One read in this many fails; 0 for none.
     pub fault_once_in: u64,
     /// Extents that always fail.
     pub faults: BTreeSet<usize>,
-    /// One attempt in so many fails in a way that may pass; 0 for none.
+    /// One attempt in this many fails with a transient error; 0 for none.
     pub passing_once_in: u64,
-    /// How often such a read is tried again.
+    /// Retry policy for such reads.
     pub retries: Retries,
-    /// Told of every read that begins and of every one that ends.
+    /// Called for every read that begins and every read that ends.
     pub moments: Moments,
 }
 
-/// Called, on the lane's thread, whenever a read begins or ends: for what is to happen right then. By default nothing does.
+/// Hook that runs on the lane's thread whenever a read begins or ends. Does nothing by default.
 #[derive(Clone, Default)]
 pub struct Moments(Option<Arc<dyn Fn() + Send + Sync>>);
 
 impl Moments {
-    /// Calls `tell`.
+    /// Creates a hook that calls `tell`.
     pub fn new(tell: impl Fn() + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(tell)))
     }
@@ -60,7 +61,7 @@ impl fmt::Debug for Moments {
 }
 
 impl SimConfig {
-    /// Random order and short reads, no faults.
+    /// Returns a configuration with random order and short reads, without faults.
     pub fn new(seed: u64, depth: usize) -> Self {
         Self {
             seed,
@@ -76,10 +77,10 @@ impl SimConfig {
     }
 }
 
-/// The message of every injected error.
+/// Message of every injected error.
 pub const INJECTED: &str = "injected fault";
 
-/// An engine over [`MemorySource`]s.
+/// Simulated engine over [`MemorySource`]s.
 #[derive(Debug)]
 pub struct SimEngine {
     sources: Vec<MemorySource>,
@@ -95,15 +96,15 @@ struct Pending {
     arrived: usize,
     /// Reaps until the next part arrives.
     delay: u64,
-    /// Attempts in a row that have failed.
+    /// Consecutive failed attempts.
     failed: u32,
-    /// They were too many.
+    /// True after too many of them.
     given_up: bool,
     transfer: Transfer,
 }
 
 impl SimEngine {
-    /// An engine that reads `sources`.
+    /// Creates an engine that reads `sources`.
     pub fn new(sources: Vec<MemorySource>, config: SimConfig) -> Self {
         Self {
             sources,
@@ -117,7 +118,7 @@ impl SimEngine {
         self.rng.below(self.config.delay_max + 1)
     }
 
-    /// One step of simulated time: the reads that have ended, in random order.
+    /// Simulates one step of time: moves the reads that have ended into `done`, in random order.
     fn step(&mut self, done: &mut Vec<Done>) {
         let mut order: Vec<usize> = (0..self.pending.len()).collect();
         self.rng.shuffle(&mut order);
@@ -137,7 +138,7 @@ impl SimEngine {
         done.extend(leaving.into_iter().map(|pending| self.end(pending)));
     }
 
-    /// A part of a read arrives. Whether it was the last.
+    /// Delivers a part of a read. Returns whether it was the last part.
     fn advance(&mut self, index: usize) -> bool {
         let available = available(&self.sources, &self.pending[index].job);
         let needed = self.pending[index].job.needed;
@@ -158,7 +159,7 @@ impl SimEngine {
         true
     }
 
-    /// Whether a read that would end fails, and is to be tried again instead.
+    /// Returns whether a read that would end fails, and is retried instead.
     fn tries_again(&mut self, index: usize) -> bool {
         let fails =
             self.config.passing_once_in > 0 && self.rng.once_in(self.config.passing_once_in);
@@ -222,7 +223,7 @@ impl SimEngine {
     }
 }
 
-/// Bytes that a source has for a job.
+/// Returns the number of bytes that a source has for a job.
 fn available(sources: &[MemorySource], job: &Job) -> usize {
     let left = sources[job.source].len().saturating_sub(job.offset);
     usize::try_from(left)

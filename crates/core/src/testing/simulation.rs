@@ -1,4 +1,5 @@
-//! A whole load without a disk: feed, schedule, pool, host sink and stream as `load` joins them, over simulated engines.
+//! Whole load without a disk: feed, schedule, pool, host sink and stream, joined as in `load`, over
+//! simulated engines.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,30 +21,30 @@ use crate::tensor::TensorInfo;
 use crate::verify::{Check, Expectation, Facts, Verify};
 use crate::within::Underway;
 
-/// What to load and how.
+/// Simulated load.
 #[derive(Debug)]
 pub struct Simulation {
-    /// The storage; a tensor's shard is an index into it.
+    /// Storage; a tensor's shard is an index into it.
     pub sources: Vec<MemorySource>,
-    /// How each source is to be read.
+    /// Read layout of each source.
     pub layouts: Vec<Layout>,
-    /// What to load, in file order.
+    /// Tensors to load, in file order.
     pub tensors: Vec<TensorInfo>,
-    /// In which order to hand it out.
+    /// Order in which tensors are handed out.
     pub order: Order,
-    /// Reads in flight, over all lanes.
+    /// Limits on reads in flight, over all lanes.
     pub depth: Depth,
-    /// The budget, bytes; [`Simulation::limit_min`] at least.
+    /// Memory budget, bytes; at least [`Simulation::limit_min`].
     pub memory_limit: u64,
-    /// One engine, and so one lane, for each.
+    /// Configuration of the engines; each engine has one lane.
     pub engines: Vec<SimConfig>,
 }
 
-/// What is compared in one simulated load.
+/// Verification of one simulated load.
 #[derive(Debug)]
 pub struct Comparison(Arc<Check>);
 
-/// What of a running simulation can be watched.
+/// Observable state of a running simulation.
 #[derive(Clone, Debug)]
 pub struct Watched {
     feed: Arc<Feed>,
@@ -51,7 +52,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// The budget.
+    /// Returns the use of the budget.
     pub fn usage(&self) -> PoolUsage {
         match self.feed.memories() {
             [Memory::Regions(pool)] => pool.usage(),
@@ -59,19 +60,19 @@ impl Watched {
         }
     }
 
-    /// What is in flight.
+    /// Returns what is in flight.
     pub fn in_flight(&self) -> InFlight {
         self.feed.in_flight()
     }
 
-    /// How often a stream has checked at its end that nothing has changed.
+    /// Returns how often a stream has checked at its end that nothing has changed.
     pub fn verifications(&self) -> u32 {
         self.verifications.load(Ordering::SeqCst)
     }
 }
 
 impl Simulation {
-    /// The plan that will be followed.
+    /// Returns the plan of the load.
     pub fn plan(&self) -> Plan {
         let wanted: Vec<_> = self
             .tensors
@@ -87,16 +88,17 @@ impl Simulation {
         build(&wanted, &self.layouts, &[Arrangement::InPlace])
     }
 
-    /// The smallest budget that holds the largest region.
+    /// Returns the smallest budget that holds the largest region.
     pub fn limit_min(&self) -> u64 {
         crate::buffer::Mapping::charge(self.plan().region_bytes_max(0)) as u64
     }
 
-    /// What a load would compare with these, one for each source. A source's header is what comes before its first tensor.
+    /// Returns the verification of a load with these expectations, one for each source. A source's
+    /// header is the part before its first tensor.
     ///
     /// # Errors
     ///
-    /// What a load would fail with before its first read.
+    /// Returns the error with which a load would fail before its first read.
     pub fn check(&self, expectations: &[Expectation], choice: &Verify) -> Result<Comparison> {
         let mut first = 0;
         let facts = self.sources.iter().enumerate().map(|(index, source)| {
@@ -140,12 +142,12 @@ impl Simulation {
         SimEngine::new(self.sources.clone(), config.clone())
     }
 
-    /// Runs the first engine alone on the calling thread; `deliver` gets each tensor as it is completed. No threads, no clock:
-    /// the same seed does the same things.
+    /// Runs the first engine on the calling thread; `deliver` gets each tensor when it is complete.
+    /// There are no threads and no clock: a run is determined by its seed.
     ///
     /// # Errors
     ///
-    /// The first failure, after all that was in flight has come back.
+    /// Returns the first failure, after all reads in flight have ended.
     pub fn run_alone(
         &self,
         deliver: &dyn Fn(usize, crate::tensor::Tensor),
@@ -168,12 +170,12 @@ impl Simulation {
         )
     }
 
-    /// Starts all lanes on threads of their own.
+    /// Starts all lanes, each on its own thread.
     pub fn stream(&self) -> (TensorStream, Watched) {
         self.checked_stream(None)
     }
 
-    /// The same, comparing what is read.
+    /// Starts all lanes and verifies the bytes that are read.
     pub fn checked_stream(&self, compared: Option<Comparison>) -> (TensorStream, Watched) {
         let check = compared.map(|Comparison(check)| check);
         let plan = Arc::new(self.plan());

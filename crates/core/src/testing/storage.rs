@@ -1,7 +1,9 @@
-//! Storage as a model of time: what a schedule would reach on it, without threads, clock or bytes.
+//! Storage as a model of time: computes what a schedule would reach on it, without threads, clock
+//! or bytes.
 //!
-//! A read waits its latency, passes its stream (a file, a request) at the stream's rate and its device at the device's, each of
-//! which serves one read after another. Beyond the knee, the more is in flight the slower a device is. Everything follows from a seed.
+//! A read waits its latency, then passes its stream (a file, a request) at the stream's rate and
+//! its device at the device's rate; each of them serves one read after another. Beyond the knee, a
+//! device becomes slower as more is in flight. Everything is determined by a seed.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -15,49 +17,52 @@ use crate::schedule::{Depth, DepthReport, Groups, InFlight, Next, Schedule};
 
 const MIB: u64 = 1 << 20;
 
-/// Noise is the same for so long: what a virtual disk shows between windows of 20 ms.
+/// Interval over which noise is constant: as seen on a virtual disk between windows of 20 ms.
 const NOISE_TIME: Duration = Duration::from_millis(20);
 
-/// What passes one after another at a rate of its own.
+/// Unit of reads that pass one after another at a common rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// All reads of a file.
     File,
-    /// Every read by itself.
+    /// Each single read.
     Read,
-    /// A request for so many bytes of a file, with one latency for all of them.
+    /// A request for this many bytes of a file, with one latency for all of them.
     Request(u64),
 }
 
-/// A model of storage. Rates are in bytes per second.
+/// Model of storage. Rates are in bytes per second.
 #[derive(Clone, Debug)]
 pub struct Storage {
-    /// Until the first byte of a read.
+    /// Time until the first byte of a read.
     pub latency: Duration,
-    /// Greatest addition to the latency, as a share of it, even; and how much the times that devices take for reads vary.
+    /// Maximum addition to the latency, as a share of it, uniformly distributed; also the variation
+    /// of the times that devices take for reads.
     pub jitter: f64,
-    /// Of one stream; infinite for none.
+    /// Rate of one stream; infinite for no limit.
     pub stream_rate: f64,
-    /// What a stream is.
+    /// Unit of a stream.
     pub stream: Stream,
-    /// Of all devices together.
+    /// Rate of all devices together.
     pub rate: f64,
-    /// File `i` is on device `i % devices`.
+    /// Number of devices. File `i` is on device `i % devices`.
     pub devices: usize,
-    /// Not so, but every so many bytes of a file are on a device of their own, at random; 0 for files on one device.
+    /// If not 0, each stripe of this many bytes of a file is on a random device instead; 0 for
+    /// files on one device.
     pub stripe_bytes: u64,
-    /// Bytes in flight on one device beyond which it is slower.
+    /// Bytes in flight on one device beyond which it becomes slower.
     pub knee_bytes: u64,
-    /// How much: its rate is multiplied by (knee / in flight) to this power.
+    /// Exponent of the slowdown: the rate is multiplied by (knee / in flight) to this power.
     pub collapse: f64,
-    /// Rates vary by so much up and down, even, from one 20 ms to the next.
+    /// Relative variation of rates up and down, uniformly distributed, from one 20 ms interval to
+    /// the next.
     pub noise: f64,
-    /// From then on: the rate, and the knee.
+    /// Changes of the storage: a time, and the rate and the knee from then on.
     pub changes: Vec<(Duration, f64, u64)>,
 }
 
 impl Storage {
-    /// Storage with a latency and a rate, and nothing else to it.
+    /// Returns storage that has only a latency and a rate.
     pub fn new(latency: Duration, rate: f64) -> Self {
         Self {
             latency,
@@ -75,51 +80,51 @@ impl Storage {
     }
 }
 
-/// What is read, how, and by whom.
+/// Load: its files, its reads and its receiver.
 #[derive(Clone, Debug)]
 pub struct Scene {
-    /// Files.
+    /// Number of files.
     pub files: usize,
-    /// Bytes of each.
+    /// Bytes of each file.
     pub file_bytes: u64,
-    /// Bytes of tensors, over and over, in every file from another one on.
+    /// Sizes of tensors in bytes, repeated cyclically; each file starts at another one.
     pub tensor_bytes: Vec<u64>,
     /// Largest read, bytes.
     pub extent_bytes: u64,
-    /// In which order.
+    /// Order of the reads.
     pub order: Order,
-    /// A receiver that takes so many bytes per second, and a budget in bytes: whole tensors that begin are charged, and given back
-    /// as they are taken.
+    /// Receiver's rate in bytes per second, and the budget in bytes: tensors are charged as a whole
+    /// when they begin, and freed as they are taken.
     pub receiver: Option<(f64, u64)>,
 }
 
-/// What became of a load.
+/// Result of a load.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// When reads ended, and of how many bytes.
+    /// End times of reads, and their bytes.
     pub ended: Vec<(Duration, u64)>,
-    /// When the last read began.
+    /// Start time of the last read.
     pub last_began: Duration,
-    /// Limits that were settled on, and when.
+    /// Accepted limits, with their times.
     pub limits: Vec<(Duration, InFlight)>,
-    /// The most that was in flight.
+    /// Maximum that was in flight.
     pub most: InFlight,
-    /// At the end.
+    /// Report at the end.
     pub report: DepthReport,
 }
 
 impl Outcome {
-    /// When the last read ended.
+    /// Returns the time when the last read ended.
     pub fn took(&self) -> Duration {
         self.ended.last().map_or(Duration::ZERO, |(at, _)| *at)
     }
 
-    /// Bytes per second over the whole load.
+    /// Returns the bytes per second over the whole load.
     pub fn rate(&self) -> f64 {
         self.rate_between(Duration::ZERO, self.took())
     }
 
-    /// Bytes per second between two times.
+    /// Returns the bytes per second between two times.
     pub fn rate_between(&self, from: Duration, to: Duration) -> f64 {
         let ended = self.ended.iter();
         let bytes: u64 = ended
@@ -129,12 +134,14 @@ impl Outcome {
         float(bytes) / to.saturating_sub(from).as_secs_f64()
     }
 
-    /// Bytes per second from a time on until the last reads begin: nothing can be done about those.
+    /// Returns the bytes per second from a time on until the last read begins; the schedule has no
+    /// influence after that.
     pub fn steady_rate(&self, from: Duration) -> f64 {
         self.rate_between(from, self.last_began)
     }
 
-    /// When the rate first was `wanted` on average over `over`, which then ends.
+    /// Returns the first time at which the mean rate over the preceding `over` was at least
+    /// `wanted`.
     pub fn reached(&self, wanted: f64, over: Duration) -> Option<Duration> {
         let mut begin = 0;
         let mut bytes = 0;
@@ -152,16 +159,16 @@ impl Outcome {
     }
 }
 
-/// When something is free again, in seconds.
+/// Times at which resources are free again, in seconds.
 #[derive(Clone, Debug, Default)]
 struct Busy {
     devices: Vec<f64>,
     in_flight: Vec<u64>,
-    /// By file, read or request: when it began to answer, when it is free.
+    /// Indexed by file, read or request: time of the first byte, and time when the stream is free.
     streams: HashMap<u64, (f64, f64)>,
 }
 
-/// One load on one storage.
+/// One load on one model of storage.
 struct Run<'a> {
     storage: &'a Storage,
     seed: u64,
@@ -170,7 +177,7 @@ struct Run<'a> {
 }
 
 impl Scene {
-    /// Tensors of some megabytes in `files` files, `total_bytes` together.
+    /// Returns a load of tensors of some megabytes in `files` files, `total_bytes` in total.
     pub fn new(files: usize, total_bytes: u64) -> Self {
         Self {
             files,
@@ -182,7 +189,7 @@ impl Scene {
         }
     }
 
-    /// The plan that is followed.
+    /// Returns the plan of the load.
     pub fn plan(&self) -> Plan {
         let mut wanted = Vec::new();
         for source in 0..self.files {
@@ -289,7 +296,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// When a read that begins `now` ends.
+    /// Returns the end time of a read that begins `now`.
     fn read(&mut self, extent: &Extent, now: Duration) -> Duration {
         let storage = self.storage;
         let bytes = float(extent.window as u64);
@@ -357,13 +364,14 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A budget and the receiver that gives it back.
+/// Budget, and the receiver that frees it.
 struct Memory {
     rate: f64,
     free: u64,
-    /// Extents that have not arrived, by region.
+    /// Number of extents that have not arrived, by region.
     missing: Vec<usize>,
-    /// When what was received last is taken, and what will be given back when.
+    /// Time when the receiver has taken the last region, and the times at which bytes will be
+    /// freed.
     busy_until: f64,
     leaving: VecDeque<(Duration, u64)>,
 }
@@ -414,14 +422,14 @@ impl Memory {
     }
 }
 
-/// Even between 0 and 1.
+/// Returns a number that is uniformly distributed between 0 and 1.
 fn share(bits: u64) -> f64 {
     float(bits >> 11) / float(1 << 53)
 }
 
 #[expect(
     clippy::cast_precision_loss,
-    reason = "a model of time: nobody minds one byte in 2^52"
+    reason = "a model of time: an error of one byte in 2^52 is harmless"
 )]
 fn float(number: u64) -> f64 {
     number as f64

@@ -188,7 +188,7 @@ fn staying() -> Vec<ObjectFault> {
             "the store keeps asking for fewer requests",
             asks_for_patience(503, "SlowDown"),
             Remote,
-            &["patience", "status 503", "3 attempts"],
+            &["busy", "status 503", "3 attempts"],
         ),
         stays(
             "the store keeps failing",
@@ -420,7 +420,7 @@ fn changing() -> Vec<ObjectFault> {
         changes(
             "the object is removed during the load",
             Fault::RemoveBefore,
-            &["not there any more"],
+            &["was removed"],
         ),
         changes(
             "the object is shorter than it was",
@@ -509,7 +509,7 @@ fn unreachable() -> Vec<ObjectFault> {
             "packets are dropped",
             Address::Hole,
             "a port whose queue is full; `connect_timeout=0.3`",
-            fails(Remote, &["no connection to", "in time", "connect_timeout"]),
+            fails(Remote, &["connecting to", "timed out", "connect_timeout"]),
         ),
         nowhere(
             "the store does not speak TLS",

@@ -227,7 +227,7 @@ fn an_index_beyond_the_limit_is_refused_by_its_length() {
             .expect("holes cost nothing");
         let error = open(&path).expect_err("no index");
         assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{error}");
-        let wanted = format!("an index has at most 100000000 bytes, this one {len}");
+        let wanted = format!("an index has at most 100000000 bytes, this one has {len}");
         assert_eq!(error.message() == wanted, is_refused, "{error}");
     }
 }

@@ -213,7 +213,7 @@ fn circles_end_and_are_not_tried_again() {
     server.fault(Rule::always(Fault::redirect("/models/m.safetensors")));
     let error = failure(&url, &[]);
     assert_eq!(error.kind(), ErrorKind::Remote);
-    assert!(error.message().contains("in circles"), "{}", error.chain());
+    assert!(error.message().contains("in a loop"), "{}", error.chain());
     let requests = server.requests();
     let asked = requests.iter().filter(|request| request.method == "GET");
     assert_eq!(asked.count(), 11, "one and ten redirects");

@@ -142,7 +142,7 @@ fn a_list_without_end_is_an_error() {
         server.fault(Rule::always(fault).on(Operation::List));
         let error = site.checkpoint("m").expect_err("no list has no end");
         assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
-        assert!(error.message().contains("without end"), "{}", error.chain());
+        assert!(error.message().contains("endless"), "{}", error.chain());
         assert!(error.location().is_some() && error.hint().is_some());
         let sent = server.requests().len();
         assert!(requests.contains(&sent), "{sent}");

@@ -57,7 +57,7 @@ fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
         let said = [
             ".safetensors: cannot open",
             "Too many open files",
-            "the limit of open files is 64; a checkpoint of 100 files wants 264: ulimit -n 264",
+            "the limit of open files is 64; a checkpoint of 100 files needs 264: ulimit -n 264",
             "the hard limit is 64",
         ];
         assert_refused(subcommand[0], &output, 1, &said);

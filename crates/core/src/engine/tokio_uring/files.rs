@@ -1,7 +1,7 @@
-//! The files of a load as `tokio-uring` has them: each with a descriptor of its own, which the crate closes.
+//! Files of a load for `tokio-uring`: each has its own descriptor, which the crate closes.
 //!
-//! A load may have a thousand shards, and each two descriptors already. So a third and fourth are made when they are needed, and
-//! unused ones given up when the system has no more.
+//! A load may have a thousand shards, each with two descriptors already. A third and fourth one are
+//! therefore made on demand, and unused ones are closed when the system has no more.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -14,15 +14,15 @@ use tokio_uring::fs::File;
 use crate::error::{Error, Result};
 use crate::source::{Access, ReadFile, Source};
 
-/// The files, and the descriptors made so far.
+/// Files, and the descriptors made so far.
 pub(super) struct Files {
     files: Arc<[ReadFile]>,
-    /// By file, access and how often the file had been opened again by then.
+    /// Indexed by file, access and number of reopenings of the file.
     opened: RefCell<HashMap<(usize, bool, usize), Rc<File>>>,
 }
 
 impl Files {
-    /// None opened yet.
+    /// Creates the table without any descriptors.
     pub(super) fn new(files: Arc<[ReadFile]>) -> Self {
         Self {
             files,
@@ -30,16 +30,16 @@ impl Files {
         }
     }
 
-    /// A file as the load has it.
+    /// Returns a file of the load.
     pub(super) fn get(&self, source: usize) -> &ReadFile {
         &self.files[source]
     }
 
-    /// The same for reading through `access`.
+    /// Returns a file opened for reading through `access`.
     ///
     /// # Errors
     ///
-    /// No more descriptors are to be had, and all of ours are being read through.
+    /// No more descriptors are available, and all of those made here are in use.
     pub(super) fn open(&self, source: usize, access: Access) -> Result<Rc<File>> {
         let file = &self.files[source];
         let key = (source, access == Access::Direct, file.openings());

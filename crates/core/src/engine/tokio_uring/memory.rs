@@ -1,13 +1,13 @@
-//! Leased memory as the buffers that `tokio-uring` takes.
+//! Leased memory as buffers for `tokio-uring`.
 //!
 //! ```text
-//!  window of a region, or of a slot that is not registered ──▶ read_at:       the lease itself goes along, as a `Stretch`
-//!  window of a registered slot ─────────────────────────────▶ read_fixed_at: the slot's `FixedBuf`; the lease waits beside it
+//!  window of a region or unregistered slot ─▶ read_at:       the lease itself, as a `Stretch`
+//!  window of a registered slot ─────────────▶ read_fixed_at: the slot's `FixedBuf`, and the lease
 //! ```
 //!
-//! A future that is dropped while its read is in flight leaks the lease, both ways: `tokio-uring` 0.5.0 gives up such a read's
-//! buffer when its runtime goes, before it has waited for the kernel (`Driver::drop`). The engine drops no such future unless it
-//! is being torn down by a panic.
+//! A future that is dropped while its read is in flight leaks the lease in both cases:
+//! `tokio-uring` 0.5.0 gives up such a read's buffer when its runtime goes, before it has waited
+//! for the kernel (`Driver::drop`). The engine drops no such future unless a panic tears it down.
 
 #![expect(
     unsafe_code,
@@ -25,18 +25,20 @@ use super::super::fill::Read;
 use super::super::give_up;
 use crate::buffer::{Lease, Slab};
 
-/// The most buffers that a [`FixedBufRegistry`] takes (`UIO_MAXIOV`); it drops what is beyond without a word.
+/// Maximum number of buffers of a [`FixedBufRegistry`] (`UIO_MAXIOV`); it silently drops any more.
 const REGISTRATIONS_MAX: usize = 1024;
 
-/// Bytes at an address that never changes, with what keeps them there. Nobody sees them through it.
+/// Bytes at a constant address, with the owner that keeps them there. They are never read through
+/// it.
 struct Stretch<K> {
     start: *mut u8,
     len: usize,
     keep: K,
 }
 
-// SAFETY: `keep` is what keeps these bytes mapped at this address, wherever the value itself is moved (`of_lease` and `of_slots`
-// put it there); no byte is said to be initialised, so nobody makes a slice of them.
+// SAFETY: `keep` keeps these bytes mapped at this address, wherever the value itself is moved
+// (`of_lease` and `of_slots` put it there); no byte is reported as initialised, so no slice of them
+// is made.
 unsafe impl<K: Unpin + 'static> IoBuf for Stretch<K> {
     fn stable_ptr(&self) -> *const u8 {
         self.start
@@ -51,17 +53,18 @@ unsafe impl<K: Unpin + 'static> IoBuf for Stretch<K> {
     }
 }
 
-// SAFETY: as above. Writing is the lease's right: it is either in `keep`, or beside the future that has checked out the slot.
+// SAFETY: as above. The lease has the right to write; it is either in `keep`, or beside the future
+// that has checked out the slot.
 unsafe impl<K: Unpin + 'static> IoBufMut for Stretch<K> {
     fn stable_mut_ptr(&mut self) -> *mut u8 {
         self.start
     }
 
-    /// Nobody asks: `Fill` counts what came.
+    /// Does nothing: `Fill` counts the bytes that arrived.
     unsafe fn set_init(&mut self, _pos: usize) {}
 }
 
-/// A lease whose window the kernel may write to: leaked, unless it is taken out first.
+/// Lease whose window the kernel may write to: leaked, unless it is taken out first.
 struct InKernel(Option<Lease>);
 
 impl InKernel {
@@ -77,7 +80,7 @@ impl Drop for InKernel {
 }
 
 impl Stretch<InKernel> {
-    /// What `read` is to fill of a window.
+    /// Returns the part of a window that `read` fills.
     fn of_lease(mut lease: Lease, read: Read) -> Self {
         Self {
             start: lease.as_mut_ptr().wrapping_add(read.window_offset),
@@ -86,14 +89,14 @@ impl Stretch<InKernel> {
         }
     }
 
-    /// After the read.
+    /// Returns the lease after the read.
     fn into_lease(self) -> Lease {
         self.keep.take()
     }
 }
 
 impl Stretch<Arc<Slab>> {
-    /// All slots, each under the index that its leases know.
+    /// Returns all slots, each at the index that its leases know.
     fn of_slots(slab: &Arc<Slab>) -> Vec<Self> {
         let slots = slab.registrations().into_iter();
         slots
@@ -106,12 +109,12 @@ impl Stretch<Arc<Slab>> {
     }
 }
 
-/// The slots of a slab, registered with the runtime's ring. Keeps the slab.
+/// Slots of a slab, registered with the runtime's ring. Keeps the slab.
 pub(super) struct RegisteredSlots(FixedBufRegistry<Stretch<Arc<Slab>>>);
 
 impl RegisteredSlots {
-    /// Registers all slots or none: none when there are too many, or not enough locked memory is allowed (`ulimit -l`). In the
-    /// runtime's context.
+    /// Registers all slots or none: none when there are too many, or when too little locked memory
+    /// is allowed (`ulimit -l`). Must run in the runtime's context.
     pub(super) fn register(slab: &Arc<Slab>) -> Option<Self> {
         let stretches = Stretch::of_slots(slab);
         if stretches.is_empty() || stretches.len() > REGISTRATIONS_MAX {
@@ -121,14 +124,17 @@ impl RegisteredSlots {
         registry.register().ok().map(|()| Self(registry))
     }
 
-    /// Closing a ring gives its locked memory back only later; the next ring may need it at once. In the runtime's context.
+    /// Unregisters the slots. Closing a ring releases its locked memory only later, but the next
+    /// ring may need it immediately. Must run in the runtime's context.
     pub(super) fn unregister(&self) {
-        // It was registered with this runtime; if it is no longer, that is what was wanted.
+        // The slots were registered with this runtime; if they no longer are, that is the wanted
+        // result.
         let _ = self.0.unregister();
     }
 
-    /// The registered buffer that is the lease's slot. The registry goes by index, so this checks that the index means the same
-    /// memory: a lease of another slab is read into as it is.
+    /// Returns the registered buffer of the lease's slot. The registry is indexed by number, so
+    /// this checks that the number means the same memory: a lease of another slab is read into as
+    /// it is.
     fn check_out(&self, lease: &Lease) -> Option<FixedBuf> {
         let slot = self.0.check_out(usize::from(lease.registration()?))?;
         let same = IoBuf::stable_ptr(&slot).addr() == lease.start()
@@ -137,7 +143,8 @@ impl RegisteredSlots {
     }
 }
 
-/// Reads once, and gives back the lease when the kernel writes there no more. In the runtime's context.
+/// Reads once, and returns the lease when the kernel no longer writes to it. Must run in the
+/// runtime's context.
 pub(super) async fn read_once(
     slots: Option<&RegisteredSlots>,
     lease: Lease,
@@ -146,7 +153,7 @@ pub(super) async fn read_once(
 ) -> (io::Result<usize>, Lease) {
     let end = read.window_offset + read.len;
     assert!(end <= lease.len(), "a read leaves its window");
-    // The crate cuts longer ones short without a word.
+    // The crate silently truncates longer ones.
     assert!(
         u32::try_from(read.len).is_ok(),
         "windows are at most about 1 GiB"
@@ -155,7 +162,7 @@ pub(super) async fn read_once(
         let kept = InKernel(Some(lease));
         let window = slot.slice(read.window_offset..end);
         let (result, window) = file.read_fixed_at(window, read.offset).await;
-        // Back into the registry before the lease goes back to the slab.
+        // The slot goes back into the registry before the lease goes back to the slab.
         drop(window);
         (result, kept.take())
     } else {

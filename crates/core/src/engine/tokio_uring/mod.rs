@@ -1,8 +1,9 @@
-//! The engine over the crate `tokio-uring`: its runtime on the lane's thread, one local task for each job.
+//! Engine over the crate `tokio-uring`: its runtime on the lane's thread, one local task for each
+//! job.
 //!
-//! Used only when asked for ([0005](../../../../../docs/design/0005-tokio-uring-engine.md)). `submit` notes the job; `reap` runs
-//! the runtime, which starts a task for it, until enough tasks have ended. Nothing leaves the thread: the crate's files and
-//! buffers are `Rc`s.
+//! Used only on request ([0005](../../../../../docs/design/0005-tokio-uring-engine.md)). `submit`
+//! stores the job; `reap` runs the runtime, which starts a task for it, until enough tasks have
+//! ended. Nothing leaves the thread: the crate's files and buffers are `Rc`s.
 
 #![expect(
     unsafe_code,
@@ -35,30 +36,31 @@ use files::Files;
 use memory::{RegisteredSlots, read_once};
 use turns::Turns;
 
-/// How long to wait before what is queued is handed to the kernel once more: the crate drops the error when that fails, and
-/// nothing else would bring it about.
+/// Interval after which queued reads are submitted to the kernel again: the crate drops the error
+/// when that fails, and nothing else would cause a new attempt.
 const HAND_OVER_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long the first read, of an empty file in memory, may take before the ring counts as broken.
+/// Time limit for the first read, of an empty file in memory, after which the ring counts as
+/// broken.
 const FIRST_READ_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reads through a runtime of `tokio-uring`.
+/// Engine that reads through a runtime of `tokio-uring`.
 struct TokioUringEngine {
-    /// Not started yet.
+    /// Jobs that have not started.
     submitted: Vec<Job>,
-    /// One for each job. Declared before `runtime`, which they need to the end.
+    /// One task for each job. Declared before `runtime`, which the tasks need until they end.
     tasks: JoinSet<Done>,
     shared: Rc<Shared>,
     depth: usize,
     runtime: Runtime,
 }
 
-/// What tasks need.
+/// State shared by the tasks.
 struct Shared {
     files: Files,
     slots: Option<RegisteredSlots>,
     turns: Turns,
-    /// True: the load is over.
+    /// Set to true when the load is over.
     stop: Arc<watch::Sender<bool>>,
 }
 
@@ -67,14 +69,15 @@ impl Shared {
         *self.stop.borrow()
     }
 
-    /// Waits for so long, or until the load is over.
+    /// Waits for `pause`, or until the load is over.
     async fn pause(&self, pause: Duration) {
         let mut stopped = self.stop.subscribe();
         let _ = timeout(pause, stopped.wait_for(|stopped| *stopped)).await;
     }
 }
 
-/// Sets up a ring and its runtime on the calling thread. Also returns the names of what they use.
+/// Sets up a ring and its runtime on the calling thread. Also returns the names of the features in
+/// use.
 pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     let (runtime, mut features) = runtime(setup.depth).map_err(|error| refusal(&error))?;
     let opening = async {
@@ -100,7 +103,7 @@ pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>)
     Ok((Box::new(engine), features))
 }
 
-/// A runtime whose ring takes `depth` reads at a time.
+/// Creates a runtime whose ring takes `depth` reads at a time.
 fn runtime(depth: usize) -> io::Result<(Runtime, Vec<String>)> {
     let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
     let mut plain = tokio_uring::uring_builder();
@@ -109,8 +112,8 @@ fn runtime(depth: usize) -> io::Result<(Runtime, Vec<String>)> {
     let mut best = plain.clone();
     best.setup_single_issuer().setup_coop_taskrun();
     let flags = ["single_issuer", "coop_taskrun"];
-    // Tried first by itself, for two reasons: a runtime that gets no ring leaks its descriptors, and one that may not enter its
-    // ring says nothing and hangs.
+    // A ring is tried on its own first, for two reasons: a runtime that gets no ring leaks its
+    // descriptors, and one that may not enter its ring hangs silently.
     let (ring, chosen, features) = match best.build(entries) {
         Ok(ring) => (ring, best, flags.map(str::to_owned).to_vec()),
         Err(_) => (plain.build(entries)?, plain, Vec::new()),
@@ -122,7 +125,7 @@ fn runtime(depth: usize) -> io::Result<(Runtime, Vec<String>)> {
     Ok((Runtime::new(&builder)?, features))
 }
 
-/// Kernels before 5.6 and some sandboxes have rings without reads.
+/// Tests a read: kernels before 5.6 and some sandboxes have rings without reads.
 async fn try_reading() -> io::Result<()> {
     let empty = rustix::fs::memfd_create("tload-first-read", MemfdFlags::CLOEXEC)?;
     let file = File::from_std(empty.into());
@@ -131,7 +134,7 @@ async fn try_reading() -> io::Result<()> {
     result.map(drop)
 }
 
-/// Reads one job whole.
+/// Reads all of one job.
 async fn read(shared: Rc<Shared>, job: Job) -> Done {
     let file = shared.files.get(job.source);
     let (mut state, mut next) = Fill::new(&job, file);
@@ -159,8 +162,8 @@ async fn read(shared: Rc<Shared>, job: Job) -> Done {
                 shared.pause(pause).await;
                 next = read;
             }
-            // SAFETY: the kernel has posted the completion of this job's only read, so it writes there no more; `Fill` counted
-            // from 0 what it reported without leaving a gap.
+            // SAFETY: the kernel has posted the completion of this job's only read, so it writes
+            // there no more; `Fill` counted from 0 what it reported without leaving a gap.
             Step::Filled(len) => break Ok(unsafe { lease.assume_filled(len) }),
             Step::Failed(error) => break Err(error),
         }
@@ -205,7 +208,7 @@ impl Engine for TokioUringEngine {
         });
     }
 
-    /// Ends pauses. The crate has no way to take a read back.
+    /// Ends pauses. The crate has no way to cancel a read.
     fn stop_when(&mut self, over: &Over) {
         let stop = Arc::clone(&self.shared.stop);
         over.listen(move || {
@@ -214,7 +217,7 @@ impl Engine for TokioUringEngine {
     }
 }
 
-/// Runs tasks until enough of them have ended and the kernel knows of every read.
+/// Runs tasks until enough of them have ended and the kernel has received every read.
 async fn drive(tasks: &mut JoinSet<Done>, turns: &Turns, wait: Wait, done: &mut Vec<Done>) {
     let before = done.len();
     let mut looked = wait == Wait::ForOne;
@@ -231,7 +234,7 @@ async fn drive(tasks: &mut JoinSet<Done>, turns: &Turns, wait: Wait, done: &mut 
             }
         } else if !looked || turns.has_queued() {
             turns.turn().await;
-            // The turn has seen events; this runs whom they concern.
+            // The turn has seen events; this runs the tasks that wait for them.
             tokio::task::yield_now().await;
             looked = true;
         } else {
@@ -240,7 +243,8 @@ async fn drive(tasks: &mut JoinSet<Done>, turns: &Turns, wait: Wait, done: &mut 
     }
 }
 
-/// A bug of ours in a task: the lane's to report, as in any other engine. Nobody cancels tasks.
+/// Propagates a panic of a task: a bug that the lane reports, as in any other engine. Tasks are
+/// never cancelled.
 fn rethrow(error: JoinError) -> ! {
     resume_unwind(error.into_panic())
 }
@@ -249,13 +253,13 @@ impl Drop for TokioUringEngine {
     fn drop(&mut self) {
         self.submitted.clear();
         if std::thread::panicking() {
-            // The runtime may be what failed. It cancels what is in flight and waits for it as it goes; the memory of that is
-            // leaked (`memory.rs`).
+            // The runtime itself may have failed. It cancels what is in flight and waits for it as
+            // it is dropped; the memory of that is leaked (`memory.rs`).
             return;
         }
         let mut done = Vec::new();
         while !self.tasks.is_empty() {
-            // Never frees memory under the kernel: waits, however long that takes.
+            // Never frees memory that the kernel uses: waits, however long that takes.
             self.reap(Wait::ForOne, &mut done);
             done.clear();
         }

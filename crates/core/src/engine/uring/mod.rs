@@ -1,7 +1,7 @@
-//! The `io_uring` engine: one ring, used by the thread that made it.
+//! Engine over `io_uring`: one ring, used by the thread that made it.
 //!
-//! `submit` queues, `reap` tells the kernel about everything queued and waits in the same system call. Jobs sit in [`Slots`]
-//! from submission to completion; that table is what keeps their memory.
+//! `submit` queues; `reap` submits everything queued to the kernel and waits in the same system
+//! call. Jobs are in [`Slots`] from submission to completion; that table keeps their memory.
 
 #![expect(
     unsafe_code,
@@ -26,18 +26,18 @@ use crate::error::Error;
 use crate::over::Over;
 use crate::source::ReadFile;
 
-/// Reads through a ring.
+/// Engine that reads through a ring.
 #[derive(Debug)]
 pub(super) struct UringEngine {
     ring: Ring,
     slots: Slots,
     files: Arc<[ReadFile]>,
     depth: usize,
-    /// The load is over: nothing is read on.
+    /// The load is over: no further reads are queued.
     stopping: bool,
 }
 
-/// Sets up a ring on the calling thread. Also returns the names of what it uses.
+/// Sets up a ring on the calling thread. Also returns the names of the features in use.
 pub(super) fn open(setup: &EngineSetup) -> Result<(Box<dyn Engine>, Vec<String>), Refusal> {
     let mut ring = Ring::open(setup.depth)?;
     ring.register_files(&setup.files);
@@ -76,11 +76,12 @@ impl UringEngine {
         );
     }
 
-    /// Takes one completion; queues what comes next of the same job, or moves the job into `done`.
+    /// Processes one completion; queues the next read of the same job, or moves the job into
+    /// `done`.
     fn complete(&mut self, slot: usize, result: Result<usize, i32>, done: &mut Vec<Done>) {
         let pending = self.slots.get_mut(slot);
         let step = if let Some(read) = pending.paused.take() {
-            // What ended was a timeout.
+            // The completion is that of a timeout.
             Step::Read(read)
         } else {
             let file = &self.files[pending.job.source];
@@ -89,8 +90,8 @@ impl UringEngine {
         match step {
             Step::Filled(len) => {
                 let Pending { job, fill, .. } = self.slots.take(slot);
-                // SAFETY: the kernel posted the completion of this slot's only read, so it writes there no more; `Fill`
-                // counted from 0 what it reported without leaving a gap.
+                // SAFETY: the kernel posted the completion of this slot's only read, so it writes
+                // there no more; `Fill` counted from 0 what it reported without leaving a gap.
                 let filled = unsafe { job.lease.assume_filled(len) };
                 done.push(Done {
                     extent: job.extent,
@@ -98,7 +99,7 @@ impl UringEngine {
                     transfer: fill.transfer,
                 });
             }
-            // Also what was taken back, whatever number the kernel gives for that.
+            // This includes cancelled reads, whatever number the kernel returns for them.
             _ if self.stopping => self.fail(slot, cancelled(), done),
             Step::Read(read) => self.queue(slot, read),
             Step::Later(read, pause) => {
@@ -118,7 +119,8 @@ impl UringEngine {
         });
     }
 
-    /// The load is over: asks for everything back. What the kernel does not give back stays in its slot until it does.
+    /// Asks the kernel to cancel everything, because the load is over. Reads that it does not
+    /// cancel stay in their slots until they complete.
     fn stop(&mut self) {
         self.stopping = true;
         for slot in self.slots.taken() {
@@ -157,7 +159,8 @@ impl Engine for UringEngine {
                     Completion::Woken => self.stop(),
                 }
             }
-            // A short read continues: that is no completion for the caller, and its new read must reach the kernel.
+            // A short read continues: that is no completion for the caller, and its new read must
+            // be submitted to the kernel.
             if (wait == Wait::No || done.len() > before) && !self.ring.has_queued() {
                 return;
             }
@@ -167,7 +170,7 @@ impl Engine for UringEngine {
     fn stop_when(&mut self, over: &Over) {
         if let Some(waker) = self.ring.waker() {
             over.listen(move || {
-                // Full only if it has been written to already.
+                // The eventfd is full only if it has been written to already.
                 let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
             });
         }
@@ -175,7 +178,7 @@ impl Engine for UringEngine {
 }
 
 impl UringEngine {
-    /// Waits, however long that takes, until the kernel has nothing of ours.
+    /// Waits, however long that takes, until the kernel has completed everything.
     fn drain(&mut self) {
         let mut done = Vec::new();
         while !self.slots.is_empty() {
@@ -187,7 +190,7 @@ impl UringEngine {
 
 impl Drop for UringEngine {
     fn drop(&mut self) {
-        // The ring itself may be what failed, before or only now: entering it must not be relied on.
+        // The ring itself may have failed, before or only now: entering it must not be relied on.
         let is_drained =
             !std::thread::panicking() && catch_unwind(AssertUnwindSafe(|| self.drain())).is_ok();
         if !is_drained {
@@ -216,7 +219,7 @@ mod tests {
         let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
         let slab = Slab::new(SLOT, 2, Arc::default()).expect("little memory");
         let Ok(ring) = Ring::open(2) else {
-            // Tests over all engines say so, loudly.
+            // Tests over all engines report this, loudly.
             return;
         };
         let mut engine = UringEngine {
@@ -233,7 +236,7 @@ mod tests {
             needed: SLOT,
             lease: slab.try_lease(SLOT).expect("free"),
         };
-        // One read comes back, one is in flight when the ring fails.
+        // One read has completed, and one is in flight, when the ring fails.
         engine.submit(job(0));
         let mut done = Vec::new();
         engine.reap(Wait::ForOne, &mut done);

@@ -1,4 +1,4 @@
-//! What a ring would be like on this machine, for `tload doctor`.
+//! Probe of the features of a ring on this machine, for `tload doctor`.
 
 use std::sync::Arc;
 
@@ -6,22 +6,22 @@ use super::super::choose::Refusal;
 use super::ring::Ring;
 use crate::buffer::{Bell, Slab};
 
-/// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the largest single entry 1 GiB.
-/// 64 MiB is what staging for one load needs.
+/// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the
+/// largest single entry 1 GiB. Staging for one load needs 64 MiB.
 const REGISTERED_BYTES_TRIED: [usize; 3] = [64 << 20, 4 << 20, 64 << 10];
 
-/// What setting up a ring gave.
+/// Result of setting up a ring.
 #[derive(Clone, Debug)]
 pub struct RingProbe {
-    /// Why there is none.
+    /// Reason why there is no ring.
     pub refusal: Option<Refusal>,
-    /// What of the kernel's offers a ring uses.
+    /// Kernel features that a ring uses.
     pub features: Vec<String>,
-    /// The largest buffer, of the sizes tried, that could be registered, bytes.
+    /// Largest buffer, of the sizes tried, that could be registered, bytes.
     pub registered_bytes_max: Option<u64>,
 }
 
-/// Sets up a ring as a load would, and takes it down again.
+/// Sets up a ring as a load would, and closes it again.
 pub fn probe_ring() -> RingProbe {
     match Ring::open(32) {
         Ok(ring) => {

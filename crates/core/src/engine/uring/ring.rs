@@ -1,7 +1,7 @@
-//! The ring itself: setting it up, registering files and memory, queueing reads, entering the kernel.
+//! Ring: setting it up, registering files and memory, queueing reads, entering the kernel.
 //!
-//! Everything that a kernel may refuse is tried and done without: flags, registered files, registered buffers. Only a ring that
-//! cannot be made, or that cannot read, is a [`Refusal`].
+//! Every optional feature that a kernel may refuse (flags, registered files, registered buffers) is
+//! tried and done without. Only a ring that cannot be made, or that cannot read, is a [`Refusal`].
 
 #![expect(
     unsafe_code,
@@ -23,52 +23,53 @@ use super::super::refused::refusal;
 use crate::buffer::{Lease, Slab};
 use crate::source::{Access, ReadFile};
 
-/// A ring and what is registered with it.
+/// Ring and the resources registered with it.
 pub(super) struct Ring {
     io: IoUring,
     single_issuer: bool,
     defer_taskrun: bool,
     registered_files: bool,
-    /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `io`: dropped after it.
+    /// Keeps registered memory mapped for as long as the ring may refer to it. Declared after `io`:
+    /// dropped after it.
     registered_slab: Option<Arc<Slab>>,
-    /// By slot: how long it pauses. The kernel reads them when they are handed over.
+    /// Indexed by slot: duration of its pause. The kernel reads it when the entry is submitted.
     pauses: Box<[Timespec]>,
-    /// What wakes whoever waits in the ring, if that has been asked for.
+    /// Descriptor that wakes a thread waiting in the ring, if one was requested.
     waker: Option<Arc<OwnedFd>>,
 }
 
-/// Marks what belongs to no slot: the waker, and what cancels others.
+/// User data of entries that belong to no slot: the waker, and cancellations.
 const WOKEN: u64 = u64::MAX;
 const IGNORED: u64 = u64::MAX - 1;
 
-/// What the ring has to say.
+/// Completion reported by the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Completion {
     /// The read of a slot, or its pause, has ended: a count of bytes, or an error number.
     Of(usize, Result<usize, i32>),
-    /// Somebody has woken the ring.
+    /// The waker has woken the ring.
     Woken,
 }
 
-/// One read to queue.
+/// Read to queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Submission<'a> {
-    /// Comes back with the completion.
+    /// Index returned with the completion.
     pub(super) slot: usize,
-    /// The source's index.
+    /// Index of the source.
     pub(super) source: usize,
-    /// Its descriptor for this read.
+    /// Descriptor of the source for this read.
     pub(super) descriptor: BorrowedFd<'a>,
-    /// What to read.
+    /// Read to do.
     pub(super) read: Read,
-    /// Whether threads of the kernel's are to read it.
+    /// True if kernel threads do the read.
     pub(super) punted: bool,
-    /// Whether the descriptor is one that was registered.
+    /// True if the descriptor is registered.
     pub(super) registered: bool,
 }
 
 impl Ring {
-    /// A ring that takes `depth` reads at a time.
+    /// Opens a ring that takes `depth` reads at a time.
     pub(super) fn open(depth: usize) -> Result<Self, Refusal> {
         let entries = u32::try_from(depth.max(1)).unwrap_or(u32::MAX);
         let (io, single_issuer, defer_taskrun) = build(entries).map_err(|e| refusal(&e))?;
@@ -85,7 +86,8 @@ impl Ring {
         Ok(opened)
     }
 
-    /// Some sandboxes let a ring be made and then refuse to enter it; kernels before 5.6 have no read.
+    /// Tests the ring: some sandboxes let a ring be made and then refuse to enter it; kernels
+    /// before 5.6 have no read.
     fn try_reading(&mut self) -> Result<(), Refusal> {
         let mut probe = Probe::new();
         self.io
@@ -116,7 +118,8 @@ impl Ring {
             })
     }
 
-    /// Spares the kernel a look-up for every read. Refused when there are more files than descriptors allowed.
+    /// Registers the files, which saves the kernel a look-up for every read. Refused when there are
+    /// more files than descriptors allowed.
     pub(super) fn register_files(&mut self, files: &[ReadFile]) {
         let descriptors: Vec<_> = files
             .iter()
@@ -129,7 +132,8 @@ impl Ring {
         self.registered_files = !descriptors.is_empty() && registered.is_ok();
     }
 
-    /// Spares the kernel the pinning of pages for every read. Refused without enough locked memory (`ulimit -l`).
+    /// Registers the slab, which saves the kernel pinning the pages for every read. Refused without
+    /// enough locked memory (`ulimit -l`).
     pub(super) fn register_slab(&mut self, slab: Arc<Slab>) {
         let buffers: Vec<_> = slab
             .registrations()
@@ -142,14 +146,15 @@ impl Ring {
         if buffers.is_empty() {
             return;
         }
-        // SAFETY: the buffers lie in the slab's mapping, which `registered_slab` keeps until after the ring is gone.
+        // SAFETY: the buffers lie in the slab's mapping, which `registered_slab` keeps until after
+        // the ring is gone.
         if unsafe { self.io.submitter().register_buffers(&buffers) }.is_ok() {
             self.registered_slab = Some(slab);
         }
     }
 
-    /// Lets as many of the kernel's threads read as there are reads in flight; it would start four for each core. Before Linux 5.15
-    /// there is no such wish.
+    /// Limits the kernel's threads to one for each read in flight; by default it starts four for
+    /// each core. Not supported before Linux 5.15.
     pub(super) fn want_threads(&mut self, depth: usize) {
         let threads = u32::try_from(depth).unwrap_or(u32::MAX);
         let _ = self
@@ -158,7 +163,7 @@ impl Ring {
             .register_iowq_max_workers(&mut [threads, 0]);
     }
 
-    /// What of the kernel's offers is in use.
+    /// Returns the kernel features in use.
     pub(super) fn features(&self) -> Vec<String> {
         [
             ("single_issuer", self.single_issuer),
@@ -172,7 +177,8 @@ impl Ring {
         .collect()
     }
 
-    /// Queues a read into `lease`, which the caller keeps in its table until the completion of `slot` has been seen.
+    /// Queues a read into `lease`, which the caller keeps in its table until the completion of
+    /// `slot` has been seen.
     pub(super) fn queue_read(&mut self, lease: &mut Lease, submission: Submission<'_>) {
         let Submission {
             slot,
@@ -215,35 +221,39 @@ impl Ring {
         } else {
             squeue::Flags::empty()
         });
-        // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot table owns the lease until
-        // it has seen this entry's completion, also when the engine is dropped; files live as long as the engine.
+        // SAFETY: the target lies inside the lease's window (asserted above). The engine's slot
+        // table owns the lease until it has seen this entry's completion, also when the engine is
+        // dropped; files live as long as the engine.
         unsafe { self.push(&entry) };
     }
 
-    /// Queues an entry; what is queued already goes to the kernel first if there is no room.
+    /// Queues an entry; if there is no room, the entries in the queue are submitted first.
     ///
     /// # Safety
     ///
-    /// As `SubmissionQueue::push`: what the entry refers to stays until its completion has been seen.
+    /// As for `SubmissionQueue::push`: whatever the entry refers to must stay valid until its
+    /// completion has been seen.
     unsafe fn push(&mut self, entry: &squeue::Entry) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         while unsafe { self.io.submission().push(entry) }.is_err() {
             self.enter(0);
         }
     }
 
-    /// Queues a timeout: `slot` has a completion when so long has passed.
+    /// Queues a timeout: `slot` completes after `pause`.
     pub(super) fn queue_pause(&mut self, slot: usize, pause: Duration) {
         self.pauses[slot] = Timespec::from(pause);
         let entry = opcode::Timeout::new(&raw const self.pauses[slot])
             .build()
             .user_data(slot as u64);
-        // SAFETY: the kernel reads the time when it takes the entry; `pauses` never moves, lives as long as the ring, and this one
-        // is not written to again before the slot's completion.
+        // SAFETY: the kernel reads the time when it takes the entry; `pauses` never moves and lives
+        // as long as the ring, and this element is not written to again before the slot's
+        // completion.
         unsafe { self.push(&entry) };
     }
 
-    /// Asks the kernel to take back what it has of `slot`. That then completes, as cancelled or as it would have.
+    /// Asks the kernel to cancel the entry of `slot`. That entry then completes, as cancelled or
+    /// normally.
     pub(super) fn queue_cancel(&mut self, slot: usize) {
         let entry = opcode::AsyncCancel::new(slot as u64)
             .build()
@@ -252,7 +262,8 @@ impl Ring {
         unsafe { self.push(&entry) };
     }
 
-    /// A descriptor that wakes the ring when somebody writes to it, once. None if the system has none to give.
+    /// Returns a descriptor that wakes the ring, once, when it is written to. `None` if the system
+    /// has no descriptor left.
     pub(super) fn waker(&mut self) -> Option<Arc<OwnedFd>> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         let descriptor = Arc::new(eventfd(0, flags).ok()?);
@@ -266,20 +277,20 @@ impl Ring {
         Some(descriptor)
     }
 
-    /// Whether entries are queued that the kernel has not seen.
+    /// Returns whether there are queued entries that the kernel has not seen.
     pub(super) fn has_queued(&mut self) -> bool {
         !self.io.submission().is_empty()
     }
 
-    /// Hands everything queued to the kernel and waits for `want` completions.
+    /// Submits everything queued to the kernel and waits for `want` completions.
     pub(super) fn enter(&mut self, want: usize) {
         loop {
             match self.io.submit_and_wait(want) {
                 Ok(_) => return,
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EINTR) => {}
-                    // Out of request memory, or completions must be taken first: what is done is taken by the caller,
-                    // who comes again; nothing queued is lost.
+                    // The kernel is out of request memory, or completions must be taken first: the
+                    // caller takes the completions and calls again; nothing queued is lost.
                     Some(libc::EAGAIN | libc::EBUSY) => {
                         std::thread::yield_now();
                         return;
@@ -290,7 +301,7 @@ impl Ring {
         }
     }
 
-    /// The next completion.
+    /// Returns the next completion.
     pub(super) fn next_completion(&mut self) -> Option<Completion> {
         loop {
             let entry = self.io.completion().next()?;
@@ -310,10 +321,10 @@ impl Ring {
 
 #[cfg(test)]
 impl Ring {
-    /// Puts another file in the place of the ring's: entering it fails from now on.
+    /// Replaces the ring's descriptor by another file: entering it fails from now on.
     pub(super) fn fail(&self) {
         let other = eventfd(0, EventfdFlags::CLOEXEC).expect("the waker has one, too");
-        // SAFETY: both descriptors are open. The ring's stays so until the ring closes it.
+        // SAFETY: both descriptors are open. The ring's stays open until the ring closes it.
         let put = unsafe { libc::dup2(other.as_raw_fd(), self.io.as_raw_fd()) };
         assert!(put >= 0, "{}", io::Error::last_os_error());
     }
@@ -322,7 +333,8 @@ impl Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         if self.registered_slab.is_some() {
-            // Closing a ring gives its locked memory back only later; the next ring may need it at once.
+            // Closing a ring releases its locked memory only later, but the next ring may need it
+            // immediately.
             let _ = self.io.submitter().unregister_buffers();
         }
     }
@@ -336,8 +348,8 @@ impl std::fmt::Debug for Ring {
     }
 }
 
-/// Tries the flags from the best to none. `SINGLE_ISSUER` came with Linux 6.0, `DEFER_TASKRUN` with 6.1; older kernels say
-/// `EINVAL`.
+/// Tries the flags from the best to none. `SINGLE_ISSUER` was added in Linux 6.0, `DEFER_TASKRUN`
+/// in 6.1; older kernels return `EINVAL`.
 fn build(entries: u32) -> io::Result<(IoUring, bool, bool)> {
     let mut builder = IoUring::builder();
     builder.dontfork();

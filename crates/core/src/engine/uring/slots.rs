@@ -1,22 +1,23 @@
-//! The table of jobs in flight.
+//! Table of jobs in flight.
 //!
-//! * It gives every job a small index, which travels through the kernel as `user_data`.
+//! * It gives every job a small index, which passes through the kernel as `user_data`.
 //! * It owns the job's lease, and so keeps the memory, until the completion has been seen.
 //! * It never grows: as many slots as the ring has entries.
 
 use super::super::Job;
 use super::super::fill::{Fill, Read};
 
-/// A job and how far it is.
+/// Job and its progress.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) job: Job,
     pub(super) fill: Fill,
-    /// What to read when its pause is over: until then the kernel has a timeout of this slot's, and no read.
+    /// Next read when the job's pause is over; until then the kernel has a timeout for this slot,
+    /// and no read.
     pub(super) paused: Option<Read>,
 }
 
-/// Jobs by index.
+/// Jobs, indexed by slot.
 #[derive(Debug)]
 pub(super) struct Slots {
     pending: Vec<Option<Pending>>,
@@ -39,7 +40,7 @@ impl Slots {
         self.len() == 0
     }
 
-    /// The indexes of all jobs.
+    /// Returns the indices of all jobs.
     pub(super) fn taken(&self) -> Vec<usize> {
         let slots = self.pending.iter().enumerate();
         slots
@@ -47,7 +48,7 @@ impl Slots {
             .collect()
     }
 
-    /// Takes all jobs out. Their indexes are not used again.
+    /// Takes all jobs out. Their indices are not used again.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Pending> {
         self.free.clear();
         std::mem::take(&mut self.pending).into_iter().flatten()

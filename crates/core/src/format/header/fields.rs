@@ -1,7 +1,8 @@
-//! The JSON of a header, read in one pass into its fields without an intermediate tree.
+//! Reads the JSON of a header in one pass into its fields, without an intermediate tree.
 //!
-//! Owns the serde visitors. They keep track of where they are, so that `header` can name the tensor and the field of
-//! a failure. What a field means, and whether fields fit together, is not decided here.
+//! Owns the serde visitors. They keep track of where they are, so that `header` can name the tensor
+//! and the field of a failure. The meaning of a field, and whether fields fit together, is not
+//! decided here.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,10 +12,10 @@ use serde::de::{self, Deserializer, MapAccess, SeqAccess, Unexpected, Visitor};
 
 use super::{Dtype, Entry, HeaderError};
 
-/// The tensors in the order of the header, with offsets as written, and `__metadata__`.
+/// Tensors in the order of the header, with offsets as written, and `__metadata__`.
 pub(super) type Fields = (Vec<Entry>, BTreeMap<String, String>);
 
-/// Reads the whole text of a header. After an error `reading` says where it happened.
+/// Reads the whole text of a header. After an error, `reading` holds the position of the visitors.
 pub(super) fn read(text: &str, reading: &mut Reading) -> Result<Fields, serde_json::Error> {
     let mut json = serde_json::Deserializer::from_str(text);
     let fields = (&mut json).deserialize_map(HeaderVisitor(reading))?;
@@ -22,7 +23,7 @@ pub(super) fn read(text: &str, reading: &mut Reading) -> Result<Fields, serde_js
     Ok(fields)
 }
 
-/// Where the visitors are, and the failure if they know it better than serde can say.
+/// Position of the visitors, and the failure if they know more than serde can express.
 #[derive(Default)]
 pub(super) struct Reading {
     pub(super) place: Place,
@@ -43,7 +44,7 @@ pub(super) enum Place {
 }
 
 impl Reading {
-    /// Keeps `failure`; the error itself only unwinds the visitors.
+    /// Records `failure`; the returned error only unwinds the visitors.
     fn fail<E: de::Error>(&mut self, failure: HeaderError) -> E {
         self.failure = Some(failure);
         E::custom("see `Reading::failure`")
@@ -55,7 +56,7 @@ impl Reading {
         }
     }
 
-    /// The name of the tensor that the visitors are in; they are in none afterwards.
+    /// Takes the name of the tensor that the visitors are in, and leaves it.
     fn take_tensor(&mut self) -> String {
         match std::mem::take(&mut self.place) {
             Place::Entry { tensor, .. } => tensor,
@@ -108,7 +109,7 @@ impl<'de> de::DeserializeSeed<'de> for MetadataVisitor<'_> {
     type Value = BTreeMap<String, String>;
 
     fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        // Any, not map: the reference reader takes `null` for no metadata.
+        // Any, not map: the reference reader accepts `null` as no metadata.
         json.deserialize_any(self)
     }
 }
@@ -213,7 +214,7 @@ impl<'de> Visitor<'de> for EntryVisitor<'_> {
     }
 }
 
-/// Fills `field`, once.
+/// Sets `field`; fails if it is already set.
 fn set<T, E: de::Error>(field: &mut Option<T>, value: T) -> Result<(), E> {
     match field.replace(value) {
         Some(_) => Err(E::custom("found it twice, wanted it once")),
@@ -221,7 +222,7 @@ fn set<T, E: de::Error>(field: &mut Option<T>, value: T) -> Result<(), E> {
     }
 }
 
-/// A dimension or an offset. JSON has no integers: -1, 1.5 and 1e30 must be told from counts.
+/// A dimension or an offset. JSON has no integer type: -1, 1.5 and 1e30 must be rejected.
 struct Count(u64);
 
 impl<'de> Deserialize<'de> for Count {
@@ -305,10 +306,10 @@ impl<'de> Deserialize<'de> for Offsets {
     }
 }
 
-/// A value that the format does not prescribe. Nothing of it is kept, except that a whole number is.
+/// A value that the format does not prescribe. Only whole numbers are kept.
 ///
-/// Not `serde::de::IgnoredAny`: `serde_json` skips over that one without looking, so that nesting is not limited and bad
-/// escapes and numbers pass, which the reference reader refuses.
+/// Not `serde::de::IgnoredAny`: `serde_json` skips over that one without checks, so that nesting is
+/// not limited, and accepts bad escapes and numbers that the reference reader rejects.
 #[derive(Default)]
 pub(in crate::format) struct AnyValue {
     pub(in crate::format) whole: Option<u64>,

@@ -1,4 +1,5 @@
-//! Tests of the header's rules below the public API. The corpus of hostile files is in `tests/it/hostile.rs`.
+//! Tests of the header's rules below the public API. The corpus of hostile files is in
+//! `tests/it/hostile.rs`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -50,7 +51,8 @@ fn header_len_needs_only_the_first_eight_bytes() {
 #[test]
 fn no_valid_length_looks_like_another_format() {
     for (magic, format, _) in OTHER_FORMATS {
-        // A magic shorter than eight bytes only counts when the other bytes make the length impossible.
+        // A magic shorter than eight bytes only counts when the other bytes make the length
+        // impossible.
         let mut bytes = [0; 8];
         bytes[..magic.len()].copy_from_slice(magic);
         let length = u64::from_le_bytes(bytes);
@@ -208,8 +210,8 @@ proptest! {
     #[test]
     fn what_the_safetensors_crate_writes_is_read_back(
         tensors in tensors(),
-        // Never empty: for no tensors and empty metadata safetensors 0.8.0 writes `{}"__metadata__":{}`, which it
-        // does not read back either.
+        // Never empty: for no tensors and empty metadata safetensors 0.8.0 writes
+        // `{}"__metadata__":{}`, which it does not read back either.
         metadata in proptest::option::of(
             proptest::collection::hash_map(any::<String>(), any::<String>(), 1..4)
         ),

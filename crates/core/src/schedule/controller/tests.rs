@@ -1,4 +1,4 @@
-//! The controller on storage that a formula stands for.
+//! Tests of the controller on storage that is modelled by a formula.
 
 use super::*;
 
@@ -16,7 +16,8 @@ fn controller(start: u64, most: u64) -> Controller {
     Controller::new(Depth::adaptive(limit(start), 4 * MIB, limit(most)))
 }
 
-/// One turn after another: all reads in flight end together, after as long as `rate` (of reads in flight, bytes per second) says.
+/// Runs `count` turns: all reads in flight end together, after a time given by `rate` (from reads
+/// in flight to bytes per second).
 fn turns(
     controller: &mut Controller,
     count: usize,
@@ -41,7 +42,7 @@ fn turns(
     }
 }
 
-/// The worked example of `depth.rs`.
+/// Follows the worked example of `depth.rs`.
 #[test]
 fn it_jumps_looks_between_and_comes_back() {
     let mut controller = controller(8, 256);
@@ -61,12 +62,13 @@ fn it_jumps_looks_between_and_comes_back() {
     assert_eq!(controller.report.best_rate / 10_000_000, 300);
 }
 
-/// Rates by reads in flight, from 2 on and doubling, in GB/s: nothing is measured between them.
+/// Returns rates by reads in flight, from 2 on and doubling, in GB/s: nothing is measured between
+/// them.
 fn curve(rates: &'static [f64]) -> impl Fn(u32) -> f64 + Copy {
     move |reads| rates[reads.ilog2() as usize - 1] * 1e9
 }
 
-/// The limits, MiB, of the first samples, and the controller that tried them.
+/// Returns the limits of the first samples, in MiB, and the controller that tried them.
 fn tried(start: u64, rates: &'static [f64], limits: usize) -> (Vec<u64>, Controller) {
     let mut controller = controller(start, 256);
     let mut now = Duration::ZERO;
@@ -81,7 +83,8 @@ fn tried(start: u64, rates: &'static [f64], limits: usize) -> (Vec<u64>, Control
     (seen, controller)
 }
 
-/// The limit that a search ends at, MiB, why, and what it saw above, percent.
+/// Returns the limit at which a search ends, in MiB, the reason, and the gain seen above it, in
+/// percent.
 fn searched(start: u64, rates: &'static [f64]) -> (u64, Settled, f64) {
     let (mut controller, mut now) = (controller(start, 256), Duration::ZERO);
     while !matches!(controller.phase, Phase::Hold { .. }) {
@@ -97,7 +100,7 @@ fn a_jump_that_was_worth_it_after_all_goes_on() {
     let (seen, controller) = tried(8, &[1.6, 3.2, 3.6, 6.0, 6.1], 5);
     assert_eq!(seen, [8, 16, 64, 32, 128]);
     assert_eq!(controller.report.limit.bytes, 64 * MIB);
-    // The middle is no better than what came before it, and the jump no better than the middle.
+    // The middle is no better than the limit before it, and the jump no better than the middle.
     let (seen, _) = tried(8, &[1.6, 3.2, 3.3, 3.4, 9.0], 5);
     assert_eq!(seen, [8, 16, 64, 32, 16]);
 }
@@ -134,11 +137,11 @@ fn past_a_knee_it_goes_down_and_says_that_more_was_slower() {
     let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
     assert_eq!(controller.report.settled, Settled::Slower);
-    // Less is as good: more had only queued.
+    // Less is as good: more reads had only queued.
     let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
     assert_eq!(controller.report.settled, Settled::OnlyQueued);
-    // Less is worse at once.
+    // Less is worse immediately.
     let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
     assert_eq!(seen, [32, 64, 16, 32]);
     assert_eq!(controller.report.settled, Settled::Slower);
@@ -167,7 +170,7 @@ fn what_is_tried_goes_back_when_depth_is_not_the_limit() {
     turns(&mut controller, 20, &mut now, false, rate);
     assert_eq!(controller.limit, limit(16));
     assert!(matches!(controller.phase, Phase::Base));
-    // And is tried again when it is.
+    // The attempt is repeated when depth is the limit again.
     while !matches!(controller.phase, Phase::Probe { .. }) {
         turns(&mut controller, 1, &mut now, true, |reads| {
             rate(reads.min(8))
@@ -179,7 +182,7 @@ fn what_is_tried_goes_back_when_depth_is_not_the_limit() {
     assert_eq!(controller.limit, held);
 }
 
-/// A controller that holds at 32 MiB.
+/// Returns a controller that holds at 32 MiB.
 fn holding(most: u64) -> Controller {
     let mut controller = controller(32, most);
     for _ in 0..8 {
@@ -194,7 +197,8 @@ fn holding(most: u64) -> Controller {
     controller
 }
 
-/// How many probes that bring `gain` it takes to move a limit, if five do, and what is said then.
+/// Returns how many probes with a gain of `gain` it takes to move the limit, if at most five do,
+/// and the reason reported then.
 fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, Settled)> {
     let mut controller = holding(most);
     let bytes = if up { 48 } else { 20 } * MIB;
@@ -256,10 +260,10 @@ fn limits_are_whole_reads_and_at_least_one_more_or_less() {
         (16, 2, 3, 12),
         (12, 1, 2, 8),
         (8, 3, 2, 12),
-        // Two reads are the least, and the ceiling the most.
+        // Two reads are the minimum; the ceiling is the maximum.
         (8, 2, 3, 8),
         (224, 3, 2, 256),
-        // To the nearest.
+        // Rounded to the nearest read.
         (30, 1, 1, 32),
         (29, 1, 1, 28),
     ] {
@@ -268,7 +272,7 @@ fn limits_are_whole_reads_and_at_least_one_more_or_less() {
     }
 }
 
-/// Which way the first eight probes go.
+/// Returns the directions of the first eight probes.
 fn probes(start: u64, most: u64, rate: impl Fn(u32) -> f64) -> String {
     let (mut controller, mut now) = (controller(start, most), Duration::ZERO);
     let (mut ways, mut probing) = (String::new(), false);
@@ -299,7 +303,7 @@ fn probes_go_up_more_often_than_down_and_turn_about_beside_a_knee() {
         _ => 1.6e9,
     };
     assert_eq!(probes(32, 256, knee), "+-+-+-+-");
-    // Where there is but one way.
+    // Only one direction is possible.
     assert_eq!(probes(32, 32, bend), "--------");
     assert_eq!(probes(8, 256, |_| 1e9), "++++++++");
 }
@@ -326,7 +330,7 @@ fn memory_is_named_when_it_was_the_limit_and_depth_never() {
     assert_eq!(starving.explain().settled, Settled::Memory);
     turns(&mut starving, 100, &mut now, true, |_| 1e9);
     assert_eq!(starving.explain().settled, Settled::OnlyQueued);
-    // What depth had settled stays settled.
+    // A reason that depth has settled stays.
     starving.starved();
     assert_eq!(starving.explain().settled, Settled::OnlyQueued);
 }
@@ -388,7 +392,7 @@ fn without_noise_it_stays_where_it_is() {
     assert_eq!(controller.explain().changes, changes);
 }
 
-/// Queues that empty at a change bring more for a moment: that is no reason to stay.
+/// Queues that drain at a change raise the rate for a moment: that is no reason to stay.
 #[test]
 fn a_step_up_that_brings_nothing_in_the_long_run_is_undone() {
     let mut controller = controller(16, 256);

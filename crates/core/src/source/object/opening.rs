@@ -1,7 +1,8 @@
-//! Opens an object: its state and its first bytes by one request, and a sample of one that has no validator.
+//! Opens an object: its state and first bytes with one request, and a sample of an object that has
+//! no validator.
 //!
-//! A validator (RFC 9110, 8.8) tells one state of an object from another: an entity tag, the time of
-//! the last change, a version. Without one, several answers may be of several states.
+//! A validator (RFC 9110, 8.8) tells one state of an object from another: an entity tag, the time
+//! of the last modification, a version. Without one, several responses may be of several states.
 
 use std::ops::Range;
 
@@ -18,23 +19,23 @@ use crate::crc::Crcs;
 use crate::error::{Error, ErrorKind, Result, counted};
 use crate::format::{HEADER_BYTES_MAX, LENGTH_BYTES, SUFFIX};
 
-/// Bytes of an object that has no validator: only when they are compared again can a replaced object
-/// be noticed at all, other than by its length.
+/// Sample of an object that has no validator. Apart from a changed length, a replaced object can
+/// only be noticed by comparing these bytes again.
 ///
-/// The first bytes hold the header: objects with the same one have tensors at the same places. And
-/// objects that differ in training differ at their ends.
+/// The first bytes hold the header: objects with the same header have tensors at the same places.
+/// Objects that differ in training differ at their ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sample {
-    /// Number of first bytes that were asked for.
+    /// Number of first bytes that were requested.
     pub(super) first: u64,
-    /// Checksums over the first bytes, the rest of the header, and the last bytes.
+    /// Checksums of the first bytes, the rest of the header, and the last bytes.
     crcs: Crcs,
 }
 
-/// Last bytes of a [`Sample`].
+/// Number of last bytes in a [`Sample`].
 const LAST_BYTES: u64 = 64 << 10;
 
-/// Returns what the store says of an object, its first bytes, and a sample of one without a validator.
+/// Returns the store's metadata of an object, its first bytes, and a sample if it has no validator.
 pub(super) async fn look(
     remote: &Remote,
     store: &Store,
@@ -67,8 +68,8 @@ pub(super) async fn look(
     Ok((meta, bytes, Some(Sample { first, crcs })))
 }
 
-/// Returns where the header of an object ends that is called like a safetensors file and begins with
-/// `bytes`; zero if there is none.
+/// Returns the end of the header if the object is named like a safetensors file and begins with
+/// `bytes`; otherwise zero.
 fn header_end(path: &Path, bytes: &[u8]) -> u64 {
     let is_named = path.as_ref().ends_with(SUFFIX);
     let len = bytes.first_chunk().map(|len| u64::from_le_bytes(*len));
@@ -76,7 +77,7 @@ fn header_end(path: &Path, bytes: &[u8]) -> u64 {
     len.map_or(0, |len| LENGTH_BYTES + len)
 }
 
-/// Returns a report's note on those of the objects that could change without a trace.
+/// Returns a note for the report about the objects that could change undetected.
 pub(crate) fn unversioned_note<'a>(
     objects: impl IntoIterator<Item = &'a ObjectSource>,
 ) -> Option<String> {
@@ -86,7 +87,7 @@ pub(crate) fn unversioned_note<'a>(
     let count = counted(1 + objects.count() as u64, "object");
     Some(format!(
         "the store sends neither ETag nor Last-Modified of {count} ({first}): length, first and last bytes \
-         were compared once more, and a change of other bytes would not be noticed"
+         were compared again; a change of other bytes would go unnoticed"
     ))
 }
 
@@ -101,12 +102,12 @@ pub(super) fn unversioned() -> Error {
          cannot be told from the old one",
     )
     .with_hint(
-        "let the server send one of them; or, if nothing replaces the object meanwhile, allow it \
+        "make the server send one of them; or, if nothing replaces the object meanwhile, allow it \
          (store option allow_unversioned=true)",
     )
 }
 
-/// A range from the beginning of an object, or within it, and what the store says of the object.
+/// Returns a range of an object and the store's metadata of it.
 async fn open_once(
     store: &Store,
     path: &Path,
@@ -143,8 +144,9 @@ async fn open_once(
     Ok((meta, bytes))
 }
 
-/// An object without bytes has no range either, and stores say so in different ways: 416, the whole of nothing, a range that is
-/// none, or (those without HTTP) an error of their own.
+/// Returns whether a failure may mean that the object is empty. Such an object has no range, and
+/// stores report that in different ways: 416, a full response without bytes, an invalid range, or
+/// (those without HTTP) an error of their own.
 fn may_be_empty(fault: &Fault) -> bool {
     fault.transient.is_none()
         && match status(&fault.error) {

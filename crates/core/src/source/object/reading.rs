@@ -1,13 +1,15 @@
-//! How a range of an object is read: one request after another until all of it is there, and of one that stalls a second beside it.
+//! Reads a range of an object with one request after another, and hedges a stalled request with a
+//! second one.
 //!
 //! ```text
 //!  request ─ bytes ──────────────────────────────────────────▶ all there
-//!      ├─ failure that may pass ─ pause ─▶ another, from where it stopped
-//!      └─ less than usual for a while ─▶ a second one beside it, for the rest ─ bytes ─▶ the first is dropped
+//!      ├─ transient error ─ backoff ─▶ another, from where it stopped
+//!      └─ stall ─▶ a second request for the rest ─ bytes ─▶ the first is dropped
 //! ```
 //!
-//! Whoever receives the bytes gets each of them once, from whichever request had it first; a request never writes anywhere itself.
-//! The second request is taken at its first new byte, so at most what lies between two reads of a socket comes twice.
+//! The receiver gets each byte once, from the request that had it first; a request never writes
+//! anywhere itself. The second request is adopted at its first new byte, so at most the bytes
+//! between two reads of a socket come twice.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -25,13 +27,14 @@ use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::retry::{PROGRESS_BYTES, Retries, Transient};
 use crate::stall::{Hedges, Usual};
 
-/// Requests may take so much longer than `read_timeout` says for less than [`PROGRESS_BYTES`]: what finds silence says more of it.
+/// Factor on `read_timeout`: a request may take this long for less than [`PROGRESS_BYTES`]. It is
+/// above 1 because the detection of silence gives the more specific error.
 const PATIENCE: f64 = 1.25;
 
-/// What the requests of a load have in common: how long they usually take, and how many have been sent twice.
+/// State shared by the requests of a load: their usual latency, and how many were hedged.
 #[derive(Debug)]
 pub(crate) struct Hedging {
-    /// Whether any may be sent twice.
+    /// True if requests may be hedged.
     is_on: bool,
     seen: Mutex<(Usual, Hedges)>,
 }
@@ -50,26 +53,27 @@ impl Hedging {
         with(usual, hedges)
     }
 
-    /// Whether a request may be sent a second time, which then counts.
+    /// Returns whether a request may be hedged, and counts it if so.
     fn take(&self) -> bool {
         self.is_on && self.seen(|_, hedges| hedges.take())
     }
 
-    /// One has ended, and was never slower than this.
+    /// Records that a request ended, with the longest time it took for [`PROGRESS_BYTES`].
     fn observe(&self, slowest: Duration) {
         self.seen(|usual, _| usual.observe(slowest));
     }
 }
 
-/// The answer to one request.
+/// Response to one request.
 struct Answer<'a> {
-    /// Where in the object its next byte is.
+    /// Offset of its next byte in the object.
     at: u64,
     body: Pin<Box<dyn Stream<Item = Result<Bytes, Fault>> + Send + 'a>>,
 }
 
 impl Answer<'_> {
-    /// So many bytes of it have come: where the first of them is that whoever has everything before `at` has not.
+    /// Counts `len` bytes of the response as received and returns how many of them the receiver,
+    /// which has everything before `at`, already has.
     fn came(&mut self, len: usize, at: u64) -> usize {
         let known = at - self.at;
         self.at += len as u64;
@@ -84,7 +88,7 @@ impl Answer<'_> {
     }
 }
 
-/// How far a request is: since when it has brought less than [`PROGRESS_BYTES`].
+/// Progress of a request: since when it has brought less than [`PROGRESS_BYTES`].
 struct Pace {
     at: u64,
     since: Instant,
@@ -115,8 +119,9 @@ impl Pace {
 }
 
 impl ObjectSource {
-    /// Reads `range`, which must not be empty, and gives every byte of it to `to` once and in order. What fails on the way is
-    /// asked for again from where it stopped; what stalls is, once, if `hedging` allows it.
+    /// Reads `range`, which must not be empty, and passes every byte of it to `to` once and in
+    /// order. A failed request is retried from where it stopped; a stalled one is hedged once, if
+    /// `hedging` allows it.
     pub(crate) async fn read(
         &self,
         range: Range<u64>,
@@ -126,7 +131,7 @@ impl ObjectSource {
     ) -> Result<()> {
         let mut at = range.start;
         let mut attempts = 0;
-        // Failures in a row, and where the first of them began.
+        // Consecutive failures, and the offset at which the first of them began.
         let (mut failed, mut since) = (0, at);
         loop {
             to.requested(attempts > 0);
@@ -135,7 +140,7 @@ impl ObjectSource {
                 return Ok(());
             };
             if at == range.end && fault.transient.is_some() {
-                // Everything came, of the right version; only the end of the answer was not well.
+                // All bytes arrived, of the right version; only the end of the response failed.
                 return Ok(());
             }
             if at - since >= u64::from(PROGRESS_BYTES) {
@@ -157,7 +162,8 @@ impl ObjectSource {
         }
     }
 
-    /// One request for `*at..end`, and a second beside it when it stalls; `*at` follows the bytes that came.
+    /// Sends one request for `*at..end`, and a second one if it stalls. `*at` follows the received
+    /// bytes.
     async fn request(
         &self,
         at: &mut u64,
@@ -219,14 +225,16 @@ impl ObjectSource {
                     hedging.inspect(|hedging| hedging.observe(pace.slowest));
                     return Ok(());
                 }
-                // The other goes on alone. What trying again cannot help is no better there, but then it says so itself.
+                // The other request goes on alone. If the error is permanent, the other one will
+                // report it too.
                 Some(Err(_)) if other.is_some() => *answer = None,
                 Some(Err(fault)) => return Err(fault),
             }
         }
     }
 
-    /// Asks for a range; gives its bytes as they come, all of them or an error, and not one more.
+    /// Requests a range. The returned stream yields its bytes as they arrive: all of them or an
+    /// error, and never one more.
     fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
         let at = wanted.start;
         let begun = async move {
@@ -234,7 +242,7 @@ impl ObjectSource {
             self.require_same(&result.meta, &exchange)?;
             if result.range != wanted {
                 let message = format!(
-                    "the store sent bytes {}..{} when asked for {}..{}",
+                    "the store sent bytes {}..{} in response to a request for {}..{}",
                     result.range.start, result.range.end, wanted.start, wanted.end
                 );
                 return Err(self.0.store.misbehaved(&exchange, &message));
@@ -262,7 +270,7 @@ impl ObjectSource {
         Answer { at, body }
     }
 
-    /// How long a request may take for less than [`PROGRESS_BYTES`].
+    /// Returns how long a request may take for less than [`PROGRESS_BYTES`].
     fn patience(&self) -> Duration {
         let silence = self.0.remote.options().seconds("read_timeout");
         silence.unwrap_or(READ_TIMEOUT).mul_f64(PATIENCE)
@@ -275,7 +283,7 @@ impl ObjectSource {
             credentials: Some(self.0.store.credentials()),
             ..FailedRequest::default()
         };
-        let message = format!("the store sent {came} bytes in {patience:?}, too few to go on");
+        let message = format!("the store sent {came} bytes in {patience:?}, too slow to continue");
         Fault {
             error: Error::new(ErrorKind::TimedOut, message)
                 .with_request(request)

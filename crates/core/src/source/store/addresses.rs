@@ -1,4 +1,5 @@
-//! Addresses by who can reach them, and name resolution that keeps redirects out of private networks.
+//! Classifies addresses by the networks that reach them, and resolves names such that redirects
+//! stay out of private networks.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,11 +15,11 @@ use url::{Host, Url};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Reach {
     Public,
-    /// From the same private network.
+    /// Reachable from the same private network.
     Private,
-    /// From this machine only.
+    /// Reachable from this machine only.
     Loopback,
-    /// From the same link only; where clouds hand out credentials to machines.
+    /// Reachable from the same link only; the address of the cloud's metadata services.
     LinkLocal,
 }
 
@@ -67,7 +68,8 @@ impl Reach {
         }
     }
 
-    /// Reach of a host that is an address, or a name that always is the one of this machine.
+    /// Returns the reach of a host that is an address, or a name that always stands for this
+    /// machine.
     pub(super) fn of_host(url: &Url) -> Option<Self> {
         match url.host()? {
             Host::Ipv4(address) => Some(Self::of_v4(address)),
@@ -79,8 +81,9 @@ impl Reach {
         }
     }
 
-    /// Reach of the server that answered, if the name of its host was resolved here to the address
-    /// that answered. A proxy resolves it elsewhere, and says nothing of the server by its own address.
+    /// Returns the reach of the server that responded, if its host name was resolved here to the
+    /// address that responded. A proxy resolves names elsewhere, and its own address tells nothing
+    /// about the server.
     pub(super) fn of_peer(
         response: &HttpResponse,
         host: &Url,
@@ -94,16 +97,17 @@ impl Reach {
 }
 
 /// Resolves names as the system does, in random order. Names that redirects led to resolve only to
-/// addresses that these may lead to: checked here, what is connected to is what was checked.
+/// addresses that these redirects may lead to. The check is made here so that connections go to the
+/// checked address.
 #[derive(Clone, Default)]
 pub(super) struct Resolver {
     limits: Arc<Mutex<BTreeMap<String, Reach>>>,
-    /// Addresses that names stood for when they were resolved last.
+    /// Addresses of each name when it was last resolved.
     addresses: Arc<Mutex<BTreeMap<String, Vec<IpAddr>>>>,
 }
 
 impl Resolver {
-    /// From now on, the name of a URL's host stands for no address of a narrower reach than this.
+    /// Restricts the host name of a URL to addresses of this reach or a wider one, from now on.
     pub(super) fn limit(&self, url: &Url, reach: Reach) {
         if let Some(Host::Domain(name)) = url.host() {
             let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
@@ -156,13 +160,13 @@ impl fmt::Debug for Resolver {
     }
 }
 
-/// A name that a redirect led to stands for addresses of a private network only.
+/// Error for a redirect to a name that has only private addresses.
 #[derive(Debug)]
 pub(super) struct Narrower;
 
 impl fmt::Display for Narrower {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a redirect leads to a name with no address but private ones")
+        f.write_str("a redirect leads to a host name that has only private addresses")
     }
 }
 

@@ -1,7 +1,9 @@
-//! Credentials and region as the AWS command line finds them: environment, profiles, web identity, containers, instances.
+//! Finds credentials and region as the AWS command line does: environment, profiles, web identity,
+//! containers, instances.
 //!
-//! The one place that names types of the AWS SDK. The SDK reads its own variables and files, each time credentials are wanted: after
-//! an `aws sso login` the next try works. Used by `s3.rs`.
+//! The only module that names types of the AWS SDK. The SDK reads its own variables and files each
+//! time credentials are needed, so the next attempt after an `aws sso login` works. Used by
+//! `s3.rs`.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -28,16 +30,16 @@ use super::fault::texts;
 use super::refreshing::{Load, Loaded};
 use crate::error::ErrorKind;
 
-/// The last source.
+/// Name of the last source.
 const INSTANCE: &str = "instance metadata";
 
-/// The sources in their order. With a profile asked for by name, only that.
+/// Credential sources in order. If a profile is requested by name, only that.
 pub(super) struct Chain {
-    /// The profile, and whether it was asked for by name.
+    /// Profile that was requested by name.
     profile: Option<String>,
-    /// What `AWS_PROFILE` says, to show it.
+    /// Value of `AWS_PROFILE`, for display.
     ambient_profile: Option<String>,
-    /// For requests to STS.
+    /// Region for requests to STS.
     region: String,
 }
 
@@ -54,7 +56,8 @@ impl Chain {
         }
     }
 
-    /// The sources, with the names that people know them by. Made for each look-up: they keep what they once read.
+    /// Returns the sources with their common names. They cache what they read, so they are created
+    /// for each lookup.
     fn sources(&self) -> Vec<(String, Box<dyn ProvideCredentials>)> {
         let region = Region::new(self.region.clone());
         let config = ProviderConfig::without_region().with_region(Some(region));
@@ -93,10 +96,11 @@ impl Load for Chain {
         for (source, provider) in self.sources() {
             match provider.provide_credentials().await {
                 Ok(credentials) => return Ok(loaded(&credentials, source)),
-                // The next one may have some; every other error ends the search, as in the SDK's own chain.
+                // The next source may have credentials; every other error ends the search, as in
+                // the SDK's own chain.
                 Err(CredentialsError::CredentialsNotLoaded(_)) => looked_at.push(source),
                 Err(error) if source == INSTANCE => {
-                    // Elsewhere than at AWS, something else may answer there.
+                    // Outside of AWS, another service may answer at that address.
                     looked_at.push(source);
                     return Err(nothing(&looked_at, Some(&error)));
                 }
@@ -110,12 +114,13 @@ impl Load for Chain {
     }
 }
 
-/// A profile that was asked for by name. Where no file has any profile at all, the SDK says nothing of it.
+/// Returns the error for a missing profile that was requested by name. If no file has any profile
+/// at all, the SDK reports nothing.
 fn no_profile(source: &str, cause: Option<String>) -> CredentialFailure {
     CredentialFailure {
         kind: ErrorKind::InvalidRequest,
         message: format!("there is no {source} in the AWS configuration files"),
-        hint: Some("see `aws configure list-profiles` for those that there are".to_owned()),
+        hint: Some("run `aws configure list-profiles` to list the existing ones".to_owned()),
         cause,
     }
 }
@@ -139,14 +144,14 @@ fn nothing(looked_at: &[String], error: Option<&CredentialsError>) -> Credential
             "no credentials were found: looked at {}",
             looked_at.join(", ")
         ),
-        hint: Some("give credentials, or for a public bucket set anonymous=true".to_owned()),
+        hint: Some("give credentials, or set anonymous=true for public data".to_owned()),
         cause: error.and_then(innermost),
     }
 }
 
 fn innermost(error: &CredentialsError) -> Option<String> {
     let texts = texts(error);
-    // What a process wrote may be anything, secrets too.
+    // The output of a process may contain anything, including secrets.
     let text = texts.last()?.split("Stderr").next()?;
     Some(text.trim_end_matches([' ', '.', ',', ':']).to_owned())
 }
@@ -167,7 +172,7 @@ fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
         }
         return CredentialFailure {
             kind: ErrorKind::InvalidRequest,
-            message: format!("{source} is made of another profile, which is not there"),
+            message: format!("{source} refers to another profile, which does not exist"),
             hint: Some("see source_profile in the AWS configuration files".to_owned()),
             cause,
         };
@@ -175,11 +180,11 @@ fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
     let hint = match source.strip_prefix("profile ") {
         Some(profile) if says("sso") => format!("run `aws sso login --profile {profile}`"),
         None if says("sso") => "run `aws sso login`".to_owned(),
-        _ => format!("check {source}: it is the first place that has credentials to give"),
+        _ => format!("check {source}: it is the first source that offers credentials"),
     };
     CredentialFailure {
         kind: ErrorKind::PermissionDenied,
-        message: format!("the credentials of {source} cannot be had"),
+        message: format!("cannot get credentials from {source}"),
         hint: Some(hint),
         cause,
     }

@@ -1,4 +1,5 @@
-//! Azure Blob Storage: account, endpoint and credentials of a container. Called by [`super::Store::open`].
+//! Opens Azure Blob Storage: account, endpoint and credentials of a container. Called by
+//! [`super::Store::open`].
 
 use std::sync::Arc;
 
@@ -29,8 +30,8 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
     })
 }
 
-/// Suffixes of the hosts of blob storage: of the public cloud, China, the US government, Germany,
-/// accounts with a DNS zone, and Fabric. `blob.` or `dfs.` stands before each.
+/// Suffixes of the hosts of blob storage: those of the public cloud, China, the US government,
+/// Germany, accounts with a DNS zone, and Fabric. `blob.` or `dfs.` precedes each.
 const CLOUDS: [&str; 6] = [
     "core.windows.net",
     "core.chinacloudapi.cn",
@@ -48,15 +49,15 @@ struct Place {
     container: String,
     account: Option<String>,
     endpoint: Option<String>,
-    /// The endpoint is none of Azure's: anyone may answer there.
+    /// True if the endpoint is not one of Azure's: anyone may run the server.
     is_foreign: bool,
 }
 
-/// Reads `az://container`, and `abfss://container@account.dfs.core.windows.net` of Hadoop.
+/// Parses `az://container`, and Hadoop's `abfss://container@account.dfs.core.windows.net`.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for an account or a host that is none.
+/// [`ErrorKind::InvalidRequest`] for an invalid account or host.
 fn place(url: &RemoteUrl) -> Result<Place> {
     let Some((container, host)) = url.authority.split_once('@') else {
         return Ok(Place {
@@ -79,7 +80,7 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     if let Some((account, host)) = blob_host(&host) {
         return Ok(place(account, Some(format!("https://{host}")), false));
     }
-    // Stricter than URLs are: `#` and `?`, for two, would end the host before what looks like its end.
+    // Stricter than the rules of URLs: `#` and `?`, for example, would end the host early.
     let (name, port) = host.split_once(':').unwrap_or((&host, "443"));
     let is_host = name.contains('.')
         && name.split('.').all(is_label)
@@ -88,7 +89,7 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     if !is_host {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            "what follows @ in the URL is neither a storage account nor a host",
+            "the text after @ in the URL is neither a storage account nor a host",
         )
         .with_location(url.shown())
         .with_hint("write abfss://container@account.dfs.core.windows.net/path"));
@@ -96,8 +97,8 @@ fn place(url: &RemoteUrl) -> Result<Place> {
     Ok(place(account, Some(format!("https://{host}")), true))
 }
 
-/// Account of a host of blob storage, and its host for blobs: folders are spoken to at `dfs`, and
-/// blobs, as here, at `blob`. `None` for hosts that are not Azure's.
+/// Returns the account of a host of blob storage, and its host for blobs. Folders are served at
+/// `dfs`, and blobs, as used here, at `blob`. `None` for hosts that are not Azure's.
 fn blob_host(host: &str) -> Option<(&str, String)> {
     let cloud = CLOUDS.iter().find(|cloud| host.ends_with(**cloud))?;
     let front = host.strip_suffix(cloud)?.strip_suffix('.')?;
@@ -109,10 +110,10 @@ fn blob_host(host: &str) -> Option<(&str, String)> {
         let digits = zone.strip_prefix('z').unwrap_or_default();
         digits.len() == 2 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
     };
-    // A replica that can be read has a host of its own, and the account's name.
+    // A readable replica has a host of its own, and the account's name.
     let account = first.strip_suffix("-secondary").unwrap_or(first);
     let is_named = match *cloud {
-        // Fabric has `onelake`, the same with a region before it, and names of workspaces.
+        // Fabric has `onelake`, optionally with a region before it, and names of workspaces.
         FABRIC => is_label(first) && zone.is_none_or(is_zone),
         ZONES => is_account(account) && zone.is_some_and(is_zone),
         _ => is_account(account) && zone.is_none(),
@@ -127,14 +128,14 @@ fn is_account(name: &str) -> bool {
     (3..=24).contains(&name.len()) && name.bytes().all(allowed)
 }
 
-/// Returns whether a text can stand between two dots of a host name.
+/// Returns whether a text is a valid label of a host name.
 fn is_label(text: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     (1..=63).contains(&text.len()) && text.bytes().all(allowed)
 }
 
 /// Refuses a host that only the URL names, unless it is Azure's. A URL may come from anywhere, and
-/// with the environment's credentials its host could do whatever this user can.
+/// with the environment's credentials its host could do anything that this user can.
 fn require_trusted(
     place: &Place,
     opening: &Opening,
@@ -153,11 +154,11 @@ fn require_trusted(
     let host = endpoint.trim_start_matches("https://");
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("{host} is no host of Azure, and credentials of the environment are for Azure"),
+        format!("{host} is not a host of Azure, and credentials of the environment are for Azure"),
     )
     .with_location(opening.url.shown())
     .with_hint(format!(
-        "if credentials may go there, set endpoint={endpoint}; or give credentials as options, or \
+        "if this host may get credentials, set endpoint={endpoint}; or give credentials as options, or \
          anonymous=true"
     )))
 }
@@ -198,7 +199,7 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     let value = |key| builder.get_config_value(&key);
     let has = |key| value(key).is_some();
     let is_anonymous = value(AzureConfigKey::SkipSignature).as_deref() == Some("true");
-    // With an identity of this machine or user, an option says only which one.
+    // For an identity of this machine or user, an option only selects which one.
     let application = has(AzureConfigKey::ClientId) && has(AzureConfigKey::AuthorityId);
     let is_secret = has(AzureConfigKey::Token)
         || has(AzureConfigKey::AccessKey)
@@ -208,12 +209,13 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     require_trusted(&place, opening, configured.as_deref(), is_given)?;
     let emulated = value(AzureConfigKey::UseEmulator).as_deref() == Some("true");
     if value(AzureConfigKey::AccountName).is_none() && !emulated {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            "the storage account is not known",
-        )
-        .with_location(opening.url.shown())
-        .with_hint("set account, or write abfss://container@account.dfs.core.windows.net/path"));
+        return Err(
+            Error::new(ErrorKind::InvalidRequest, "the storage account is unknown")
+                .with_location(opening.url.shown())
+                .with_hint(
+                    "set account, or write abfss://container@account.dfs.core.windows.net/path",
+                ),
+        );
     }
     let source = source(&builder, opening, emulated);
     if source.is_none() {
@@ -233,7 +235,7 @@ fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     Ok((builder, source))
 }
 
-/// In the order in which the builder chooses.
+/// Returns the origin of the credentials. Follows the order in which the builder chooses.
 fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) -> Option<String> {
     let value = |key| builder.get_config_value(&key);
     let has = |key| value(key).is_some();

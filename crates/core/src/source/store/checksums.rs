@@ -1,19 +1,20 @@
-//! What a store says of an object's own checksums, as headers of an answer. What they mean is for others to judge.
+//! Reads an object's own checksums from the headers of a response, without interpreting them.
 //!
-//! Amazon's S3 and its kin say it only when asked to, by a header that has to be signed: `object_store` has no way to add one, so the
-//! request is signed a second time. Google says it always. Called by [`super::exchange`], once for a request that carries [`Asks`].
+//! Amazon's S3 and compatible stores send checksums only on request, by a header that must be
+//! signed. `object_store` cannot add one, so the request is signed a second time. Google always
+//! sends them. Called by [`super::exchange`], once for a request that carries [`Asks`].
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};
 use object_store::client::{HttpError, HttpErrorKind, HttpRequest};
 
-/// S3 answers with checksums if this header says so (API reference of `HeadObject`).
+/// Header that makes S3 send checksums (API reference of `HeadObject`).
 const MODE: &str = "x-amz-checksum-mode";
 
-/// Where S3 says what the signature covers of the body; `UNSIGNED-PAYLOAD` if nothing.
+/// Header with the part of the body that S3's signature covers; `UNSIGNED-PAYLOAD` if none.
 const PAYLOAD: &str = "x-amz-content-sha256";
 
-/// The headers that say it.
+/// Headers about checksums.
 const STATED: [&str; 7] = [
     "x-amz-checksum-crc64nvme",
     "x-amz-checksum-crc32c",
@@ -24,14 +25,14 @@ const STATED: [&str; 7] = [
     "x-goog-stored-content-length",
 ];
 
-/// Goes along with a request whose answer is to say what the checksums are.
+/// Extension of a request whose response should state checksums.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Asks {
-    /// Of S3.
+    /// Signer for S3; `None` for other stores.
     pub(super) signer: Option<Signer>,
 }
 
-/// Signs a request once more.
+/// Signs a request again.
 #[derive(Clone)]
 pub(super) struct Signer {
     pub(super) credentials: AwsCredentialProvider,
@@ -40,13 +41,14 @@ pub(super) struct Signer {
 
 impl std::fmt::Debug for Signer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Not the credentials.
+        // Omits the credentials.
         f.debug_struct("Signer").finish_non_exhaustive()
     }
 }
 
 impl Asks {
-    /// Adds what S3 wants to be asked with. Other stores say it unasked, and a request whose signature nobody can renew stays as it is.
+    /// Adds the header that S3 requires. Other stores send checksums unasked, and a request that
+    /// cannot be signed again stays as it is.
     pub(super) async fn prepare(&self, request: &mut HttpRequest) -> Result<(), HttpError> {
         let Some(signer) = &self.signer else {
             return Ok(());
@@ -54,7 +56,7 @@ impl Asks {
         let mode = HeaderValue::from_static("ENABLED");
         request.headers_mut().insert(MODE, mode);
         if request.headers_mut().remove(AUTHORIZATION).is_none() {
-            // Nobody signs what everybody may read.
+            // Anonymous requests are not signed.
             return Ok(());
         }
         let failed = |error| HttpError::new(HttpErrorKind::Request, error);
@@ -68,7 +70,7 @@ impl Asks {
     }
 }
 
-/// The headers of an answer that are about checksums: names in lower case, and values.
+/// Returns the headers of a response that are about checksums: names in lower case, and values.
 pub(super) fn stated(headers: &HeaderMap) -> Vec<(&'static str, String)> {
     let mut stated = Vec::new();
     for name in STATED {

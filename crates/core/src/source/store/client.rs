@@ -1,4 +1,5 @@
-//! How connections are made: time-outs, certificates, proxy, headers. From options and environment to `object_store`'s client.
+//! Configures connections (timeouts, certificates, proxy, headers) from options and environment,
+//! for `object_store`'s client.
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue};
 use object_store::{ClientConfigKey, ClientOptions};
@@ -10,36 +11,37 @@ use super::reply::plain;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::store_options::StoreOptions;
 
-/// Seconds that a connection may take, and that may pass without a byte, unless options say otherwise.
+/// Default limits: seconds that connecting may take, and that may pass without a byte.
 const CONNECT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 pub(crate) const READ_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
-/// Connections kept open to a host: more than there are ever requests in flight.
+/// Idle connections kept open per host: more than there are ever requests in flight.
 const POOL_IDLE_MAX: usize = 1024;
 
-/// Never asked through a proxy: they answer the machine that asks.
+/// Hosts that are never reached through a proxy: they answer for the machine that sends the
+/// request.
 const NEVER_BY_PROXY: &str =
     "169.254.169.254,169.254.170.2,169.254.170.23,metadata.google.internal";
 
-/// What a store's protocol adds to the options.
+/// Additions of a store's protocol to the options.
 #[derive(Default)]
 pub(super) struct Extras<'a> {
-    /// Settings of the client under `object_store`'s names, weakest first.
+    /// Settings of the client under `object_store`'s names, in ascending precedence.
     pub(super) settings: Vec<(ClientConfigKey, String)>,
-    /// The endpoint is a plain `http://` one.
+    /// True if the endpoint is a plain `http://` one.
     pub(super) allow_http: bool,
-    /// `Authorization`, from user and password of a URL.
+    /// `Authorization` header, from user and password of a URL.
     pub(super) authorization: Option<HeaderValue>,
-    /// A bundle of certificates that the environment names.
+    /// Bundle of certificates that the environment names.
     pub(super) ca_file: Option<&'a str>,
 }
 
-/// The client's options. Certificates to trust go to the connector.
+/// Returns the client's options. Certificates to trust go to the connector.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent and a `ca_file` without certificates, and the kinds of I/O for
-/// one that cannot be read.
+/// [`ErrorKind::InvalidRequest`] for headers that cannot be sent and a `ca_file` without
+/// certificates, and the kinds of I/O for one that cannot be read.
 pub(super) fn client_options(
     options: &StoreOptions,
     environment: &Environment,
@@ -47,7 +49,8 @@ pub(super) fn client_options(
     extras: Extras,
 ) -> Result<ClientOptions> {
     let agent = concat!("tload/", env!("CARGO_PKG_VERSION"));
-    // No limit on a whole request: an extent over a slow line takes as long as it takes, `read_timeout` finds what stalls.
+    // No limit on a whole request: an extent over a slow line takes as long as it takes.
+    // `read_timeout` detects stalls.
     let mut client = ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(CONNECT_TIMEOUT)
@@ -95,7 +98,7 @@ fn headers(options: &StoreOptions, authorization: Option<HeaderValue>) -> Result
             .ok()
             .zip(HeaderValue::from_str(value).ok());
         let Some((name, mut value)) = pair else {
-            let message = format!("store option header.{name} is no header that can be sent");
+            let message = format!("store option header.{name} is not a valid header");
             return Err(Error::new(ErrorKind::InvalidRequest, message));
         };
         value.set_sensitive(true);

@@ -1,7 +1,7 @@
-//! HTTP clients as `object_store` would make them, but for redirects, which `redirects.rs` follows.
+//! Makes HTTP clients as `object_store` does, except for redirects, which `redirects.rs` follows.
 //!
-//! `object_store` has no setting for redirects, and keeps to itself how it makes its client: hence
-//! this, by the settings that its options tell.
+//! `object_store` has no setting for redirects and does not expose how it makes its client, so this
+//! module makes one from the settings that its options reveal.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,22 +21,23 @@ pub(super) struct Connector {
     made: Arc<AtomicUsize>,
     /// Number of the first client that speaks to the store itself.
     own: Arc<AtomicUsize>,
-    /// Certificates to trust besides the system's: `object_store`'s options do not give them back.
+    /// Certificates to trust in addition to the system's. `object_store`'s options do not return
+    /// them.
     roots: Arc<OnceLock<Vec<Certificate>>>,
 }
 
 impl Connector {
-    /// Number of clients made so far.
+    /// Returns the number of clients made so far.
     pub(super) fn made(&self) -> usize {
         self.made.load(Ordering::Relaxed)
     }
 
-    /// Clients before this one fetch credentials. Headers of options are not for those they ask.
+    /// Marks clients before this one as fetching credentials. They do not send headers of options.
     pub(super) fn own_from(&self, number: usize) {
         self.own.store(number, Ordering::Relaxed);
     }
 
-    /// Trusts these certificates too; called at most once, before a client is made.
+    /// Trusts these certificates too. Called at most once, before a client is made.
     pub(super) fn trust(&self, certificates: Vec<Certificate>) {
         let _ = self.roots.set(certificates);
     }
@@ -47,7 +48,7 @@ impl Connector {
             .referer(false)
             .dns_resolver(resolver.clone())
             .https_only(!flag(options, Key::AllowHttp)?)
-            // Lengths and ranges are of the bytes as they are sent.
+            // Lengths and ranges refer to the bytes as they are sent.
             .no_gzip()
             .no_brotli()
             .no_zstd()
@@ -80,7 +81,7 @@ impl Connector {
     }
 }
 
-/// Timeouts, the pool of connections, and the version of HTTP.
+/// Applies timeouts, the connection pool, and the version of HTTP.
 fn with_limits(
     mut builder: reqwest::ClientBuilder,
     options: &ClientOptions,
@@ -150,9 +151,10 @@ fn failed(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> object_
     }
 }
 
-/// Not the value: it may be what was meant for another setting.
+/// Returns the error for an invalid setting. Hides the value, which may be meant for another
+/// setting.
 fn invalid(key: Key) -> object_store::Error {
-    failed(format!("the value of {} makes no sense", key.as_ref()))
+    failed(format!("the value of {} is invalid", key.as_ref()))
 }
 
 /// Reads a setting as `object_store` does.

@@ -1,6 +1,7 @@
-//! Who asks: where a store's credentials come from, in words, and what it means that there are none.
+//! Origin of a store's credentials, in words, and the error for missing ones.
 //!
-//! Never holds a credential. `refreshing.rs` does, for those of the AWS SDK; all others are inside of `object_store`.
+//! Never holds a credential. `refreshing.rs` holds those of the AWS SDK; all others are inside of
+//! `object_store`.
 
 use std::fmt;
 use std::time::Instant;
@@ -10,12 +11,12 @@ use crate::error::ErrorKind;
 #[cfg(feature = "aws-config")]
 use {super::aws::Chain, super::refreshing::Refreshing, std::sync::Arc};
 
-/// Where a store's credentials come from.
+/// Origin of a store's credentials.
 #[derive(Debug)]
 pub(super) enum Credentials {
     /// Known when the store was opened.
     Known(String),
-    /// The AWS SDK finds them when they are first wanted, and may find others later.
+    /// Found by the AWS SDK on first use; later lookups may find others.
     #[cfg(feature = "aws-config")]
     Aws(Arc<Refreshing<Chain>>),
 }
@@ -25,7 +26,7 @@ impl Credentials {
         Self::Known(source.into())
     }
 
-    /// For people.
+    /// Returns the origin, for display.
     pub(super) fn shown(&self) -> String {
         match self {
             Self::Known(source) => source.clone(),
@@ -36,7 +37,8 @@ impl Credentials {
         }
     }
 
-    /// The store refused the credentials of a request that began then. Whether the next one will have others.
+    /// Records that the store refused the credentials of a request that began then, and returns
+    /// whether the next request will have others.
     pub(super) fn rejected(&self, began: Option<Instant>) -> bool {
         match self {
             Self::Known(_) => {
@@ -49,13 +51,13 @@ impl Credentials {
     }
 }
 
-/// Credentials could not be got. Crosses `object_store` as the source of its error.
+/// Failure to get credentials. Crosses `object_store` as the source of its error.
 #[derive(Clone, Debug)]
 pub(super) struct CredentialFailure {
     pub(super) kind: ErrorKind,
     pub(super) message: String,
     pub(super) hint: Option<String>,
-    /// As the source of credentials says it.
+    /// Text of the credential source.
     pub(super) cause: Option<String>,
 }
 

@@ -1,30 +1,32 @@
-//! The environment variables that say how object stores are reached: the one place that reads them.
+//! Reads the environment variables of object stores. No other module reads them.
 //!
-//! Tools of the clouds are set up through these variables, and people expect that what works with `aws s3 cp` works here. They
-//! are read once, when a store is opened, into a map; all that follows from them is pure. Two readers cannot be kept away: the
-//! AWS SDK (`aws.rs`) reads its own variables and files, and `object_store` looks for `HOME` and `AZURITE_BLOB_STORAGE_URL`.
+//! Cloud tools are configured through these variables, and users expect that a configuration for
+//! `aws s3 cp` works here. They are read once, when a store is opened, into a map; everything
+//! derived from them is pure. There are two exceptions: the AWS SDK (`aws.rs`) reads its own
+//! variables and files, and `object_store` reads `HOME` and `AZURITE_BLOB_STORAGE_URL`.
 
 use std::collections::BTreeMap;
 
 use crate::source::Protocol;
 use crate::source::store_options::StoreOptions;
 
-/// Variables as they were when a store was opened. Empty ones do not count: `X= tload …` means "not X".
+/// Variables as they were when a store was opened. Empty ones do not count: `X= tload …` means "not
+/// X".
 #[derive(Default)]
 pub(super) struct Environment {
     variables: BTreeMap<String, String>,
 }
 
 impl Environment {
-    /// The process's own.
+    /// Reads the environment of the process.
     pub(super) fn of_process() -> Self {
         Self::of(std::env::vars_os().filter_map(|(name, value)| {
-            // What is not UTF-8 is nothing that a store could be told.
+            // Values that are not UTF-8 cannot be sent to a store.
             Some((name.into_string().ok()?, value.into_string().ok()?))
         }))
     }
 
-    /// The process's own, unless options forbid to look at it.
+    /// Reads the environment of the process, unless the options forbid it.
     pub(super) fn unless_forbidden(options: &StoreOptions) -> Self {
         if options.flag("environment").unwrap_or(true) {
             Self::of_process()
@@ -41,32 +43,32 @@ impl Environment {
         Self { variables }
     }
 
-    /// What a variable is set to.
+    /// Returns the value of a variable.
     pub(super) fn get(&self, name: &str) -> Option<&str> {
         self.variables.get(name).map(String::as_str)
     }
 
-    /// Whether a variable says yes, as the tools of model hubs read it.
+    /// Returns whether a variable is true by the rules of the tools of model hubs.
     pub(super) fn is_set(&self, name: &str) -> bool {
         let yes = ["1", "ON", "YES", "TRUE"];
         self.get(name)
             .is_some_and(|text| yes.iter().any(|yes| text.eq_ignore_ascii_case(yes)))
     }
 
-    /// The first of these variables that is set.
+    /// Returns the value of the first of these variables that is set.
     pub(super) fn first(&self, names: &[&str]) -> Option<&str> {
         names.iter().find_map(|name| self.get(name))
     }
 
-    /// Returns whether endpoints that variables and profiles of AWS configure are to be ignored.
+    /// Returns whether endpoints that variables and profiles of AWS configure must be ignored.
     pub(super) fn ignores_endpoints(&self) -> bool {
         self.get("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
             .is_some_and(|text| text.eq_ignore_ascii_case("true"))
     }
 
-    /// Names in lower case and values for the builder of `object_store`, as its own `from_env` would take them, and those that it
-    /// leaves out. With `credentials` false without anything that says who asks: explicit credentials are not to be mixed with
-    /// others.
+    /// Returns names in lower case and values for the builder of `object_store`: those that its own
+    /// `from_env` would take, and those that it misses. If `credentials` is false, settings of
+    /// credentials are left out, because explicit credentials must not be mixed with others.
     pub(super) fn settings(&self, protocol: Protocol, credentials: bool) -> Vec<(String, String)> {
         let prefix = match protocol {
             Protocol::S3 => "AWS_",
@@ -75,7 +77,7 @@ impl Environment {
             Protocol::Http | Protocol::Hub | Protocol::Custom => return Vec::new(),
         };
         let mut settings: Vec<(String, String)> = Vec::new();
-        // Gaps first: where `object_store` knows a variable too, that one wins.
+        // Additions come first: a variable that `object_store` also knows overrides them.
         match protocol {
             Protocol::Gcs => self.google_gaps(&mut settings),
             Protocol::Azure => self.azure_gaps(&mut settings),
@@ -95,7 +97,8 @@ impl Environment {
         if let Some(path) = self.get("SERVICE_ACCOUNT") {
             settings.push(("google_service_account".to_owned(), path.to_owned()));
         }
-        // Google's client libraries: host and port of an emulator, which knows no credentials.
+        // Google's client libraries use this for host and port of an emulator, which needs no
+        // credentials.
         if let Some(host) = self.get("STORAGE_EMULATOR_HOST") {
             let scheme = if host.contains("://") { "" } else { "http://" };
             let url = format!("{scheme}{}", host.trim_end_matches('/'));
@@ -112,10 +115,10 @@ impl Environment {
             }
         }
         for (variable, name) in [
-            // The names of the `az` command.
+            // Names that the `az` command uses.
             ("AZURE_STORAGE_ACCOUNT", "azure_storage_account_name"),
             ("AZURE_STORAGE_KEY", "azure_storage_account_key"),
-            // App Service and Container Apps.
+            // Names in App Service and Container Apps.
             ("IDENTITY_ENDPOINT", "azure_msi_endpoint"),
         ] {
             if let Some(value) = self.get(variable) {
@@ -125,7 +128,7 @@ impl Environment {
     }
 }
 
-/// Whether a setting of `object_store` is a credential or says where credentials come from.
+/// Returns whether a setting of `object_store` is a credential or the origin of one.
 pub(super) fn says_who(protocol: Protocol, setting: &str) -> bool {
     let settings: &[&str] = match protocol {
         Protocol::S3 => &AWS_WHO,
@@ -136,7 +139,7 @@ pub(super) fn says_who(protocol: Protocol, setting: &str) -> bool {
     settings.contains(&setting)
 }
 
-/// Settings that are credentials or say where they come from, in lower case.
+/// Settings that are credentials or the origin of one, in lower case.
 const AWS_WHO: [&str; 12] = [
     "aws_access_key_id",
     "aws_secret_access_key",
@@ -186,7 +189,7 @@ const AZURE_WHO: [&str; 24] = [
     "azure_tenant_id",
 ];
 
-/// What a connection string of the Azure portal says (`AccountName=…;AccountKey=…;EndpointSuffix=…`).
+/// Parses a connection string of the Azure portal (`AccountName=…;AccountKey=…;EndpointSuffix=…`).
 fn connection_settings(text: &str) -> Vec<(&'static str, String)> {
     let pairs: BTreeMap<String, &str> = text
         .split(';')
@@ -229,7 +232,7 @@ mod tests {
         )
     }
 
-    /// What a builder ends up with: later settings replace earlier ones.
+    /// Returns the value that a builder ends up with: later settings replace earlier ones.
     fn last<'a>(settings: &'a [(String, String)], name: &str) -> Option<&'a str> {
         let found = settings.iter().rev().find(|(setting, _)| setting == name);
         found.map(|(_, value)| value.as_str())

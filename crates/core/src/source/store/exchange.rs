@@ -1,8 +1,9 @@
-//! What the last answer of a store said, beside its body: status, request id, code of the failure.
+//! Captures status, request id and error code of a store's last response.
 //!
-//! `object_store` keeps none of it in its errors, or in types that nobody else can name. So its HTTP client is wrapped: each
-//! request of [`capture`] leaves its facts in a task-local place. Ranges of objects pass untouched; answers that are read whole, and
-//! those of failures, which are short texts, are read here, up to a limit, and handed on.
+//! `object_store` drops these from its errors, or keeps them in private types. So its HTTP client
+//! is wrapped: each request of [`capture`] leaves its facts in a task-local slot. Responses to
+//! range requests pass through untouched. Responses that are read whole, and those of failures,
+//! which are short texts, are read here up to a limit and handed on.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -20,52 +21,55 @@ use super::pages;
 use super::redactor::Sent;
 use super::reply::Reply;
 
-/// As much of the answer to a failed request is read, bytes, and for as long. Those of stores have a few hundred bytes.
+/// Limits on reading the response of a failed request: bytes, and time. Those of stores have a few
+/// hundred bytes.
 const WORDS_MAX: usize = 64 << 10;
 const WORDS_WAIT: Duration = Duration::from_secs(10);
 
-/// Longest answer to a request that asks for no range, bytes: lists (a page of S3 has 1000 names of at most 1024 bytes), tokens, and
-/// what a hub says of a model. `object_store` reads them whole, however much a server sends.
+/// Longest response to a request without a range, bytes: listings (a page of S3 has 1000 names of
+/// at most 1024 bytes), tokens, and a hub's description of a model. `object_store` reads them
+/// whole, however much a server sends.
 const ANSWER_MAX: usize = 64 << 20;
 
-/// A server that does not stop.
+/// Error for a server that sends without end.
 #[derive(Debug)]
 pub(super) struct TooLong;
 
 impl std::fmt::Display for TooLong {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "an answer of more than {ANSWER_MAX} bytes")
+        write!(f, "a response of more than {ANSWER_MAX} bytes")
     }
 }
 
 impl std::error::Error for TooLong {}
 
-/// Facts of one request and the answer to it, if one came.
+/// Facts of one request and of its response, if one arrived.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exchange {
-    /// The HTTP status.
+    /// HTTP status.
     pub(crate) status: Option<u16>,
-    /// What the store calls the request.
+    /// The store's id of the request.
     pub(crate) request_id: Option<String>,
-    /// The store's clock less ours, seconds. Measured for failures only.
+    /// The store's clock minus the local clock, seconds. Measured for failures only.
     pub(crate) skew_seconds: Option<i64>,
-    /// How long the store wants to be left alone.
+    /// Delay that the store asks for before the next request.
     pub(crate) retry_after: Option<Duration>,
-    /// The region that the store says the bucket is in.
+    /// Region of the bucket, as the store states it.
     pub(crate) region: Option<String>,
-    /// Host and port that were asked.
+    /// Host and port that the request went to.
     pub(crate) host: Option<String>,
-    /// The store's own name for the failure.
+    /// The store's code for the failure.
     pub(crate) code: Option<String>,
-    /// The store's own words for the failure, as they came.
+    /// The store's text for the failure, verbatim.
     pub(crate) message: Option<String>,
-    /// What it says of the object's own checksums, where it was asked to.
+    /// The object's own checksums, if they were requested.
     pub(crate) stated: Vec<(&'static str, String)>,
-    /// Secrets that the requests of this exchange carried: those of the last, and those before it.
+    /// Secrets that the requests of this exchange carried, including those before the last one.
     pub(super) sent: Sent,
-    /// When the request began.
+    /// Start of the request.
     pub(super) began: Option<Instant>,
-    /// Which of a builder's HTTP clients sent it: the last one is the store's own, those before fetch credentials.
+    /// Number of the builder's HTTP client that sent it. The last one is the store's own; those
+    /// before fetch credentials.
     pub(super) client: usize,
 }
 
@@ -73,7 +77,7 @@ tokio::task_local! {
     static LAST: RefCell<Exchange>;
 }
 
-/// Runs requests and returns what the last of them brought, beside their own result.
+/// Runs requests and returns the facts of the last one, beside their own result.
 pub(super) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchange) {
     LAST.scope(RefCell::default(), async {
         let result = requests.await;
@@ -82,7 +86,7 @@ pub(super) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchang
     .await
 }
 
-/// Keeps the facts of each exchange of an HTTP client.
+/// HTTP client that records the facts of each exchange.
 #[derive(Debug)]
 pub(super) struct Capturing {
     inner: HttpClient,
@@ -95,7 +99,7 @@ impl Capturing {
     }
 }
 
-/// The request goes on to another host, by a redirect.
+/// Records that the request goes on to another host, by a redirect.
 pub(super) fn asks_host(uri: &Uri) {
     update(|exchange| {
         exchange.host = host_of(uri);
@@ -103,7 +107,7 @@ pub(super) fn asks_host(uri: &Uri) {
     });
 }
 
-/// Host and port without a user.
+/// Returns host and port without a user.
 fn host_of(uri: &Uri) -> Option<String> {
     let authority = uri.authority()?.as_str();
     let host = authority
@@ -158,7 +162,8 @@ impl HttpService for Capturing {
     }
 }
 
-/// What a failed request's answer says: its beginning. The status says enough if the words do not arrive, or never end.
+/// Reads the beginning of a failed request's body. The status suffices if the body does not arrive,
+/// or never ends.
 async fn words(body: HttpResponseBody) -> Vec<u8> {
     let mut words = Vec::new();
     let mut frames = body.bytes_stream();
@@ -174,7 +179,7 @@ async fn words(body: HttpResponseBody) -> Vec<u8> {
     words
 }
 
-/// All of an answer of at most so many bytes.
+/// Reads a body of at most `most` bytes whole.
 async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError> {
     let mut answer = Vec::new();
     let mut frames = body.bytes_stream();
@@ -188,7 +193,7 @@ async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError
     Ok(answer)
 }
 
-/// Requests outside of [`capture`] leave no trace.
+/// Starts a new exchange. Requests outside of [`capture`] leave no trace.
 fn record(exchange: impl FnOnce(Sent) -> Exchange) {
     let _ = LAST.try_with(|last| {
         let sent = last.take().sent;
@@ -200,7 +205,8 @@ fn update(change: impl FnOnce(&mut Exchange)) {
     let _ = LAST.try_with(|last| change(&mut last.borrow_mut()));
 }
 
-/// S3 and its kin, Azure, Google, Cloudflare, anything else; the first that is there counts.
+/// Names for S3 and compatible stores, Azure, Google, Cloudflare, and others; the first one present
+/// counts.
 const REQUEST_IDS: [&str; 7] = [
     "x-amz-request-id",
     "x-ms-request-id",
@@ -220,7 +226,7 @@ impl Exchange {
             .map(str::to_owned);
     }
 
-    /// The rest, which only matters if the answer is no.
+    /// Records the facts that only matter for a failure.
     fn take_failure(&mut self, headers: &HeaderMap, body: &[u8], now: SystemTime) {
         let date = text(headers, "date").and_then(seconds_of);
         let ours = now
@@ -247,7 +253,7 @@ impl Exchange {
     }
 }
 
-/// Whether it is a name, as those of the stores are, and not something that may not be shown.
+/// Returns whether a text is a name like the codes of stores, and so may be shown.
 fn is_code(code: &str) -> bool {
     let named = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=64).contains(&code.len()) && code.bytes().all(named)
@@ -257,12 +263,12 @@ fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Seconds since 1970 of an HTTP date.
+/// Returns the seconds since 1970 of an HTTP date.
 fn seconds_of(date: &str) -> Option<i64> {
     Some(DateTime::parse_from_rfc2822(date).ok()?.timestamp())
 }
 
-/// `Retry-After` is a number of seconds or a date; a date counts from the server's own clock.
+/// Parses `Retry-After`, a number of seconds or a date; a date counts from the server's own clock.
 fn retry_after(asked: &str, now: Option<i64>) -> Option<Duration> {
     if let Ok(seconds) = asked.trim().parse() {
         return Some(Duration::from_secs(seconds));
@@ -271,8 +277,8 @@ fn retry_after(asked: &str, now: Option<i64>) -> Option<Duration> {
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(0)))
 }
 
-/// `"resolvers";r=0;t=55`: nothing is left of what may be asked for, and that changes in 55 seconds. What model hubs send in place
-/// of the other (draft-ietf-httpapi-ratelimit-headers).
+/// Parses a rate limit such as `"resolvers";r=0;t=55`: the quota is used up and renewed in 55
+/// seconds. Model hubs send this instead of `Retry-After` (draft-ietf-httpapi-ratelimit-headers).
 fn until_reset(limit: &str) -> Option<Duration> {
     let number = |name: &str| -> Option<u64> {
         let mut pairs = limit.split(';').map(str::trim);
@@ -307,7 +313,7 @@ mod tests {
         exchange
     }
 
-    /// Thu, 01 Jan 2026 00:00:00 GMT.
+    /// Seconds since 1970 of Thu, 01 Jan 2026 00:00:00 GMT.
     const NEW_YEAR: u64 = 1_767_225_600;
 
     #[test]

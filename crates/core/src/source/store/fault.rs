@@ -1,8 +1,9 @@
-//! What a failed request means: the error to report, and whether trying again can help.
+//! Translates a failed request to the error to report, and decides whether a retry can help.
 //!
-//! The kinds of failure are told apart by type where the types can be named, by what `exchange.rs` saw of the answer, and by the text
-//! of `object_store`'s errors only where it keeps the type to itself. Its errors are never kept: their texts carry URLs with
-//! signatures. Refusals are read in `refusal.rs`, failures below HTTP in `transport.rs`.
+//! Failures are classified by type where the types are public, by the facts that `exchange.rs`
+//! captured of the response, and by the text of `object_store`'s errors only where it keeps the
+//! type private. Its errors are never kept: their texts carry URLs with signatures. Error responses
+//! are classified in `refusal.rs`, failures below HTTP in `transport.rs`.
 
 use std::error::Error as StdError;
 use std::io;
@@ -18,19 +19,19 @@ use crate::error::{Error, ErrorKind, FailedRequest};
 use crate::retry::Transient;
 use crate::source::Protocol;
 
-/// A request that failed, once.
+/// Failure of one attempt of a request.
 #[derive(Debug)]
 pub(crate) struct Fault {
-    /// What to report, without location and range. Says that there was one attempt.
+    /// Error to report, without location and range. Counts one attempt.
     pub(crate) error: Error,
-    /// Whether trying again can help.
+    /// Kind of transient error, if a retry can help.
     pub(crate) transient: Option<Transient>,
-    /// How long the store asked to wait (`Retry-After`).
+    /// Wait that the store asked for (`Retry-After`).
     pub(crate) asked: Option<Duration>,
 }
 
 impl Fault {
-    /// The error, after so many attempts.
+    /// Returns the error after `attempts` attempts.
     pub(crate) fn into_error(self, attempts: u32) -> Error {
         match self.error.request().cloned() {
             Some(request) => self.error.with_request(FailedRequest {
@@ -42,32 +43,29 @@ impl Fault {
     }
 }
 
-/// What was asked, of whom and by whom.
+/// Context of a request: operation, store and credentials.
 #[derive(Debug)]
-#[expect(
-    clippy::struct_excessive_bools,
-    reason = "four facts that have nothing to do with each other"
-)]
+#[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
 pub(super) struct Asked<'a> {
     pub(super) operation: &'a str,
-    /// `None` for a store that the caller brought.
+    /// `None` for a store that the caller provided.
     pub(super) protocol: Option<Protocol>,
-    /// Where the credentials come from.
+    /// Origin of the credentials.
     pub(super) credentials: &'a str,
     pub(super) anonymous: bool,
-    /// The region that requests are signed for.
+    /// Region that requests are signed for.
     pub(super) region: Option<&'a str>,
-    /// The URL carries its own signature.
+    /// True if the URL carries its own signature.
     pub(super) signed_url: bool,
-    /// The request went to the store itself and not to one that hands out credentials.
+    /// True if the request went to the store itself, false if it fetched credentials.
     pub(super) own: bool,
-    /// The credentials were refused as too old, and there are or will be newer ones.
+    /// True if the credentials were refused as expired, and newer ones are or will be available.
     pub(super) refreshed: bool,
-    /// Knows the secrets that the store was opened with.
+    /// Holds the secrets that the store was opened with.
     pub(super) redactor: &'a Redactor,
 }
 
-/// What a failure comes to.
+/// Classification of a failure.
 #[derive(Debug)]
 pub(super) struct Verdict {
     pub(super) kind: ErrorKind,
@@ -77,7 +75,7 @@ pub(super) struct Verdict {
     pub(super) cause: Option<Cause>,
 }
 
-/// The cause to keep: of the operating system with its number, or words of others as they are.
+/// Cause to keep: an error number of the operating system, or an external text.
 #[derive(Debug)]
 pub(super) enum Cause {
     System(i32),
@@ -111,14 +109,14 @@ impl Verdict {
     }
 }
 
-/// Reads a failure of `object_store`.
+/// Translates a failure of `object_store`.
 pub(super) fn translate(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Fault {
     let verdict = judge(error, exchange, asked);
-    // The one place where texts of others become those of an error.
+    // The only place where external texts enter an error.
     let redacted = |text: &str| asked.redactor.redact(text, &exchange.sent);
     let mut request = failed_request(exchange, asked);
     if find::<CredentialFailure>(error).is_some() {
-        // There are none; the message says where they were looked for.
+        // No credentials exist; the message lists the places searched.
         request.credentials = None;
     }
     let mut error = Error::new(verdict.kind, redacted(&verdict.message)).with_request(request);
@@ -139,7 +137,7 @@ pub(super) fn translate(error: &object_store::Error, exchange: &Exchange, asked:
     }
 }
 
-/// What is known of a request: one attempt.
+/// Describes a request after one attempt.
 pub(super) fn failed_request(exchange: &Exchange, asked: &Asked) -> FailedRequest {
     let clean = |text: &String| asked.redactor.clean(text, &exchange.sent);
     FailedRequest {
@@ -179,7 +177,8 @@ fn judge(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Ver
     }
 }
 
-/// Hosts that hand out credentials to the machine they are asked from. Silence there means that there are none.
+/// Hosts that hand out credentials to the machine they run on. If they do not answer, there are
+/// none.
 const METADATA_HOSTS: [&str; 5] = [
     "169.254.169.254",
     "169.254.170.2",
@@ -188,7 +187,7 @@ const METADATA_HOSTS: [&str; 5] = [
     "metadata",
 ];
 
-/// The failure of a request that was to bring credentials.
+/// Classifies the failure of a request for credentials.
 fn without_credentials(verdict: Verdict, host: &str) -> Verdict {
     let name = host.split(':').next().unwrap_or(host);
     if METADATA_HOSTS.contains(&name) && verdict.transient != Some(Transient::Busy) {
@@ -215,16 +214,17 @@ fn without_credentials(verdict: Verdict, host: &str) -> Verdict {
     }
 }
 
-/// Nobody has credentials to give.
+/// Classifies a search that found no credentials.
 pub(super) fn no_credentials(looked_at: &str) -> Verdict {
     Verdict::new(
         ErrorKind::PermissionDenied,
         format!("no credentials were found: looked at {looked_at}"),
     )
-    .hint("give credentials, or set anonymous=true for what everybody may read")
+    .hint("give credentials, or set anonymous=true for public data")
 }
 
-/// The server said yes, and then something else than what was asked for. The types are private to `object_store`.
+/// Classifies an invalid response with a successful status. The types are private to
+/// `object_store`.
 fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
     let texts = texts(error);
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
@@ -232,7 +232,7 @@ fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
     if matches!(error, object_store::Error::NotSupported { .. }) || not_partial {
         return Verdict::new(
             ErrorKind::Unsupported,
-            "the server sends whole files only, not the ranges of bytes that were asked for",
+            "the server sends whole files only, not the requested byte ranges",
         )
         .hint("use a server that honours Range requests, or download the file first");
     }
@@ -242,40 +242,39 @@ fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
             ErrorKind::Unsupported,
             "the store holds a name that cannot be addressed: with an empty component or a control character",
         )
-        .hint("give the URL of a file or of an index, which needs no list");
+        .hint("give the URL of a file or of an index, which needs no listing");
     }
     let what = if says("Content-Range") || says("CONTENT_RANGE") || says("Requested ") {
-        "the server sent other bytes than those that were asked for"
+        "the server sent other bytes than requested"
     } else if says("last modified") || says("Last-Modified") {
-        "the server sent a Last-Modified header that is no date"
+        "the server sent a Last-Modified header that is not a date"
     } else if says("Content-Length") || says("content length") {
-        "the server did not say how long the object is"
+        "the server did not send the length of the object"
     } else if says("ETag") {
-        "the server sent no ETag, which says whether an object changed"
+        "the server sent no ETag, which shows whether an object changed"
     } else if asked.operation == "LIST" && asked.protocol == Some(Protocol::Http) {
         return no_listing();
     } else {
-        "the server sent an answer that makes no sense"
+        "the server sent a malformed response"
     };
     Verdict::new(ErrorKind::Remote, what)
-        .hint("look at the server, and at proxies and caches in front of it")
+        .hint("check the server, and proxies and caches in front of it")
         .cause(cause)
 }
 
-/// Plain HTTP servers know files, not folders.
+/// Classifies a listing on a plain HTTP server, which serves files but no folders.
 pub(super) fn no_listing() -> Verdict {
-    Verdict::new(
-        ErrorKind::Unsupported,
-        "the server cannot list what is in a folder",
-    )
-    .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
+    Verdict::new(ErrorKind::Unsupported, "the server cannot list folders")
+        .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
 }
 
-/// No answer was seen: the failure came before a request, or the store is the caller's own.
+/// Classifies a failure without a response: it came before a request, or the caller provided the
+/// store.
 fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
     let texts = texts(error);
     let cause = || texts.last().map(|text| Cause::Words(text.clone()));
-    // Nothing of ours to compare with: the variants are all there is, and new ones come.
+    // There is no captured response to use: the variants are the only information, and new ones may
+    // be added.
     if let object_store::Error::NotFound { .. } = error {
         Verdict::new(ErrorKind::NotFound, "there is no such object")
     } else if let object_store::Error::PermissionDenied { .. }
@@ -292,7 +291,11 @@ fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
         if asked.operation == "LIST" {
             return no_listing().cause(cause());
         }
-        Verdict::new(ErrorKind::Unsupported, "the store cannot do what was asked").cause(cause())
+        Verdict::new(
+            ErrorKind::Unsupported,
+            "the store does not support the request",
+        )
+        .cause(cause())
     } else if let object_store::Error::InvalidPath { .. } = error {
         Verdict::new(
             ErrorKind::InvalidRequest,
@@ -306,14 +309,14 @@ fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
     }
 }
 
-/// The first cause of a type.
+/// Returns the first cause of a type.
 pub(super) fn find<'a, T: StdError + 'static>(
     error: &'a (dyn StdError + 'static),
 ) -> Option<&'a T> {
     causes(error).find_map(<dyn StdError>::downcast_ref)
 }
 
-/// The error and its causes, outermost first.
+/// Returns the error and its causes, outermost first.
 pub(super) fn causes<'a>(
     error: &'a (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'a (dyn StdError + 'static)> {
@@ -323,7 +326,7 @@ pub(super) fn causes<'a>(
     })
 }
 
-/// What the error and its causes say, outermost first.
+/// Returns the texts of the error and its causes, outermost first.
 pub(super) fn texts(error: &(dyn StdError + 'static)) -> Vec<String> {
     causes(error).map(ToString::to_string).collect()
 }

@@ -1,4 +1,5 @@
-//! Google Cloud Storage: endpoint and credentials of a bucket. Called by [`super::Store::open`].
+//! Opens Google Cloud Storage: endpoint and credentials of a bucket. Called by
+//! [`super::Store::open`].
 
 use std::sync::Arc;
 
@@ -57,7 +58,8 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     let source = source(&builder, opening);
     match &source {
         Some(source) if source == ANONYMOUS => {
-            // Or the builder reads the user's credentials, and fails over those that it cannot use.
+            // Otherwise the builder reads the user's credentials, and fails on those that it cannot
+            // use.
             let nobody = GcpCredential {
                 bearer: String::new(),
             };

@@ -1,7 +1,9 @@
-//! An object store as tload uses it: opened from a URL and options, asked one request at a time, with failures that say what to do.
+//! Object store: opened from a URL and options, accessed one request at a time, with errors that
+//! say what to do.
 //!
-//! Each call here is one attempt. Who calls decides whether to try again ([`Fault::transient`], [`crate::retry`]), adds location and
-//! range to errors, and reads bodies. Types of `object_store` end here and at the source of objects.
+//! Each call here is one attempt. The caller decides whether to retry ([`Fault::transient`],
+//! [`crate::retry`]), adds location and range to errors, and reads bodies. Types of `object_store`
+//! are confined to this module and the object source.
 
 mod addresses;
 #[cfg(feature = "aws-config")]
@@ -58,55 +60,58 @@ use super::location::{Protocol, RemoteUrl};
 use super::store_options::StoreOptions;
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 
-/// A bucket, a container, a web server, or a repository of a model hub.
+/// Bucket, container, web server, or repository of a model hub.
 pub(crate) struct Store {
     inner: Arc<dyn ObjectStore>,
-    /// Without secrets.
+    /// Scheme and host, without secrets.
     label: String,
-    /// `None` if the caller brought it.
+    /// `None` if the caller provided the store.
     protocol: Option<Protocol>,
     credentials: Credentials,
     anonymous: bool,
     region: Option<String>,
     signed_url: bool,
-    /// The HTTP clients from this one on speak to the store, those before it fetch credentials.
+    /// Index of the first HTTP client that speaks to the store; those before it fetch credentials.
     own_client: usize,
-    /// Of a hub.
+    /// Repository, if the store is a hub.
     repository: Option<Repository>,
-    /// How an object's own checksums are asked for.
+    /// Way to request an object's own checksums.
     asks: Asks,
     redactor: Redactor,
 }
 
-/// What is directly below a prefix.
+/// Direct children of a prefix.
 #[derive(Debug)]
 pub(crate) struct Level {
     pub(crate) objects: Vec<Listed>,
     pub(crate) prefixes: Vec<Path>,
 }
 
-/// An object as a list has it.
+/// Object as a listing shows it.
 #[derive(Debug)]
 pub(crate) struct Listed {
     pub(crate) location: Path,
-    /// Length, bytes. Every store says it, not every hub.
+    /// Length, bytes. Every store states it, but not every hub.
     pub(crate) len: Option<u64>,
-    /// Time of the last change, seconds since 1970; zero if it is not known.
+    /// Time of the last modification, seconds since 1970; zero if unknown.
     pub(crate) modified: i64,
     pub(crate) e_tag: Option<String>,
     pub(crate) version: Option<String>,
 }
 
 impl Store {
-    /// Opens the store of a URL and says where in it the URL points. Asks nothing of the store yet.
+    /// Opens the store of a URL and returns it with the path of the URL in it. Sends no request
+    /// yet.
     ///
-    /// Blocks, to read configuration files, and wants no runtime. Requests want one of tokio with I/O and time.
+    /// Blocks to read configuration files and needs no runtime. Requests need a tokio runtime with
+    /// I/O and time.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::InvalidRequest`] for options and paths that make no sense, [`crate::ErrorKind::PermissionDenied`] if
-    /// nothing is to be looked at and no credentials are given, [`crate::ErrorKind::Unsupported`] for profiles in a build
-    /// without them; I/O for files that cannot be read.
+    /// [`crate::ErrorKind::InvalidRequest`] for invalid options and paths,
+    /// [`crate::ErrorKind::PermissionDenied`] if the environment may not be read and no credentials
+    /// are given, [`crate::ErrorKind::Unsupported`] for profiles in a build without them; the kinds
+    /// of I/O for files that cannot be read.
     pub(crate) fn open(url: &RemoteUrl, options: &StoreOptions) -> Result<(Arc<Self>, Path)> {
         let environment = Environment::unless_forbidden(options);
         Self::open_in(url, options, &environment)
@@ -138,7 +143,7 @@ impl Store {
             Protocol::Custom => {
                 return Err(Error::new(
                     ErrorKind::InvalidRequest,
-                    "is in a store that only its owner can open",
+                    "custom-store URLs must be opened with `Checkpoint::open_in`",
                 ));
             }
         };
@@ -162,7 +167,7 @@ impl Store {
         Ok((Arc::new(store), path))
     }
 
-    /// A store that the caller brought.
+    /// Creates a store from one that the caller provides.
     pub(crate) fn custom(store: Arc<dyn ObjectStore>, label: &str) -> Arc<Self> {
         Arc::new(Self {
             inner: store,
@@ -179,7 +184,7 @@ impl Store {
         })
     }
 
-    /// Asks for an object or a range of it, once.
+    /// Requests an object or a range of it, once.
     pub(crate) async fn get(
         &self,
         path: &Path,
@@ -211,7 +216,7 @@ impl Store {
         Ok((result, exchange))
     }
 
-    /// Asks for length and identity of an object, once.
+    /// Requests length and identity of an object, once.
     pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, Exchange), Fault> {
         let options = GetOptions {
             head: true,
@@ -221,7 +226,8 @@ impl Store {
         Ok((result.meta, exchange))
     }
 
-    /// Asks for length and identity of an object and for its own checksums, once: they are in [`Exchange::stated`].
+    /// Requests length, identity and own checksums of an object, once. The checksums are in
+    /// [`Exchange::stated`].
     pub(crate) async fn checksums(
         &self,
         path: &Path,
@@ -233,24 +239,25 @@ impl Store {
         Ok((result.meta, exchange))
     }
 
-    /// Whether objects here have checksums of their own that can be asked for.
+    /// Returns whether objects here have checksums of their own that can be requested.
     pub(crate) fn states_checksums(&self) -> bool {
         matches!(self.protocol, Some(Protocol::S3 | Protocol::Gcs))
     }
 
-    /// Of a hub: what it calls the contents of a file, if somebody has asked for the list of files and it says so.
+    /// Returns the hub's name for the contents of a file, if the store is a hub, the list of files
+    /// was fetched and it states one.
     pub(crate) fn contents_name(&self, file: &Path) -> Option<&str> {
         self.repository.as_ref()?.commit.get()?.contents_name(file)
     }
 
-    /// Asks for all that is directly below a prefix, once for each page.
+    /// Lists the direct children of a prefix, with one request for each page.
     pub(crate) async fn list(&self, prefix: Option<&Path>) -> Result<Level, Fault> {
         if let Some(commit) = self.commit().await? {
             return Ok(commit.level(prefix));
         }
         let listing = pages::bounded(self.inner.list_with_delimiter(prefix));
         let (listing, _) = self.request("LIST", listing).await?;
-        // Consoles mark a folder by an empty object that is called like it.
+        // Consoles mark a folder by an empty object of the same name.
         let is_marker = |object: &ObjectMeta| Some(&object.location) == prefix;
         let objects = listing.objects.into_iter();
         Ok(Level {
@@ -268,7 +275,8 @@ impl Store {
         })
     }
 
-    /// Of a hub: the commit that is read. Asked for once, so that all that is read through this store is of one.
+    /// Returns the commit that is read, if the store is a hub. It is requested once, so that
+    /// everything read through this store is of one commit.
     async fn commit(&self) -> Result<Option<&Commit>, Fault> {
         let Some(repository) = &self.repository else {
             return Ok(None);
@@ -276,10 +284,12 @@ impl Store {
         let ask = || async {
             let (answer, exchange) = self.request("GET", repository.ask()).await?;
             Commit::parse(&answer).map_err(|what| Fault {
-                error: Error::new(ErrorKind::Remote, "the hub's answer makes no sense")
+                error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
                     .with_request(self.failed_request(&exchange, "GET"))
                     .with_source(self.redactor.clean(&what, &exchange.sent))
-                    .with_hint("check that the endpoint is one of a model hub (option endpoint, HF_ENDPOINT)"),
+                    .with_hint(
+                        "check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)",
+                    ),
                 transient: None,
                 asked: None,
             })
@@ -287,7 +297,7 @@ impl Store {
         repository.commit.get_or_try_init(ask).await.map(Some)
     }
 
-    /// The same, if somebody has asked.
+    /// Returns the name of the commit, if it is already known.
     pub(crate) fn commit_name(&self) -> Option<&str> {
         Some(self.repository.as_ref()?.commit.get()?.name())
     }
@@ -304,7 +314,7 @@ impl Store {
         }
     }
 
-    /// What a failure means, of a request or of the body of its answer.
+    /// Translates a failure of a request or of the body of its response.
     pub(crate) fn fault(
         &self,
         error: &object_store::Error,
@@ -342,12 +352,12 @@ impl Store {
         }
     }
 
-    /// A text of ours that repeats something of an answer, without secrets.
+    /// Removes secrets from a text that quotes parts of a response.
     pub(crate) fn redacted(&self, text: &str, exchange: &Exchange) -> String {
         self.redactor.redact(text, &exchange.sent)
     }
 
-    /// The server does not do what HTTP says: `message` says what it did.
+    /// Returns the error for a server that violates HTTP; `message` says how.
     pub(crate) fn misbehaved(&self, exchange: &Exchange, message: &str) -> Fault {
         Fault {
             error: Error::new(ErrorKind::Remote, self.redacted(message, exchange))
@@ -360,7 +370,7 @@ impl Store {
         }
     }
 
-    /// What is known of a request whose answer was of no use.
+    /// Describes a request whose response was unusable.
     pub(crate) fn failed_request(&self, exchange: &Exchange, operation: &str) -> FailedRequest {
         failed_request(
             exchange,
@@ -368,7 +378,7 @@ impl Store {
         )
     }
 
-    /// Where the credentials come from, for people.
+    /// Returns the origin of the credentials, for display.
     pub(crate) fn credentials(&self) -> String {
         self.credentials.shown()
     }

@@ -1,6 +1,8 @@
-//! What opening a store takes, whatever its protocol: options over environment, and errors without secrets.
+//! Common steps of opening a store of any protocol: options over environment, and errors without
+//! secrets.
 //!
-//! The protocols' own files (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`) turn it into a builder of `object_store`.
+//! The files of the protocols (`s3.rs`, `gcs.rs`, `azure.rs`, `web.rs`) turn this into a builder of
+//! `object_store`.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -18,54 +20,55 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::source::location::RemoteUrl;
 use crate::source::store_options::StoreOptions;
 
-/// What is known before a store is opened.
+/// Inputs of opening a store.
 pub(super) struct Opening<'a> {
     pub(super) url: &'a RemoteUrl,
     pub(super) options: &'a StoreOptions,
-    /// Empty if the options say so.
+    /// Empty if the options disable it.
     pub(super) environment: &'a Environment,
     pub(super) connector: Connector,
 }
 
-/// An opened store and what is known of it.
+/// Opened store and its properties.
 pub(super) struct Opened {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) credentials: Credentials,
     pub(super) anonymous: bool,
-    /// The region that requests are signed for.
+    /// Region that requests are signed for.
     pub(super) region: Option<String>,
-    /// HTTP clients made beside the store's own that speak to the store itself.
+    /// Number of HTTP clients, beside the store's own, that speak to the store itself.
     pub(super) sessions: usize,
-    /// Of S3: signs requests that `object_store` cannot make.
+    /// Signer of requests that `object_store` cannot make; S3 only.
     pub(super) signer: Option<Signer>,
-    /// A token that was found in a file.
+    /// Token that was found in a file.
     pub(super) token: Option<HeaderValue>,
 }
 
 impl Opening<'_> {
-    /// Whether the environment may be looked at.
+    /// Returns whether the environment may be read.
     pub(super) fn looks_around(&self) -> bool {
         self.options.flag("environment").unwrap_or(true)
     }
 
-    /// The first of these options that is set.
+    /// Returns the first of these options that is set.
     pub(super) fn first_option(&self, names: &[&'static str]) -> Option<&'static str> {
         let set = |name: &&&str| self.options.get(name).is_some();
         names.iter().find(set).copied()
     }
 
-    /// The first option under a name of `object_store`'s that says who asks.
+    /// Returns the first option under a name of `object_store`'s that sets credentials.
     pub(super) fn passed_on_who(&self) -> Option<&str> {
         let protocol = self.url.protocol;
         let mut names = self.options.passed_on(protocol).map(|(name, _)| name);
         names.find(|name| says_who(protocol, name))
     }
 
-    /// Settings for `object_store`, weakest first: the environment's and then those options that carry its names.
+    /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
+    /// the options that carry its names.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for an option that it does not know.
+    /// [`ErrorKind::InvalidRequest`] for an option that `object_store` does not know.
     pub(super) fn settings<K: FromStr>(&self, explicit: bool) -> Result<Vec<(K, String)>> {
         let protocol = self.url.protocol;
         let mut settings: Vec<(K, String)> = self
@@ -79,7 +82,7 @@ impl Opening<'_> {
             let key = name.parse().map_err(|_| {
                 Error::new(
                     ErrorKind::InvalidRequest,
-                    format!("store option {name} is unknown, to object_store too"),
+                    format!("store option {name} is unknown to object_store as well"),
                 )
             })?;
             settings.push((key, value.to_owned()));
@@ -87,20 +90,20 @@ impl Opening<'_> {
         Ok(settings)
     }
 
-    /// Refuses to look for credentials if options forbid it and there are none.
+    /// Refuses to look for credentials if the options forbid it and give none.
     pub(super) fn needs_credentials(&self) -> Result<()> {
         if self.looks_around() {
             return Ok(());
         }
         Err(Error::new(
             ErrorKind::PermissionDenied,
-            "no credentials are given, and environment=false forbids to look for any",
+            "no credentials are given, and environment=false forbids looking for any",
         )
         .with_location(self.url.shown())
-        .with_hint("give credentials, or set anonymous=true for what everybody may read"))
+        .with_hint("give credentials, or set anonymous=true for public data"))
     }
 
-    /// A failure of `object_store` to build a store, which happens before anything is asked of it.
+    /// Translates a failure of `object_store` to build a store, which happens before any request.
     pub(super) fn refused(&self, error: &object_store::Error) -> Error {
         let texts = texts(error);
         let redactor = Redactor::new(self.url, self.options, self.environment);
@@ -116,7 +119,8 @@ impl Opening<'_> {
     }
 }
 
-/// tload tries again itself, with what it knows of the whole load.
+/// Returns the configuration without retries: tload retries by itself, with knowledge of the whole
+/// load.
 pub(super) fn no_retries() -> RetryConfig {
     RetryConfig {
         backoff: BackoffConfig::default(),
@@ -125,7 +129,7 @@ pub(super) fn no_retries() -> RetryConfig {
     }
 }
 
-/// Whether an endpoint is to be spoken to without TLS.
+/// Returns whether an endpoint is used without TLS.
 pub(super) fn is_plain(endpoint: Option<&str>) -> bool {
     endpoint.is_some_and(|endpoint| endpoint.starts_with("http://"))
 }

@@ -1,7 +1,7 @@
-//! Bounds of one list, which comes in pages: `object_store` asks for page after page for as long as the
-//! store names another one, and keeps all that came.
+//! Limits of one listing, which comes in pages: `object_store` requests page after page for as long
+//! as the store names another one, and keeps all of them.
 //!
-//! [`bounded`] encloses a list; `exchange.rs` reports each of its requests and answers here.
+//! [`bounded`] encloses a listing; `exchange.rs` reports each of its requests and responses here.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -10,16 +10,16 @@ use object_store::client::{HttpError, HttpErrorKind};
 
 use super::exchange::TooLong;
 
-/// Most pages. Stores put 1000 names and more into each.
+/// Maximum number of pages. Stores put 1000 names and more into each.
 const PAGES_MAX: usize = 4000;
 
-/// Most bytes of all pages: about a million names.
+/// Maximum number of bytes of all pages: about a million names.
 const BYTES_MAX: usize = 512 << 20;
 
 /// Query parameters that name a page: S3 and GCS, GCS's JSON interface, Azure.
 const TOKENS: [&str; 3] = ["continuation-token", "pageToken", "marker"];
 
-/// Pages of one list so far.
+/// Pages of one listing so far.
 #[derive(Default)]
 struct Pages {
     /// Tokens that were sent.
@@ -31,16 +31,16 @@ tokio::task_local! {
     static PAGES: RefCell<Pages>;
 }
 
-/// Runs the requests of one list, which end in an error when the list does not end.
+/// Runs the requests of one listing, which fail if the listing does not end.
 pub(super) async fn bounded<T>(list: impl Future<Output = T>) -> T {
     PAGES.scope(RefCell::default(), list).await
 }
 
-/// Counts a request, if it is for a further page of a list.
+/// Counts a request, if it is for a further page of a listing.
 ///
 /// # Errors
 ///
-/// [`TooLong`] for a page that has been asked for before, and for one too many.
+/// [`TooLong`] for a page that was requested before, and for one page too many.
 pub(super) fn asked(query: Option<&str>) -> Result<(), HttpError> {
     let pairs = query.into_iter().flat_map(|query| query.split('&'));
     let token = pairs
@@ -56,7 +56,7 @@ pub(super) fn asked(query: Option<&str>) -> Result<(), HttpError> {
 ///
 /// # Errors
 ///
-/// [`TooLong`] when they are too many.
+/// [`TooLong`] if there are too many.
 pub(super) fn received(bytes: usize) -> Result<(), HttpError> {
     count(|pages| {
         pages.bytes = pages.bytes.saturating_add(bytes);
@@ -64,7 +64,7 @@ pub(super) fn received(bytes: usize) -> Result<(), HttpError> {
     })
 }
 
-/// Outside of a list nothing is counted.
+/// Applies `fits` inside of a listing. Nothing is counted outside of one.
 fn count(fits: impl FnOnce(&mut Pages) -> bool) -> Result<(), HttpError> {
     match PAGES.try_with(|pages| fits(&mut pages.borrow_mut())) {
         Ok(false) => Err(HttpError::new(HttpErrorKind::Decode, TooLong)),

@@ -1,4 +1,4 @@
-//! From the path of a URL to the path of an object in its store. Pure.
+//! Converts the path of a URL to the path of an object in its store. Pure.
 
 use object_store::path::Path;
 use percent_encoding::percent_decode_str;
@@ -7,14 +7,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::source::Protocol;
 use crate::source::location::RemoteUrl;
 
-/// The path of the object or prefix that a URL names.
+/// Returns the path of the object or prefix that a URL names.
 ///
-/// Keys are literal: `%20` is three characters of them. Paths of HTTP are percent-encoded. One slash at the end is dropped.
+/// Keys are literal: `%20` in a key is three characters. Paths of HTTP URLs are percent-encoded.
+/// One trailing slash is dropped.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for empty components, `.` and `..`, which `object_store` cannot address, and for what is encoded
-/// and not UTF-8, a slash or a control character.
+/// [`ErrorKind::InvalidRequest`] for empty components, `.` and `..`, which `object_store` cannot
+/// address, and for encoded bytes that are not UTF-8, a slash or a control character.
 pub(crate) fn object_path(url: &RemoteUrl) -> Result<Path> {
     let invalid = |what: &str| {
         Error::new(
@@ -50,7 +51,7 @@ pub(crate) fn object_path(url: &RemoteUrl) -> Result<Path> {
             _ => components.push(component),
         }
     }
-    Path::parse(components.join("/")).map_err(|_| invalid("something in it"))
+    Path::parse(components.join("/")).map_err(|_| invalid("an unsupported character"))
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Secrets of a store, and texts of others without them: a server may repeat what it was sent.
+//! Removes a store's secrets from external texts: a server may repeat what it was sent.
 //!
-//! Knows the secrets that a store was opened with, and for each failure those that its requests
-//! carried, so also those that were fetched later. Recognised are the secret as it is, in any case;
-//! percent-encoded; and within base64. Values of fewer than [`LEN_MIN`] bytes are not: they are in
-//! every text. What a server makes of a secret otherwise cannot be recognised.
+//! Knows the secrets that a store was opened with and, for each failure, those that its requests
+//! carried, including those fetched later. A secret is recognised verbatim, in any case;
+//! percent-encoded; and within base64. Values shorter than [`LEN_MIN`] bytes are ignored, because
+//! they occur in every text. Other transformations of a secret by a server cannot be recognised.
 
 use std::fmt;
 
@@ -19,19 +19,19 @@ use crate::source::Protocol;
 use crate::source::location::RemoteUrl;
 use crate::source::store_options::StoreOptions;
 
-/// Stands for a secret.
+/// Replacement for a secret.
 const MASK: &str = "***";
 
-/// Shortest secret that is looked for, bytes.
+/// Shortest recognised secret, bytes.
 const LEN_MIN: usize = 4;
 
-/// Shorter ones count only where they stand by themselves, and are not looked for in base64.
+/// Shorter secrets count only as separate words, and are not recognised in base64.
 const LEN_ANYWHERE: usize = 8;
 
-/// Shortest value of a query without a name that says that it is a secret.
+/// Shortest query value that counts as a secret without a telling name.
 const QUERY_LEN_MIN: usize = 12;
 
-/// Names of headers, settings and parameters of queries that hold secrets have one of these in it.
+/// Words in the names of headers, settings and query parameters that hold secrets.
 const NAMES: [&str; 11] = [
     "token",
     "secret",
@@ -46,10 +46,10 @@ const NAMES: [&str; 11] = [
     "assertion",
 ];
 
-/// Names that end like this hold the place of a secret.
+/// Suffixes of names that hold the location of a secret.
 const PLACES: [&str; 5] = ["file", "path", "url", "uri", "endpoint"];
 
-/// Variables with secrets that are not settings of `object_store`'s.
+/// Variables with secrets that are not settings of `object_store`.
 const VARIABLES: [&str; 11] = [
     "HF_TOKEN",
     "HUGGING_FACE_HUB_TOKEN",
@@ -64,7 +64,7 @@ const VARIABLES: [&str; 11] = [
     "all_proxy",
 ];
 
-/// Secrets, and the texts that they are looked for in.
+/// Set of secrets to mask.
 #[derive(Clone, Default)]
 pub(super) struct Redactor {
     secrets: Vec<String>,
@@ -72,7 +72,7 @@ pub(super) struct Redactor {
 
 impl Redactor {
     /// Collects the secrets that a store is opened with. Those of the environment count even if
-    /// others are used: an environment is all one user's.
+    /// others are used: an environment belongs to one user.
     pub(super) fn new(url: &RemoteUrl, options: &StoreOptions, environment: &Environment) -> Self {
         let mut secrets = Self::default();
         secrets.add_authority(&url.authority, url.protocol);
@@ -115,7 +115,7 @@ impl Redactor {
         let mut carried = sent.secrets();
         carried.tidy();
         let mut shown = text.to_owned();
-        // Longest first: one may be in another.
+        // Longest first, because one may contain another.
         let mut secrets: Vec<_> = self.secrets.iter().chain(&carried.secrets).collect();
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.len()));
         secrets.dedup();
@@ -125,13 +125,14 @@ impl Redactor {
         shown
     }
 
-    /// Returns the first line of a text of others, shortened, without secrets and what looks like one.
+    /// Returns the first line of an external text, shortened, without secrets and texts that look
+    /// like one.
     pub(super) fn clean(&self, text: &str, sent: &Sent) -> String {
         plain(&self.redact(text, sent))
     }
 
     fn add(&mut self, secret: &str) {
-        // A key may have several lines; an error has one.
+        // A key may have several lines, but an error has one.
         for line in secret.lines().map(str::trim) {
             self.secrets.push(line.to_owned());
             let decoded = percent_decode_str(line).decode_utf8();
@@ -139,14 +140,14 @@ impl Redactor {
         }
     }
 
-    /// Adds a value that may be a query, as shared access signatures are, or a list of settings.
+    /// Adds a value that may be a query, like shared access signatures, or a list of settings.
     fn add_value(&mut self, value: &str) {
         self.add(value);
         if value.trim_end_matches('=').contains('=') {
             self.add_query(value);
         }
         if value.starts_with('{') {
-            // The key of a service account: all its values.
+            // The key of a service account: all values are added.
             for text in value.split('"').skip(1).step_by(2) {
                 self.add_long(&text.replace("\\n", "\n"));
             }
@@ -169,7 +170,8 @@ impl Redactor {
         }
     }
 
-    /// Adds what is secret in `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…, …, Signature=…`, `SharedKey account:…`.
+    /// Adds the secrets in `Bearer …`, `Basic …`, `AWS4-HMAC-SHA256 Credential=…, …, Signature=…`,
+    /// `SharedKey account:…`.
     fn add_authorization(&mut self, text: &str) {
         let value = text.split_once(' ').map_or(text, |(_, value)| value.trim());
         self.add(value);
@@ -237,7 +239,7 @@ impl Redactor {
         }
     }
 
-    /// Drops what is no secret: what is short, and what says yes or no.
+    /// Drops values that are no secrets: short ones, and booleans.
     fn tidy(&mut self) {
         self.secrets.retain(|secret| {
             let is_flag = ["true", "false"].contains(&secret.to_ascii_lowercase().as_str());
@@ -254,12 +256,13 @@ impl fmt::Debug for Redactor {
     }
 }
 
-/// Returns whether the values of a header, setting or parameter of this name, in lower case, are secrets.
+/// Returns whether the values of a header, setting or parameter of this name, in lower case, are
+/// secrets.
 fn is_secret_name(name: &str) -> bool {
     NAMES.iter().any(|word| name.contains(word)) && !PLACES.iter().any(|end| name.ends_with(end))
 }
 
-/// Secrets that requests carried. Cheap to keep: each request does, and few fail.
+/// Secrets that requests carried. Cheap to record: each request is recorded, and few fail.
 #[derive(Clone, Default)]
 pub(crate) struct Sent {
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -334,7 +337,7 @@ fn masked(text: &str, secret: &str) -> String {
         let len = needles
             .iter()
             .find_map(|needle| length_encoded(here, needle.as_bytes(), u8::eq));
-        // The characters beside it hold bits of it too.
+        // The adjacent characters hold bits of the secret too.
         found.extend(len.map(|len| {
             let is_digit = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/-_=%".contains(byte);
             let before = text_bytes[..start]
@@ -365,7 +368,8 @@ fn length_as_written(text: &[u8], secret: &[u8]) -> Option<usize> {
     here.eq_ignore_ascii_case(secret).then_some(secret.len())
 }
 
-/// Length of the secret at the beginning of the text, any character of which may be percent-encoded.
+/// Returns the length of the secret at the beginning of the text, where any character may be
+/// percent-encoded.
 fn length_encoded(text: &[u8], secret: &[u8], same: fn(&u8, &u8) -> bool) -> Option<usize> {
     let mut at = 0;
     for wanted in secret {
@@ -387,14 +391,14 @@ fn length_encoded(text: &[u8], secret: &[u8], same: fn(&u8, &u8) -> bool) -> Opt
     Some(at)
 }
 
-/// Returns the characters that base64 has for a secret at each place where it may begin.
+/// Returns the base64 forms of a secret, one for each alignment.
 fn in_base64(secret: &[u8]) -> Vec<String> {
     let mut forms = Vec::new();
     for before in 0..3 {
         let text = [&[0; 2][..before.min(2)], secret].concat();
         for engine in [STANDARD_NO_PAD, URL_SAFE_NO_PAD] {
             let mut form = engine.encode(&text);
-            // The first and the last of them may hold bits of what stands beside it.
+            // The first and the last character may hold bits of adjacent bytes.
             if !text.len().is_multiple_of(3) {
                 form.pop();
             }
@@ -431,7 +435,7 @@ mod tests {
             "hf_AbC%2Fd%2Be%20f%2541xyz".to_owned(),
             "hf_AbC%2fd%2be+f%2541xyz".to_owned(),
             "%68%66%5F%41%62%43%2F%64%2B%65%20%66%25%34%31%78%79%7A".to_owned(),
-            // Decoded once too often.
+            // Decoded one time too many.
             "hf_AbC/d+e fAxyz".to_owned(),
         ] {
             let shown = with.redact(&format!("a {text}, b"), &Sent::default());

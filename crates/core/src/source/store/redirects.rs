@@ -1,8 +1,9 @@
-//! Redirects: which are followed, and what is sent there. Wraps the HTTP client of each store.
+//! Follows redirects within limits. Wraps the HTTP client of each store.
 //!
-//! A server that redirects names the next host, so nothing that is meant for the first one goes
-//! along: no credentials, no header of an option, no `Referer` (which would have the query of a
-//! signed URL). Nor may it lead to where only this machine or its network can go.
+//! A server that redirects names the next host, so nothing meant for the first host is forwarded:
+//! no credentials, no header of an option, no `Referer` (which would contain the query of a signed
+//! URL). A redirect also must not lead to an address that only this machine or its network can
+//! reach.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,10 +19,10 @@ use url::Url;
 use super::addresses::{Reach, Resolver};
 use super::exchange::asks_host;
 
-/// Redirects of one request that are followed: as many as browsers and `reqwest` follow, or fewer.
+/// Maximum number of redirects of one request: as many as browsers and `reqwest` follow, or fewer.
 const REDIRECTS_MAX: usize = 10;
 
-/// The headers that go along to another origin: they say which bytes of which version are wanted.
+/// Headers that are forwarded to another origin: they select the bytes and the version.
 const KEPT: [HeaderName; 6] = [
     header::ACCEPT,
     header::RANGE,
@@ -31,14 +32,14 @@ const KEPT: [HeaderName; 6] = [
     header::IF_UNMODIFIED_SINCE,
 ];
 
-/// An HTTP client that follows redirects by these rules. The one inside follows none.
+/// HTTP client that follows redirects by these rules. The inner client follows none.
 #[derive(Debug)]
 pub(super) struct Following {
     pub(super) client: reqwest::Client,
     pub(super) resolver: Resolver,
-    /// Sent with each request to the store, unless the request has others of these names.
+    /// Sent with each request to the store, unless the request already has headers of these names.
     pub(super) headers: HeaderMap,
-    /// Number of this client, and of the first one that speaks to the store itself.
+    /// Number of this client; `own` is that of the first one that speaks to the store itself.
     pub(super) number: usize,
     pub(super) own: Arc<AtomicUsize>,
 }
@@ -61,7 +62,7 @@ impl HttpService for Following {
         let mut redirects = 0;
         loop {
             let response = HttpService::call(&self.client, request).await?;
-            // Anything but a question has a body, which may be a secret.
+            // Only GET and HEAD are redirected. Other requests have a body, which may be a secret.
             let is_question = method == Method::GET || method == Method::HEAD;
             let Some((from, to)) = hop(&at, &response).filter(|_| is_question) else {
                 return Ok(response);
@@ -74,7 +75,7 @@ impl HttpService for Following {
                 let here = Reach::of_host(&from)
                     .or_else(|| Reach::of_peer(&response, &from, &self.resolver));
                 let here = here.unwrap_or(Reach::Public);
-                // Wherever it went in between: the widest counts.
+                // The widest reach of all hosts so far counts.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));
                 reach = Some(widest);
                 check(&from, &to, widest)?;
@@ -94,8 +95,8 @@ impl HttpService for Following {
     }
 }
 
-/// Returns the URL of an answer and the one that it redirects to; `None` if it is no redirect, or
-/// leads nowhere.
+/// Returns the URL of a response and its redirect target; `None` if it is no redirect, or has no
+/// target.
 fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     let is_redirect = matches!(
         response.status(),
@@ -112,7 +113,7 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     let from = Url::parse(&at.to_string()).ok()?;
     let mut to = from.join(to).ok()?;
     to.set_fragment(None);
-    // A user and a password of the server's own choice are not the caller's credentials.
+    // User and password in the target are the server's choice, not the caller's credentials.
     if to.has_host() {
         to.set_username("").ok()?;
         to.set_password(None).ok()?;
@@ -120,7 +121,7 @@ fn hop(at: &Uri, response: &HttpResponse) -> Option<(Url, Url)> {
     Some((from, to))
 }
 
-/// Refuses a redirect to a target that servers of this reach may not lead to.
+/// Refuses a redirect to a target that servers of this reach must not redirect to.
 fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
     match (from.scheme(), to.scheme()) {
         ("https", "http") => return Err(Refused::Plain),
@@ -141,7 +142,7 @@ fn kept(headers: &HeaderMap) -> HeaderMap {
         .collect()
 }
 
-/// A redirect that is not followed.
+/// Reason why a redirect is not followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     Endless,
@@ -153,9 +154,9 @@ pub(super) enum Refused {
 impl std::fmt::Display for Refused {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Endless => "redirects in circles, or without end",
+            Self::Endless => "redirects in a loop or too many times",
             Self::Plain => "redirects from https to http",
-            Self::Scheme => "redirects to what is neither http nor https",
+            Self::Scheme => "redirects to a URL that is neither http nor https",
             Self::Narrower => "redirects to an address of a private network or of this machine",
         })
     }

@@ -1,6 +1,8 @@
-//! Credentials that are kept until shortly before they expire, and then fetched anew: by one request, for all.
+//! Caches credentials until shortly before they expire, and then renews them with one request for
+//! all callers.
 //!
-//! Knows no source of credentials; `aws.rs` has them. Called by `object_store` before each request.
+//! Independent of the source of credentials, which `aws.rs` provides. Called by `object_store`
+//! before each request.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,13 +14,14 @@ use object_store::aws::AwsCredential;
 
 use super::credentials::CredentialFailure;
 
-/// Credentials are fetched anew this long before they expire, or after half of their life if that is shorter.
+/// Credentials are renewed this long before they expire, or after half of their lifetime if that is
+/// shorter.
 const AHEAD: Duration = Duration::from_secs(300);
 
-/// After a failed fetch, credentials that still hold are used for this long before the next try.
+/// Pause after a failed renewal, during which credentials that are still valid are used.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// A source of credentials.
+/// Source of credentials.
 #[async_trait]
 pub(super) trait Load: fmt::Debug + Send + Sync + 'static {
     async fn load(&self) -> Result<Loaded, CredentialFailure>;
@@ -27,16 +30,16 @@ pub(super) trait Load: fmt::Debug + Send + Sync + 'static {
 pub(super) struct Loaded {
     pub(super) credential: AwsCredential,
     pub(super) expires: Option<SystemTime>,
-    /// For people.
+    /// Name of the source, for display.
     pub(super) source: String,
 }
 
 pub(super) struct Refreshing<L> {
     load: L,
     held: Mutex<Option<Held>>,
-    /// Held by whoever fetches.
+    /// Held by the task that fetches.
     turn: tokio::sync::Mutex<()>,
-    /// The last search that brought nothing.
+    /// Last search that found nothing.
     failed: Mutex<Option<(Instant, CredentialFailure)>>,
 }
 
@@ -45,11 +48,11 @@ struct Held {
     source: String,
     loaded: Instant,
     expires: Option<SystemTime>,
-    /// When to fetch new ones.
+    /// Time at which to renew.
     renew: Option<SystemTime>,
-    /// The store refused it.
+    /// True if the store refused it.
     rejected: bool,
-    /// It was fetched because the store refused the one before.
+    /// True if it was fetched because the store refused the previous one.
     replacement: bool,
 }
 
@@ -89,23 +92,24 @@ impl<L: Load> Refreshing<L> {
         }
     }
 
-    /// Where the credentials in use come from, if there are any.
+    /// Returns the source of the credentials in use, if there are any.
     pub(super) fn source(&self) -> Option<String> {
         self.held().as_ref().map(|held| held.source.clone())
     }
 
-    /// The store refused the credentials of a request that began then: whether the next request will have others.
+    /// Records that the store refused the credentials of a request that began then, and returns
+    /// whether the next request will have others.
     pub(super) fn rejected(&self, began: Option<Instant>) -> bool {
         let mut held = self.held();
         let Some(held) = held.as_mut() else {
             return true;
         };
         if began.is_some_and(|began| began < held.loaded) {
-            // Somebody else's refusal brought new ones since.
+            // New ones were fetched since, after the refusal of another request.
             return true;
         }
         if held.replacement && held.loaded.elapsed() < PAUSE {
-            // They were new a moment ago, and others than those refused before.
+            // They were just fetched to replace refused ones, so fetching again will not help.
             return false;
         }
         held.rejected = true;
@@ -119,12 +123,12 @@ impl<L: Load> Refreshing<L> {
         }
         let _turn = match (self.turn.try_lock(), usable) {
             (Ok(turn), _) => turn,
-            // Somebody fetches, and until then the old ones do.
+            // Another task fetches; until then the old credentials are used.
             (Err(_), Some(credential)) => return Ok(credential),
             (Err(_), None) => {
                 let since = Instant::now();
                 let turn = self.turn.lock().await;
-                // Many wait when a load begins: one search for credentials is enough to know that there are none.
+                // Many tasks wait when a load begins: one failed search suffices for all of them.
                 if let Some(failure) = self.failed_since(since) {
                     return Err(failure);
                 }
@@ -146,7 +150,7 @@ impl<L: Load> Refreshing<L> {
                 Ok(credential)
             }
             (Err(failure), Some(credential)) => {
-                tracing::warn!(%failure, "credentials could not be renewed; the old ones still hold");
+                tracing::warn!(%failure, "cannot renew credentials; the old ones are still valid");
                 if let Some(held) = held.as_mut() {
                     held.renew = Some(now + PAUSE);
                 }
@@ -166,7 +170,7 @@ impl<L: Load> Refreshing<L> {
         (*at >= since).then(|| failure.clone())
     }
 
-    /// The credential, if it need not be renewed, and if it may be used at all.
+    /// Returns the credential twice: if it need not be renewed, and if it may still be used.
     fn peek(&self, now: SystemTime) -> (Option<Arc<AwsCredential>>, Option<Arc<AwsCredential>>) {
         let held = self.held();
         let pick = |wanted: fn(&Held, SystemTime) -> bool| {
@@ -177,7 +181,7 @@ impl<L: Load> Refreshing<L> {
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        // Whoever panicked left it whole: it is only ever replaced.
+        // A panic leaves the value intact: it is only ever replaced as a whole.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -211,7 +215,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// Numbers its credentials, which live for so many seconds, and fails from one of them on.
+    /// Numbers its credentials, which live for `life` seconds, and fails from one of them on.
     #[derive(Debug)]
     struct Numbered {
         loads: AtomicU32,
@@ -293,7 +297,7 @@ mod tests {
             for (second, wanted) in [(0, "1"), (3400, "1"), (3401, "1"), (3600, "none left")] {
                 assert_eq!(key(&refreshing, second).await, wanted, "{second}");
             }
-            // 3401 was within the pause.
+            // Second 3401 was within the pause.
             assert_eq!(refreshing.load.loads.load(Ordering::Relaxed), 3);
         });
     }
@@ -317,7 +321,8 @@ mod tests {
             assert_eq!(key(&refreshing, 0).await, "1");
             assert!(refreshing.rejected(Some(Instant::now())));
             assert_eq!(key(&refreshing, 0).await, "2");
-            // A request that began with the old ones may try again, one that had the new ones need not.
+            // A request that began with the old ones may be retried; one that had the new ones need
+            // not.
             assert!(refreshing.rejected(Some(before)));
             assert!(!refreshing.rejected(Some(Instant::now())));
             assert_eq!(key(&refreshing, 0).await, "2");

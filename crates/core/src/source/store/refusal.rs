@@ -1,4 +1,5 @@
-//! What a store means by saying no: status and code to error, hint and whether to try again. Pure; called by `fault.rs`.
+//! Translates status and code of an error response to an error, a hint and whether to retry. Pure;
+//! called by `fault.rs`.
 
 use super::exchange::Exchange;
 use super::fault::{Asked, Cause, Verdict, no_listing};
@@ -7,10 +8,11 @@ use crate::error::ErrorKind;
 use crate::retry::Transient;
 use crate::source::Protocol;
 
-/// Clocks may differ by this much before stores refuse what is signed, seconds (S3 and Azure: 15 minutes; Google: 5).
+/// Clock skew above which stores refuse signed requests, seconds (S3 and Azure: 15 minutes; Google:
+/// 5).
 const SKEW_MAX: i64 = 300;
 
-/// Reads an answer whose status is not 2xx.
+/// Classifies a response whose status is not 2xx.
 pub(super) fn verdict(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
     let code = exchange.code.as_deref().unwrap_or_default();
     let verdict = hub::refusal(status, exchange, asked)
@@ -21,7 +23,7 @@ pub(super) fn verdict(status: u16, exchange: &Exchange, asked: &Asked) -> Verdic
     verdict.cause(words)
 }
 
-/// Codes that say more than their status, or something else.
+/// Classifies by code, where it is more specific than the status or differs from it.
 fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
     let from = asked.credentials;
     let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
@@ -56,27 +58,27 @@ fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
         .hint("check its name, and that the endpoint is the right one"),
         "InvalidBucketName" => Verdict::new(
             ErrorKind::InvalidRequest,
-            "a bucket cannot have such a name",
+            "the bucket's name is invalid",
         ),
         "InvalidObjectState" | "BlobArchived" | "BlobBeingRehydrated" => Verdict::new(
             ErrorKind::Unsupported,
-            "the object is archived and cannot be read at once",
+            "the object is archived and cannot be read before it is restored",
         )
         .hint("restore it to a storage class that can be read"),
-        "UserProjectMissing" => denied("the bucket makes its readers pay")
-            .hint("name the project that pays: header.x-goog-user-project=PROJECT"),
+        "UserProjectMissing" => denied("the bucket requires the requester to pay")
+            .hint("set the project to bill: header.x-goog-user-project=PROJECT"),
         "SlowDown" | "ServerBusy" | "RequestTimeout" | "RequestLimitExceeded" | "Throttling"
         | "ThrottlingException" => Verdict::new(
             ErrorKind::Remote,
-            format!("the store asks for patience ({code})"),
+            format!("the store is busy or throttling requests ({code})"),
         )
-        .hint("ask for less at a time, or try later")
+        .hint("send fewer requests at a time, or try again later")
         .transient(Transient::Busy),
         _ => return None,
     })
 }
 
-/// The bucket is in another region.
+/// Classifies a response that says that the bucket is in another region.
 fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Option<Verdict> {
     if asked.protocol != Some(Protocol::S3) {
         return None;
@@ -88,7 +90,7 @@ fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Opt
         code,
         "AuthorizationHeaderMalformed" | "IllegalLocationConstraintException" | "PermanentRedirect"
     );
-    // A 403 is one only if the redirect was followed, which drops the signature.
+    // A 403 means another region only if the redirect was followed, which drops the signature.
     if !(redirected || malformed || (differs && matches!(status, 400 | 403))) {
         return None;
     }
@@ -96,7 +98,7 @@ fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Opt
     Some(match named.filter(|_| differs) {
         Some(region) => Verdict::new(
             ErrorKind::InvalidRequest,
-            format!("the bucket is in region {region}, and {ours} was asked"),
+            format!("the bucket is in region {region}, but the request went to {ours}"),
         )
         .hint(format!("set region={region}")),
         None => Verdict::new(
@@ -125,28 +127,31 @@ fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
             .hint("check bucket, key and endpoint"),
         405 | 501 => Verdict::new(
             ErrorKind::Unsupported,
-            format!("the store cannot do what was asked ({answer})"),
+            format!("the store does not support the request ({answer})"),
         )
-        .hint("check that the endpoint is one of an object store"),
-        407 => Verdict::new(ErrorKind::PermissionDenied, "the proxy wants credentials")
-            .hint("give them in the option proxy: http://user:password@host"),
+        .hint("check that the endpoint is an object store"),
+        407 => Verdict::new(
+            ErrorKind::PermissionDenied,
+            "the proxy requires credentials",
+        )
+        .hint("set them in the option proxy: http://user:password@host"),
         408 | 425 | 429 | 503 => Verdict::new(
             ErrorKind::Remote,
-            format!("the store asks for patience ({answer})"),
+            format!("the store is busy or throttling requests ({answer})"),
         )
-        .hint("ask for less at a time, or try later")
+        .hint("send fewer requests at a time, or try again later")
         .transient(Transient::Busy),
         416 => Verdict::new(
             ErrorKind::Changed,
-            "the object ends before the bytes that were asked for: it shrank",
+            "the object ends before the requested bytes: it shrank",
         )
-        .hint("load again when nobody writes to it"),
+        .hint("load again once nothing writes to it"),
         500..=u16::MAX => Verdict::new(ErrorKind::Remote, format!("the store failed ({answer})"))
-            .hint("try later; the store's operators find the request by its id")
+            .hint("try again later; the store's operators can find the request by its id")
             .transient(Transient::Broken),
         300..=399 => Verdict::new(
             ErrorKind::Remote,
-            format!("the store redirects to nowhere ({answer})"),
+            format!("the store sent a redirect without a valid target ({answer})"),
         )
         .hint("check the endpoint"),
         _ => Verdict::new(
@@ -157,19 +162,19 @@ fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
     }
 }
 
-/// The object is not the one that was opened.
+/// Returns the classification for an object that is not the one that was opened.
 pub(super) fn changed() -> Verdict {
     Verdict::new(ErrorKind::Changed, "the object changed while it was read")
-        .hint("load again when nobody writes to it")
+        .hint("load again once nothing writes to it")
 }
 
 fn unauthenticated(asked: &Asked) -> Verdict {
     let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
     if asked.protocol == Some(Protocol::Http) {
-        denied("the server wants credentials, or others than these")
+        denied("the server requires credentials, or rejects these")
             .hint("give https://user:password@host, or header.authorization")
     } else if asked.anonymous {
-        denied("the store wants credentials").hint("give credentials in place of anonymous=true")
+        denied("the store requires credentials").hint("give credentials instead of anonymous=true")
     } else {
         denied("the store does not accept the credentials").hint(format!(
             "renew the credentials, which come from: {}",
@@ -193,13 +198,13 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
     let verdict = Verdict::new(ErrorKind::PermissionDenied, "access is denied");
     if asked.protocol == Some(Protocol::Http) {
         return verdict.hint(if asked.signed_url {
-            "sign the URL anew: it has expired, or is not valid for this object or method"
+            "sign the URL again: it has expired, or is not valid for this object or method"
         } else {
             "give https://user:password@host, header.authorization or a signed URL"
         });
     }
     if asked.anonymous {
-        return verdict.hint("not everybody may read this: give credentials, or check the names");
+        return verdict.hint("the data is not public: give credentials, or check the names");
     }
     let right = match (asked.protocol, asked.operation) {
         (Some(Protocol::S3), "LIST") => "s3:ListBucket",
@@ -208,12 +213,12 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
         (Some(Protocol::Gcs), _) => "storage.objects.get",
         (Some(Protocol::Azure), _) => "Storage Blob Data Reader",
         (Some(Protocol::Http | Protocol::Hub | Protocol::Custom) | None, _) => {
-            return verdict.hint("ask for access");
+            return verdict.hint("request access");
         }
     };
-    // S3 says 403 for what is not there to those who may not list.
+    // S3 responds with 403 for missing objects if the caller may not list.
     verdict.hint(format!(
-        "check that it exists and that these credentials have the right {right}; they come from: {}",
+        "check that it exists and that these credentials have the permission {right}; they come from: {}",
         asked.credentials
     ))
 }
@@ -375,6 +380,6 @@ mod tests {
         assert!(hint(&anonymous).contains("give credentials"));
         let mut signed = asked(Protocol::Http);
         signed.signed_url = true;
-        assert!(hint(&signed).contains("sign the URL anew"));
+        assert!(hint(&signed).contains("sign the URL again"));
     }
 }

@@ -1,13 +1,15 @@
-//! What is said in the body of a refusal, and how to repeat it without its secrets. Pure; called by `exchange.rs` and `fault.rs`.
+//! Parses the body of an error response, and removes secrets from quoted texts. Pure; called by
+//! `exchange.rs` and `fault.rs`.
 
 use serde_json::Value;
 
 use crate::error::printable;
 
-/// Messages longer than this are cut, characters: they end up in one line of an error.
+/// Maximum length of a message, characters: it becomes one line of an error.
 const MESSAGE_MAX: usize = 300;
 
-/// The store's own words. Stores answer in XML (S3, Azure, Google's XML interface), token services in JSON.
+/// Error code and text of a store. Stores respond in XML (S3, Azure, Google's XML interface), token
+/// services in JSON.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Reply {
     pub(super) code: Option<String>,
@@ -30,7 +32,8 @@ impl Reply {
         }
     }
 
-    /// `{"error": "invalid_grant", "error_description": "…"}` or `{"error": {"status": "…", "message": "…"}}`.
+    /// Parses `{"error": "invalid_grant", "error_description": "…"}` or `{"error": {"status": "…",
+    /// "message": "…"}}`.
     fn of_json(json: &Value) -> Self {
         let owned = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let error = json.get("error");
@@ -46,7 +49,8 @@ impl Reply {
     }
 }
 
-/// The text of the first such element. These bodies are flat and hold nothing that would need a parser of XML.
+/// Returns the text of the first element of this name. These bodies are flat and do not need an XML
+/// parser.
 fn element(text: &str, name: &str) -> Option<String> {
     let (_, rest) = text.split_once(&format!("<{name}>"))?;
     let (inner, _) = rest.split_once(&format!("</{name}>"))?;
@@ -63,8 +67,8 @@ fn element(text: &str, name: &str) -> Option<String> {
     })
 }
 
-/// The first line of a text from elsewhere, without what looks like a secret: queries, fragments and users of URLs, signatures.
-/// Secrets that are known are the redactor's.
+/// Returns the first line of an external text, without parts that look like secrets: queries,
+/// fragments and users of URLs, signatures. The redactor removes known secrets.
 pub(super) fn plain(text: &str) -> String {
     let line = text.trim().lines().next().unwrap_or_default();
     let words: Vec<_> = line.split(' ').map(scrub_word).collect();
@@ -75,7 +79,7 @@ pub(super) fn plain(text: &str) -> String {
     printable(&shown)
 }
 
-/// Names that secrets go by in queries, headers and connection strings; in lower case.
+/// Names of secrets in queries, headers and connection strings; in lower case.
 const SECRET_NAMES: [&str; 12] = [
     "signature=",
     "sig=",

@@ -1,4 +1,5 @@
-//! S3 and what speaks like it: endpoint, addressing, region and credentials of a bucket. Called by [`super::Store::open`].
+//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Called
+//! by [`super::Store::open`].
 
 use std::sync::Arc;
 
@@ -10,7 +11,7 @@ use super::credentials::Credentials;
 use super::opening::{Opened, Opening, is_plain, no_retries};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What AWS's own tools take for granted too.
+/// Default region, the same as that of AWS's own tools.
 const DEFAULT_REGION: &str = "us-east-1";
 
 const EXPLICIT: [&str; 5] = [
@@ -40,7 +41,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
         .with_http_connector(opening.connector.clone())
         .build();
     let store = store.map_err(|error| opening.refused(&error))?;
-    // Sessions are signed with credentials of their own, which nobody else gets to see.
+    // Sessions are signed with credentials of their own, which `object_store` does not expose.
     let signer = region
         .clone()
         .filter(|_| sessions == 0)
@@ -59,11 +60,11 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
     })
 }
 
-/// Who asks.
+/// Origin of the credentials.
 enum Who {
-    /// The builder has what it needs.
+    /// The builder already has them.
     Known(String),
-    /// The AWS SDK looks for credentials.
+    /// The AWS SDK looks them up.
     #[cfg(feature = "aws-config")]
     Chain(super::aws::Chain),
 }
@@ -87,7 +88,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
         ("session_token", AmazonS3ConfigKey::Token),
         ("region", AmazonS3ConfigKey::Region),
         ("endpoint", AmazonS3ConfigKey::Endpoint),
-        // Wins over the other one inside of the builder.
+        // Takes precedence inside of the builder.
         ("endpoint", AmazonS3ConfigKey::S3Endpoint),
     ] {
         if let Some(value) = options.get(option) {
@@ -125,14 +126,15 @@ fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
     value(AmazonS3ConfigKey::S3Endpoint).or_else(|| value(AmazonS3ConfigKey::Endpoint))
 }
 
-/// Signing a request to what is no URL panics in `object_store`. A bucket before an IP address is none, for example.
+/// Requires that the endpoint is a URL: signing a request to anything else panics in
+/// `object_store`. A bucket before an IP address is one example.
 fn require_url(endpoint: Option<&str>) -> Result<()> {
     let Some(error) = endpoint.and_then(|endpoint| url::Url::parse(endpoint).err()) else {
         return Ok(());
     };
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("the endpoint, with the bucket where it belongs, is no URL: {error}"),
+        format!("the endpoint with the bucket's name added is not a URL: {error}"),
     )
     .with_hint("write endpoint=http://host:port; with an IP address use addressing=path"))
 }
@@ -180,7 +182,8 @@ fn profile_endpoint(_: &Opening) -> Option<String> {
     None
 }
 
-/// Where the bucket's name goes. The builder wants an endpoint that has it already if it is to be in the host's name.
+/// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
+/// contains it.
 fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> AmazonS3Builder {
     let value = |key| builder.get_config_value(&key);
     let region = value(AmazonS3ConfigKey::Region).unwrap_or_default();
@@ -194,7 +197,7 @@ fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> Am
         (None, Some(_)) => {
             value(AmazonS3ConfigKey::VirtualHostedStyleRequest).as_deref() == Some("true")
         }
-        // The wildcard in the certificate of S3 stands for one label, and host names have no capitals.
+        // The wildcard in S3's certificate stands for one label, and host names have no capitals.
         (None, None) => is_label(bucket),
     };
     if endpoint.is_none() && region.starts_with("cn-") && !express {
@@ -218,8 +221,8 @@ fn with_address(builder: AmazonS3Builder, opening: &Opening, bucket: &str) -> Am
     }
 }
 
-/// Refuses a bucket that would stand in the host's name and end it: of `https://evil.example#.host`
-/// the host is `evil.example`, which would get the session token.
+/// Refuses a bucket whose name would end the host name. In `https://evil.example#.host`, the host
+/// is `evil.example`, which would receive the session token.
 fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     let is_set = |key| builder.get_config_value(&key).as_deref() == Some("true");
     let is_in_host = is_set(AmazonS3ConfigKey::VirtualHostedStyleRequest)
@@ -230,7 +233,7 @@ fn require_label(builder: &AmazonS3Builder, opening: &Opening) -> Result<()> {
     }
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        "the name of the bucket cannot stand in the name of a host",
+        "the bucket's name cannot be part of a host name",
     )
     .with_location(opening.url.shown())
     .with_hint("check the bucket's name, or set addressing=path"))
@@ -262,7 +265,7 @@ fn who(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     let missing = |name: &str| {
         Error::new(
             ErrorKind::InvalidRequest,
-            format!("half of a pair of credentials is given: {name} is missing"),
+            format!("incomplete credentials: {name} is missing"),
         )
         .with_location(opening.url.shown())
         .with_hint(format!("set {name} too"))
@@ -307,13 +310,13 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     )))
 }
 
-/// The order of `object_store`'s own search.
+/// Follows the order of `object_store`'s own search.
 #[cfg(not(feature = "aws-config"))]
 fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     if opening.options.get("profile").is_some() {
         return Err(Error::new(
             ErrorKind::Unsupported,
-            "this build reads no profiles of the AWS configuration files",
+            "this build cannot read profiles of the AWS configuration files",
         )
         .with_location(opening.url.shown())
         .with_hint("build with the feature aws-config, or give credentials"));

@@ -1,4 +1,5 @@
-//! Stores against servers on loopback that give one answer: from bytes on a wire to the error that a user sees.
+//! Tests of stores against servers on loopback that send one response: from bytes on a wire to the
+//! error that a user sees.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -13,15 +14,15 @@ use crate::error::ErrorKind;
 use crate::retry::Transient;
 use crate::source::Location;
 
-/// What a server does with its one request.
+/// Response of a server to its one request.
 enum Answer {
-    /// These bytes, and then it hangs up.
+    /// Sends these bytes and closes the connection.
     Bytes(String),
-    /// Nothing, until the client hangs up.
+    /// Sends nothing until the client closes the connection.
     Silence,
 }
 
-/// Answers one request, and returns its head: request line and headers.
+/// Serves one request, and returns its head: request line and headers.
 fn serve(answer: Answer) -> (String, JoinHandle<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -59,7 +60,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(future)
 }
 
-/// Opens without looking at this process's environment.
+/// Opens a store without reading this process's environment.
 fn open(url: &str, options: &[(&str, &str)]) -> (Arc<Store>, Path) {
     let location = Location::parse(url).expect(url);
     let mut options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
@@ -82,7 +83,7 @@ fn first_bytes() -> GetOptions {
     }
 }
 
-/// Asks for four bytes and reads them.
+/// Requests four bytes and reads them.
 fn fetch(store: &Store, path: &Path) -> Result<Vec<u8>, Fault> {
     run(async {
         let (result, exchange) = store.get(path, first_bytes()).await?;
@@ -160,14 +161,14 @@ fn answers_of_s3() {
             error("PermanentRedirect"),
             ErrorKind::InvalidRequest,
             None,
-            "the bucket is in region eu-west-1, and us-east-1 was asked",
+            "the bucket is in region eu-west-1, but the request went to us-east-1",
         ),
         (
             "503 Slow Down\r\nretry-after: 3",
             error("SlowDown"),
             ErrorKind::Remote,
             Some(Transient::Busy),
-            "the store asks for patience (SlowDown)",
+            "the store is busy or throttling requests (SlowDown)",
         ),
         (
             "500 Internal Server Error",
@@ -255,7 +256,7 @@ fn signed_urls_are_sent_whole_and_never_shown() {
             .error
             .hint()
             .expect("a hint")
-            .contains("sign the URL anew")
+            .contains("sign the URL again")
     );
     let shown = format!("{fault:?}");
     assert!(!shown.contains("hunter2"), "{shown}");
@@ -287,7 +288,7 @@ fn nobody_there() {
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     drop(listener);
     let (store, path) = s3(&url);
-    let fault = fetch(&store, &path).expect_err("nobody");
+    let fault = fetch(&store, &path).expect_err("no server");
     assert_eq!(fault.transient, Some(Transient::Unreachable));
     assert!(
         fault.error.message().contains("refuses connections"),

@@ -1,4 +1,5 @@
-//! What fails below HTTP: names, connections, certificates, and bodies that end too early. Pure; called by `fault.rs`.
+//! Classifies failures below HTTP: name resolution, connections, certificates, and truncated
+//! bodies. Pure; called by `fault.rs`.
 
 use std::error::Error as StdError;
 use std::io;
@@ -12,9 +13,10 @@ use super::redirects::Refused;
 use crate::error::ErrorKind;
 use crate::retry::Transient;
 
-const BROKE: &str = "look at the network between here and there, and at what the server says of it";
+const BROKE: &str = "check the network between this machine and the server, and the server's log";
 
-/// Reads the failure of a request to `host` that got no answer, or of the body of one.
+/// Classifies the failure of a request to `host` that got no response, or of the body of a
+/// response.
 pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     let texts = texts(error);
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
@@ -24,7 +26,7 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     let cause = cause(error, &texts);
     let verdict = if http.is_some_and(reqwest::Error::is_builder) {
         Verdict::new(ErrorKind::InvalidRequest, "the request cannot be sent")
-            .hint("check the endpoint: plain http:// has to be asked for")
+            .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
     } else if find::<Narrower>(error).is_some() {
@@ -33,9 +35,9 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     } else if find::<TooLong>(error).is_some() {
         Verdict::new(
             ErrorKind::Remote,
-            format!("{host} sends a list or a token without end"),
+            format!("{host} sends an endless listing or token"),
         )
-        .hint("check the endpoint: this may be no object store")
+        .hint("check the endpoint: it may not be an object store")
     } else if says("certificate") {
         certificate(host, &texts)
     } else if connecting {
@@ -43,7 +45,7 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     } else if error.kind() == HttpErrorKind::Timeout {
         Verdict::new(
             ErrorKind::TimedOut,
-            format!("{host} sent nothing for as long as a read may take"),
+            format!("{host} sent nothing within the read timeout"),
         )
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
@@ -55,24 +57,26 @@ pub(super) fn verdict(error: &HttpError, host: &str) -> Verdict {
     verdict.cause(cause)
 }
 
-/// A redirect that is not followed: it would be refused the next time too.
+/// Classifies a redirect that is not followed. It is not transient: a retry would be refused as
+/// well.
 fn redirected(host: &str, refused: Refused) -> Verdict {
     let verdict = Verdict::new(ErrorKind::Remote, format!("{host} {refused}"));
     verdict.hint(match refused {
         Refused::Narrower => {
-            "only servers of the same network may redirect there: if it is right, give the URL that it redirects to"
+            "only servers of the same network may redirect there; if the redirect is intended, give its target as the URL"
         }
         Refused::Endless | Refused::Plain | Refused::Scheme => {
-            "check the URL or the endpoint, and what is configured at the server"
+            "check the URL or the endpoint, and the server's configuration"
         }
     })
 }
 
-/// The types of rustls could be named, but a second version of it in the tree would make that fail without a word.
+/// Classifies a certificate error by text. The types of rustls are public, but matching them would
+/// silently fail with a second version in the dependency tree.
 fn certificate(host: &str, texts: &[String]) -> Verdict {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let hint = if says("not valid for name") || says("NotValidForName") {
-        "the server is not the one that was asked for: check the endpoint and the bucket's name"
+        "the certificate is for another server: check the endpoint and the bucket's name"
     } else if says("expired") || says("Expired") || says("not valid yet") {
         "renew the server's certificate, or set the clock of this machine"
     } else {
@@ -94,8 +98,8 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
     });
     let (message, hint) = if error.kind() == HttpErrorKind::Timeout {
         (
-            format!("no connection to {host} came about in time"),
-            "check endpoint and network, or set connect_timeout higher",
+            format!("connecting to {host} timed out"),
+            "check endpoint and network, or raise connect_timeout",
         )
     } else if refused {
         (
@@ -129,7 +133,7 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
         .transient(Transient::Unreachable)
 }
 
-/// The innermost cause: the one that says what happened.
+/// Returns the innermost cause, which is the most specific one.
 fn cause(error: &(dyn StdError + 'static), texts: &[String]) -> Option<Cause> {
     let errno = causes(error)
         .filter_map(|cause| cause.downcast_ref::<io::Error>()?.raw_os_error())
@@ -139,12 +143,13 @@ fn cause(error: &(dyn StdError + 'static), texts: &[String]) -> Option<Cause> {
         .or_else(|| texts.last().map(|text| Cause::Words(text.clone())))
 }
 
-/// Reads an I/O error of a store that the caller brought.
+/// Classifies an I/O error of a store that the caller provided.
 pub(super) fn of_io(error: &io::Error) -> Verdict {
     let cause = error
         .raw_os_error()
         .map_or_else(|| Cause::Words(error.to_string()), Cause::System);
-    // Not `wildcard`-free on purpose: std's list is open, and everything else is no matter of trying again.
+    // Written without a `match` on purpose: std's list is open, and all other kinds are not
+    // retryable.
     let kind = error.kind();
     let verdict = if kind == io::ErrorKind::TimedOut {
         Verdict::new(ErrorKind::TimedOut, "the store did not answer in time")
@@ -173,7 +178,8 @@ pub(super) fn of_io(error: &io::Error) -> Verdict {
 mod tests {
     use super::*;
 
-    /// An error as a stack of HTTP libraries makes it: texts from the outside in, and an error of the system below.
+    /// Error as a stack of HTTP libraries makes it: texts from the outside in, and a system error
+    /// below.
     #[derive(Debug)]
     struct Layer(&'static str, Option<Box<dyn StdError + Send + Sync>>);
 
@@ -253,7 +259,7 @@ mod tests {
                 None,
                 ErrorKind::TimedOut,
                 Some(Transient::Stalled),
-                "host:9 sent nothing for as long as a read may take",
+                "host:9 sent nothing within the read timeout",
             ),
             (
                 Interrupted,
@@ -320,10 +326,6 @@ mod tests {
     fn answers_without_end_are_not_asked_for_again() {
         let verdict = verdict(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
         assert_eq!((verdict.kind, verdict.transient), (ErrorKind::Remote, None));
-        assert!(
-            verdict.message.contains("without end"),
-            "{}",
-            verdict.message
-        );
+        assert!(verdict.message.contains("endless"), "{}", verdict.message);
     }
 }

@@ -1,4 +1,5 @@
-//! Plain web servers: base URL, user and password, signed URLs. Called by [`super::Store::open`].
+//! Opens plain web servers: base URL, user and password, signed URLs. Called by
+//! [`super::Store::open`].
 
 use std::sync::Arc;
 
@@ -59,7 +60,7 @@ pub(super) fn open(opening: &Opening) -> Result<Opened> {
     })
 }
 
-/// Scheme, host and query: the query of a signed URL goes with every request.
+/// Returns scheme, host and query: the query of a signed URL goes with every request.
 fn base(url: &RemoteUrl) -> Result<Url> {
     let query = url.query.as_deref().map(|query| format!("?{query}"));
     let text = format!(
@@ -75,7 +76,8 @@ fn base(url: &RemoteUrl) -> Result<Url> {
     })
 }
 
-/// `user:password@` as the header that a browser would send: the HTTP client does not look for it in the URL.
+/// Returns `user:password@` as the header that a browser would send. The HTTP client does not look
+/// for it in the URL.
 fn authorization(url: &RemoteUrl) -> Option<HeaderValue> {
     let (user, _) = url.authority.rsplit_once('@')?;
     let (user, password) = user.split_once(':').unwrap_or((user, ""));

@@ -1,4 +1,5 @@
-//! What every engine must do: all bytes or an error, exactly the window, never early, never more than its depth.
+//! Contract of engines: all bytes or an error, exactly the window, never early, never more than the
+//! depth.
 
 mod endings;
 
@@ -17,45 +18,45 @@ use crate::engine::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
 use crate::testing::fixtures::Rng;
 
-/// Storage is allowed to take this long before a check gives up on it.
+/// Time limit for storage before a check fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The slots of the suite's slab, and their length in bytes.
+/// Number of slots of the suite's slab, and their length in bytes.
 const SLOTS: usize = 16;
 const SLOT_BYTES: usize = 1 << 20;
 
-/// What a check wants to read, and with what.
+/// Request of a check for an engine.
 #[derive(Debug)]
 pub struct EngineRequest<'a> {
-    /// The bytes of each source.
+    /// Bytes of each source.
     pub contents: &'a [Vec<u8>],
-    /// A source that loses bytes after the engine was opened.
+    /// Source that loses bytes after the engine was opened.
     pub shrink: Option<Shrink>,
-    /// Jobs at a time.
+    /// Number of jobs in flight.
     pub depth: usize,
-    /// The memory that most leases come from: an engine that can register memory should.
+    /// Memory that most leases come from: an engine that can register memory should register it.
     pub slab: Arc<Slab>,
 }
 
-/// A source becomes shorter while it is in use.
+/// Truncation of a source while it is in use.
 #[derive(Clone, Copy, Debug)]
 pub struct Shrink {
-    /// Which.
+    /// Index of the source.
     pub source: usize,
-    /// Its new length, bytes.
+    /// New length, bytes.
     pub len: usize,
 }
 
-/// An engine over the sources of an [`EngineRequest`].
+/// Engine over the sources of an [`EngineRequest`].
 pub struct EngineUnderTest {
-    /// The engine.
+    /// Engine to test.
     pub engine: Box<dyn Engine>,
-    /// Offsets and windows must be multiples of this, bytes.
+    /// Required alignment of offsets and windows, bytes.
     pub alignment: usize,
-    /// It reads an object store: neighbours share a request, and of a source that shrank nothing is read, not even what is still
-    /// there, because it is another version.
+    /// True if the engine reads an object store: adjacent jobs share a request, and nothing is read
+    /// from a source that shrank, not even the remaining bytes, because it is another version.
     pub remote: bool,
-    /// Lives as long as the engine: folders to remove, for example.
+    /// Value that is dropped after the engine, such as a folder to remove.
     pub keep: Box<dyn Any>,
 }
 
@@ -69,7 +70,7 @@ impl fmt::Debug for EngineUnderTest {
 
 type Open<'a> = &'a dyn Fn(&EngineRequest<'_>) -> EngineUnderTest;
 
-/// Runs all checks on engines that `open` makes.
+/// Runs all checks on engines made by `open`.
 pub fn engine_suite(name: &str, open: Open<'_>) {
     run_all(
         name,
@@ -93,7 +94,7 @@ pub fn engine_suite(name: &str, open: Open<'_>) {
     );
 }
 
-/// An engine, its memory and what it should read.
+/// Engine, its memory and its contents.
 pub(super) struct Bench {
     contents: Vec<Vec<u8>>,
     slab: Arc<Slab>,
@@ -177,22 +178,25 @@ impl Bench {
         while self.engine().in_flight() > 0 {
             let (before, flying) = (done.len(), self.engine().in_flight());
             self.engine().reap(Wait::ForOne, &mut done);
-            assert!(done.len() > before, "a reap that waits brings one at least");
+            assert!(
+                done.len() > before,
+                "a waiting reap returns at least one job"
+            );
             assert_eq!(
                 self.engine().in_flight() + done.len() - before,
                 flying,
-                "what is reaped is no longer in flight"
+                "reaped jobs are no longer in flight"
             );
         }
         done
     }
 
-    /// Reads one extent alone and compares what was needed.
+    /// Reads one extent and compares the needed bytes.
     fn read(&mut self, source: usize, offset: usize, window: usize, needed: usize) {
         self.submit(7, source, offset, window, needed);
         let done = self.reap_all();
         assert_eq!(done.len(), 1, "one job, one result");
-        assert_eq!(done[0].extent, 7, "the mark comes back");
+        assert_eq!(done[0].extent, 7, "the mark is returned");
         self.compare(&done[0], source, offset, needed);
     }
 
@@ -203,7 +207,7 @@ impl Bench {
         };
         assert!(
             filled.len() >= needed,
-            "{} of {needed} bytes came",
+            "{} of {needed} bytes arrived",
             filled.len()
         );
         let wanted = &self.contents[source][offset..][..needed];
@@ -233,7 +237,7 @@ fn random(seed: u64, len: usize) -> Vec<u8> {
 
 fn nothing_in_flight(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(1, 5000)], 4);
-    assert!(bench.engine().depth() >= 4, "the depth that was asked for");
+    assert!(bench.engine().depth() >= 4, "the requested depth");
     let mut done = Vec::new();
     bench.engine().reap(Wait::No, &mut done);
     bench.engine().reap(Wait::ForOne, &mut done);
@@ -245,7 +249,7 @@ fn empty_extents(open: Open<'_>) {
     bench.read(0, 0, 0, 0);
     let window = bench.up(1);
     bench.read(0, 0, window, 0);
-    // Behind the last byte, and in a source without any.
+    // After the last byte, and in an empty source.
     let end = bench.up(5000);
     bench.submit(1, 0, end, window, 0);
     bench.submit(2, 1, 0, window, 0);
@@ -277,7 +281,8 @@ fn odd_lengths(open: Open<'_>) {
     }
 }
 
-/// Windows of one to nine alignments at every offset of a source whose length is no multiple of it.
+/// Reads windows of one to nine alignments at every offset of a source whose length is not a
+/// multiple of the alignment.
 fn every_window_size(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(3, 8 * 4096 + 777)], 3);
     let step = bench.up(4096);
@@ -297,7 +302,7 @@ fn every_window_size(open: Open<'_>) {
     }
 }
 
-/// Two leases that lie side by side in one region, filled one after the other.
+/// Fills a lease between two others of the same region, which must not change.
 fn neighbours(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(4, 3 * 4096 + 5)], 2);
     let step = bench.up(4096);
@@ -314,7 +319,7 @@ fn neighbours(open: Open<'_>) {
     assert!(third.bytes().iter().all(|&byte| byte == 3), "behind");
 }
 
-/// Leases of regions and of the slab take turns.
+/// Alternates leases of regions and of the slab.
 fn final_memory(open: Open<'_>) {
     let contents = vec![random(5, 64 * 4096)];
     let mut bench = Bench::open(open, contents, 8);
@@ -351,7 +356,8 @@ fn depth(open: Open<'_>) {
     }
 }
 
-/// Polling alone brings everything, appends, and never waits: how long it takes is storage's business.
+/// Polling alone completes everything, appends, and never waits: the duration depends on storage
+/// only.
 fn reap_without_waiting(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(7, 1 << 20)], 8);
     let step = bench.up(4096);
@@ -364,7 +370,7 @@ fn reap_without_waiting(open: Open<'_>) {
         let before = done.len();
         bench.engine().reap(Wait::No, &mut done);
         assert!(done.len() >= before, "results are added, not replaced");
-        assert!(started.elapsed() < PATIENCE, "polling brings nothing");
+        assert!(started.elapsed() < PATIENCE, "polling returned nothing");
         std::thread::yield_now();
     }
     assert_eq!(done.len(), 8);
@@ -390,7 +396,7 @@ fn many_sources(open: Open<'_>) {
     }
 }
 
-/// Two thousand jobs over five sources, submitted whenever there is room.
+/// Submits two thousand jobs over five sources whenever there is room.
 fn random_jobs(open: Open<'_>) {
     let mut rng = Rng::new(8);
     let contents: Vec<_> = (0..5)
@@ -421,14 +427,14 @@ fn random_jobs(open: Open<'_>) {
     assert!(expected.is_empty(), "jobs without a result: {expected:?}");
 }
 
-/// Jobs that want more than there is fail, say where, and disturb nobody.
+/// Jobs that request more than there is fail with the location and do not affect others.
 fn end_of_source(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(9, 5 * 4096 + 100)], 8);
     let step = bench.up(4096);
     let len = bench.contents[0].len();
     let last = len / step * step;
     for round in 0..20 {
-        // Odd marks want bytes that the source does not have: one too many, or all of them.
+        // Odd marks request bytes that the source does not have: one too many, or all of them.
         bench.submit(0, 0, 0, step, step);
         bench.submit(1, 0, last, step, len - last + 1);
         bench.submit(2, 0, last, step, len - last);
@@ -459,7 +465,8 @@ fn expect_changed(done: &Done, range: Range<usize>) {
     assert!(error.location().is_some(), "{error} names no location");
 }
 
-/// The source is cut at an odd place after the engine was opened: what is gone is `Changed`, the rest reads on.
+/// Truncates the source at an odd offset after the engine was opened: missing bytes are `Changed`,
+/// the rest can be read.
 fn shrunk_source(open: Open<'_>) {
     for len in [0, 1, 4096, 10_000] {
         let shrink = Some(Shrink { source: 1, len });

@@ -1,6 +1,8 @@
-//! The contracts as suites: what every source, every engine and every sink must do, whoever wrote it.
+//! Contracts as suites: requirements for every implementation of a source, an engine or a sink.
 //!
-//! Call [`source_suite`], [`engine_suite`] and [`sink_suite`] from a test, and [`troubled_engine_suite`] over storage that can fail. A check that fails does not stop the others; all failures are shown.
+//! Call [`source_suite`], [`engine_suite`] and [`sink_suite`] from a test, and
+//! [`troubled_engine_suite`] over storage that can fail. A failed check does not stop the others;
+//! all failures are shown.
 
 mod engine;
 mod sink;

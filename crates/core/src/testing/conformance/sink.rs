@@ -1,4 +1,4 @@
-//! What every sink must do: each tensor once, when its last byte is there, and every lease back.
+//! Contract of sinks: each tensor once, when its last byte has arrived, and every lease released.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,23 +12,23 @@ use crate::sink::Sink;
 use crate::tensor::TensorInfo;
 use crate::testing::fixtures::{Rng, tensor_info};
 
-/// What the sinks of one load are made of.
+/// Input for the sinks of one load.
 #[derive(Clone, Debug)]
 pub struct SinkRequest {
-    /// The plan.
+    /// Plan of the load.
     pub plan: Arc<Plan>,
-    /// The tensors that it was made of, in its order.
+    /// Tensors of the plan, in its order.
     pub tensors: Arc<[TensorInfo]>,
 }
 
-/// Makes one sink per lane of a load: `count` of them, which share the load.
+/// Function that makes the sinks of a load: one per lane, `count` in total.
 type Open<'a, S> = &'a dyn Fn(&SinkRequest, usize) -> Vec<S>;
 
-/// What a finished tensor is: its index in [`SinkRequest::tensors`] and its bytes.
+/// Function that describes a finished tensor: its index in [`SinkRequest::tensors`] and its bytes.
 type Describe<'a, T> = &'a dyn Fn(&T) -> (usize, Vec<u8>);
 
-/// Runs all checks on sinks that `open` makes, for tensors that lie in memory as `arrangement` says: in place, they get leases of
-/// their regions; else, of a slab.
+/// Runs all checks on sinks made by `open`, for tensors that lie in memory as `arrangement` says:
+/// tensors in place get leases of their regions; others, of a slab.
 pub fn sink_suite<S: Sink>(
     name: &str,
     arrangement: Arrangement,
@@ -49,14 +49,14 @@ pub fn sink_suite<S: Sink>(
     );
 }
 
-/// A source, what is wanted of it, and memory that it has been read into.
+/// Source, the tensors to read from it, and the memory that they are read into.
 struct Storage {
     bytes: Vec<u8>,
     request: SinkRequest,
     memory: Memory,
 }
 
-/// What leases are of.
+/// Memory of the leases.
 enum Memory {
     Regions(Pool),
     Slots(Arc<Slab>),
@@ -117,7 +117,7 @@ impl Storage {
         }
     }
 
-    /// Every extent, filled from the source.
+    /// Returns every extent, filled from the source.
     fn extents(&self) -> Vec<(usize, Filled)> {
         let plan = &*self.request.plan;
         let mut filled = Vec::new();
@@ -164,7 +164,8 @@ impl Storage {
     }
 }
 
-/// In any order, over any number of lanes; never before the last piece, never twice.
+/// Submits extents in any order, over any number of lanes: a tensor never completes before its last
+/// piece, and never twice.
 fn each_tensor_once<S: Sink>(
     arrangement: Arrangement,
     open: Open<'_, S>,

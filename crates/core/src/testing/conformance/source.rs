@@ -1,4 +1,5 @@
-//! What every source must do: exactly the bytes asked for, clipped at its end, and no mixture of two states.
+//! Contract of sources: exactly the requested bytes, clipped at the end, and no mixture of two
+//! states.
 
 use std::fmt;
 
@@ -7,14 +8,14 @@ use crate::error::ErrorKind;
 use crate::source::Source;
 use crate::testing::fixtures::Rng;
 
-/// Replaces the contents of a source.
+/// Function that replaces the contents of a source.
 type Replace = Box<dyn Fn(&[u8])>;
 
-/// A source that a check opened.
+/// Source opened by a check.
 pub struct SourceUnderTest {
-    /// The source.
+    /// Source to test.
     pub source: Box<dyn Source>,
-    /// Replaces its contents by bytes of another length, as somebody else would.
+    /// Replaces its contents by bytes of another length, as another process would.
     pub replace: Replace,
 }
 
@@ -28,7 +29,7 @@ impl fmt::Debug for SourceUnderTest {
 
 type Open<'a> = &'a dyn Fn(&[u8]) -> SourceUnderTest;
 
-/// Runs all checks on sources that `open` makes of bytes.
+/// Runs all checks on sources that `open` makes from bytes.
 pub fn source_suite(name: &str, open: Open<'_>) {
     run_all(
         name,
@@ -101,7 +102,8 @@ fn many_readers(open: Open<'_>) {
     });
 }
 
-/// The old bytes or an error, never the new bytes under the old length.
+/// A read after a replacement returns the old bytes or an error, never the new bytes under the old
+/// length.
 fn replaced(open: Open<'_>) {
     let contents = bytes(5, 50_000);
     for len in [50_001, 10_000] {

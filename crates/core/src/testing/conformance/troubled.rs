@@ -1,4 +1,5 @@
-//! What every engine must do when storage fails: the job that failed says so and where, the others are right, and all memory comes back.
+//! Contract of engines on failing storage: a failed job returns an error with the location, the
+//! other jobs are right, and all memory is freed.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -9,24 +10,24 @@ use crate::engine::Done;
 use crate::error::ErrorKind;
 use crate::testing::fixtures::Rng;
 
-/// How storage behaves from now on.
+/// Behaviour of the storage from now on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// As it should.
+    /// Normal.
     None,
-    /// Reads of the second source fail, again and again.
+    /// Reads of the second source fail repeatedly.
     Fails,
-    /// One read in three of any source fails.
+    /// One read in three, of any source, fails.
     FailsNowAndThen,
-    /// Answers are short, and of odd lengths.
+    /// Reads are short, with odd lengths.
     Short,
 }
 
-/// An engine, and what tells its storage how to behave.
+/// Engine, and the control of its storage.
 pub struct TroubledEngine {
-    /// The engine.
+    /// Engine to test.
     pub under_test: EngineUnderTest,
-    /// Tells its storage.
+    /// Sets the behaviour of the storage.
     pub storage: Box<dyn Fn(Trouble)>,
 }
 
@@ -38,12 +39,12 @@ impl fmt::Debug for TroubledEngine {
 
 type Open<'a> = &'a dyn Fn(&EngineRequest<'_>) -> TroubledEngine;
 
-/// Runs all checks on engines that `open` makes.
+/// Runs all checks on engines made by `open`.
 pub fn troubled_engine_suite(name: &str, open: Open<'_>) {
     run_all(
         name,
         &[
-            ("failures are of their jobs", &|| failures(open)),
+            ("failures belong to their jobs", &|| failures(open)),
             ("failures now and then", &|| now_and_then(open)),
             ("short answers", &|| short(open)),
         ],
@@ -54,7 +55,7 @@ const LEN: usize = 1 << 20;
 const WINDOW: usize = 128 << 10;
 const JOBS: usize = LEN / WINDOW;
 
-/// Two sources, and the storage of both.
+/// Opens an engine over two sources. Also returns the control of its storage.
 fn bench(open: Open<'_>) -> (Bench, Box<dyn Fn(Trouble)>) {
     let contents = (0..2).map(|seed| Rng::new(seed).bytes(LEN)).collect();
     let storage = RefCell::new(None);
@@ -71,7 +72,7 @@ fn bench(open: Open<'_>) -> (Bench, Box<dyn Fn(Trouble)>) {
     (bench, storage)
 }
 
-/// Half of the jobs of each source, in turn. What came of them.
+/// Reads alternately from both sources and returns the results.
 fn read(bench: &mut Bench) -> Vec<Done> {
     for index in 0..JOBS {
         bench.submit(index, index % 2, index * WINDOW, WINDOW, WINDOW);
@@ -79,7 +80,7 @@ fn read(bench: &mut Bench) -> Vec<Done> {
     bench.reap_all()
 }
 
-/// That a job failed as storage did, and says where.
+/// Checks that a job failed with storage's error and that the error has the location.
 fn expect_failed(bench: &Bench, done: &Done) {
     let error = done.result.as_ref().expect_err("storage failed");
     let kinds = [ErrorKind::Io, ErrorKind::Remote];
@@ -87,7 +88,7 @@ fn expect_failed(bench: &Bench, done: &Done) {
     assert!(error.location().is_some(), "{}", error.chain());
     let start = (done.extent * WINDOW) as u64;
     let range = error.range().expect("names the bytes");
-    // A request names what it has not brought, which may be less than a job, or more than one.
+    // A request reports the bytes that it did not receive, which may be less than a job or more.
     let is_here = range.start < start + WINDOW as u64 && start < range.end;
     assert!(is_here || bench.is_remote(), "{range:?} of {start}");
 }

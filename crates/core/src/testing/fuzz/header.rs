@@ -1,5 +1,6 @@
-//! Headers: what we take, the safetensors crate takes, and finds the same tensors at the same places; what we refuse, it refuses,
-//! but where we say that we are stricter.
+//! Headers, compared with the safetensors crate: it accepts every header that tload accepts, and
+//! finds the same tensors at the same offsets; it refuses every header that tload refuses, except
+//! where tload is documented to be stricter.
 
 use safetensors::SafeTensors;
 
@@ -7,19 +8,20 @@ use super::assert_fit_to_print;
 use crate::HeaderError;
 use crate::format::{Header, LENGTH_BYTES, header_len, parse};
 
-/// Longest file that is made to be shown to the safetensors crate, bytes.
+/// Maximum length of a file that is made for the safetensors crate, bytes.
 const FILE_BYTES_MAX: u64 = 1 << 18;
 
-/// Longest file that a header is tried with, bytes: near to where sums overflow.
+/// Maximum length of a file that a header is tried with, bytes: close to where sums overflow.
 const FAR: u64 = u64::MAX - 1;
 
-/// `input` is a file, and again the JSON of a file's header.
+/// Checks `input` as a file, and as the JSON of a file's header.
 pub(super) fn check(input: &[u8]) {
     as_file(input);
     as_json(input);
 }
 
-/// A file with the JSON `json`, its right length before it, and as many zeros behind it as it promises, if these are not too many.
+/// Returns a file with the JSON `json`, its right length before it, and as many zeros after it as
+/// it declares, if these are not too many.
 pub(super) fn file_of(json: &[u8]) -> Option<Vec<u8>> {
     let begin = LENGTH_BYTES + json.len() as u64;
     let promised = parse(json, FAR).err()?;
@@ -60,7 +62,10 @@ fn as_json(json: &[u8]) {
     }
     if let Some(file) = file_of(json) {
         let header = parse(json, file.len() as u64);
-        assert!(header.is_ok(), "what was wanted is refused: {header:?}");
+        assert!(
+            header.is_ok(),
+            "the file of the declared length is refused: {header:?}"
+        );
         compare(header, &file);
     } else {
         let mut file = (json.len() as u64).to_le_bytes().to_vec();
@@ -69,7 +74,8 @@ fn as_json(json: &[u8]) {
     }
 }
 
-/// Every byte behind the header belongs to exactly one tensor, whose shape has that many.
+/// Checks that every byte after the header belongs to exactly one tensor, whose shape has that many
+/// bytes.
 fn assert_tiles(header: &Header, file_bytes: u64) {
     let mut end = header.bytes;
     for tensor in &header.tensors {
@@ -90,14 +96,15 @@ fn compare(ours: Result<Header, HeaderError>, file: &[u8]) {
     match ours {
         Ok(header) => {
             assert_tiles(&header, file.len() as u64);
-            let theirs = SafeTensors::deserialize(file).expect("we take it, and safetensors not");
+            let theirs =
+                SafeTensors::deserialize(file).expect("accepted by tload, refused by safetensors");
             assert_eq!(header.tensors.len(), theirs.len());
             for tensor in &header.tensors {
-                let view = theirs.tensor(&tensor.name).expect("we have it");
+                let view = theirs.tensor(&tensor.name).expect("tload has it");
                 let begin = view.data().as_ptr().addr() - file.as_ptr().addr();
                 let range = begin as u64..(begin + view.data().len()) as u64;
                 assert_eq!(view.shape(), tensor.shape);
-                // A tensor without bytes is nowhere in particular.
+                // A tensor without bytes has no particular place.
                 let is_empty = range.is_empty() && tensor.range.is_empty();
                 assert!(
                     range == tensor.range || is_empty,
@@ -108,14 +115,18 @@ fn compare(ours: Result<Header, HeaderError>, file: &[u8]) {
         Err(error) => {
             if !is_stricter(&error) && !has_long_number(file) {
                 let theirs = SafeTensors::deserialize(file);
-                assert!(theirs.is_err(), "safetensors takes it, and we say {error}");
+                assert!(
+                    theirs.is_err(),
+                    "accepted by safetensors, refused by tload: {error}"
+                );
             }
             assert_fit_to_print(&error.into_error("file"));
         }
     }
 }
 
-/// What we refuse and the safetensors crate takes: see the `stricter` rows of `tests/it/hostile.rs`.
+/// Returns whether the safetensors crate may accept what tload refuses with this error: see the
+/// `stricter` rows of `tests/it/hostile.rs`.
 fn is_stricter(error: &HeaderError) -> bool {
     if let HeaderError::InvalidEntry { what, .. } = error {
         return what.starts_with("found sequence") || what.starts_with("dtype: found map");
@@ -126,7 +137,8 @@ fn is_stricter(error: &HeaderError) -> bool {
     )
 }
 
-/// The safetensors crate adds offsets without a check, which a build with checks turns into a panic of its own.
+/// Returns whether the file has a long number: the safetensors crate adds offsets without a check,
+/// which panics in a build with overflow checks.
 fn has_long_number(file: &[u8]) -> bool {
     const DIGITS: usize = 12;
     file.windows(DIGITS)

@@ -1,4 +1,5 @@
-//! Index files: whatever they say, shards stay below the folder of the index; and natural order is an order.
+//! Index files: whatever they contain, shards stay below the folder of the index, and natural order
+//! is a total order.
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -8,7 +9,7 @@ use super::assert_fit_to_print;
 use crate::format::{Index, natural_cmp, parse_index};
 use crate::source::Location;
 
-/// `input` is an index file; its lines are names.
+/// Checks `input` as an index file, and its lines as names.
 pub(super) fn check(input: &[u8]) {
     match parse_index(input) {
         Ok(index) => assert_sound(&index),
@@ -45,7 +46,7 @@ fn assert_sound(index: &Index) {
                 && components.all(|one| matches!(one, Component::Normal(_)))
         };
         assert!(is_plain(below), "{shard:?} leaves the folder");
-        // And as another system would read it.
+        // Systems with `\` as a separator must agree.
         assert!(is_plain(Path::new(&shard.replace('\\', "/"))), "{shard:?}");
         let drive = shard.as_bytes().first_chunk::<2>();
         let is_drive =

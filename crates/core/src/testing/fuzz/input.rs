@@ -1,43 +1,44 @@
-//! Bytes of a fuzzer as numbers and choices. At the end of the bytes everything is 0: any input is a whole one.
+//! Bytes of a fuzzer as numbers and choices. After the end of the bytes everything is 0: every
+//! input is valid.
 
-/// Takes its numbers from the front of some bytes.
+/// Reader that takes numbers from the front of some bytes.
 #[derive(Clone, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of these bytes.
+    /// Creates a reader of all of these bytes.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// Whether nothing is left.
+    /// Returns whether nothing is left.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Everything that is left.
+    /// Returns everything that is left.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
 
-    /// The next `len` bytes, or what is left of them.
+    /// Returns the next `len` bytes, or the rest if there are fewer.
     pub fn take(&mut self, len: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(len.min(self.0.len()));
         self.0 = rest;
         taken
     }
 
-    /// The next `len` bytes as text, without what is none.
+    /// Returns the next `len` bytes as text; invalid UTF-8 is replaced.
     pub fn text(&mut self, len: usize) -> String {
         String::from_utf8_lossy(self.take(len)).into_owned()
     }
 
-    /// The next byte.
+    /// Returns the next byte.
     pub fn byte(&mut self) -> u8 {
         self.take(1).first().copied().unwrap_or(0)
     }
 
-    /// The next eight bytes, little-endian.
+    /// Returns the next eight bytes as a little-endian number.
     pub fn bits(&mut self) -> u64 {
         let mut bytes = [0; 8];
         let taken = self.take(8);
@@ -45,7 +46,8 @@ impl<'a> Input<'a> {
         u64::from_le_bytes(bytes)
     }
 
-    /// A number up to `most`, from as many bytes as it needs: small bounds leave more of the input.
+    /// Returns a number up to `most`, from as many bytes as it needs: small bounds leave more of
+    /// the input.
     pub fn up_to(&mut self, most: u64) -> u64 {
         let bytes = (8 - most.leading_zeros() as usize / 8).max(1);
         let number = self
@@ -60,12 +62,12 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// The same in memory.
+    /// Returns an index up to `most`.
     pub fn index_up_to(&mut self, most: usize) -> usize {
         usize::try_from(self.up_to(most as u64)).expect("at most a usize")
     }
 
-    /// One of `choices`, which are not empty.
+    /// Returns one of `choices`, which are not empty.
     pub fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index_up_to(choices.len() - 1)]
     }

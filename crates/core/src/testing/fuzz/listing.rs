@@ -1,5 +1,5 @@
-//! Listings: of whatever names a folder or a store has, a shard that is missing is found, and a copy
-//! stays in its folder.
+//! Listings: whatever names a folder or a store has, a missing shard is found, and a copy stays in
+//! its folder.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -8,10 +8,10 @@ use super::assert_fit_to_print;
 use crate::copy::names::components;
 use crate::format::{SUFFIX, missing_shard, natural_cmp};
 
-/// More names would make the count one by one slow.
+/// Maximum number of names: more would make the count one by one slow.
 const NAMES_MAX: usize = 40;
 
-/// `input` has a name on each line; and is what a hub says of a model.
+/// Checks `input` as one name per line, and as a hub's answer about a model.
 pub(super) fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let mut names: Vec<&str> = text.lines().take(NAMES_MAX).collect();
@@ -34,7 +34,7 @@ pub(super) fn check(input: &[u8]) {
     crate::source::assert_levels_are_whole(input);
 }
 
-/// Parses a name once more, in another way, and counts a set for every name.
+/// Parses each name in another way, and counts the set of each name.
 fn assert_no_shard_is_missed(names: &[&str]) {
     let numbered = |name: &str| -> Option<(String, u64, u64)> {
         let stem = name.strip_suffix(SUFFIX)?;

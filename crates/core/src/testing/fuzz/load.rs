@@ -1,5 +1,5 @@
-//! Whole loads of files that may be hostile, over storage that may fail: right bytes or a typed error, within the budget, and
-//! nothing left at the end.
+//! Whole loads of possibly hostile files over storage that may fail: right bytes or a typed error,
+//! within the budget, and nothing left at the end.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -18,7 +18,8 @@ use crate::testing::receive;
 use crate::testing::sim::SimConfig;
 use crate::testing::simulation::Simulation;
 
-/// `input` says how to read, what fails, and then the JSON of a file's header, or what makes one; the tensors' bytes follow from it.
+/// Interprets `input` as settings of the load, the faults, and then the JSON of a file's header or
+/// the data to make one; the tensors' bytes are derived from it.
 pub(super) fn check(input: &[u8]) {
     let mut input = Input::new(input);
     let seed = input.bits();
@@ -72,7 +73,8 @@ pub(super) fn check(input: &[u8]) {
         .collect();
     simulation.engines[0].faults.clone_from(&faults);
     let least = simulation.limit_min();
-    // What the header claims is in the file, so a budget is bounded by the file, its regions rounded to pages.
+    // The header's tensors are in the file, so the budget is bounded by the file, with its regions
+    // rounded to pages.
     assert!(
         least <= file.len() as u64 + (4 << 20),
         "{least} of {}",
@@ -82,7 +84,8 @@ pub(super) fn check(input: &[u8]) {
     run(&simulation, &file, kept < file.len(), !faults.is_empty());
 }
 
-/// The JSON of a header that is valid: so that not every change of the input ends at the first brace.
+/// Returns the JSON of a valid header, so that not every change of the input ends at the first
+/// brace.
 fn table(input: &mut Input<'_>) -> String {
     let mut entries = Vec::new();
     let mut begin = 0;
@@ -98,7 +101,7 @@ fn table(input: &mut Input<'_>) -> String {
         ));
         begin = end;
     }
-    // Where tensors begin, and so which of them are aligned.
+    // The padding determines where tensors begin, and so which of them are aligned.
     let padding = " ".repeat(input.index_up_to(9));
     format!("{{{}}}{padding}", entries.join(","))
 }

@@ -1,13 +1,15 @@
-//! Locations, names of hubs and options of stores: whatever somebody writes, what is shown has no secret in it and can be printed.
+//! Locations, names of hubs and options of stores: whatever the input is, what is shown contains no
+//! secret and can be printed.
 
 use super::{Input, assert_fit_to_print};
 use crate::error::printable;
 use crate::source::{Location, StoreOptions};
 
-/// Stands for every secret; nothing else in an input looks like it.
+/// Placeholder for every secret; nothing else in an input looks like it.
 const SECRET: &str = "pLaNtEdSeCrEt";
 
-/// `input` is a location, and again what stands around secrets in one; its lines are options of a store.
+/// Checks `input` as a location, as the text around secrets in one, and its lines as options of a
+/// store.
 pub(super) fn check(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     parsed(&text);
@@ -26,19 +28,23 @@ fn parsed(text: &str) {
         Err(error) => return assert_fit_to_print(&error),
     };
     let shown = location.to_string();
-    assert_eq!(shown, printable(&shown), "a location that terminals obey");
-    // What is below something is not above it, and is shown as something below it.
+    assert_eq!(
+        shown,
+        printable(&shown),
+        "a location with control characters"
+    );
+    // A location below another one is shown as such.
     let below = location.join("model.safetensors");
     assert!(below.has_extension("safetensors"));
     assert_eq!(below.protocol(), location.protocol());
     assert_eq!(below.parent().protocol(), location.protocol());
     let _ = (location.file_name(), format!("{location:?} {below:?}"));
     if let Some(url) = location.remote() {
-        assert!(!url.host().is_empty(), "a URL of no host");
+        assert!(!url.host().is_empty(), "a URL without a host");
     }
 }
 
-/// Secrets where URLs carry them: users, passwords, queries, fragments.
+/// Places secrets where URLs carry them: users, passwords, queries, fragments.
 fn planted(input: &mut Input<'_>) {
     let scheme = input.pick(&[
         "https", "http", "s3", "gs", "az", "abfss", "hf", "ftp", "S3A", "file",
@@ -61,14 +67,14 @@ fn planted(input: &mut Input<'_>) {
         format!("{scheme}://{host}/{path}?{SECRET}"),
         format!("{scheme}://{host}/{path}#{SECRET}"),
     ];
-    // `file://` and what has one slash behind a scheme that is none of ours are paths: shown as they are.
+    // `file://` URLs and a single slash after an unknown scheme are paths: shown as they are.
     let is_path = |text: &&String| {
         scheme == "file" || text.starts_with("ftp:/") && !text.starts_with("ftp://")
     };
     let texts = texts.iter().filter(|text| !is_path(text));
     for text in texts.chain(web.iter().filter(|_| is_web)) {
         let shown = match Location::parse(text) {
-            // What stands before the `@` of such a URL is the name of a container.
+            // The part before the `@` of such a URL is the name of a container.
             Ok(_) if scheme == "abfss" && text.starts_with("abfss://pL") => continue,
             Ok(location) => {
                 let below = location.join("a");
@@ -82,7 +88,8 @@ fn planted(input: &mut Input<'_>) {
     }
 }
 
-/// A key with a value that is a secret unless the key says that it is none: neither the options nor an error show it.
+/// Checks a key with a value that is a secret unless the key is known to hold none: neither the
+/// options nor an error show it.
 fn option(line: &str) {
     match StoreOptions::parse(line) {
         Ok((key, value)) => {
@@ -102,7 +109,7 @@ fn option(line: &str) {
     }
 }
 
-/// Whether the values of a key are shown: of one that nobody knows they are not.
+/// Returns whether the values of a key are shown. Those of an unknown key are not.
 fn is_open(key: &str) -> bool {
     let mut known = StoreOptions::KEYS.iter();
     known.any(|known| !known.secret && known.name.eq_ignore_ascii_case(key.trim()))

@@ -1,5 +1,6 @@
-//! Manifests: whatever they say, files stay below the folder, tensors lie in their files, and what is written is read again as it was.
-//! And signatures of models, which say the same in another way: they are read or refused.
+//! Manifests: whatever they contain, files stay below the folder, tensors lie in their files, and a
+//! written manifest is read back unchanged. Signatures of models, which contain the same in another
+//! format, are read or refused.
 
 use std::path::{Component, Path};
 
@@ -9,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use super::assert_fit_to_print;
 use crate::verify::{Manifest, parse_signature};
 
-/// `input` is a manifest, a signature, or what a signature is of.
+/// Checks `input` as a manifest, a signature, and the payload of a signature.
 pub(super) fn check(input: &[u8]) {
     let payload = BASE64_STANDARD.encode(input);
     let kind = "application/vnd.in-toto+json";

@@ -1,8 +1,9 @@
-//! What fuzzers ask of the crate: any bytes in; right answers or typed errors out, never a panic.
+//! Fuzz targets: any bytes in; right results or typed errors out, never a panic.
 //!
-//! Each target is a function of bytes that panics when the crate breaks a promise. `fuzz/` at the root of the repository runs them
-//! under libFuzzer; `tests/it/fuzz.rs` replays its corpora, and thousands of inputs that follow from seeds, with nothing but
-//! `cargo test`. A new target is a file here, a line in [`TARGETS`], and a line in `fuzz/Cargo.toml`.
+//! Each target is a function of bytes that panics when the crate violates a guarantee. `fuzz/` at
+//! the root of the repository runs the targets under libFuzzer; `tests/it/fuzz.rs` replays its
+//! corpora, and thousands of inputs made from seeds, with a plain `cargo test`. To add a target,
+//! add a file here, a line in [`TARGETS`], and a line in `fuzz/Cargo.toml`.
 
 mod header;
 mod index;
@@ -18,10 +19,10 @@ use crate::error::{Error, printable};
 
 pub use input::Input;
 
-/// A target: its name, which is also the name of its corpus, and what it asks.
+/// Target: its name, which is also the name of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 8] = [
     ("header", header::check),
     ("index", index::check),
@@ -33,24 +34,24 @@ pub const TARGETS: [Target; 8] = [
     ("slice", slice::check),
 ];
 
-/// Asks the target `name` about `input`.
+/// Runs the target `name` on `input`.
 ///
 /// # Panics
 ///
-/// When a promise is broken, and for a name that is none.
+/// Panics when a guarantee is violated, and when there is no target of that name.
 pub fn run(name: &str, input: &[u8]) {
     let target = TARGETS.iter().find(|(known, _)| *known == name);
     let (_, check) = target.expect("the name of a target");
     check(input);
 }
 
-/// What holds of every error, whatever the bytes were: it can be printed, and is short.
+/// Checks what holds for every error, whatever the bytes were: it can be printed, and is short.
 fn assert_fit_to_print(error: &Error) {
     const LONGEST: usize = 16 << 10;
     let chain = error.chain();
     assert!(chain.len() < LONGEST, "an error of {} bytes", chain.len());
     for line in chain.lines() {
-        assert_eq!(line, printable(line), "an error that terminals obey");
+        assert_eq!(line, printable(line), "an error with control characters");
     }
     assert!(!error.to_string().contains('\n'), "an error of two lines");
 }

@@ -1,10 +1,10 @@
-//! Plans over any table of tensors: every byte of every tensor comes exactly once and lies where it is said to; windows are aligned,
-//! and those of one region follow one another.
+//! Plans over any table of tensors: every byte of every tensor arrives exactly once and at its
+//! recorded place; windows are aligned, and those of one region are consecutive.
 
 use super::Input;
 use crate::plan::{Arrangement, Layout, Plan, Wanted, build};
 
-/// Most tensors of a table.
+/// Maximum number of tensors of a table.
 const TENSORS_MAX: usize = 100;
 
 const ARRANGEMENTS: [Arrangement; 3] = [
@@ -13,7 +13,7 @@ const ARRANGEMENTS: [Arrangement; 3] = [
     Arrangement::Scattered,
 ];
 
-/// `input` says how sources are to be read, and which tensors of them are wanted.
+/// Interprets `input` as read layouts of sources, and as the tensors wanted from them.
 pub(super) fn check(input: &[u8]) {
     let mut input = Input::new(input);
     let layouts: Vec<Layout> = (0..=input.index_up_to(2))
@@ -36,7 +36,7 @@ fn layout(input: &mut Input<'_>) -> Layout {
     }
 }
 
-/// Tensors in file order; with gaps, without bytes, at any offset.
+/// Returns tensors in file order, with gaps, without bytes, or at any offset.
 fn table(input: &mut Input<'_>, sources: usize, destinations: usize) -> Vec<Wanted> {
     let mut wanted = Vec::new();
     for source in 0..sources {
@@ -118,7 +118,8 @@ fn assert_covers(plan: &Plan, wanted: &[Wanted], layouts: &[Layout], arrangement
     }
 }
 
-/// In memory, no two tensors share a byte, and each is aligned or known not to be.
+/// Checks that no two tensors share a byte in memory, and that each is aligned or marked as
+/// unaligned.
 fn assert_disjoint(plan: &Plan, wanted: &[Wanted], arrangements: &[Arrangement]) {
     let mut places = Vec::new();
     let mut tensors = vec![0; plan.regions.len()];

@@ -1,15 +1,15 @@
-//! Slices: those of any tensor, checked against the elements one by one; what cannot be is refused.
+//! Slices of any tensor, checked against the elements one by one; impossible ones are refused.
 
 use super::{Input, assert_fit_to_print};
 use crate::plan::{Arrangement, Layout, Slice, Steps, Wanted, build};
 
-/// Most elements of a tensor: each is looked at.
+/// Maximum number of elements of a tensor: each is compared.
 const ELEMENTS_MAX: usize = 4096;
 
-/// The first byte of the tensor in its source.
+/// Offset of the tensor in its source.
 const BASE: usize = 100;
 
-/// `input` says a shape, a slice of it, and how the source is to be read.
+/// Interprets `input` as a shape, a slice of it, and a read layout.
 pub(super) fn check(input: &[u8]) {
     let mut input = Input::new(input);
     let bits = input.pick(&[4, 8, 16, 32, 64, 6]);
@@ -17,7 +17,7 @@ pub(super) fn check(input: &[u8]) {
     let most = if wild { u64::MAX } else { 40 };
     let number = |input: &mut Input<'_>| usize::try_from(input.up_to(most)).expect("64 bits");
     let rank = input.index_up_to(4);
-    // As `header` has them: their bits can be counted.
+    // As in `header`: the number of bits does not overflow.
     let mut elements = 1_usize;
     let shape: Vec<usize> = (0..rank)
         .map(|_| {
@@ -71,7 +71,7 @@ pub(super) fn check(input: &[u8]) {
     assert_brings(&wanted, layout, &file, &expected);
 }
 
-/// The elements, as indices into the flat tensor, in the order of the slice.
+/// Returns the elements as indices into the flat tensor, in the order of the slice.
 fn chosen(shape: &[usize], dims: &[Steps]) -> impl Iterator<Item = usize> + use<> {
     let mut indices = vec![0];
     for (dim, &len) in shape.iter().enumerate() {
@@ -87,7 +87,7 @@ fn chosen(shape: &[usize], dims: &[Steps]) -> impl Iterator<Item = usize> + use<
     indices.into_iter()
 }
 
-/// Read and gathered as sinks do it, the slice has the bytes of its elements.
+/// Checks that the slice has the bytes of its elements when read and gathered as by sinks.
 fn assert_brings(wanted: &Wanted, layout: Layout, file: &[u8], expected: &[u8]) {
     for arrangement in [
         Arrangement::InPlace,

@@ -1,7 +1,9 @@
-//! What the hub's own tools have downloaded: whether all of a checkpoint is in their cache, and where. Asks no hub.
+//! Looks up models in the cache of the hub's own tools, and checks that they are complete. Sends no
+//! requests.
 //!
-//! `CACHE/models--org--name/refs/REVISION` names a commit, `snapshots/COMMIT/` has its files, `trees/COMMIT.json`, if the tools are
-//! new enough, the list of them. A snapshot may be of only some files: that of a model counts if its weights are there, all of them.
+//! `CACHE/models--org--name/refs/REVISION` names a commit, `snapshots/COMMIT/` has its files, and
+//! `trees/COMMIT.json`, if the tools are new enough, lists them. A snapshot may hold only some
+//! files: that of a model counts if all of its weights are present.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,17 +26,18 @@ const INDEX_SUFFIX: &str = ".safetensors.index.json";
 const INDEX_NAME: &str = "model.safetensors.index.json";
 const SINGLE_NAME: &str = "model.safetensors";
 
-/// The folder or file of a hub's model on this machine, if it is all there.
+/// Returns the folder or file of a hub's model on this machine, if it is complete.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NotFound`] if it is not and the hub must not be asked; [`ErrorKind::InvalidRequest`] for paths that cannot be.
+/// [`ErrorKind::NotFound`] if it is not and requests to the hub are forbidden;
+/// [`ErrorKind::InvalidRequest`] for invalid paths.
 pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<PathBuf>> {
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
     let found = match settings::cache(&environment) {
         Some(cache) => find(&cache, &HubId::of(&url.authority), path.as_ref()),
-        None => Err("no folder is known for the cache".to_owned()),
+        None => Err("the cache folder is unknown".to_owned()),
     };
     match found {
         Ok(path) => Ok(Some(path)),
@@ -42,13 +45,13 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
             Err(offline(&missing).with_location(url.shown()))
         }
         Err(missing) => {
-            tracing::debug!(location = %url.shown(), %missing, "the hub's cache has not all of it: it is read from the hub");
+            tracing::debug!(location = %url.shown(), %missing, "incomplete in the hub's cache; reading from the hub");
             Ok(None)
         }
     }
 }
 
-/// The folder or file of a hub's model at this commit, as far as it is on this machine.
+/// Returns the folder or file of a hub's model at this commit, as far as it is on this machine.
 pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
     let path = object_path(url).ok()?;
     let cache = settings::cache(&Environment::unless_forbidden(options))?;
@@ -56,7 +59,7 @@ pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) ->
     Some(storage.join("snapshots").join(commit).join(path.as_ref()))
 }
 
-/// Whether the hub must not be asked.
+/// Returns whether requests to the hub are forbidden.
 pub(crate) fn is_offline(options: &StoreOptions) -> bool {
     settings::is_offline(&Environment::unless_forbidden(options))
 }
@@ -65,7 +68,7 @@ pub(super) fn offline(missing: &str) -> Error {
     Error::new(
         ErrorKind::NotFound,
         format!(
-            "is not all in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids to ask the hub"
+            "is not complete in the hub's cache ({missing}), and HF_HUB_OFFLINE forbids requests to the hub"
         ),
     )
     .with_hint(
@@ -73,12 +76,12 @@ pub(super) fn offline(missing: &str) -> Error {
     )
 }
 
-/// Where all of a repository is.
+/// Returns the folder of a repository.
 fn storage(cache: &Path, id: &HubId) -> PathBuf {
     cache.join(format!("models--{}", id.repository.replace('/', "--")))
 }
 
-/// Where `path` of a repository is, or what is missing.
+/// Returns the location of `path` in a repository, or a description of the missing part.
 fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     let storage = storage(cache, id);
     let commit = if is_commit(&id.revision) {
@@ -90,7 +93,7 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
         text.trim().to_owned()
     };
     if !is_commit(&commit) {
-        return Err(format!("{} is at no commit", id.revision));
+        return Err(format!("{} does not name a commit", id.revision));
     }
     let place = storage.join("snapshots").join(&commit).join(path);
     if place.is_dir() {
@@ -106,8 +109,8 @@ fn find(cache: &Path, id: &HubId, path: &str) -> Result<PathBuf, String> {
     Ok(place)
 }
 
-/// Requires all weights of a folder: those that its index names, else those that the repository is known to have in it, else the one
-/// file of a small model.
+/// Requires all weights of a folder: those that its index names, else those that the repository
+/// lists in it, else the single file of a small model.
 fn whole(folder: &Path, path: &str, tree: &Path) -> Result<(), String> {
     if let Some(index) = index_in(folder) {
         return shards(&index);
@@ -129,7 +132,7 @@ fn require<'a>(folder: &Path, names: impl IntoIterator<Item = &'a str>) -> Resul
     }
 }
 
-/// The index that decides, as for any folder.
+/// Returns the index of a folder, by the rules for any folder.
 fn index_in(folder: &Path) -> Option<PathBuf> {
     let named = folder.join(INDEX_NAME);
     if named.exists() {
@@ -161,14 +164,16 @@ fn small_file(path: &Path) -> Result<Vec<u8>, String> {
     read().map_err(|error: Error| error.to_string())
 }
 
-/// The list of a repository's files that newer tools keep. Lengths and digests are theirs to check.
+/// List of a repository's files that newer tools keep. The tools check lengths and digests
+/// themselves.
 #[derive(Deserialize)]
 struct Tree {
     format_version: u32,
     files: BTreeMap<String, serde_json::Value>,
 }
 
-/// Names of the weights, and of their indexes, directly in a folder of the repository, if the list is there.
+/// Returns the names of weights and indexes directly in a folder of the repository, if the list
+/// exists.
 fn weights(tree: &Path, path: &str) -> Option<Vec<String>> {
     let tree: Tree = serde_json::from_slice(&small_file(tree).ok()?).ok()?;
     if tree.format_version != 1 {

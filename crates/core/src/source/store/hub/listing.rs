@@ -1,4 +1,4 @@
-//! One commit of a repository and the files in it, as the hub lists them. Pure.
+//! One commit of a repository and its files, as the hub lists them. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,27 +10,27 @@ use serde::Deserialize;
 use super::super::{Fault, Level, Listed};
 use crate::error::ErrorKind;
 
-/// Longest file that may come as a whole, bytes: an index of 100,000 tensors.
+/// Longest file that may arrive whole, bytes: an index of 100,000 tensors.
 const WHOLE_BYTES_MAX: u64 = 16 << 20;
 
-/// What a commit is called: hexadecimal digits of SHA-1, or of SHA-256 for repositories of the future.
+/// Number of hexadecimal digits in the name of a commit: SHA-1, or SHA-256 for future repositories.
 const COMMIT_DIGITS: std::ops::RangeInclusive<usize> = 40..=64;
 
-/// A commit never changes: as long as it is asked for by its name, what is read is of one version.
+/// Commit of a repository. It never changes: everything requested by its name is of one version.
 #[derive(Debug)]
 pub(crate) struct Commit {
     name: String,
-    /// Of the last change, as far as the hub says; files have no time of their own.
+    /// Time of the last change, if the hub states it; files have no time of their own.
     modified: Option<DateTime<Utc>>,
-    /// By path: those below a folder follow one another.
+    /// Files by path: those below a folder are adjacent.
     files: BTreeMap<String, File>,
 }
 
-/// What the hub says of a file. Not every server that speaks like it says all.
+/// Properties of a file. Not every compatible server states all of them.
 #[derive(Debug, Default)]
 struct File {
     len: Option<u64>,
-    /// SHA-256 of large files, git's name of small ones.
+    /// SHA-256 for large files, the git object id for small ones.
     identity: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl File {
     }
 }
 
-/// `GET /api/models/org/name/revision/main?blobs=true`, as far as it is wanted.
+/// Response to `GET /api/models/org/name/revision/main?blobs=true`, as far as it is used.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answer {
@@ -69,10 +69,10 @@ pub(super) fn is_commit(name: &str) -> bool {
 }
 
 impl Commit {
-    /// Reads the hub's answer, or says what is wrong with it.
+    /// Parses the hub's response. The error describes what is wrong with it.
     pub(in super::super) fn parse(answer: &[u8]) -> Result<Self, String> {
         let answer: Answer = serde_json::from_slice(answer)
-            .map_err(|error| format!("it is not what a hub says of a model: {error}"))?;
+            .map_err(|error| format!("it is not a hub's description of a model: {error}"))?;
         if !is_commit(&answer.sha) {
             return Err("it names no commit".to_owned());
         }
@@ -80,8 +80,8 @@ impl Commit {
         for sibling in answer.siblings {
             let path = Path::parse(&sibling.rfilename).ok();
             let path = path.filter(|path| !path.as_ref().is_empty());
-            let path =
-                path.ok_or_else(|| format!("it lists {:?}, which is no path", sibling.rfilename))?;
+            let path = path
+                .ok_or_else(|| format!("it lists {:?}, which is not a path", sibling.rfilename))?;
             let digest = sibling.lfs.and_then(|lfs| lfs.sha256);
             let file = File {
                 len: sibling.size,
@@ -103,19 +103,20 @@ impl Commit {
         &self.name
     }
 
-    /// What the hub calls the contents of a file: SHA-256 of large ones, git's name of small ones.
+    /// Returns the hub's name for the contents of a file: SHA-256 for large files, the git object
+    /// id for small ones.
     pub(in super::super) fn contents_name(&self, file: &Path) -> Option<&str> {
         self.files.get(file.as_ref())?.identity.as_deref()
     }
 
-    /// Where a file is below the repository's own place.
+    /// Returns the path of a file below the repository's URL.
     pub(in super::super) fn path_of(&self, file: &Path) -> Path {
         let commit = std::iter::once(self.name.as_str().into());
         commit.chain(file.parts()).collect()
     }
 
-    /// The same question without conditions. A commit cannot change; and the hub, asked first, knows nothing of the tags of those
-    /// that it redirects to.
+    /// Returns the request without conditions. A commit cannot change, and the hub, which gets the
+    /// request first, does not know the entity tags of the hosts that it redirects to.
     pub(in super::super) fn question(options: GetOptions) -> GetOptions {
         GetOptions {
             if_match: None,
@@ -125,8 +126,9 @@ impl Commit {
         }
     }
 
-    /// Whether a request failed only because the server sends all of a file where a range was asked for, and there is so little of it
-    /// that this will do. Hubs have been seen to, with small files: caches in front of them take no notice of ranges.
+    /// Returns whether a request failed only because the server sends the whole file instead of the
+    /// requested range, and the file is small enough to accept that. Hubs have done so for small
+    /// files: caches in front of them ignore ranges.
     pub(in super::super) fn may_come_whole(&self, file: &Path, fault: &Fault) -> bool {
         let status = fault.error.request().and_then(|request| request.status);
         let len = self.files.get(file.as_ref()).and_then(|file| file.len);
@@ -135,7 +137,8 @@ impl Commit {
             && len.is_some_and(|len| len <= WHOLE_BYTES_MAX)
     }
 
-    /// Puts what the hub says of a file in place of what the server says that it redirected to, or says that the two disagree.
+    /// Replaces the metadata of the redirect target by that of the hub, or returns an error if they
+    /// disagree.
     pub(in super::super) fn describe(
         &self,
         file: &Path,
@@ -147,13 +150,13 @@ impl Commit {
             .filter(|&len| len != meta.size)
         {
             return Err(format!(
-                "the hub lists a file of {len} bytes, and sends one of {}",
+                "the hub lists a file of {len} bytes, but sends one of {}",
                 meta.size
             ));
         }
         match listed.and_then(File::e_tag) {
             Some(tag) => meta.e_tag = Some(tag),
-            // The file may be another one in another commit, and nothing else needs to tell.
+            // The file may differ in another commit, and there is no other identity.
             None => meta.version = Some(self.name.clone()),
         }
         if let Some(modified) = self.modified {
@@ -163,8 +166,8 @@ impl Commit {
         Ok(())
     }
 
-    /// Returns the files and folders directly below a folder. Looks only at what is below it: a copy
-    /// asks for every folder of the commit.
+    /// Returns the files and folders directly below a folder. Visits only the entries below it,
+    /// because a copy lists every folder of the commit.
     pub(in super::super) fn level(&self, folder: Option<&Path>) -> Level {
         let root = Path::default();
         let folder = folder.unwrap_or(&root);
@@ -204,11 +207,12 @@ impl Commit {
     }
 }
 
-/// Checks that each file that an answer of a hub lists is in one folder, and all folders are found.
+/// Checks that each file in a hub's response is in exactly one folder, and that all folders are
+/// found.
 ///
 /// # Panics
 ///
-/// When one is missing, or there twice.
+/// Panics if a file is missing or occurs twice.
 #[cfg(feature = "testing")]
 pub(crate) fn assert_levels_are_whole(answer: &[u8]) {
     let Ok(commit) = Commit::parse(answer) else {
@@ -278,7 +282,7 @@ mod tests {
         assert_eq!(names(Some("config.json")), (Vec::new(), Vec::new()));
     }
 
-    /// A look at every file for each folder takes 10^10 looks: hours.
+    /// Visiting every file for each folder takes 10^10 steps: hours.
     #[test]
     fn folders_of_a_large_commit_are_listed_without_looking_at_all_files_each() {
         let files = (0..100_000).map(|file| format!("f{:05}/{file}.json", file / 2));

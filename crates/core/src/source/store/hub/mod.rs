@@ -1,9 +1,10 @@
-//! Models of a hub: how it is reached, which commit of a repository is read, and which files that has. Called by
-//! [`super::Store`], and by whoever wants to know what is in the local cache.
+//! Models of a hub: access, the commit that is read, and the files of that commit. Called by
+//! [`super::Store`], and by callers that look up models in the local cache.
 //!
-//! Files are read as those of a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` answers with the file or redirects to where it
-//! lies, by a link that is valid for a while. The HTTP client follows each time: a link that has expired is never used, and each
-//! request costs one more round trip to the hub. The token goes to the hub and not along with redirects to other hosts.
+//! Files are read as from a web server. `ENDPOINT/org/name/resolve/COMMIT/FILE` responds with the
+//! file or redirects to its location, by a link that is valid for a while. The HTTP client follows
+//! the redirect each time: an expired link is never used, and each request costs one more round
+//! trip to the hub. The token is sent to the hub only, not to other hosts that it redirects to.
 
 mod cache;
 mod listing;
@@ -35,16 +36,16 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::source::hub_id::HubId;
 use crate::source::location::RESERVED;
 
-/// Longest list of a repository's files, bytes: of 100,000 files about half of it.
+/// Longest list of a repository's files, bytes: 100,000 files take about half of it.
 const LIST_BYTES_MAX: usize = 64 << 20;
 
-/// As `object_store` calls the stores that its errors come from.
+/// Name of the store in errors of `object_store`.
 const STORE: &str = "hub";
 
-/// A repository, and the commit of it that is read: whichever its revision is at when somebody first asks.
+/// Repository and its commit that is read: the commit of its revision at the first request.
 pub(super) struct Repository {
     client: HttpClient,
-    /// Where the hub tells about it.
+    /// URL of the hub's description of it.
     url: http::Uri,
     pub(super) commit: OnceCell<Commit>,
 }
@@ -52,7 +53,7 @@ pub(super) struct Repository {
 pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
     if is_offline(opening.options) {
         return Err(
-            cache::offline("it was to be read from the hub").with_location(opening.url.shown())
+            cache::offline("it would be read from the hub").with_location(opening.url.shown())
         );
     }
     let id = HubId::of(&opening.url.authority);
@@ -89,13 +90,13 @@ pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
         .build()
         .map_err(refused)?;
     let revision = utf8_percent_encode(&id.revision, RESERVED);
-    // `blobs`: with the lengths of the files, and their identities.
+    // `blobs` adds the lengths of the files, and their identities.
     let url = format!(
         "{endpoint}/api/models/{}/revision/{revision}?blobs=true",
         id.repository
     );
     let url = url.parse().map_err(|_| {
-        Error::new(ErrorKind::InvalidRequest, "the hub's endpoint is no URL")
+        Error::new(ErrorKind::InvalidRequest, "the hub's endpoint is not a URL")
             .with_location(opening.url.shown())
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;
@@ -118,7 +119,7 @@ pub(super) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
 }
 
 impl Repository {
-    /// What the hub tells about it, once: JSON.
+    /// Requests the hub's description of the repository once: JSON.
     pub(super) async fn ask(&self) -> object_store::Result<Vec<u8>> {
         let failed =
             |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
@@ -130,7 +131,7 @@ impl Repository {
         let response = self.client.execute(request).await;
         let response = response.map_err(|error| failed(error.into()))?;
         if !response.status().is_success() {
-            // What the answer said is in the exchange.
+            // The exchange has captured the response.
             return Err(failed("refused".into()));
         }
         let mut body = Vec::new();
@@ -146,7 +147,7 @@ impl Repository {
     }
 }
 
-/// The answer to a request for `wanted`, of one that brings the whole file.
+/// Cuts a response with the whole file to the requested range.
 pub(super) fn cut(result: GetResult, wanted: &Range<u64>) -> GetResult {
     let end = wanted.end.min(result.range.end);
     let wanted = wanted.start.min(end)..end;
@@ -171,7 +172,8 @@ pub(super) fn cut(result: GetResult, wanted: &Range<u64>) -> GetResult {
     }
 }
 
-/// A client that is there already: questions about a repository and about its files share connections.
+/// Connector that returns an existing client: requests about a repository and for its files share
+/// connections.
 #[derive(Debug)]
 struct Ready(HttpClient);
 

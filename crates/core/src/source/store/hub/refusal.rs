@@ -1,5 +1,5 @@
-//! What a hub means by saying no. It has its own codes, and says 401 of what is not there to those who have not said who they are.
-//! Pure; called by `refusal.rs`.
+//! Classifies error responses of a hub. A hub has its own codes, and sends 401 for missing
+//! repositories to anonymous users. Pure; called by `refusal.rs`.
 
 use super::super::exchange::Exchange;
 use super::super::fault::{Asked, Verdict};
@@ -7,7 +7,7 @@ use crate::error::ErrorKind;
 use crate::retry::Transient;
 use crate::source::Protocol;
 
-/// What caches and stores that a hub redirects to say of links that are not valid any more.
+/// Codes for expired links, from caches and stores that a hub redirects to.
 const LINK_REFUSED: [&str; 4] = [
     "AccessDenied",
     "ExpiredToken",
@@ -15,7 +15,7 @@ const LINK_REFUSED: [&str; 4] = [
     "SignatureDoesNotMatch",
 ];
 
-/// `None` for what it says as every store would.
+/// Returns `None` for responses that mean the same from every store.
 pub(in super::super) fn refusal(
     status: u16,
     exchange: &Exchange,
@@ -36,9 +36,9 @@ pub(in super::super) fn refusal(
         ("GatedRepo", _) => gated(asked),
         ("RepoNotFound", _) => no_repository(asked),
         ("DisabledRepo", _) | (_, 403) if code == "DisabledRepo" || disabled => {
-            denied("the hub has disabled the repository").hint("ask its owner, or take another one")
+            denied("the hub has disabled the repository").hint("ask its owner, or use another repository")
         }
-        // Not the hub's: it has no codes of this kind.
+        // Not sent by the hub, which has no codes of this kind.
         (_, 400 | 403) if LINK_REFUSED.contains(&code) => {
             denied("the link that the hub gave for the file was refused")
                 .hint("try again; set the clock of this machine if that does not help")
@@ -49,12 +49,12 @@ pub(in super::super) fn refusal(
             .hint(format!("renew the token, which comes from: {}", asked.credentials)),
         (_, 403) if asked.anonymous => denied("the hub denies access without a token")
             .hint("give a token: option token, HF_TOKEN, or hf auth login"),
-        (_, 403) => denied("the hub denies access to whom the token belongs").hint(format!(
-            "give the token the right to read this repository; it comes from: {}",
+        (_, 403) => denied("the token's owner has no access to this repository").hint(format!(
+            "grant the token read access to this repository; it comes from: {}",
             asked.credentials
         )),
         (_, 404 | 410) => not_found("the hub has no such repository, revision or file")
-            .hint("check the name, and that the endpoint is one of a hub"),
+            .hint("check the name, and that the endpoint is a hub"),
         _ => return None,
     })
 }
@@ -62,7 +62,7 @@ pub(in super::super) fn refusal(
 fn gated(asked: &Asked) -> Verdict {
     let verdict = Verdict::new(
         ErrorKind::PermissionDenied,
-        "the repository is gated: its conditions have to be accepted first",
+        "the repository is gated: its conditions must be accepted first",
     );
     if asked.anonymous {
         return verdict.hint(
@@ -71,23 +71,24 @@ fn gated(asked: &Asked) -> Verdict {
     }
     verdict.hint(format!(
         "accept them on the repository's page, with the account of the token, which comes from: {}; a fine-grained token also needs \
-         the right to read gated repositories",
+         permission to read gated repositories",
         asked.credentials
     ))
 }
 
-/// The hub does not say which, for nobody is to learn what private repositories there are.
+/// Classifies a missing repository. The hub does not tell missing from private repositories, so as
+/// not to reveal private ones.
 fn no_repository(asked: &Asked) -> Verdict {
     if asked.anonymous {
         return Verdict::new(
             ErrorKind::NotFound,
-            "the hub has no such repository, or a private one, and there is no token",
+            "the hub has no such repository, or it is private and no token is given",
         )
-        .hint("check the name; of a private one give a token: option token, HF_TOKEN, or hf auth login");
+        .hint("check the name; for a private repository give a token: option token, HF_TOKEN, or hf auth login");
     }
     Verdict::new(
         ErrorKind::NotFound,
-        "the hub has no such repository, or none that the token may see",
+        "the hub has no such repository, or the token has no access to it",
     )
     .hint(format!(
         "check the name, and that the token may read it; it comes from: {}",
@@ -117,7 +118,7 @@ mod tests {
             (404, "RevisionNotFound", false, NotFound, "branches"),
             (404, "EntryNotFound", false, NotFound, "path"),
             (403, "DisabledRepo", false, PermissionDenied, "owner"),
-            (403, "", false, PermissionDenied, "right to read"),
+            (403, "", false, PermissionDenied, "read access"),
             (403, "", true, PermissionDenied, "give a token"),
             (404, "", false, NotFound, "endpoint"),
         ] {

@@ -1,4 +1,5 @@
-//! Where a hub is and who asks it: options over the variables that the hub's own tools read. Also where those keep their cache.
+//! Finds a hub's endpoint, token and cache: options over the variables that the hub's own tools
+//! read.
 
 use std::path::PathBuf;
 
@@ -12,11 +13,11 @@ const ENDPOINT: &str = "https://huggingface.co";
 
 pub(super) const ANONYMOUS: &str = "anonymous";
 
-/// URL of the hub, without a slash at its end.
+/// Returns the URL of the hub, without a trailing slash.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for a variable that holds no URL; options are checked already.
+/// [`ErrorKind::InvalidRequest`] for a variable that holds no URL; options are already checked.
 pub(super) fn endpoint(opening: &Opening) -> Result<String> {
     let option = opening.options.get("endpoint");
     let endpoint = option.or_else(|| opening.environment.get("HF_ENDPOINT"));
@@ -24,11 +25,11 @@ pub(super) fn endpoint(opening: &Opening) -> Result<String> {
     let is_url = ["http://", "https://"]
         .iter()
         .any(|scheme| endpoint.starts_with(scheme));
-    // Not its text: a URL may carry credentials.
+    // The text is not shown: a URL may carry credentials.
     if !is_url || endpoint.contains(['?', '#', '@']) {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            "the hub's endpoint is no plain http:// or https:// URL",
+            "the hub's endpoint is not a plain http:// or https:// URL",
         )
         .with_location(opening.url.shown())
         .with_hint("write scheme, host and at most a path in the option endpoint or HF_ENDPOINT"));
@@ -36,18 +37,21 @@ pub(super) fn endpoint(opening: &Opening) -> Result<String> {
     Ok(endpoint.to_owned())
 }
 
-/// What is sent to the hub, and to nobody else, with every request.
+/// Token that is sent with every request to the hub, and to no other host.
 pub(super) struct Token {
     /// Marked as sensitive: not shown.
     pub(super) header: Option<HeaderValue>,
-    /// Where it comes from, for people.
+    /// Origin of the token, for display.
     pub(super) source: String,
 }
 
 impl Token {
+    /// Finds the token.
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for a token that cannot be sent, and the kinds of I/O for a file of one that cannot be read.
+    /// [`ErrorKind::InvalidRequest`] for a token that cannot be sent, and the kinds of I/O for a
+    /// token file that cannot be read.
     pub(super) fn find(opening: &Opening) -> Result<Self> {
         let anonymous = Self {
             header: None,
@@ -74,16 +78,14 @@ impl Token {
             Ok(text) if text.trim().is_empty() => Ok(anonymous),
             Ok(text) => Self::new(&text, &format!("file {shown}")),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(anonymous),
-            Err(error) => Err(
-                Error::from_io("cannot read the file of the hub's token", error)
-                    .with_location(shown)
-                    .with_hint("set HF_TOKEN or HF_TOKEN_PATH, or anonymous=true"),
-            ),
+            Err(error) => Err(Error::from_io("cannot read the hub's token file", error)
+                .with_location(shown)
+                .with_hint("set HF_TOKEN or HF_TOKEN_PATH, or anonymous=true")),
         }
     }
 
     fn new(token: &str, source: &str) -> Result<Self> {
-        // Files end in a line break, and variables have been seen to.
+        // Files end in a line break, and variables sometimes do.
         let header = HeaderValue::from_str(&format!("Bearer {}", token.trim()));
         let mut header = header.map_err(|_| {
             Error::new(
@@ -102,7 +104,7 @@ impl Token {
     }
 }
 
-/// The folder of the hub's own tools.
+/// Returns the folder of the hub's own tools.
 fn home(environment: &Environment) -> Option<PathBuf> {
     if let Some(home) = environment.get("HF_HOME") {
         return expanded(environment, home);
@@ -121,7 +123,7 @@ fn token_path(environment: &Environment) -> Option<PathBuf> {
     }
 }
 
-/// Where downloaded models are, if anywhere.
+/// Returns the folder of downloaded models, if one is configured.
 pub(super) fn cache(environment: &Environment) -> Option<PathBuf> {
     match environment.first(&["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"]) {
         Some(path) => expanded(environment, path),
@@ -129,16 +131,16 @@ pub(super) fn cache(environment: &Environment) -> Option<PathBuf> {
     }
 }
 
-/// Whether the hub must not be asked.
+/// Returns whether the environment forbids requests to the hub.
 pub(super) fn is_offline(environment: &Environment) -> bool {
-    // As the hub's own tools: the second counts if the first says nothing.
+    // As in the hub's own tools, the second variable counts if the first is not set.
     match environment.get("HF_HUB_OFFLINE") {
         Some(_) => environment.is_set("HF_HUB_OFFLINE"),
         None => environment.is_set("TRANSFORMERS_OFFLINE"),
     }
 }
 
-/// `~` at the beginning is the user's folder.
+/// Expands `~` at the beginning to the user's folder.
 fn expanded(environment: &Environment, path: &str) -> Option<PathBuf> {
     match path.strip_prefix('~') {
         Some(rest) if rest.is_empty() || rest.starts_with('/') => {

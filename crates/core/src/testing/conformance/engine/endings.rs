@@ -1,11 +1,12 @@
-//! What an engine does with jobs in flight when the load is over, or the engine itself.
+//! Checks of jobs in flight when the load is over, or when the engine is dropped.
 
 use super::{Bench, Open, SLOT_BYTES, SLOTS, random};
 use crate::engine::Wait;
 use crate::error::ErrorKind;
 use crate::over::Over;
 
-/// Whatever is in flight: when the engine is gone, nobody writes to its memory any more, and all of it is free.
+/// Whatever is in flight: once the engine is dropped, its memory is no longer written to, and all
+/// of it is free.
 pub(super) fn drop_in_flight(open: Open<'_>) {
     for reaps in 0..4 {
         let contents = random(12, SLOTS * SLOT_BYTES);
@@ -22,7 +23,8 @@ pub(super) fn drop_in_flight(open: Open<'_>) {
             slab, under_test, ..
         } = bench;
         drop(under_test);
-        // At once, and little of each: reads that still go on must not be over before we write.
+        // Immediately, and little of each: reads that still continue must not end before this
+        // writes.
         let leases: Vec<_> = (0..SLOTS)
             .map_while(|_| slab.try_lease(SLOT_BYTES))
             .collect();
@@ -31,7 +33,7 @@ pub(super) fn drop_in_flight(open: Open<'_>) {
             .map(|lease| lease.fill_from(&[0xC3; 64]))
             .collect();
         assert_eq!(filled.len(), SLOTS - out, "slots back after the drop");
-        // Takes as long as the reads that were dropped would have taken.
+        // Takes as long as the reads of the dropped engine would have taken.
         let mut other = Bench::open(open, vec![contents], SLOTS);
         other.read(0, 0, SLOT_BYTES, SLOT_BYTES);
         assert!(
@@ -41,7 +43,7 @@ pub(super) fn drop_in_flight(open: Open<'_>) {
     }
 }
 
-/// When the load is over, every job comes back, whole or cancelled, and none is lost on the way.
+/// When the load is over, every job is returned, completed or cancelled, and none is lost.
 pub(super) fn stopped(open: Open<'_>) {
     for reaps in 0..4 {
         let contents = vec![random(14, SLOTS * SLOT_BYTES)];
@@ -71,7 +73,7 @@ pub(super) fn stopped(open: Open<'_>) {
     }
 }
 
-/// A result holds its window, and nothing else does; a failed job's window is free at once.
+/// Only a successful result holds its window; a failed job's window is free immediately.
 pub(super) fn memory_comes_back(open: Open<'_>) {
     let mut bench = Bench::open(open, vec![random(13, 1 << 20)], SLOTS);
     let step = bench.up(4096);
