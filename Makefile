@@ -1,8 +1,8 @@
-# Three commands: `make` builds the command, `make test` runs every test, `make bench` measures. CI runs the same recipes.
+# `make` builds the command, `make test` runs the tests, `make check` the lints, `make bench` measures; `make help` lists the rest.
+# CI runs the same recipes.
 #
-# `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer ones, and no rights: tests that need more say SKIPPED and
-# why. TLOAD_REQUIRE (a list of what they need, or `all`) turns such a skip into a failure. `make servers` installs the object
-# stores that some of them talk to, into .tools/; it needs Go, npm, a C compiler and a few minutes.
+# `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer, and no privileges. A test that needs more prints SKIPPED and the
+# reason. TLOAD_REQUIRE (a list of requirements, or `all`) turns such a skip into a failure.
 
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -25,15 +25,20 @@ COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 .DELETE_ON_ERROR:
 # Everything shares one cargo target directory, and the test runners' last lines come last.
 .NOTPARALLEL:
-.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs lint ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
+.PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
 
-build:
+##@ Everyday
+
+build: ## build target/release/tload
 	cargo build --release
 
-test: check wheel test-rust bench-check test-python
+help: ## list the targets
+	@awk 'BEGIN { FS = ":.*## " } /^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+test: wheel test-rust test-python ## build the wheel and run all tests
 
 # What users build, what systems without a ring build, and everything with its tests.
-check:
+check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace --no-default-features -- -D warnings)
@@ -48,26 +53,29 @@ check:
 	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
 		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
+	$(call if_installed,typos,typos --version,typos)
 
 # The extension module is tested through Python. What tests print is shown even when they pass, for the secrets in it to be found; those
 # of the Python tests are searched by tests/secrecy.py.
 TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing
 
-test-rust:
+##@ Parts of test and check
+
+test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
 
 # Each micro bench once, to see that it works. As one more test of the same packages with the same features: all that they are
 # built of is there already, where `cargo bench` would build everything again, optimised.
-bench-check:
+bench-check: ## run each micro benchmark once
 	cargo test $(TESTED) --bench micro
 
 # The wheel that users get: built by pip from this folder. Needs no network once the virtual environment is there.
 # pip calls the build system's program by its name, so it must be on the path.
-wheel: $(INSTALLED)
+wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
 
 # mypy and stubtest are among these tests, and loads to GPUs that a stand-in for CUDA's driver plays.
-test-python:
+test-python: ## run the Python tests (after `make wheel`)
 	cargo build --package tload-cuda-stub
 	$(PY) -m pytest
 
@@ -93,11 +101,13 @@ VLLM_INSTALLED := $(VLLM_VENV)/.tload-vllm
 SGLANG_DIR ?= $(VENV)/sglang
 UV ?= uv
 
-test-vllm: $(VLLM_INSTALLED)
+##@ Inside engines and peers
+
+test-vllm: $(VLLM_INSTALLED) ## run vLLM with tload and without (minutes, 6 GB)
 	$(VLLM_PY) -m pytest -W ignore tests/with_vllm/vllm_loader.py
 	$(VLLM_PY) tests/with_vllm/vllm_tokens.py --results tests/with_vllm/RESULTS.md
 
-test-sglang: $(VLLM_INSTALLED)
+test-sglang: $(VLLM_INSTALLED) ## run the tests of SGLang's loaders
 	test -d $(SGLANG_DIR) || $(UV) pip install --python $(VLLM_PY) --no-deps --target $(SGLANG_DIR) \
 		sglang==0.5.23 orjson pybase64 uvloop IPython traitlets zstandard gguf
 	PYTHONPATH=$(SGLANG_DIR) $(VLLM_PY) -m pytest -W ignore tests/with_sglang/sglang_loader.py
@@ -120,7 +130,7 @@ SUITES_VENV ?= $(VENV)/suites
 SUITES_PY := $(SUITES_VENV)/bin/python
 SUITES_INSTALLED := $(SUITES_VENV)/.tload-suites
 
-test-suites: wheel $(SUITES_INSTALLED)
+test-suites: wheel $(SUITES_INSTALLED) ## run the test suites of peers with tload in their place
 	$(SUITES_PY) tests/with_suites/suites.py --cache $(SUITES_VENV)/cache \
 		$(if $(ARGS),$(ARGS),--results tests/with_suites/RESULTS.md)
 
@@ -132,16 +142,18 @@ $(SUITES_INSTALLED): tests/with_suites/requirements.txt $(INSTALLED)
 	touch $@
 
 # Real object stores to test against, pinned. What is there already is left alone.
-servers:
+servers: ## install the object stores that tests start
 	tools/servers
 
+##@ Measurements
+
 # With ARGS, for example: make bench ARGS='--preset moe --markdown results.md'
-bench:
+bench: ## measure; ARGS are passed on
 	cargo run --release -- bench $(ARGS)
 
 # Beside other loaders, on disk, in memory, and on slow and throttled storage; hours, and some 20 GiB of disk. Alone on the
 # machine, and as root for the throttled disk. With ARGS, for example: make bench-compare ARGS='--cases disk-keep --rounds 3'
-bench-compare: wheel build $(COMPARE_INSTALLED)
+bench-compare: wheel build $(COMPARE_INSTALLED) ## measure beside other loaders (hours)
 	cargo build --release --package tload-lab --bin slowfs \
 		|| echo 'NOTE: without slowfs the case of a slow file system is skipped'
 	$(COMPARE_PY) benches/compare/disks.py --tload target/release/tload --slowfs target/release/slowfs $(ARGS)
@@ -157,7 +169,9 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 TARGETS ?= header index listing load location manifest plan slice
 FUZZ := cargo +nightly fuzz
 
-fuzz:
+##@ Fuzzers
+
+fuzz: ## run each fuzzer for MINUTES (5)
 	$(call if_installed,cargo-fuzz,cargo fuzz --version && cargo +nightly --version,$(fuzz_each))
 
 define fuzz_each
@@ -166,17 +180,16 @@ for target in $(TARGETS); do mkdir -p target/fuzz/$$target && $(FUZZ) run --targ
 endef
 
 # What fuzzing found that reaches code which no other input does goes into the repository.
-fuzz-corpus:
+fuzz-corpus: ## add what fuzzing found to the corpus
 	for target in $(TARGETS); do $(FUZZ) run --target-dir target/fuzz/build $$target fuzz/corpus/$$target target/fuzz/$$target -- -merge=1 || exit 1; done
 
 # The core's steps, one by one. With ARGS, for example: make bench-micro ARGS='plan --save-baseline before'
-bench-micro:
+bench-micro: ## measure single steps of the core
 	cargo bench --package tload-micro --bench micro -- $(ARGS)
 
-# Everything that judges without running.
-lint: check ruff deny
+##@ Docs and dependencies
 
-ruff:
+ruff: ## lint the Python code
 	$(call if_installed,ruff,ruff --version,ruff check python tests && ruff format --check python tests)
 
 # The docs site, into target/site. In an environment of its own: it needs neither the compiled module nor PyTorch. Fetches nothing
@@ -185,7 +198,7 @@ DOCS_VENV ?= $(VENV)/docs
 DOCS_PY := $(DOCS_VENV)/bin/python
 DOCS_INSTALLED := $(DOCS_VENV)/.tload-docs
 
-docs: $(DOCS_INSTALLED)
+docs: $(DOCS_INSTALLED) ## build the docs site
 	NO_MKDOCS_2_WARNING=1 $(DOCS_PY) -m mkdocs build --strict
 
 $(DOCS_INSTALLED): docs/requirements.txt
@@ -195,11 +208,11 @@ $(DOCS_INSTALLED): docs/requirements.txt
 	touch $@
 
 # What may come into the tree: needs no network once all crates have been fetched.
-deny:
+deny: ## check licences, bans and sources of dependencies
 	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features --offline check --hide-inclusion-graph bans licenses sources)
 
 # What is known of it since: needs the network, for RustSec's list.
-advisories:
+advisories: ## check known vulnerabilities of dependencies
 	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check advisories)
 
 # What looks for undefined behaviour and for tests that are missing, at full length. What each covers: docs/design/0012-soundness.md.
@@ -207,42 +220,44 @@ advisories:
 NIGHTLY ?= nightly
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
+##@ Soundness
+
 # Many loads of every kind at a time, under faults, for so many minutes; and thousands that must leave nothing.
-soak:
+soak: ## stress loads of every kind for MINUTES (10)
 	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
 	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
 
 # Up to four preemptions, where `make test` goes to three.
-loom:
+loom: ## check interleavings with up to four preemptions
 	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-models --test loom
 
-miri:
+miri: ## look for undefined behaviour
 	$(call if_installed,miri,cargo +$(NIGHTLY) miri --version,MIRIFLAGS=-Zmiri-disable-isolation \
 		cargo +$(NIGHTLY) miri test --package tload-models --test simulated)
 
 # The standard library's own code is not instrumented by these; our engines, queues and memory are.
-asan:
+asan: ## test under AddressSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=address cargo +$(NIGHTLY) test --target $(HOST) \
 		--target-dir target/asan --package tload-models --features rings --test engines --test simulated)
 
 # Needs the standard library instrumented too, so it is built: `rustup component add rust-src --toolchain nightly`.
-tsan:
+tsan: ## test under ThreadSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=thread cargo +$(NIGHTLY) test -Zbuild-std --target $(HOST) \
 		--target-dir target/tsan --package tload-models --features rings --test engines --test simulated)
 
 # Knows no io_uring: threads read.
-valgrind:
+valgrind: ## test under valgrind
 	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite" \
 		cargo test --package tload-models --test engines --test simulated -- --test-threads=1)
 
 # Which lines could be wrong without a test that notices: hours. With ARGS, for example: make mutants ARGS='--file crates/core/src/plan/slice.rs'
-mutants:
+mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 
-doc:
+doc: ## build the Rust documentation
 	cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
 
-clean:
+clean: ## remove everything that was built
 	cargo clean
 	rm -rf $(VENV)
 

@@ -28,8 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Threads take every lock that is the process's, while the main thread forks again and again. A child that waits for ever
-# is ended by its alarm.
+# Threads take every lock that is the process's, while the main thread forks again and again. A
+# child that waits for ever is ended by its alarm.
 FORKS = """
 import gc, os, signal, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork

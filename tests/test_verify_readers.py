@@ -249,7 +249,7 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
         "transformers": lambda: importlib.import_module("tload.transformers").from_pretrained(
             require("transformers").AutoModelForCausalLM, model
         ),
-        "vllm and sglang": lambda: by_engine(model, keep=lambda name: True),
+        "vllm and sglang": lambda: by_engine(model, keep=lambda _: True),
         "load_into": lambda: tload.load_into(state, model, strict=False, cast=True),
     }
     for verify in (str(manifest), f"sha256:{manifest}"):
@@ -263,7 +263,8 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
             with pytest.raises(BaseException) as caught:  # noqa: PT011
                 read()
             texts = "\n".join(chain(caught.value))
-            assert "CorruptError" in texts and "which is no file of the checkpoint" in texts, (name, texts)
+            assert "CorruptError" in texts, (name, texts)
+            assert "which is no file of the checkpoint" in texts, (name, texts)
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])

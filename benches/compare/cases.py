@@ -1,4 +1,4 @@
-"""What is measured: checkpoints, where they are, and what the page cache holds. Neighbours in the list share files."""
+"""Cases: checkpoints, their storage, and the state of the page cache. Neighbours share files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 MIB, GIB = 1 << 20, 1 << 30
 
-#: What each file of the slow file system gives, MB/s, and how long a read of it takes at least, milliseconds.
+#: Bandwidth of each file on the slow file system, MB/s, and minimum latency of a read,
+#: milliseconds.
 SLOW_FILE_MB_S, SLOW_LATENCY_MS = 100, 5
-#: What the throttled disk gives, bytes per second.
+#: Bandwidth of the throttled disk, bytes per second.
 THROTTLE = 500_000_000
 
 
@@ -17,7 +18,7 @@ class Checkpoint:
     name: str
     preset: str
     shards: int
-    #: Of `--size`.
+    #: Size as a share of `--size`.
     share: float = 1.0
 
 
@@ -35,11 +36,11 @@ class Case:
     checkpoint: Checkpoint
     #: `disk`, `tmpfs`, `slow` (FUSE) or `throttled`.
     where: str
-    #: `cold` or `warm`: nothing of the files is in memory, or all of it.
+    #: State of the page cache: `cold` (no page of the files) or `warm` (all of them).
     state: str
-    #: `stream` or `keep`: tensors are dropped as they come, or all kept to the end.
+    #: `stream` drops each tensor as it comes, `keep` keeps all of them to the end.
     mode: str
-    #: The case whose best settings hold here too, which saves the sweep, if it was measured before.
+    #: Case whose best settings are reused here, if it was measured before, which saves the sweep.
     settings_of: str | None = None
 
 
@@ -92,6 +93,6 @@ CASES = [
         "stream",
     ),
 ]
-#: Measured apart: no loader but tload takes part.
+#: Measured apart: no other loader takes part.
 COLD_START = "cold-start"
 NAMES = [*(case.name for case in CASES), COLD_START]

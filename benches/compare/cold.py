@@ -1,4 +1,4 @@
-"""How long `import tload`, opening and the first tensor take beyond the interpreter's own start."""
+"""Times `import tload`, opening and the first tensor, beyond the interpreter's own start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from processes import LOADERS, SHARED, Tools
 sys.path.append(str(SHARED))
 import page_cache
 
-#: These take no time: enough of them for a median.
+#: Number of starts. They are quick, so enough of them for a median.
 STARTS = 11
 
 
 def cold_start(folder: Path, tools: Tools) -> dict[str, Any]:
-    """Seconds, with nothing of the checkpoint in memory; the program's own files are, from the second start on."""
+    """Return timings with a cold checkpoint. The program's own files are warm from the second start on."""
     variables = processes.environment(tools, {})
     starts, bare = [], []
     for _ in range(1 + STARTS):
@@ -31,7 +31,7 @@ def cold_start(folder: Path, tools: Tools) -> dict[str, Any]:
         if "error" in found:
             raise SystemExit(f"cold start: {found['error']}")
         starts.append(found | {"residency": state})
-    # The first reads the program's own files from the disk.
+    # The first start reads the program's own files from the disk.
     counted = [it for it in starts[1:] if it["residency"]["found"] == "cold"]
     seconds = [it["seconds"] for it in counted]
     return {

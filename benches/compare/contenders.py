@@ -1,4 +1,4 @@
-"""Who is measured: ceilings, tload and its peers, each with the settings among which its best is looked for."""
+"""Contenders: ceilings, tload and its peers, each with the settings to search for its best."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cases import MIB, Case
 
 @dataclass(frozen=True)
 class Setting:
-    #: Empty for defaults.
+    #: Empty for the defaults.
     label: str = ""
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
@@ -37,9 +37,9 @@ class Family:
     role: Literal["ours", "peer", "ceiling"] = "peer"
     settings: Settings = only_defaults
     suits: Callable[[Case], bool] = everywhere
-    #: The tensors lie in the page cache: no memory of their own.
+    #: The tensors lie in the page cache, without memory of their own.
     is_mapped: bool = False
-    #: Reads a converted copy of the checkpoint, which is made before.
+    #: Reads a converted copy of the checkpoint, which is written before.
     has_own_format: bool = False
 
 
@@ -65,7 +65,7 @@ def mib(size: int) -> str:
 
 def fio(case: Case) -> list[Setting]:
     if case.where == "slow":
-        # FUSE serves reads that are not queued one after another.
+        # FUSE serves reads one after another unless they are queued.
         each = [(64, depth, MIB) for depth in (2, 8, 32)]
         together = [(1, depth, MIB) for depth in (64, 512)]
         return [
@@ -100,7 +100,7 @@ def copies(_: Case) -> list[Setting]:
 
 
 def tload_sweep(case: Case) -> list[Setting]:
-    """A grid by hand, for those who do not trust defaults."""
+    """Return a grid of manual settings, to compare the defaults with."""
     grid: Iterable[dict[str, Any]]
     if case.where == "slow":
         grid = [
@@ -131,7 +131,7 @@ def always(label: str, **options: Any) -> Settings:
     return lambda _: [Setting(label, options)]
 
 
-#: torch copies one tensor with all cores otherwise, which is slower where threads have to wait for a core.
+#: Otherwise torch copies one tensor with all cores, which is slower where threads wait for a core.
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
@@ -156,7 +156,7 @@ def thread_pools(_: Case) -> list[Setting]:
 
 
 def runai(_: Case) -> list[Setting]:
-    """One number is both its threads and, where it has a queue, the reads in it (its page on environment variables)."""
+    """Return its strategies. One number sets its threads and the depth of its queue, if any (see its documentation)."""
     tried = {
         "io_uring_direct": (1, 2, 4, 8, 16, 32),
         "io_uring_buffered": (4, 16),
@@ -214,12 +214,12 @@ CLONE = Family("safetensors safe_open, copied", "load_safetensors.py", settings=
 THREADS = Family("load_file in threads, copied", "load_threads.py", settings=thread_pools)
 RUNAI = Family("Run:ai", "load_runai.py", settings=runai)
 FAST = Family("fastsafetensors", "load_fastsafetensors.py", settings=fastsafetensors)
-# Everything is in memory before it gives the first tensor away: nothing to stream.
+# Everything is in memory before the first tensor is returned, so there is nothing to stream.
 TENSORIZER = Family("Tensorizer (own format)", "load_tensorizer.py", settings=tensorizer, has_own_format=True)
 
 FAMILIES = [FIO, RAW, COPY, TLOAD, MAP, TOKIO, SWEPT, LOAD_FILE, CLONE, THREADS, RUNAI, FAST, TENSORIZER]
 
 
 def thinned(settings: list[Setting]) -> list[Setting]:
-    """Two of them, for a run that tries the programs and measures nothing."""
+    """Return two of the settings, for a run that only tries the programs."""
     return [settings[0], settings[-1]]

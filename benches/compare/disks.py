@@ -1,11 +1,11 @@
 """tload beside other loaders and beside ceilings, on the same files, in rotating order.
 
-    make bench-compare                                             # everything; ARGS are passed on
+    make bench-compare                                             # all cases; ARGS are passed on
     python benches/compare/disks.py --out OUT --cases disk-keep disk-warm --rounds 7
 
 Each case first tries every setting of every contender once; rounds then run the best of each, one after another, in
 rotating order, each in a process of its own. `results.json`, `results.md` and `plot.svg` are written into OUT after
-every case, so that an end before the end leaves what there is. `benches/README.md` says what is compared, and how.
+every case, so that an interrupted run leaves its results. `benches/README.md` describes the method.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from places import CONVERTED, Made, Places, UnavailableError
 from processes import Tools, say
 
 ROOT = Path(__file__).parents[2]
-#: The best settings found, by case and contender.
+#: Best settings found, by case and contender.
 Chosen = dict[str, dict[str, Setting]]
 
 
@@ -86,7 +86,7 @@ class Measurement:
         self.result["left_out"].append(entry)
 
     def best(self, family: Family, known: Setting | None) -> Setting | None:
-        """The fastest of its settings, each tried once; None, and said why, if all of them fail."""
+        """Try each setting once and return the fastest; None, with a message, if all of them fail."""
         settings = family.settings(self.case)
         if known is not None or len(settings) == 1:
             return known or settings[0]
@@ -106,12 +106,12 @@ class Measurement:
         return max(found, key=lambda it: it[0])[1]
 
     def is_right(self, family: Family, setting: Setting, sample: dict[str, Any]) -> bool:
-        """Whether it may go on; if not, say why."""
+        """Return whether the contender may go on; if not, report why."""
         if "seconds" not in sample:
             self.leave_out(family, setting, in_short(sample))
             return False
         if "digest" in sample and sample["digest"] != self.made.digest:
-            why = f"loads other tensors than safetensors ({sample['tensors']} tensors, {sample['bytes']} bytes)"
+            why = f"its tensors differ from those of safetensors ({sample['tensors']} tensors, {sample['bytes']} bytes)"
             self.leave_out(family, setting, why, disqualified=True)
             return False
         return True
@@ -138,7 +138,7 @@ class Measurement:
                     about = {"contender": family.name, "round": turn + 1, "position": position}
                     result["runs"].append(about | sample)
                 else:
-                    # What is wrong once gets no second chance, and what it did before does not count either.
+                    # One failure excludes the contender, and its earlier runs do not count either.
                     running = [it for it in running if it[0] != family]
                     result["runs"] = [run for run in result["runs"] if run["contender"] != family.name]
 
@@ -147,29 +147,29 @@ def size_of(text: str) -> int:
     for suffix, unit in (("GiB", GIB), ("MiB", MIB)):
         if text.endswith(suffix):
             return int(float(text.removesuffix(suffix)) * unit)
-    raise argparse.ArgumentTypeError(f"{text!r}: wanted a number and GiB or MiB")
+    raise argparse.ArgumentTypeError(f"{text!r}: expected a number and GiB or MiB")
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--out", type=Path, default=ROOT / "target" / "bench-compare", help="folder for what is written"
+        "--out", type=Path, default=ROOT / "target" / "bench-compare", help="directory for the result files"
     )
     parser.add_argument(
-        "--cases", nargs="+", choices=NAMES, default=NAMES, metavar="CASE", help=f"of {', '.join(NAMES)}"
+        "--cases", nargs="+", choices=NAMES, default=NAMES, metavar="CASE", help=f"cases to run, of {', '.join(NAMES)}"
     )
     names = [family.name for family in FAMILIES]
     parser.add_argument(
-        "--peers", nargs="+", metavar="NAME", help=f"only contenders whose name has it: {', '.join(names)}"
+        "--peers", nargs="+", metavar="NAME", help=f"only contenders whose name contains it: {', '.join(names)}"
     )
     parser.add_argument("--rounds", type=int, help="default: 5, or 1 with --quick")
-    parser.add_argument("--size", type=size_of, default=4 * GIB, help="of the large checkpoints (default: 4GiB)")
-    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="a folder on a disk (default: /var/tmp)")
+    parser.add_argument("--size", type=size_of, default=4 * GIB, help="size of the large checkpoints (default: 4GiB)")
+    parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="a directory on a disk (default: /var/tmp)")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a tmpfs (default: /dev/shm)")
-    parser.add_argument("--tload", type=shlex.split, default=[sys.executable, "-m", "tload"], help="tload's command")
-    parser.add_argument("--slowfs", default="slowfs", help="the slow file system's command")
-    parser.add_argument("--timeout", type=float, default=180.0, help="of each run, seconds (default: 180)")
-    parser.add_argument("--quick", action="store_true", help="tries the programs with 256 MiB, measures nothing")
+    parser.add_argument("--tload", type=shlex.split, default=[sys.executable, "-m", "tload"], help="command of tload")
+    parser.add_argument("--slowfs", default="slowfs", help="command of the slow file system")
+    parser.add_argument("--timeout", type=float, default=180.0, help="timeout of each run, seconds (default: 180)")
+    parser.add_argument("--quick", action="store_true", help="smoke test with 256 MiB, without meaningful figures")
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 5)
     if args.quick:
@@ -209,7 +209,7 @@ def measure_all(args: argparse.Namespace, places: Places, results: dict[str, Any
 def main() -> None:
     args = arguments()
     tools = Tools(sys.executable, args.tload, args.timeout)
-    # So that what was made is removed.
+    # Exit through the cleanup below.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
@@ -241,7 +241,7 @@ def main() -> None:
         results["complete"] = True
     finally:
         places.remove()
-        # A case that was interrupted before its first round has nothing to show.
+        # A case interrupted before its first round has no figures.
         with contextlib.suppress(ImportError):
             write()
     print(tables.markdown(scrubbed(results)))

@@ -1,4 +1,4 @@
-"""What runs say together: medians, ratios within rounds, and what did not count. Reads, decides nothing else."""
+"""Figures of several runs: medians, and ratios within rounds, of the samples that count."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ Sample = dict[str, Any]
 
 
 def counts(sample: Sample) -> bool:
-    """Whether the page cache was as it should be."""
+    """Return whether the page cache was in the wanted state."""
     residency = sample.get("residency")
     return "seconds" in sample and (residency is None or residency["found"] == residency["wanted"])
 
 
 def speed(sample: Sample) -> float:
-    """GB/s."""
+    """Return the speed in GB/s."""
     return sample["bytes"] / sample["seconds"] / 1e9
 
 
 def cpu(sample: Sample) -> float:
-    """CPU seconds per GiB."""
+    """Return the CPU seconds per GiB."""
     return sample["cpu_seconds"] / (sample["bytes"] / GIB)
 
 
 def peak(sample: Sample) -> float | None:
-    """Bytes of memory at the peak beyond what the process had when the clock started; None where nobody looked."""
+    """Return the peak memory beyond that at the start of the clock, in bytes; None if not measured."""
     return sample["peak_rss_bytes"] - sample.get("rss_before_bytes", 0) if "peak_rss_bytes" in sample else None
 
 
 def samples(case: CaseResult, name: str) -> dict[int, Sample]:
-    """By round, those that count."""
+    """Return the samples that count, by round."""
     return {run["round"]: run for run in case["runs"] if run["contender"] == name and counts(run)}
 
 
@@ -48,13 +48,13 @@ def typical(case: CaseResult, name: str, of: Callable[[Sample], float | None]) -
 
 
 def ratio(case: CaseResult, name: str, other: str) -> float | None:
-    """How many times as fast as another: the median of the rounds that have both."""
+    """Return the speed relative to another contender: the median of the rounds that have both."""
     ours, theirs = samples(case, name), samples(case, other)
     return median(speed(ours[turn]) / speed(theirs[turn]) for turn in ours.keys() & theirs.keys())
 
 
 def names(case: CaseResult, role: str | None = None, *, mapped: bool | None = None) -> list[str]:
-    """Of the contenders that were measured, in the order of the list."""
+    """Return the names of the measured contenders, in the order of the list."""
     return [
         one["name"]
         for one in case["contenders"]

@@ -1,4 +1,4 @@
-"""The goals that the results are judged by. Ratios are those within rounds."""
+"""Goals that the results are judged by. Ratios are taken within rounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TLOAD, MAP, LOAD_FILE = contenders.TLOAD.name, contenders.MAP.name, contenders.L
 SWEPT, RUNAI, CLONE = contenders.SWEPT.name, contenders.RUNAI.name, contenders.CLONE.name
 FIO, RAW, COPY = contenders.FIO.name, contenders.RAW.name, contenders.COPY.name
 
-#: Memory "no more than" another's: pages of code, and the allocator's own, are in it too.
+#: Tolerance of "no more memory": pages of code, and the allocator's own, are counted too.
 PEAK_TOLERANCE = 1.01
 COLD_START_SECONDS = 0.060
 
@@ -42,7 +42,7 @@ class Judge:
         self.say(name, goal, f"{known[rival]:.3f} × {rival}" if rival else None, met=bool(rival and known[rival] >= 1))
 
     def cost(self, name: str, goal: str, of: Any, most: float, *, less: bool = False) -> None:
-        """Of tload, over the cheapest peer's."""
+        """Judge a cost of tload relative to that of the cheapest peer."""
         case = self.cases.get(name)
         ours = typical(case, TLOAD, of) if case else None
         found = {peer: typical(case, peer, of) for peer in names(case, "peer")} if case else {}

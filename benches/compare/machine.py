@@ -1,4 +1,4 @@
-"""Where it was measured, without anything that names the machine's folders or users."""
+"""Description of the machine, without names of its directories or users."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from processes import Tools
 
 PACKAGES = ("tload", "torch", "safetensors", "runai-model-streamer", "fastsafetensors", "tensorizer")
-#: Two folders at least: `s3://x` and `GB/s` are none.
+#: Two directories at least: `s3://x` and `GB/s` do not match.
 ABSOLUTE = re.compile(r"(?<![\w:/.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
 
 
@@ -23,11 +23,11 @@ def first_line(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.SubprocessError, IndexError):
-        return "not there"
+        return "not found"
 
 
 def file_system(folder: Path) -> str:
-    """The type that holds the folder: of the longest mount point above it."""
+    """Return the type of the file system that holds the directory, by the longest mount point above it."""
     best = ("", "unknown")
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, *_ = line.split()
@@ -62,7 +62,7 @@ def machine(folder: Path, tools: Tools) -> dict[str, Any]:
 
 
 def scrubbed(value: Any) -> Any:
-    """The same without absolute paths: their last names stay."""
+    """Return the value without absolute paths, of which only the last names stay."""
     return json.loads(ABSOLUTE.sub(r"…/\1", json.dumps(value, ensure_ascii=False)))
 
 

@@ -2,10 +2,10 @@
 
     python benches/compare/objects.py s3://models/llama4 --files shard1 shard2 … --rounds 5 --markdown results.md
 
-The environment says where the store is (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …). `--tensorizer URL` names the same
-checkpoint in Tensorizer's format (`loaders/make_tensorizer.py`). `--python` is an interpreter that has the peers;
-`--tload` is the command. Loaders keep all tensors to the end, in CPU memory that was touched before the clock started
-(`loaders/measure.py`).
+The environment configures the store (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, …). `--tensorizer URL`
+names the same checkpoint in Tensorizer's format (`loaders/make_tensorizer.py`). `--python` is an
+interpreter that has the peers; `--tload` is the command. Loaders keep all tensors to the end, in
+CPU memory that was touched before the clock started (`loaders/measure.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import tables
 
 LOADERS = Path(__file__).parent / "loaders"
 RANGE = 16 << 20
-#: No run takes longer, seconds.
+#: Timeout of each run, seconds.
 RUN_SECONDS_MAX = 600.0
 
 
@@ -35,7 +35,7 @@ class Contender:
     name: str
     command: list[str]
     environment: dict[str, str] = field(default_factory=dict)
-    #: Prints its own figures as JSON; else wall time and CPU time of the process count.
+    #: Prints its own figures as JSON; otherwise wall time and CPU time of the process are used.
     reports: bool = True
     samples: list[dict[str, Any]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Contender:
 
 
 def curl(files: list[str], sizes: list[int], connections: int, folder: str) -> Contender:
-    """Ranged requests of 16 MiB, signed, thrown away."""
+    """Return a contender that sends signed ranged requests of 16 MiB and discards the bodies."""
     endpoint, region = os.environ["AWS_ENDPOINT_URL"], os.environ.get("AWS_REGION", "us-east-1")
     user = f"{os.environ['AWS_ACCESS_KEY_ID']}:{os.environ['AWS_SECRET_ACCESS_KEY']}"
     transfers = [

@@ -1,4 +1,4 @@
-"""Where checkpoints are: on a disk, in memory, on a slow file system. All that was made is removed again."""
+"""Storage of checkpoints: a disk, memory, a slow file system. Everything created is removed again."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from cases import SLOW_FILE_MB_S, SLOW_LATENCY_MS, THROTTLE, Case, Checkpoint
 from processes import Tools, say
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
-#: In the folder of each checkpoint; other loaders look at `*.safetensors` only.
+#: Name of the converted copy beside each checkpoint; other loaders only look at `*.safetensors`.
 CONVERTED = "model.tensors"
-#: A checkpoint, its copy in Tensorizer's format, and headers.
+#: Room for a checkpoint, its copy in Tensorizer's format, and headers, as a multiple of its size.
 ROOM = 2.1
 MOUNT_SECONDS = 10.0
 
 
 class UnavailableError(Exception):
-    """A case that the machine cannot have, and why."""
+    """A case that cannot run on this machine, and the reason."""
 
 
 def available_bytes() -> int:
-    """Memory that is free, or would be if caches were dropped."""
+    """Return the memory that is free, or would be if caches were dropped, in bytes."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
 
@@ -38,7 +38,7 @@ def available_bytes() -> int:
 class Made:
     folder: Path
     digest: str
-    #: Why there is no copy in Tensorizer's format.
+    #: Reason why there is no copy in Tensorizer's format.
     unconverted: str | None
 
 
@@ -47,7 +47,7 @@ class Places:
     disk: Path
     memory: Path
     slowfs: str
-    #: Bytes of the large checkpoints.
+    #: Size of the large checkpoints in bytes.
     size: int
     tools: Tools
     made: dict[tuple[str, str], Made] = field(default_factory=dict)
@@ -58,12 +58,12 @@ class Places:
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if where == "memory":
-            # Loaders need memory too: for their tensors, and for what they are made from.
+            # Loaders need memory too: for their tensors, and for buffers.
             free = min(free, available_bytes() - 2 * size)
         if free < size * ROOM:
             raise UnavailableError(f"{where} has no room for {size * ROOM / 1e9:.1f} GB ({free / 1e9:.1f} GB free)")
         folder = Path(tempfile.mkdtemp(prefix=f"tload-compare-{checkpoint.name}-", dir=parent))
-        # Known before it is there, so that it is removed even if the rest fails.
+        # Registered before it is complete, so that it is removed even if the rest fails.
         made = self.made[checkpoint.name, where] = Made(folder, "", None)
         command = [*self.tools.tload, "synth", str(folder), "--size", str(size), "--preset", checkpoint.preset]
         done = subprocess.run(
@@ -81,14 +81,14 @@ class Places:
 
     @contextlib.contextmanager
     def of(self, case: Case) -> Iterator[tuple[Made, Path | None]]:
-        """The checkpoint, and the control group that whoever reads it has to be in."""
+        """Provide the checkpoint, and the control group that its readers have to be in."""
         if case.where == "throttled":
             made = self._checkpoint(case)
             with throttled(made.folder) as cgroup:
                 yield made, cgroup
         elif case.where == "slow":
             if shutil.which(self.slowfs) is None:
-                raise UnavailableError("the slow file system was not built, or --slowfs does not name it")
+                raise UnavailableError("the slow file system is not built, or --slowfs does not name it")
             made = self._checkpoint(case)
             with mounted(self.slowfs, made.folder) as folder:
                 yield Made(folder, made.digest, made.unconverted), None
@@ -108,7 +108,7 @@ class Places:
 
 @contextlib.contextmanager
 def throttled(folder: Path) -> Iterator[Path]:
-    """A control group (version 1) whose members read no faster from the disk that has the folder."""
+    """Provide a control group (version 1) that throttles reads from the directory's disk."""
     if os.geteuid() != 0 or not (BLKIO / "blkio.throttle.read_bps_device").exists():
         raise UnavailableError("throttling a disk needs root and the controller blkio of cgroup v1")
     device = folder.stat().st_dev
@@ -116,7 +116,7 @@ def throttled(folder: Path) -> Iterator[Path]:
     # A partition is throttled through its disk.
     disk = (entry.parent if (entry / "partition").exists() else entry) / "dev"
     if not disk.exists():
-        raise UnavailableError("the folder is on no single disk")
+        raise UnavailableError("the directory is not on a single disk")
     cgroup = BLKIO / f"tload-compare-{os.getpid()}"
     try:
         cgroup.mkdir()
@@ -128,14 +128,14 @@ def throttled(folder: Path) -> Iterator[Path]:
     try:
         yield cgroup
     finally:
-        # It cannot go before its members have.
+        # The group cannot be removed before its members have ended.
         with contextlib.suppress(OSError):
             cgroup.rmdir()
 
 
 @contextlib.contextmanager
 def mounted(slowfs: str, backing: Path) -> Iterator[Path]:
-    """The slow file system over a folder."""
+    """Mount the slow file system over a directory."""
     mount = Path(tempfile.mkdtemp(prefix="tload-compare-mount-"))
     limits = ["--latency-ms", str(SLOW_LATENCY_MS), "--file-mb-s", str(SLOW_FILE_MB_S)]
     command = [slowfs, str(backing), str(mount), *limits]
@@ -153,7 +153,7 @@ def mounted(slowfs: str, backing: Path) -> Iterator[Path]:
         unmount = shutil.which("fusermount3") or shutil.which("fusermount")
         command = [unmount, "-u", "-z", str(mount)] if unmount else ["umount", "-l", str(mount)]
         if mount.is_mount() and subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            say(f"NOTE: could not unmount the slow file system: {' '.join(command)}")
+            say(f"NOTE: cannot unmount the slow file system: {' '.join(command)}")
         server.terminate()
         try:
             server.wait(MOUNT_SECONDS)

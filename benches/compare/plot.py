@@ -1,4 +1,4 @@
-"""Results as a drawing: for each case, how fast and at what cost of CPU time. The same results give the same file."""
+"""Charts of the results: speed and CPU time of each case. The same results give the same file."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ mpl.rcParams |= {
     "axes.spines.right": False,
 }
 
-#: What a README shows; everything else is in the drawing of all cases.
+#: Cases in the README's chart; `plot-all.svg` has all of them.
 HEADLINE = ("disk-stream", "disk-keep", "disk-warm", "small-warm", "slow")
 OURS, THEIRS, CEILING = "#d9480f", "#8aa0b4", "#495057"
 WIDTH, BAR, MARGIN = 9.0, 0.24, 0.75
 
 
 def listed_in(case: CaseResult) -> list[str]:
-    """Whoever loads; the sweep by hand is for the table."""
+    """Return the names of the loaders. The manual sweep is shown in the table only."""
     return [*(name for name in names(case, "ours") if name != contenders.SWEPT.name), *names(case, "peer")]
 
 
@@ -41,7 +41,7 @@ def panels(case: CaseResult, left: Any, right: Any) -> None:
     costs = [typical(case, name, cpu) or 0 for name in listed]
     for axes, values, form in ((left, speeds, "{:.2f}"), (right, costs, "{:.2f}")):
         bars = axes.barh(labels, values, color=colours, height=0.72)
-        # The ceiling's line is behind the figures.
+        # Keeps the figures readable across the ceiling's line.
         room = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
         axes.bar_label(bars, [form.format(value) for value in values], padding=3, fontsize=8, bbox=room)
         axes.margins(x=0.15, y=0.02)
@@ -85,7 +85,7 @@ def draw(cases: list[CaseResult], files: list[Path]) -> None:
     axes[-1][0].set_xlabel("GB/s (median; dashed: the ceiling; mapped: not copied)")
     axes[-1][1].set_xlabel("CPU seconds per GiB")
     for file in files:
-        # A date would make every drawing another one.
+        # A date would change the file every time.
         told = {"Date": None} if file.suffix == ".svg" else {"Software": None}
         figure.savefig(file, metadata=told, dpi=110)
     plt.close(figure)

@@ -1,4 +1,4 @@
-"""One run of one contender: a process of its own, which ends in time, whatever it does."""
+"""Runs of contenders: each is a process of its own, with a timeout."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from cases import Case
 from contenders import Family, Setting
 
 LOADERS = Path(__file__).parent / "loaders"
-#: `page_cache` is there.
+#: Directory of `page_cache`.
 SHARED = Path(__file__).parents[1] / "gpu" / "loaders"
-#: What users have set must not change what is measured.
+#: Variables of users that would change what is measured.
 TUNED_BY = ("TLOAD_", "RUNAI_", "FASTSAFETENSORS_")
 
 
@@ -28,7 +28,7 @@ class Tools:
     python: str
     #: The command, as a list.
     tload: list[str]
-    #: No run takes longer, seconds.
+    #: Timeout of each run, seconds.
     seconds_max: float
 
 
@@ -39,7 +39,7 @@ def environment(tools: Tools, extra: dict[str, str]) -> dict[str, str]:
 
 
 def within(cgroup: Path | None, command: list[str]) -> list[str]:
-    """A command that moves into the group before it starts."""
+    """Return a command that moves into the control group before it starts."""
     return command if cgroup is None else ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(cgroup / "tasks"), *command]
 
 
@@ -49,19 +49,19 @@ def last_words(text: str, status: int) -> str:
 
 
 def end(child: subprocess.Popen[str]) -> None:
-    """With all that it started."""
+    """Kill the process and everything that it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.communicate()
 
 
 def run(command: list[str], variables: dict[str, str], seconds: float, *, reports: bool = True) -> dict[str, Any]:
-    """What the program printed last, as JSON, if it `reports`; or `error`, in a few words.
+    """Return the JSON in the program's last line, if it `reports`; or a short `error`.
 
-    `wall_seconds` is all that it took, imports included. It is killed after `seconds`.
+    `wall_seconds` is the total time, imports included. The process is killed after `seconds`.
     """
     began = time.monotonic()
-    # A session of its own, so that its children end with it.
+    # A session of its own, so that its children are killed with it.
     child = subprocess.Popen(
         command,
         env=variables,
@@ -109,7 +109,7 @@ def measure(
 
 
 def digest_of(folder: Path, tools: Tools) -> str:
-    """What all must load, by safetensors."""
+    """Return the expected digest, from a load by safetensors."""
     command = [tools.python, "-W", "ignore", str(LOADERS / "load_safetensors.py"), str(folder), "--digest"]
     found = run(command, environment(tools, {}), tools.seconds_max)
     if "digest" not in found:
@@ -118,7 +118,7 @@ def digest_of(folder: Path, tools: Tools) -> str:
 
 
 def convert(folder: Path, file: Path, tools: Tools) -> str | None:
-    """Write Tensorizer's format, outside every clock; tell why it failed, if it did."""
+    """Write Tensorizer's format, outside every clock, and return the reason of a failure."""
     command = [tools.python, "-W", "ignore", str(LOADERS / "make_tensorizer.py"), str(folder), str(file)]
     done = subprocess.run(command, env=environment(tools, {}), capture_output=True, text=True, check=False)
     return None if done.returncode == 0 else last_words(done.stderr, done.returncode)

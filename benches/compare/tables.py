@@ -32,7 +32,7 @@ HEADER = (
     "tload is",
     "CPU s per GiB",
     "peak memory",
-    "of it page cache",
+    "mapped page cache",
     "state verified",
 )
 

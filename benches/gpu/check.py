@@ -1,9 +1,10 @@
-"""Whether what tload brings to a GPU is right: bytes, dtypes, devices, the order of streams, and other libraries' imports.
+"""Checks loads to a GPU: bytes, dtypes, devices, the order of streams, and other libraries' imports.
 
     python benches/gpu/check.py OUT [--device cuda:0]
 
-Prints a line per check and writes `check.json` into OUT. What a machine lacks is SKIPPED, loudly; the exit status is 1 when
-anything FAILED. With `--device cpu` it tries itself, as far as that goes.
+Prints a line per check and writes `check.json` into OUT. A check that the machine does not support
+is SKIPPED with a message; the exit status is 1 when anything FAILED. With `--device cpu` it runs
+the checks that do not need a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from shared import MIB, Bench, Skipped, bytes_of, equal, read_file, tile, write
 
 import tload
 
-#: A check that takes longer than this hangs, seconds: all stacks are shown, and what came before it is in `check.json`.
+#: Timeout of each check, seconds: all stacks are printed, and the results so far are in
+#: `check.json`.
 CHECK_SECONDS_MAX = 60
 
 
@@ -60,11 +62,11 @@ def into_a_module(bench: Bench) -> str:
     for name, parameter in module.named_parameters():
         equal(parameter.data_ptr(), addresses[name], f"address of {name}")
         equal(torch.equal(parameter.detach().cpu(), saved[name]), True, f"values of {name}")
-    # A target that is not contiguous has to be copied to.
+    # A target that is not contiguous needs a copy.
     wide = torch.zeros(512, 512, device=bench.device)
     load_into({"0.weight": wide[:, ::2]}, path, names=["0.weight"])
     equal(torch.equal(wide[:, ::2].cpu(), saved["0.weight"]), True, "a strided target")
-    equal(int(wide[:, 1::2].count_nonzero()), 0, "what lies between")
+    equal(int(wide[:, 1::2].count_nonzero()), 0, "the gaps between")
     return f"{len(addresses)} parameters, and a strided one"
 
 
@@ -102,7 +104,7 @@ def into_tied_and_cast(bench: Bench) -> str:
 
 
 def neighbours_are_apart(bench: Bench) -> str:
-    """Small tensors may lie in one piece of memory; autograd must not take them for views of each other."""
+    """Small tensors may share an allocation; autograd must not treat them as views of each other."""
     path = bench.folder / "neighbours.safetensors"
     norms = torch.nn.Sequential(torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
     save_file(norms.state_dict(), path)
@@ -124,7 +126,7 @@ def neighbours_are_apart(bench: Bench) -> str:
 
 
 def behind_the_callers_stream(bench: Bench) -> str:
-    """Work that the caller's stream was given before must see the old bytes, also in memory that torch hands out again."""
+    """Earlier work of the caller's stream must see the old bytes, also in memory that torch reuses."""
     load_into = bench.need("load_into")
     bench.need_gpu()
     path = bench.folder / "module.safetensors"
@@ -154,14 +156,14 @@ def behind_the_callers_stream(bench: Bench) -> str:
             torch.cuda._sleep(cycles)  # noqa: SLF001
             before = target.clone()
             event = stream.record_event()
-            equal(event.query(), False, f"turn {turn}: the stream is done before the load begins; that it was")
+            equal(event.query(), False, f"turn {turn}: the stream is done before the load begins")
             load_into({"0.weight": target}, path, names=["0.weight"])
             equal(event.query(), True, f"turn {turn}: the load waited")
             after = target.clone()
         stream.synchronize()
         equal(bool((before == 7.0).all()), True, f"turn {turn}: old values")
         equal(torch.equal(after.cpu(), saved["0.weight"]), True, f"turn {turn}: new values")
-    # The only free memory that torch has on this stream is what the stream still writes to.
+    # The only free memory that torch has on this stream is still written to by the stream.
     path = bench.folder / "again.safetensors"
     contents = {"w": ("U8", [32 * MIB], tile(77, 32 * MIB))}
     write(path, contents)
@@ -177,18 +179,18 @@ def behind_the_callers_stream(bench: Bench) -> str:
             torch.cuda._sleep(cycles)  # noqa: SLF001
             old.fill_(3)
             old = None
-            equal(stream.query(), False, f"turn {turn}: the stream is done before the load begins; that it was")
+            equal(stream.query(), False, f"turn {turn}: the stream is done before the load begins")
             tensors = tload.load(path, device=bench.device)
         stream.synchronize()
         reused += any(tensor.data_ptr() in addresses for tensor in tensors.values())
-        equal(bytes_of(tensors["w"]) == contents["w"][2], True, f"turn {turn}: memory that was used before")
+        equal(bytes_of(tensors["w"]) == contents["w"][2], True, f"turn {turn}: reused memory")
     if not reused:
-        raise AssertionError("torch never gave the load memory that was used before, so nothing was seen")
+        raise AssertionError("torch never gave the load reused memory, so nothing was tested")
     return f"5 turns each of load_into and of load, {reused} of these in memory in use; a sleep of {slept:.2f} s, a load of {idle:.3f} s"
 
 
 def on_any_stream(bench: Bench) -> str:
-    """A tensor may be used by another stream the moment it comes. Memory holds other bytes before, so one that comes early shows."""
+    """Another stream may use a tensor at once. Memory holds other bytes before, which shows one handed out early."""
     bench.need_gpu()
     streams = [torch.cuda.Stream(bench.device) for _ in range(4)]
     truth = {**bench.truth, **read_file(bench.long)}
@@ -212,7 +214,7 @@ def on_any_stream(bench: Bench) -> str:
 
 
 def freed_while_in_use(bench: Bench) -> str:
-    """A consumer of DLPack drops a tensor whose memory its stream has still to read; the next load must not get that memory."""
+    """A DLPack consumer drops a tensor that its stream has yet to read; the next load must not reuse its memory."""
     bench.need_gpu()
     other = bench.folder / "other.safetensors"
     write(other, {name: ("U8", shape, bytes(len(raw))) for name, (_, shape, raw) in read_file(bench.long).items()})
@@ -224,7 +226,7 @@ def freed_while_in_use(bench: Bench) -> str:
             tensors = {name: torch.from_dlpack(tensor) for name, tensor in loaded.items()}
             torch.cuda._sleep(500_000_000)  # noqa: SLF001 - work that takes a while
             sums = {name: tensor.sum(dtype=torch.int64) for name, tensor in tensors.items()}
-            equal(stream.query(), False, f"turn {turn}: the stream is done before the tensors are dropped; that it was")
+            equal(stream.query(), False, f"turn {turn}: the stream is done before the tensors are dropped")
             del loaded, tensors
         gc.collect()
         following = tload.load(other, framework="dlpack", device=bench.device)
@@ -236,7 +238,7 @@ def freed_while_in_use(bench: Bench) -> str:
 
 
 def ended_in_the_middle(bench: Bench) -> str:
-    """Cancelled, closed, dropped, or left by an error in the loop: what came stays good, and so is the next load."""
+    """After cancel, close, drop or an error in the loop, received tensors and the next load are right."""
     truth = read_file(bench.long)
     for framework in ("torch", "dlpack"):
         for way in ("cancel", "close", "drop", "raise"):
@@ -250,7 +252,7 @@ def ended_in_the_middle(bench: Bench) -> str:
                 except tload.CancelledError:
                     pass
                 else:
-                    raise AssertionError(f"{framework}: a cancelled load went on to its end")
+                    raise AssertionError(f"{framework}: a cancelled load ran to its end")
             elif way == "close":
                 stream.close()
             elif way == "raise":
@@ -262,14 +264,14 @@ def ended_in_the_middle(bench: Bench) -> str:
             del stream
             gc.collect()
             kept = tensor if framework == "torch" else torch.from_dlpack(tensor.flat())
-            equal(bytes_of(kept) == truth[name][2], True, f"{framework}, {way}: bytes of what came before")
+            equal(bytes_of(kept) == truth[name][2], True, f"{framework}, {way}: bytes of the received tensor")
             del kept, tensor
             bench.loads_well(framework)
     return "4 ways, as torch tensors and by DLPack"
 
 
 def after_memory_ran_out(bench: Bench) -> str:
-    """With next to no memory left on the GPU, which torch holds: an error that says so, and a good load once there is some."""
+    """With hardly any GPU memory left, a load fails with a clear error, and succeeds once there is some."""
     bench.need_gpu()
     path = bench.folder / "large.safetensors"
     write(path, {f"t{index}": ("U8", [96 * MIB], tile(index, 96 * MIB)) for index in range(8)})
@@ -299,7 +301,7 @@ def after_memory_ran_out(bench: Bench) -> str:
 
 
 def a_process_ends_with_a_load(bench: Bench) -> str:
-    """A process that ends while a stream runs ends well, and says nothing."""
+    """A process that ends while a stream runs exits with status 0 and prints nothing."""
     program = (
         "import sys, json, tload\n"
         "path, framework, device, limit, way = sys.argv[1:]\n"
@@ -321,7 +323,7 @@ def a_process_ends_with_a_load(bench: Bench) -> str:
         except subprocess.TimeoutExpired:
             child.kill()
             said, _ = child.communicate()
-            said = f"did not end\n{said}"
+            said = f"timed out\n{said}"
         ended.append((way, child.returncode, said))
     for way, status, said in ended:
         equal((status, said), (0, ""), f"end of {' '.join(way)}")
@@ -331,7 +333,7 @@ def a_process_ends_with_a_load(bench: Bench) -> str:
 def memory_comes_back(bench: Bench) -> str:
     release = bench.need("release_staging")
     bench.need_gpu()
-    # What earlier checks left must not go meanwhile.
+    # Memory of earlier checks must not be freed meanwhile.
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated(bench.device)
@@ -387,7 +389,7 @@ def the_command_works(bench: Bench) -> str:
 
 CHECKS: list[tuple[str, Callable[[Bench], str]]] = [
     ("every dtype, as torch tensors", every_dtype_as_torch),
-    ("the same as safetensors brings", safetensors_agrees),
+    ("the same as safetensors loads", safetensors_agrees),
     ("every dtype, written by hand", every_dtype_by_hand),
     ("8-bit floats", eight_bit_floats),
     ("DLPack into torch", dlpack_into_torch),
@@ -412,10 +414,10 @@ CHECKS: list[tuple[str, Callable[[Bench], str]]] = [
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for check.json")
+    parser.add_argument("out", type=Path, help="directory for check.json")
     parser.add_argument("--device", default="cuda:0")
     args = parser.parse_args()
-    # Else it takes most of the GPU, and the other checks fail.
+    # Otherwise JAX takes most of the GPU, and the other checks fail.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     args.out.mkdir(parents=True, exist_ok=True)
     outcomes = []
@@ -428,7 +430,7 @@ def main() -> int:
                 outcome, told = "ok", check(bench)
             except Skipped as reason:
                 outcome, told = "SKIPPED", str(reason)
-            except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
+            except Exception as error:  # noqa: BLE001 - one failure must not hide the others
                 outcome, told = "FAILED", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
             faulthandler.cancel_dump_traceback_later()
             outcomes.append({"check": name, "outcome": outcome, "told": told, "seconds": time.perf_counter() - began})

@@ -1,4 +1,4 @@
-"""Checks: every dtype, every byte, to every library and device."""
+"""Checks of every dtype and byte, for every library and device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def safetensors_agrees(bench: Bench) -> str:
             for name in file.keys():  # noqa: SIM118 - no mapping
                 try:
                     theirs = file.get_tensor(name)
-                except Exception:  # noqa: BLE001, S112 - a dtype that it lacks
+                except Exception:  # noqa: BLE001, S112 - a dtype that safetensors lacks
                     continue
                 ours = tensors[name]
                 equal((ours.dtype, ours.shape, ours.device), (theirs.dtype, theirs.shape, theirs.device), name)
@@ -40,7 +40,7 @@ def safetensors_agrees(bench: Bench) -> str:
 
 
 def every_dtype_by_hand(bench: Bench) -> str:
-    """Those too that `synth` and torch lack: as torch tensors where torch has them, by DLPack all."""
+    """Checks all dtypes, also those that `synth` or torch lack: by DLPack, and as torch tensors if torch has them."""
     contents: dict[str, Content] = {}
     for dtype, bits in BITS.items():
         for index, shape in enumerate(([4], [3, 4], [0, 4], [5, 3, 8], [8188])):
@@ -87,7 +87,7 @@ def eight_bit_floats(bench: Bench) -> str:
             there = tensors[name].reshape(-1).to(torch.float32).cpu()
             equal(torch.equal(values.nan_to_num(), there.nan_to_num()), True, f"values of {name}")
             seen.add(dtype)
-    equal(seen, set(wanted), "dtypes that were there")
+    equal(seen, set(wanted), "dtypes in the checkpoint")
     return "values, not only bytes"
 
 
@@ -107,7 +107,7 @@ def dlpack_into_torch(bench: Bench) -> str:
     shaped = torch.from_dlpack(tensors[whole])
     del tensors, tensor
     equal((shaped.dtype, list(shaped.shape)), (torch.float32, bench.truth[whole][1]), whole)
-    equal(bytes_of(shaped) == bench.truth[whole][2], True, f"{whole} after tload let go of it")
+    equal(bytes_of(shaped) == bench.truth[whole][2], True, f"{whole} after tload has released it")
     return f"{len(flat)} tensors"
 
 

@@ -1,6 +1,7 @@
-"""Who is measured, and one run of one of them: a process of its own that ends in time, whatever it does.
+"""Contenders, and their runs: each is a process of its own, with a timeout.
 
-Importing torch takes longer than most loads, so runs are forked from a server that has imported it and has not touched CUDA.
+Importing torch takes longer than most loads, so runs are forked from a server that has imported it
+and not touched CUDA.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 LOADERS = Path(__file__).parent / "loaders"
-#: No run takes longer, seconds.
+#: Timeout of each run, seconds.
 RUN_SECONDS_MAX = 60.0
-#: With less time than this a run is not begun: a CUDA context alone may take a second or two.
+#: Minimum of the remaining time for which a run is started: a CUDA context alone may take a second
+#: or two.
 RUN_SECONDS_MIN = 4.0
 
 
@@ -29,7 +31,7 @@ class Contender:
     name: str
     script: str
     options: dict[str, Any] = field(default_factory=dict)
-    #: The folder under `--site` that its package was installed into; none for what the interpreter has.
+    #: Directory under `--site` with its installed package; None for the interpreter's own packages.
     site: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -56,7 +58,7 @@ PEERS = [
     Contender("Run:ai + .to()", "load_runai.py", site="runai", environment={"RUNAI_STREAMER_CONCURRENCY": "16"}),
     Contender("safetensors load_file", "load_safetensors.py"),
 ]
-#: Reads through the page cache, whatever the default finds there.
+#: Reads through the page cache, whatever the default would choose.
 BUFFERED = tload("tload, 4 lanes, buffered", lanes=4, cache="buffered")
 TUNING = [
     tload("tload, uring, 4 lanes", engine="uring", lanes=4),
@@ -70,16 +72,16 @@ TUNING = [
 
 @dataclass(frozen=True)
 class Setting:
-    """Where all runs happen."""
+    """Settings of all runs."""
 
     device: str
-    #: Holds a folder for each installed package; none: the interpreter's own.
+    #: Directory with a subdirectory for each installed package; None for the interpreter's own.
     site: Path | None
-    #: Loads after the first in each process.
+    #: Number of loads after the first in each process.
     again: int
     #: Bytes of each copy of the ceiling.
     copy_bytes: int
-    #: How processes begin: `"forkserver"`, or `"spawn"`, which imports torch anew for each.
+    #: Start method of processes: `"forkserver"`, or `"spawn"`, which imports torch anew for each.
     start: str = "forkserver"
 
     @property
@@ -88,7 +90,7 @@ class Setting:
 
 
 def start_server(setting: Setting) -> None:
-    """Import torch where runs are forked from. The first run waits for it otherwise."""
+    """Import torch in the fork server. Otherwise the first run would wait for it."""
     if setting.start != "forkserver":
         return
     setting.processes.set_forkserver_preload(["torch"])
@@ -102,29 +104,29 @@ def _nothing() -> None:
 
 
 def paths_of(contender: Contender, setting: Setting) -> list[str]:
-    """Where the packages of this contender are, beside the interpreter's own."""
+    """Return the directories of this contender's packages, beside the interpreter's own."""
     return [str(setting.site / contender.site)] if contender.site and setting.site else []
 
 
 def environment_of(contender: Contender, setting: Setting) -> dict[str, str]:
-    """For a program that is started rather than forked."""
+    """Return the environment of a program that is started rather than forked."""
     paths = [*paths_of(contender, setting), os.environ.get("PYTHONPATH", "")]
     return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def missing(contender: Contender, setting: Setting) -> str | None:
-    """Why this contender cannot run at all, if so."""
+    """Return the reason why this contender cannot run, if there is one."""
     if contender.site is None or (setting.site is None and contender.is_ours):
         return None
     if setting.site is None or not (setting.site / contender.site).is_dir():
-        return "its wheel was not given, or cannot be imported"
+        return "its wheel is missing, or cannot be imported"
     return None
 
 
 def _become(
     script: Path, arguments: list[str], paths: list[str], environment: dict[str, str], out: Path, errors: Path
 ) -> None:
-    """In the forked process: be the program that the loader is."""
+    """Run the loader's program in the forked process."""
     for path, number in ((out, 1), (errors, 2)):
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(fd, number)
@@ -135,14 +137,14 @@ def _become(
     warnings.simplefilter("ignore")
     runpy.run_path(str(script), run_name="__main__")
     sys.stdout.flush()
-    # Without the interpreter's end: some peers hang or crash there, and the result is out.
+    # Skips the interpreter's shutdown: some peers hang or crash there, and the result is printed.
     os._exit(0)
 
 
 def run(
     contender: Contender, folder: Path, state: str, setting: Setting, seconds: float, *, memory: bool, patience: float
 ) -> dict[str, Any]:
-    """What the loader printed; or `error`, in a few words. Takes `seconds` at most, and begins no third load after `patience`."""
+    """Return the loader's output or a short `error`. Ends after `seconds`; starts no third load after `patience`."""
     options = contender.options | ({"bytes": setting.copy_bytes} if contender == COPY_CEILING else {})
     arguments = [str(folder), "--device", setting.device, "--state", state, "--again", str(setting.again)]
     arguments += ["--options", json.dumps(options), *(["--memory"] if memory else [])]

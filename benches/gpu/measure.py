@@ -2,9 +2,10 @@
 
     python benches/gpu/measure.py OUT --site SITE
 
-Makes a large and a many-small checkpoint in memory and both on disk, and measures in sections, each with a share of the time that
-is left and its contenders one after another, in rotating order, each in a process of its own. Writes `results.json` and
-`results.md` into OUT after every run, so that an end before the end costs one run. `benches/README.md` says what is compared.
+Creates a large and a many-small checkpoint in memory and both on disk, and measures in sections,
+each with a share of the remaining time. A section runs its contenders one after another, in
+rotating order, each in a process of its own. Writes `results.json` and `results.md` into OUT after
+every run, so that an interruption costs one run. `benches/README.md` describes the comparison.
 """
 
 from __future__ import annotations
@@ -43,13 +44,14 @@ from contenders import (
     tload,
 )
 
-#: Kept for the tables and for removing what was made, seconds.
+#: Time reserved for the tables and the cleanup, seconds.
 SPARE_SECONDS = 10.0
-#: Lanes that stand for tload where not all are measured.
+#: Lane settings of tload where not all are measured.
 FEW = [LANES[0], LANES[2]]
-#: Rounds of ceilings, tload and the fastest peer alone, after the first: what is judged needs more of them than slow peers do.
+#: Rounds of ceilings, tload and the fastest peer alone, after the first round: the judged figures
+#: need more rounds than slow peers do.
 NARROW_ROUNDS = 3
-#: What a checkpoint's size is multiplied by to know the room that it needs: headers, and what else is there.
+#: Factor from a checkpoint's size to the room that it needs, with headers and other files.
 ROOM = 1.05
 
 
@@ -60,10 +62,10 @@ class Section:
     checkpoint: str
     state: str
     contenders: list[Contender]
-    #: Of the time that is left when it begins, beside the weights of those after it.
+    #: Weight of its share of the time left when it begins, relative to the sections after it.
     weight: float
     rounds_max: int = 8
-    #: Loads after the first in each process, if not what the command line says.
+    #: Number of loads after the first in each process, if it differs from the command line.
     again: int | None = None
 
 
@@ -130,11 +132,11 @@ def bytes_of(size: str) -> int:
     for suffix, shift in (("GiB", 30), ("MiB", 20)):
         if size.endswith(suffix):
             return int(float(size.removesuffix(suffix)) * (1 << shift))
-    raise SystemExit(f"{size!r}: wanted a number and GiB or MiB")
+    raise SystemExit(f"{size!r}: expected a number and GiB or MiB")
 
 
 def in_memory(args: argparse.Namespace) -> list[Path]:
-    """Where files are in memory: what was asked for, then whatever other tmpfs can be written to."""
+    """Return the requested tmpfs and then every other writable tmpfs."""
     found = [args.memory]
     try:
         mounts = Path("/proc/self/mounts").read_text().splitlines()
@@ -153,12 +155,13 @@ class Made:
     """A checkpoint."""
 
     folder: Path
-    #: Meant for memory, and in the page cache for want of a tmpfs with room: tload is told not to read past it.
+    #: Fallback for a tmpfs without room: the files are in the page cache, and tload is told to read
+    #: through it.
     is_in_page_cache: bool
 
 
 def make(args: argparse.Namespace, setting: Setting, clock: Clock) -> dict[str, Made]:
-    """All checkpoints at once. What cannot be made is left out, and said."""
+    """Create all checkpoints in parallel. Those that cannot be created are left out, with a message."""
     recipes = {
         "large": ("memory", "llama", args.large),
         "small": ("memory", "moe", args.small),
@@ -168,7 +171,7 @@ def make(args: argparse.Namespace, setting: Setting, clock: Clock) -> dict[str, 
     needed = {section.checkpoint for section in SECTIONS if not args.sections or section.name in args.sections}
     environment = environment_of(tload("tload"), setting)
     children: dict[str, Any] = {}
-    # What a file system has room for beside what was promised already.
+    # Room already reserved on each file system.
     promised: dict[int, int] = {}
     for name, (where, preset, size) in recipes.items():
         if name not in needed:
@@ -186,9 +189,9 @@ def make(args: argparse.Namespace, setting: Setting, clock: Clock) -> dict[str, 
                 parent = candidate
                 promised[device] = promised.get(device, 0) + room
                 break
-            say(f"{candidate} has no room for {size} more ({free / (1 << 30):.1f} GiB free, promises not counted)")
+            say(f"{candidate} has no room for {size} more ({free / (1 << 30):.1f} GiB free, without reservations)")
         if parent is None:
-            say(f"SKIPPED: the checkpoint {name!r}: there is room for {size} nowhere")
+            say(f"SKIPPED: the checkpoint {name!r}: no file system has room for {size}")
             continue
         is_in_page_cache = where == "memory" and parent == args.disk
         if where == "memory" and parent != args.memory:
@@ -205,12 +208,12 @@ def make(args: argparse.Namespace, setting: Setting, clock: Clock) -> dict[str, 
         except subprocess.TimeoutExpired:
             child.kill()
             text, _ = child.communicate()
-            text = f"took too long\n{text}"
+            text = f"timed out\n{text}"
         if child.returncode == 0:
             made[name] = this
             say(text.strip())
         else:
-            say(f"SKIPPED: the checkpoint {name!r} could not be made: {text.strip()}")
+            say(f"SKIPPED: cannot create the checkpoint {name!r}: {text.strip()}")
             shutil.rmtree(this.folder, ignore_errors=True)
     return made
 
@@ -222,7 +225,7 @@ def through_the_page_cache(contender: Contender) -> Contender:
 
 
 def fastest_peer(running: list[Contender], runs: list[dict[str, Any]]) -> str | None:
-    """Of those that were measured so far."""
+    """Return the fastest of the peers measured so far."""
     peers = {contender.name for contender in running if not contender.is_ours and not contender.is_ceiling}
     best = {
         run["contender"]: max(tables.speeds(run, "again"), default=0.0) for run in runs if run["contender"] in peers
@@ -231,7 +234,7 @@ def fastest_peer(running: list[Contender], runs: list[dict[str, Any]]) -> str | 
 
 
 def measure(section: Section, made: Made, setting: Setting, end: float, results: dict[str, Any], write: Any) -> None:
-    """Rounds of the section's contenders until its time is over."""
+    """Run rounds of the section's contenders until its time is over."""
     say(f"-- {section.title}: {end - time.monotonic():.0f} s")
     runs: list[dict[str, Any]] = []
     contenders, where = section.contenders, "page cache" if made.is_in_page_cache else str(made.folder.parent)
@@ -258,7 +261,7 @@ def measure(section: Section, made: Made, setting: Setting, end: float, results:
             say(f"SKIPPED: {contender.name}: {reason}")
             runs.append({"contender": contender.name, "round": 0, "error": f"skipped: {reason}"})
     took: dict[str, float] = {}
-    # All shall have had a round when half of the time is over.
+    # All contenders should have had a round when half of the time is over.
     patience = (end - time.monotonic()) / 2 / max(1, len(running))
     for turn in range(section.rounds_max):
         these = running
@@ -270,11 +273,11 @@ def measure(section: Section, made: Made, setting: Setting, end: float, results:
             left = end - time.monotonic()
             if left < max(RUN_SECONDS_MIN, took.get(contender.name, 0.0)):
                 if turn == 0:
-                    say(f"SKIPPED: {contender.name}: no time is left")
+                    say(f"SKIPPED: {contender.name}: no time left")
                     runs.append({"contender": contender.name, "round": 0, "error": "skipped: no time was left"})
                 continue
-            # Watching memory is another load: once is enough.
-            # Ours is judged by its memory, so it gets more patience; of a slow peer it is not watched.
+            # Watching memory takes another load, so it is done once. tload is judged by its memory,
+            # so it gets more patience; the memory of a slow peer is not watched.
             outcome = run(
                 contender,
                 made.folder,
@@ -289,7 +292,8 @@ def measure(section: Section, made: Made, setting: Setting, end: float, results:
             runs.append(outcome)
             say(f"   {turn + 1} {contender.name}: {tables.in_short(outcome)}")
             if "error" in outcome:
-                # What failed or hung once gets no second chance to take the others' time.
+                # A contender that failed or hung once is not run again, since it would take the
+                # others' time.
                 running = [other for other in running if other != contender]
             write()
         if not running or end - time.monotonic() < RUN_SECONDS_MIN:
@@ -297,7 +301,7 @@ def measure(section: Section, made: Made, setting: Setting, end: float, results:
 
 
 def versions(setting: Setting) -> dict[str, dict[str, str]]:
-    """Of what was installed for each contender, by the folder under `--site`."""
+    """Return the versions of the packages of each contender, by its directory under `--site`."""
     found: dict[str, dict[str, str]] = {}
     for folder in sorted(setting.site.iterdir()) if setting.site else []:
         packages = importlib.metadata.distributions(path=[str(folder)])
@@ -306,7 +310,7 @@ def versions(setting: Setting) -> dict[str, dict[str, str]]:
 
 
 def machine(setting: Setting) -> dict[str, Any]:
-    """Of a process of its own: this one must not hold a context."""
+    """Return a description of the machine, from another process: this one must not hold a context."""
     program = (
         "import json, torch, importlib.metadata as metadata\n"
         "def version(name):\n"
@@ -338,38 +342,38 @@ def machine(setting: Setting) -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, help="folder for results.json and results.md")
+    parser.add_argument("out", type=Path, help="directory for results.json and results.md")
     parser.add_argument(
-        "--site", type=Path, help="folder of installed wheels, as run.sh makes it; else the interpreter's own tload"
+        "--site", type=Path, help="directory of wheels installed by run.sh (default: the interpreter's own tload)"
     )
     parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--budget", type=float, default=440.0, help="seconds in all (default: 440)")
+    parser.add_argument("--budget", type=float, default=440.0, help="total time in seconds (default: 440)")
     parser.add_argument("--again", type=int, default=2, help="loads after the first in each process (default: 2)")
     parser.add_argument(
         "--memory",
         type=Path,
         default=Path("/dev/shm"),
-        help="a tmpfs; else any other that has room, else the page cache of --disk (default: /dev/shm)",
+        help="a tmpfs; without room there, another tmpfs or the page cache of --disk (default: /dev/shm)",
     )
-    parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a folder on a disk (default: /var/tmp)")
+    parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a directory on a disk (default: /var/tmp)")
     parser.add_argument("--large", default="16GiB", help="size of the large checkpoint (default: 16GiB)")
     parser.add_argument(
-        "--small", default="8GiB", help="of the one of many small tensors (default: 8GiB, some 18,000 tensors)"
+        "--small", default="8GiB", help="size of the checkpoint of small tensors (default: 8GiB, some 18,000 tensors)"
     )
-    parser.add_argument("--on-disk", default="16GiB", help="of the large one on disk (default: 16GiB)")
+    parser.add_argument("--on-disk", default="16GiB", help="size of the large checkpoint on disk (default: 16GiB)")
     parser.add_argument(
-        "--small-on-disk", default="8GiB", help="of the one of many small tensors on disk (default: 8GiB)"
+        "--small-on-disk", default="8GiB", help="size of the checkpoint of small tensors on disk (default: 8GiB)"
     )
     parser.add_argument("--sections", nargs="*", choices=[section.name for section in SECTIONS], help="only these")
     parser.add_argument(
         "--start",
         choices=["forkserver", "spawn"],
         default="forkserver",
-        help="how processes begin (default: forkserver)",
+        help="start method of processes (default: forkserver)",
     )
     parser.add_argument("--keep", action="store_true", help="keep the checkpoints")
     parser.add_argument(
-        "--dry-run", action="store_true", help="tiny checkpoints on the CPU: tries the programs, measures nothing"
+        "--dry-run", action="store_true", help="smoke test with tiny checkpoints on the CPU, without real figures"
     )
     args = parser.parse_args()
     if args.dry_run:
@@ -402,7 +406,7 @@ def main() -> None:
     write()
     start_server(setting)
     checkpoints = make(args, setting, clock)
-    say(f"checkpoints are there after {clock.passed:.0f} s")
+    say(f"checkpoints created after {clock.passed:.0f} s")
     results["checkpoints"] = {name: tables.sizes(made.folder) for name, made in checkpoints.items()}
     try:
         wanted = [section for section in SECTIONS if not args.sections or section.name in args.sections]

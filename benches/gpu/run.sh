@@ -3,11 +3,13 @@
 #
 #     benches/gpu/run.sh WHEELS [OUT] [option of measure.py]…
 #
-# WHEELS is a folder of wheels for this machine's Python: tload's own, and those of the peers that are to be measured
-# (instanttensor, fastsafetensors, runai_model_streamer, safetensors 0.9 or newer). A peer without one is skipped, loudly. OUT is
-# where the results go: $OUT, or ./gpu-results. PYTHON names an interpreter that has torch and safetensors; SECONDS_MAX is the time
-# for everything. Checkpoints are made in /dev/shm (25 GiB; where a container's is smaller, in another tmpfs or else in the page cache
-# of --disk, which is said) and on --disk (/var/tmp; 25 GiB more). `--dry-run` tries it all on a machine without a GPU, and measures nothing.
+# WHEELS is a directory of wheels for this machine's Python: tload's own, and those of the peers
+# (instanttensor, fastsafetensors, runai_model_streamer, safetensors 0.9 or newer). A peer without a
+# wheel is skipped with a message. OUT is the directory for results: $OUT, or ./gpu-results. PYTHON
+# names an interpreter that has torch and safetensors; SECONDS_MAX is the total time. Checkpoints are
+# created in /dev/shm (25 GiB; where a container's is smaller, in another tmpfs, or else in the page
+# cache of --disk, with a message) and on --disk (/var/tmp; 25 GiB more). `--dry-run` tries everything
+# on a machine without a GPU, without meaningful figures.
 set -euo pipefail
 
 usage() {
@@ -40,22 +42,23 @@ mkdir -p "$out"
 site=$(mktemp -d -t tload-gpu-site-XXXXXX)
 trap 'rm -rf "$site"' EXIT
 
-# install NAME MODULE WHEEL…: into a folder of its own, so that no package changes what another finds.
+# install NAME MODULE WHEEL…: installs into a directory of its own, so that packages do not affect
+# each other.
 install() {
     local name=$1 module=$2
     shift 2
     if [ ! -e "$1" ]; then
-        echo "SKIPPED: $name: $wheels has no wheel of it" >&2
+        echo "SKIPPED: $name: no wheel in $wheels" >&2
         return 1
     fi
     if ! "$python" -m pip install --quiet --no-index --no-deps --disable-pip-version-check --root-user-action ignore \
         --target "$site/$name" "$@" >&2; then
-        echo "SKIPPED: $name: its wheel cannot be installed" >&2
+        echo "SKIPPED: $name: cannot install its wheel" >&2
         rm -rf "${site:?}/$name"
         return 1
     fi
     if ! PYTHONPATH=$site/$name timeout 60 "$python" -W ignore -c "import torch, $module" >&2; then
-        echo "SKIPPED: $name: it cannot be imported" >&2
+        echo "SKIPPED: $name: cannot import it" >&2
         rm -rf "${site:?}/$name"
         return 1
     fi
@@ -74,5 +77,5 @@ echo "checked after $SECONDS s" >&2
 
 left=$((seconds_max - SECONDS))
 timeout $((left + 15)) "$python" "$here/measure.py" "$out" --site "$site" --budget "$left" "$@" || status=1
-echo "$SECONDS s in all; results are in $out" >&2
+echo "finished after $SECONDS s; results are in $out" >&2
 exit $status

@@ -1,4 +1,4 @@
-"""What the checks share: a checkpoint, files written by hand, and comparisons."""
+"""Shared parts of the checks: a checkpoint, files written by hand, and comparisons."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 import tload
 
 MIB = 1 << 20
-#: Bits of each dtype, those that `synth` leaves out included.
+#: Bits of each dtype, including those that `synth` leaves out.
 BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -27,11 +27,11 @@ BITS = {
 
 
 class Skipped(Exception):
-    """The machine, or this build, lacks something."""
+    """A check that this machine or build does not support."""
 
 
 class Bench:
-    """What the checks share."""
+    """Shared fixtures of the checks."""
 
     def __init__(self, device: str, folder: Path) -> None:
         self.device, self.folder = device, folder
@@ -40,13 +40,13 @@ class Bench:
         command = [sys.executable, "-m", "tload", "synth", str(self.model), "--preset", "tiny", "--size", "8MiB"]
         subprocess.run([*command, "--shards", "3"], check=True, capture_output=True, timeout=60)
         self.truth = read_raw(self.model)
-        # 64 MiB in tensors large enough that a load with little memory stops in the middle.
+        # 64 MiB in tensors large enough that a load with a small memory limit stops in the middle.
         self.long = folder / "long.safetensors"
         write(self.long, {f"t{index:02}": ("U8", [2 * MIB], tile(index, 2 * MIB)) for index in range(32)})
         self.limit = {"device_memory_limit" if self.on_gpu else "memory_limit": "6 MiB"}
 
     def loads_well(self, framework: str) -> None:
-        """The load after: whole and right."""
+        """Check that the next load is complete and right."""
         tensors = tload.load(self.long, framework=framework, device=self.device)
         for name, (_, _, raw) in read_file(self.long).items():
             tensor = tensors[name] if framework == "torch" else torch.from_dlpack(tensors[name].flat())
@@ -54,7 +54,7 @@ class Bench:
 
     def need(self, name: str) -> Any:
         if not hasattr(tload, name):
-            raise Skipped(f"this tload has no {name}")
+            raise Skipped(f"this version of tload has no {name}")
         return getattr(tload, name)
 
     def need_gpu(self) -> None:
@@ -66,12 +66,12 @@ Content = tuple[str, list[int], bytes]
 
 
 def tile(seed: int, size: int) -> bytes:
-    """Bytes that differ by seed."""
+    """Return bytes that differ by seed."""
     return (random.Random(seed).randbytes(4093) * (size // 4093 + 1))[:size]
 
 
 def write(path: Path, tensors: dict[str, Content]) -> None:
-    """By hand: the safetensors package lacks some dtypes. One right after the other, at odd offsets too."""
+    """Write a file by hand, since safetensors lacks some dtypes. Tensors are contiguous, also at odd offsets."""
     entries, offset = {}, 0
     for name, (dtype, shape, raw) in tensors.items():
         entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(raw)]}
@@ -93,7 +93,7 @@ def read_file(path: Path) -> dict[str, Content]:
 
 
 def read_raw(folder: Path) -> dict[str, Content]:
-    """Dtype, shape and bytes of every tensor, by no library at all."""
+    """Return dtype, shape and bytes of every tensor, read without a library."""
     return {name: content for path in sorted(folder.glob("*.safetensors")) for name, content in read_file(path).items()}
 
 
@@ -104,7 +104,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 def equal(found: Any, wanted: Any, what: str) -> None:
     if found != wanted:
         shown = [text if len(text) < 200 else f"{text[:200]}…" for text in (repr(found), repr(wanted))]
-        raise AssertionError(f"{what}: found {shown[0]}, wanted {shown[1]}")
+        raise AssertionError(f"{what}: found {shown[0]}, expected {shown[1]}")
 
 
 def same_bytes(bench: Bench, tensors: dict[str, torch.Tensor], what: str) -> None:
@@ -112,4 +112,4 @@ def same_bytes(bench: Bench, tensors: dict[str, torch.Tensor], what: str) -> Non
     for name, (_, shape, raw) in bench.truth.items():
         equal(list(tensors[name].shape), shape, f"{what}: shape of {name}")
         if bytes_of(tensors[name]) != raw:
-            raise AssertionError(f"{what}: other bytes in {name}")
+            raise AssertionError(f"{what}: wrong bytes in {name}")

@@ -1,4 +1,4 @@
-"""What the runs say together: medians, shares of the ceilings, and whether the goals were met. Reads, decides nothing else."""
+"""Tables of the results: medians, shares of the ceilings, and goals met or missed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Section = dict[str, Any]
 
 
 def sizes(folder: Path) -> dict[str, int]:
-    """Tensors and their bytes, from the headers."""
+    """Return the number of tensors and of their bytes, from the headers."""
     tensors = nbytes = 0
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:
@@ -44,7 +44,7 @@ def sizes(folder: Path) -> dict[str, int]:
 
 
 def speeds(run: Run, kind: str) -> list[float]:
-    """GB/s of the samples that were in the state that was asked for."""
+    """Return the GB/s of the samples taken in the wanted state of the page cache."""
     return [
         sample["bytes"] / sample["seconds"] / 1e9
         for sample in run.get("samples", [])
@@ -62,7 +62,7 @@ def in_short(run: Run) -> str:
         return f"FAILED: {run['error']}"
     found = [f"{speed:.2f}" for kind in ("first", "again") for speed in speeds(run, kind)]
     wrong = sum(not is_as_asked(sample) for sample in run["samples"])
-    note = f", {wrong} not in the state asked for" if wrong else ""
+    note = f", {wrong} not in the wanted state" if wrong else ""
     return f"{' '.join(found)} GB/s in {run['wall_seconds']:.0f} s{note}"
 
 
@@ -76,7 +76,7 @@ def runs_of(section: Section, name: str) -> list[Run]:
 
 
 def share(section: Section, name: str, ceiling: str) -> float | None:
-    """Of a ceiling, within the rounds that have both."""
+    """Return the share of a ceiling, within the rounds that have both."""
     ceilings = {run["round"]: speeds(run, "again") for run in runs_of(section, ceiling)}
     ratios = [
         statistics.median(ours) / statistics.median(theirs)
@@ -98,7 +98,7 @@ def reports(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def busy(runs: list[Run]) -> float | None:
-    """Seconds of copies over those of the load: above 1 when several lanes copy at a time."""
+    """Return the seconds of copies over those of the load: above 1 when several lanes copy at a time."""
     return median(
         sum(device["copy_seconds"] for device in report["devices"]) / report["seconds"]
         for report in reports(runs)
@@ -107,7 +107,7 @@ def busy(runs: list[Run]) -> float | None:
 
 
 def beside_tensors(runs: list[Run]) -> float | None:
-    """Bytes of GPU memory at the peak, beyond the tensors."""
+    """Return the peak GPU memory beyond the tensors, in bytes."""
     return max((run["gpu_peak_bytes"] - run["bytes"] for run in runs if "gpu_peak_bytes" in run), default=None)
 
 
@@ -127,7 +127,7 @@ def row(section: Section, name: str) -> list[str]:
     pinned = max((report["staging"]["pinned_bytes"] for report in reports(runs) if report.get("staging")), default=None)
     to_copies = None if name == COPIES else share(section, name, COPIES)
     to_reads = None if name in (COPIES, READS) else share(section, name, READS)
-    # Where the peak could not begin anew, imports may hide the load's.
+    # Where the peak could not be reset, that of the imports may hide the load's.
     unsure = "" if all(run.get("rss_was_reset", True) for run in runs) else "≥ "
     return [
         name,
@@ -160,7 +160,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def best(section: Section | None, ceiling: str) -> tuple[str, float] | None:
-    """Which of tload's settings came nearest to a ceiling, and how near."""
+    """Return the setting of tload nearest to a ceiling, and its share."""
     if section is None:
         return None
     shares = {name: share(section, name, ceiling) for name in names(section) if name.startswith("tload")}
@@ -197,7 +197,7 @@ def goals(results: dict[str, Any]) -> list[list[str]]:
 
 
 def beside_peers(section: Section | None) -> tuple[str | None, bool, list[str]]:
-    """tload's fastest setting over the fastest peer, and the defaults over it; whether it is faster; peers without a figure."""
+    """Return ratios to the fastest peer, of tload's best and default settings; whether the best wins; absent peers."""
     if section is None:
         return None, False, []
     known = {
@@ -221,7 +221,7 @@ def beside_peers(section: Section | None) -> tuple[str | None, bool, list[str]]:
 
 
 def over_budget(results: dict[str, Any]) -> int | None:
-    """The most GPU memory that a load of tload's took beyond its tensors and its budget, bytes."""
+    """Return the peak GPU memory of tload beyond its tensors and its budget, in bytes."""
     found = []
     for section in results["sections"]:
         for run in section["runs"]:
@@ -236,14 +236,14 @@ def over_budget(results: dict[str, Any]) -> int | None:
 
 
 def disagreements(results: dict[str, Any]) -> list[str]:
-    """Loaders that brought other bytes than the rest."""
+    """Return messages for loaders whose bytes differ from the rest."""
     lines = []
     for section in results["sections"]:
         expected = results.get("checkpoints", {}).get(section["checkpoint"], {})
         sums = {run["contender"]: run["checksum"] for run in section["runs"] if run.get("checksum") is not None}
         usual = statistics.mode(sums.values()) if sums else None
         lines += [
-            f"{section['name']}: {name}: other bytes than the rest" for name, found in sums.items() if found != usual
+            f"{section['name']}: {name}: bytes differ from the rest" for name, found in sums.items() if found != usual
         ]
         lines += [
             f"{section['name']}: {run['contender']}: {run['bytes']} bytes of {run['tensors']} tensors, not {expected}"

@@ -1,4 +1,5 @@
-//! How long the core's steps take, one by one: `make bench-micro`. Without `--bench` each runs once, to see that it works.
+//! Duration of the core's steps, one by one: `make bench-micro`. Without `--bench`, each runs once
+//! as a smoke test.
 
 mod memory;
 mod pure;
@@ -19,7 +20,7 @@ fn main() {
     criterion.final_summary();
 }
 
-/// Whether this is a measurement, and not a test of whether it works.
+/// Returns whether this is a measurement rather than a smoke test.
 fn is_measuring() -> bool {
     std::env::args().any(|argument| argument == "--bench")
 }

@@ -1,11 +1,11 @@
-//! Regions are taken from the pool and come back.
+//! Taking regions from the pool and giving them back.
 
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::buffer::{Bell, Pool};
 
-/// Regions that are held at a time: as many as a load has open.
+/// Number of regions held at a time, as in a load.
 const HELD: usize = 32;
 
 pub(crate) fn pool(criterion: &mut Criterion) {

@@ -1,18 +1,19 @@
-//! What is measured with: tensors as models have them, without their bytes.
+//! Inputs of the measurements: tensors of typical models, without their bytes.
 
 use tload::plan::{Layout, Wanted};
 
-/// How files on disks like to be read (`ReadFile::hints`), at the time of writing.
+/// Read hints of files on disks (`ReadFile::hints`), at the time of writing.
 pub const LAYOUT: Layout = Layout {
     extent_bytes: 4 << 20,
     alignment: 4096,
     gap_bytes: 64 << 10,
 };
 
-/// Bytes of one tensor of a header: few, so that a file of 20,000 fits into memory.
+/// Bytes of one tensor of a header: few, so that a file of 20,000 tensors fits into memory.
 const HEADER_TENSOR_BYTES: usize = 64;
 
-/// A dense model of 8·10⁹ parameters in BF16 and four shards: few tensors, large ones among them (15 GB).
+/// Returns a dense model of 8·10⁹ parameters in BF16 and four shards: few tensors, large ones among
+/// them (15 GB).
 pub fn dense() -> Vec<Wanted> {
     const LAYERS: usize = 32;
     const SHARDS: usize = 4;
@@ -37,7 +38,8 @@ pub fn dense() -> Vec<Wanted> {
     shards(SHARDS, &bytes)
 }
 
-/// A mixture of experts in FP8 with scales, in 64 shards: 20,000 tensors, half of them tiny.
+/// Returns a mixture of experts in FP8 with scales, in 64 shards: 20,000 tensors, half of them
+/// tiny.
 pub fn experts() -> Vec<Wanted> {
     const TENSORS: usize = 20_000;
     const SHARDS: usize = 64;
@@ -45,12 +47,13 @@ pub fn experts() -> Vec<Wanted> {
     shards(SHARDS, &bytes)
 }
 
-/// Tensors of these lengths, one behind the other, over `shards` files of about the same number.
+/// Returns tensors of these lengths, one behind the other, over `shards` files with about equally
+/// many.
 fn shards(shards: usize, bytes: &[u64]) -> Vec<Wanted> {
     let per_shard = bytes.len().div_ceil(shards);
     let mut wanted = Vec::with_capacity(bytes.len());
     for (source, bytes) in bytes.chunks(per_shard).enumerate() {
-        // Behind a header: on no page, as in real files.
+        // Tensors follow a header, so they do not begin on a page, as in real files.
         let mut start = 8 + 120 * bytes.len() as u64;
         for bytes in bytes {
             wanted.push(Wanted {
@@ -66,7 +69,8 @@ fn shards(shards: usize, bytes: &[u64]) -> Vec<Wanted> {
     wanted
 }
 
-/// The header of a file of `tensors` tensors with the names of experts, without the length before it, and the file's length.
+/// Returns the header, without the length before it, of a file with `tensors` tensors named like
+/// experts, and the file's length.
 pub fn header(tensors: usize) -> (Vec<u8>, u64) {
     let entries: Vec<_> = (0..tensors)
         .map(|index| {

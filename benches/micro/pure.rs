@@ -1,4 +1,4 @@
-//! The steps without I/O: a header is parsed, a plan is made, a schedule says what is next.
+//! Steps without I/O: parsing a header, making a plan, taking extents from a schedule.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -44,7 +44,7 @@ pub(crate) fn plans(criterion: &mut Criterion) {
     }
 }
 
-/// One extent begins and another ends.
+/// Begins one extent and ends another.
 fn step(schedule: &mut Schedule, plan: &Plan, ending: &mut Option<usize>) -> Next {
     let now = Duration::ZERO;
     let next = schedule.next(0, now, plan, |_| Ok::<_, Infallible>(true));
@@ -58,7 +58,7 @@ fn step(schedule: &mut Schedule, plan: &Plan, ending: &mut Option<usize>) -> Nex
     next
 }
 
-/// All extents of 64 sources, with two in flight: the time of one step is that of one read.
+/// Schedules all extents of 64 sources, with two in flight: one step is the overhead of one read.
 pub(crate) fn schedules(criterion: &mut Criterion) {
     let plan = plan(&experts(), Arrangement::InPlace);
     let mut group = criterion.benchmark_group("schedule");

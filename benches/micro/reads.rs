@@ -19,7 +19,7 @@ use crate::is_measuring;
 
 const MIB: usize = 1 << 20;
 
-/// The engines that read files.
+/// Engines that read files.
 const ENGINES: [(&str, EngineKind, EngineChoice); 3] = [
     ("uring", EngineKind::Uring, EngineChoice::Uring),
     (
@@ -36,7 +36,8 @@ const READ_BYTES: usize = MIB;
 /// Reads in flight.
 const DEPTH: usize = 16;
 
-/// A load without a disk: what all of the core costs but the reads, most of all for small extents. The storage copies the bytes.
+/// Measures a load without a disk: the overhead of the whole core beside the reads, which matters
+/// most for small extents. The storage copies the bytes.
 pub(crate) fn pipeline(criterion: &mut Criterion) {
     const SOURCES: usize = 4;
     const TENSORS: usize = 16;
@@ -81,19 +82,19 @@ pub(crate) fn pipeline(criterion: &mut Criterion) {
     }
 }
 
-/// A file on the disk that cargo builds on, whose pages are in memory: what was just written is.
+/// Writes a file on the disk that cargo builds on. Its pages are then in the page cache.
 fn file(folder: &Path, bytes: usize) -> FileSource {
     let path = folder.join("bytes");
-    let mut file = std::fs::File::create(&path).expect("the folder takes files");
+    let mut file = std::fs::File::create(&path).expect("the directory is writable");
     let piece: Vec<u8> = (0..=u8::MAX).cycle().take(MIB).collect();
     for _ in 0..bytes / MIB {
         file.write_all(&piece).expect("the disk has room");
     }
-    file.sync_all().expect("the disk takes it");
+    file.sync_all().expect("the disk has room");
     FileSource::open(&Location::from_path(&path)).expect("just written")
 }
 
-/// An engine reads a file, from the first byte to the last, into memory that is used again.
+/// Reads of a file by an engine, from the first byte to the last, into reused memory.
 struct Reading {
     engine: Box<dyn Engine>,
     slab: Arc<Slab>,
@@ -151,11 +152,12 @@ impl Reading {
 
 pub(crate) fn engines(criterion: &mut Criterion) {
     let bytes = if is_measuring() { 256 * MIB } else { 8 * MIB };
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let folder =
+        tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo creates the directory");
     let source = Arc::new(file(folder.path(), bytes));
     let mut group = criterion.benchmark_group("engine");
     group.throughput(Throughput::Bytes(bytes as u64));
-    // Each is as long as many of the others.
+    // One iteration takes as long as many of the other benches.
     group.sample_size(20);
     for cache in [Cache::Auto, Cache::Buffered] {
         for (name, kind, choice) in ENGINES {
@@ -172,6 +174,6 @@ pub(crate) fn engines(criterion: &mut Criterion) {
 }
 
 fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed standard error is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! What comparing costs: loads of a file whose pages are in memory, where nothing else is slow.
+//! Overhead of verification: loads of a file in the page cache, where nothing else is slow.
 
 use criterion::{BenchmarkId, Criterion, Throughput};
 use tload::testing::fixtures::{FileBuilder, Rng};
@@ -9,7 +9,8 @@ use crate::is_measuring;
 
 const MIB: usize = 1 << 20;
 
-/// By the same loader, so in memory that is used again: without comparing, then with digests of the file and of its tensors.
+/// Loads by one loader, so in reused memory: without verification, then with digests of the file
+/// and of its tensors.
 pub(crate) fn loads(criterion: &mut Criterion) {
     let (tensors, bytes) = if is_measuring() {
         (16, 16 * MIB)
@@ -25,7 +26,8 @@ pub(crate) fn loads(criterion: &mut Criterion) {
             file.tensor(&format!("t{index}"), Dtype::U8, &[bytes.len()], bytes)
         });
     let file = file.build();
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let folder =
+        tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo creates the directory");
     let path = folder.path().join("m.safetensors");
     std::fs::write(&path, &file).expect("the disk has room");
     let loader = Loader::open(&Location::from(path.as_path())).expect("a good checkpoint");

@@ -1,5 +1,5 @@
-//! Names the cdylib as the driver is named: the dynamic loader then takes a copy that a process has opened by its path for every
-//! later `dlopen("libcuda.so")`.
+//! Gives the cdylib the driver's soname: once a process has opened it by path, the dynamic loader
+//! returns that copy for every later `dlopen("libcuda.so")`.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

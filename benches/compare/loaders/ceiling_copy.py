@@ -1,6 +1,6 @@
-"""The ceiling of the page cache: threads that `pread` all bytes into one fresh mapping of huge pages, which is kept.
+"""Ceiling of the page cache: threads `pread` all bytes into one fresh mapping of huge pages.
 
-Options: `threads`, and `piece`, the bytes of one read.
+The mapping is kept. Options: `threads`, and `piece`, the bytes of one read.
 """
 
 from __future__ import annotations

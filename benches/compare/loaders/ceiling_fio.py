@@ -1,8 +1,9 @@
-"""fio reads the files with io_uring, direct unless the page cache has them, and throws away what it reads.
+"""Reads with fio and io_uring, direct unless the page cache holds the files, and discards the bytes.
 
-Options: `depth`, `bs` (bytes of one read), and `jobs`: 1 reads all files with one queue of that depth, any other number
-gives each file a job with a queue of its own. `force_async` makes the kernel queue reads that FUSE may serve in turn.
-The CPU time is that of fio's own threads: the kernel's, which serve such reads, are not in it.
+Options: `depth`, `bs` (bytes of one read), and `jobs`: 1 reads all files with one queue of that
+depth, any other number gives each file a job with a queue of its own. `force_async` makes the
+kernel queue reads that FUSE may serve in turn. The CPU time is that of fio's own threads, without
+the kernel threads that serve such reads.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import measure
 
 
 def escaped(file: Path) -> str:
-    """By its name alone: fio takes no more than 4096 characters for all of them."""
+    """Return the escaped file name without its directory: fio takes at most 4096 characters for all names."""
     return file.name.replace("\\", "\\\\").replace(":", "\\:")
 
 
@@ -29,7 +30,7 @@ def command(job: measure.Job) -> list[str]:
         "--rw=read",
         "--ioengine=io_uring",
         f"--direct={int(job.state == 'cold')}",
-        # The page cache is as it shall be.
+        # The page cache is already in the wanted state.
         "--invalidate=0",
         "--thread",
         "--group_reporting",
@@ -39,7 +40,7 @@ def command(job: measure.Job) -> list[str]:
     ]
     if options.get("force_async"):
         found.append("--force_async=1")
-    # It refuses files that have no whole read.
+    # fio refuses files shorter than one read.
     files = [file for file in job.files if file.stat().st_size >= options["bs"]]
     if options.get("jobs", 1) == 1:
         return [*found, "--name=all", f"--filename={':'.join(escaped(file) for file in files)}"]
@@ -55,7 +56,8 @@ def result(job: measure.Job) -> dict[str, Any]:
         raise SystemExit(f"fio: {done.stderr.strip()[:200]}")
     found = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
     read, jobs = found["read"], len(job.files) if job.options.get("jobs", 1) > 1 else 1
-    # Times are in milliseconds; `job_runtime` is the sum over the jobs of a group, and shares are of that.
+    # Times are in milliseconds; `job_runtime` is the sum over the jobs of a group, and CPU shares
+    # refer to it.
     spent = found.get("job_runtime", read["runtime"] * jobs) / 1e3
     return {
         "seconds": read["runtime"] / 1e3,

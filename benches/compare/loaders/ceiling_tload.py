@@ -1,8 +1,8 @@
-"""The same reads as tload's, with its engine, and no tensors: the ceiling that `tload bench` measures.
+"""Ceiling measured by `tload bench`: the reads of a load, with its engine, without tensors.
 
-Streamed: into memory that is used again; kept: into fresh memory of huge pages. Options: `engine`, `depth`, `extent`.
-TLOAD_COMMAND is the command, as a JSON list. It prepares the page cache and the memory itself, and runs a load beside
-the ceiling, which is told as `beside`.
+Streamed: into reused memory; kept: into fresh memory of huge pages. Options: `engine`, `depth`,
+`extent`. TLOAD_COMMAND is the command, as a JSON list. It prepares the page cache and the memory
+itself, and runs a load beside the ceiling, which is reported as `beside`.
 """
 
 from __future__ import annotations

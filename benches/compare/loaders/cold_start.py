@@ -1,6 +1,7 @@
-"""How long from a program's first line to its first tensor: `cold_start.py LOCATION`. It imports nothing but tload.
+"""Times a program from its first line to its first tensor: `cold_start.py LOCATION`.
 
-What the interpreter itself takes to start is before that line. Prints seconds, and what was imported on the way.
+It imports nothing but tload. The interpreter's own start comes before that line. Prints seconds,
+and the number of imported modules.
 """
 
 import time

@@ -1,8 +1,8 @@
 """fastsafetensors on the CPU (https://github.com/foundation-model-stack/fastsafetensors).
 
-Kept: whole files into memory, tensors as views of it. Streamed: its `ParallelLoader`, with tensors borrowed and files
-read in pieces, the cheapest that it offers. Options are those of the loader: `max_threads`, `bbuf_size_kb`.
-FASTSAFETENSORS_ODIRECT=0 makes it read through the page cache.
+Kept: whole files into memory, tensors as views of it. Streamed: its `ParallelLoader`, with borrowed
+tensors and files read in pieces, its cheapest way. Options are those of the loader: `max_threads`,
+`bbuf_size_kb`. FASTSAFETENSORS_ODIRECT=0 makes it read through the page cache.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import measure
 import torch  # noqa: F401  (it imports torch when it is first used; the clock starts after that)
 from fastsafetensors import ParallelLoader, SafeTensorsFileLoader, SingleGroup
 
-#: Of one file that is read at a time when tensors are streamed, bytes.
+#: Bytes of one file read at a time when tensors are streamed.
 BATCH_BYTES = 512 << 20
 
 
@@ -23,7 +23,7 @@ def load(job: measure.Job) -> measure.Tensors:
         loader.add_filenames({0: job.names})
         copied = loader.copy_files_to_device()
         yield from ((name, copied.get_tensor(name)) for name in loader.get_keys())
-        # Since 0.4 tensors outlive both.
+        # Since 0.4, tensors outlive both.
         copied.close()
         loader.close()
         return

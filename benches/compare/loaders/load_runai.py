@@ -1,7 +1,8 @@
 """Run:ai Model Streamer (https://github.com/run-ai/runai-model-streamer): all files at once.
 
-The environment tunes it: RUNAI_STREAMER_CONCURRENCY, and RUNAI_STREAMER_FS_STRATEGY for files. Kept tensors are
-`owned`, its default, which needs no copy; streamed ones are views of memory that is used again, the cheapest it offers.
+The environment tunes it: RUNAI_STREAMER_CONCURRENCY, and RUNAI_STREAMER_FS_STRATEGY for files. Kept
+tensors are `owned`, its default, which needs no copy; streamed ones are views of reused memory, its
+cheapest way.
 """
 
 from __future__ import annotations

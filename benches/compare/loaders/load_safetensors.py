@@ -1,7 +1,8 @@
 """safetensors: `load_file`, shard after shard (https://huggingface.co/docs/safetensors/api/torch).
 
-It maps the files, and nothing is in memory before it is touched: so one byte of every page is. Options: `clone`, which
-takes tensors one by one from `safe_open` and copies them into memory of their own; `backend`, `"mmap"` or `"pread"`.
+It maps the files, and bytes are read when they are first touched: so one byte of every page is
+touched. Options: `clone`, which takes tensors one by one from `safe_open` and copies them into
+memory of their own; `backend`, `"mmap"` or `"pread"`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def load(job: measure.Job) -> measure.Tensors:
             with safe_open(name, framework="pt", backend=backend) as opened:
                 for key in opened.offset_keys():
                     tensor = opened.get_tensor(key)
-                    # What `pread` reads is the caller's already.
+                    # Memory filled by `pread` already belongs to the caller.
                     yield key, tensor.clone() if backend == "mmap" else tensor
         return
     kept: dict[str, Any] = {}

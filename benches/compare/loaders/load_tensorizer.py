@@ -1,6 +1,6 @@
-"""Tensorizer, of a file or URL in its own format (`make_tensorizer.py`).
+"""Tensorizer, from a file or URL in its own format (`make_tensorizer.py`).
 
-Option: `num_readers`; it chooses by itself otherwise.
+Option: `num_readers`; by default it chooses itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def opened(location: str) -> Any:
 
 
 def load(job: measure.Job) -> measure.Tensors:
-    # Everything is there when it is made.
+    # The constructor loads everything.
     yield from TensorDeserializer(opened(job.locations[0]), device="cpu", **job.options).items()
 
 

@@ -1,8 +1,8 @@
 """`load_file` of every shard in a pool of threads, as vLLM and tokenspeed do.
 
-vLLM's is `multi_thread_safetensors_weights_iterator`. Options: `workers`, 8 by default as vLLM has it, and `clone`:
-`"worker"`, where the pool copies (tokenspeed), or `"main"`, where the thread that takes the tensors does and the pool
-does little more than map (vLLM).
+vLLM's is `multi_thread_safetensors_weights_iterator`. Options: `workers`, 8 by default as in vLLM,
+and `clone`: `"worker"`, where the pool copies (tokenspeed), or `"main"`, where the thread that
+takes the tensors copies and the pool does little more than map (vLLM).
 """
 
 from __future__ import annotations

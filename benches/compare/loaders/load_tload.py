@@ -1,4 +1,4 @@
-"""tload: `load` keeps, `stream` drops. Options are those of `tload.Options`; none: its defaults."""
+"""tload: `load` keeps, `stream` drops. Options are those of `tload.Options`, by default its defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def load(job: measure.Job) -> measure.Tensors:
         return
     tensors = tload.load(location, **job.options)
     if job.options.get("cache") == "map":
-        # The pages may come when they are first touched, as those of other loaders that map.
+        # Pages may be read when they are first touched, as with other loaders that map.
         measure.touch(tensors.values())
     yield from tensors.items()
 
@@ -23,5 +23,5 @@ def load(job: measure.Job) -> measure.Tensors:
 try:
     tload.Options(**measure.arguments().options)
 except (TypeError, ValueError) as error:
-    measure.skip(f"this tload has not these options: {error}")
+    measure.skip(f"this version of tload lacks an option: {error}")
 measure.run(load)

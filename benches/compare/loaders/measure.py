@@ -1,13 +1,14 @@
-"""What every loader here does: load once, in a process of its own, and print one line of JSON.
+"""Harness of the loaders: loads once, in a process of its own, and prints one line of JSON.
 
     load_x.py LOCATION… [--mode keep|stream] [--state cold|warm] [--options JSON] [--digest]
 
-A loader is a generator of names and tensors. With `--mode keep` all tensors are kept to the end; with `stream` each is
-dropped when the next one is asked for. Imports come before the clock, and so do the page cache's state and the first
-touch of memory. What is printed: `seconds` and `cpu_seconds` (user and system, of all threads and children) of the
-load, `bytes` and `tensors`, `peak_rss_bytes` and `rss_before_bytes`, what of the resident memory belongs to the process
-(`anonymous_bytes`) or is the page cache's (`file_bytes`) when the last tensor is there, and `residency`: what the page
-cache held just before the clock started.
+A loader is a generator of names and tensors. With `--mode keep` all tensors are kept to the end;
+with `stream` each is dropped before the next one is taken. Imports, the preparation of the page
+cache and the first touch of memory come before the clock. The output has `seconds` and
+`cpu_seconds` (user and system, of all threads and children) of the load, `bytes` and `tensors`,
+`peak_rss_bytes` and `rss_before_bytes`, the growth of resident memory of the process
+(`anonymous_bytes`) and of mapped page cache (`file_bytes`) when the last tensor is loaded, and
+`residency`: the state of the page cache just before the clock started.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Any
 
 # Linux 5.14; Python has no name for it before 3.14.
 MADV_POPULATE_WRITE = 23
-#: What is touched without being told, bytes: for objects, whose size is not known here.
+#: Bytes touched for objects, whose size is not known here.
 WARM_BYTES = 5 << 30
 DIGEST_BITS = 128
 
@@ -36,9 +37,9 @@ Tensors = Iterator[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """What to load, and how."""
+    """One load: its files and options."""
 
-    #: As the command line has them: a folder, files, or URLs.
+    #: As on the command line: a directory, files, or URLs.
     locations: list[str]
     keep: bool
     state: str | None = None
@@ -47,7 +48,7 @@ class Job:
 
     @property
     def names(self) -> list[str]:
-        """The files or URLs, those of a folder among them."""
+        """Return the files or URLs, with directories expanded."""
         found = []
         for location in self.locations:
             files = sorted(Path(location).glob("*.safetensors")) if Path(location).is_dir() else [location]
@@ -56,7 +57,7 @@ class Job:
 
     @property
     def files(self) -> list[Path]:
-        """Those that a page cache can hold."""
+        """Return the local files, which the page cache can hold."""
         return [Path(name) for name in self.names if "://" not in name]
 
     @property
@@ -68,9 +69,9 @@ def arguments() -> Job:
     parser = argparse.ArgumentParser()
     parser.add_argument("locations", nargs="+")
     parser.add_argument("--mode", choices=["keep", "stream"], default="keep")
-    parser.add_argument("--state", choices=["cold", "warm"], help="of the page cache (default: as it is)")
+    parser.add_argument("--state", choices=["cold", "warm"], help="state of the page cache (default: unchanged)")
     parser.add_argument("--options", type=json.loads, default={})
-    parser.add_argument("--digest", action="store_true", help="of all tensors, outside the clock")
+    parser.add_argument("--digest", action="store_true", help="hash all tensors, outside the clock")
     args = parser.parse_args()
     return Job(args.locations, args.mode == "keep", args.state, args.options, args.digest)
 
@@ -78,8 +79,8 @@ def arguments() -> Job:
 def warm_memory(size: int) -> None:
     """Touch and free `size` bytes.
 
-    A virtual machine that gave its free memory back to its host gets it again at the first touch, for a second and more
-    per GiB: that would be measured in place of the loader.
+    A virtual machine that gave its free memory back to its host gets it again at the first touch,
+    at a second and more per GiB. Without this, that would be measured in place of the loader.
     """
     with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -93,10 +94,10 @@ def free_bytes() -> int:
 
 
 def prepare(job: Job) -> dict[str, Any] | None:
-    """Bring memory and page cache where they shall be; tell what the page cache held then."""
+    """Prepare memory and page cache, and return the state of the page cache then."""
     total = job.total_bytes
-    # Twice: what is read may pass through the page cache on its way into memory of the loader's. Only what is free,
-    # since taking more would push files out.
+    # Twice: bytes may pass through the page cache on their way into the loader's memory. At most
+    # the free memory, since more would evict files.
     wanted = min(2 * total + (1 << 30), free_bytes() * 9 // 10) if job.files else WARM_BYTES
     if job.state is None or not job.files:
         warm_memory(wanted)
@@ -109,19 +110,19 @@ def prepare(job: Job) -> dict[str, Any] | None:
 
 
 def cpu_seconds() -> float:
-    """User and system, of all threads and of children that have ended."""
+    """Return user and system time of all threads and of children that have ended."""
     used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def memory_bytes() -> dict[str, int]:
-    """What `/proc/self/status` says of memory, in bytes."""
+    """Return the memory sizes in `/proc/self/status`, in bytes."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     return {words[0].rstrip(":"): int(words[1]) << 10 for words in lines if words[-1] == "kB"}
 
 
 def touch(tensors: Iterable[Any]) -> None:
-    """Read one byte of every page, as whoever maps files has to before the tensors are in memory."""
+    """Read one byte of every page: a mapped tensor is in memory only after that."""
     spans: list[list[int]] = []
     for begin, end in sorted((it.data_ptr(), it.data_ptr() + it.nbytes) for it in tensors if it.nbytes):
         if spans and begin - spans[-1][1] < mmap.PAGESIZE:
@@ -135,7 +136,7 @@ def touch(tensors: Iterable[Any]) -> None:
 
 
 class Digest:
-    """Of names, dtypes, shapes and bytes of all tensors, in whatever order they come."""
+    """Digest of names, dtypes, shapes and bytes of all tensors, independent of their order."""
 
     def __init__(self) -> None:
         import xxhash
@@ -154,7 +155,7 @@ class Digest:
 
 
 def digest_of(load: Callable[[Job], Tensors], job: Job, kept: Mapping[str, Any]) -> str:
-    """Of what was kept; else of another load, since what was streamed is gone."""
+    """Return the digest of the kept tensors, or of another load, since streamed tensors are gone."""
     digest = Digest()
     for name, tensor in kept.items() if job.keep else load(job):
         digest.add(name, tensor)
@@ -163,17 +164,17 @@ def digest_of(load: Callable[[Job], Tensors], job: Job, kept: Mapping[str, Any])
 
 def finish(result: dict[str, Any]) -> None:
     print(json.dumps(result), flush=True)
-    # Without the interpreter's end: some peers hang or crash there, and the result is out.
+    # Skips the interpreter's shutdown: some peers hang or crash there, and the result is printed.
     os._exit(0)
 
 
 def skip(reason: str) -> None:
-    """There is nothing to measure, and nobody's fault: an option that this version does not have, for example."""
+    """Report that there is nothing to measure, for example because this version lacks an option."""
     finish({"skipped": reason})
 
 
 def run(load: Callable[[Job], Tensors]) -> None:
-    """Call `load` as the command line says, and print what it took."""
+    """Call `load` with the arguments of the command line, and print the measurement."""
     job = arguments()
     residency = prepare(job)
     Path("/proc/self/clear_refs").write_text("5")

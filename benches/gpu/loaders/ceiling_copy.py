@@ -1,6 +1,6 @@
-"""The ceiling of the bus: one large pinned tensor to the device, again and again, with nothing else going on.
+"""Ceiling of the bus: one large pinned tensor is copied to the device repeatedly, with no other work.
 
-Option: `bytes` of the tensor, 2 GiB by default; the folder is only there to be ignored.
+Option: `bytes` of the tensor, 2 GiB by default; the directory argument is ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main() -> None:
         timed.wait(args.device)
         seconds, cpu = time.perf_counter() - start, timed.cpu_seconds() - cpu
         samples.append({"kind": "again", "seconds": seconds, "cpu_seconds": cpu, "bytes": COPIES * nbytes})
-    # The first warms up the clocks of the bus.
+    # The first sample warms up the clocks of the bus.
     print(json.dumps({"samples": samples[1:]}))
 
 

@@ -1,4 +1,4 @@
-"""The ceiling of the storage: all bytes of the files past the page cache (or from it) into a few buffers, nothing kept.
+"""Ceiling of the storage: all bytes of the files, past or from the page cache, into a few buffers.
 
 Options: `threads`, 32 by default, and `bytes` of one read, 4 MiB by default.
 """
@@ -22,7 +22,7 @@ def open_for(path: Path, state: str) -> int:
         try:
             return os.open(path, os.O_RDONLY | os.O_DIRECT)
         except OSError:
-            # A file system without direct reads: then through the page cache.
+            # The file system does not support direct reads: read through the page cache.
             pass
     return os.open(path, os.O_RDONLY)
 

@@ -15,7 +15,7 @@ def load(files: list[Path], device: str, options: dict[str, Any]) -> tuple[dict[
     loader.add_filenames({0: [str(file) for file in files]})
     copied = loader.copy_files_to_device()
     tensors = {name: copied.get_tensor(name) for name in loader.get_keys()}
-    # Since 0.4 tensors outlive both.
+    # Since 0.4, tensors outlive both.
     copied.close()
     loader.close()
     return tensors, {}

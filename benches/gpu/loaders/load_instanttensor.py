@@ -9,7 +9,7 @@ from typing import Any
 import timed
 from instanttensor import safe_open
 
-#: From 0.2 on it copies out of its ring by itself, unless told not to.
+#: From 0.2 on, it copies out of its ring by default.
 COPIES = "copy" in inspect.signature(safe_open).parameters
 
 

@@ -1,4 +1,4 @@
-"""safetensors from 0.9 on: `safe_open(…).prefetch()`, the next shard begun while one is taken. Option: `threads` per shard."""
+"""safetensors 0.9 and newer: `safe_open(…).prefetch()`, one shard ahead. Option: `threads` per shard."""
 
 from __future__ import annotations
 

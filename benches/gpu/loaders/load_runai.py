@@ -13,7 +13,7 @@ from runai_model_streamer import SafetensorsStreamer
 def load(files: list[Path], device: str, _: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     with SafetensorsStreamer() as streamer:
         streamer.stream_files([str(file) for file in files])
-        # On the CPU `.to` would keep a view of memory that is used again.
+        # On the CPU `.to` would keep a view of reused memory.
         to = (lambda tensor: tensor.clone()) if device == "cpu" else (lambda tensor: tensor.to(device))
         return {name: to(tensor) for name, tensor in streamer.get_tensors()}, {}
 

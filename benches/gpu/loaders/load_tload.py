@@ -1,4 +1,4 @@
-"""tload: `tload.stream` into torch's memory on the device, everything kept. Options are those of `tload.stream`."""
+"""tload: `tload.stream` into torch's memory on the device, all kept. Options are those of `tload.stream`."""
 
 from __future__ import annotations
 

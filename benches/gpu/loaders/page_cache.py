@@ -1,4 +1,4 @@
-"""What the page cache holds of files: dropped or filled, and then asked. Nothing is called cold that was not seen to be."""
+"""Page cache of files: evicted or filled, and then queried. Files count as cold only if the query confirms it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 #: cachestat(2), since Linux 6.5; the number is the same on x86-64 and arm64.
 CACHESTAT = 451
-#: One page in this many may be in the wrong state: the kernel reads ahead.
+#: Tolerance: one page in this many may be in the wrong state, because the kernel reads ahead.
 STRAY = 1000
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -25,7 +25,7 @@ class _Stat(ctypes.Structure):
 
 
 def resident(path: Path) -> tuple[int, str]:
-    """Bytes of a file in memory, and the system call that said so."""
+    """Return the bytes of a file in the page cache, and the system call that reported them."""
     size = path.stat().st_size
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -71,7 +71,7 @@ def _read(path: Path) -> None:
 
 
 def prepare(files: Sequence[Path], state: str) -> dict[str, object]:
-    """Bring about `state` (`"cold"` or `"warm"`), and tell what was found then: `found` is `"mixed"` if it is neither."""
+    """Bring the files to `state` (`"cold"` or `"warm"`) and report the result: `found` may also be `"mixed"`."""
     total = sum(path.stat().st_size for path in files)
     for _ in range(3):
         answers = [resident(path) for path in files]

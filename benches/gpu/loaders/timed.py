@@ -1,11 +1,13 @@
-"""What every loader here does: load several times with the CUDA context made before, and print one line of JSON.
+"""Harness of the loaders: loads several times with an existing CUDA context, and prints one line of JSON.
 
     load_x.py FOLDER --device cuda:0 --state warm --again 2 --options '{"lanes": 4}'
 
-A loader is a function of the files, the device and the options that returns tensors by name, all bytes there, and what else it
-knows. The first load of the process pays for whatever the loader makes once (pinned memory, threads, GPU memory that torch then
-keeps); the later ones do not. With `--memory`, one more load that no clock sees watches the GPU's free memory. `--patience` is the
-time after which no further load is begun, but for the second, which every figure needs.
+A loader is a function of the files, the device and the options. It returns tensors by name,
+completely loaded, and further details. The first load of the process pays for resources that the
+loader creates once (pinned memory, threads, GPU memory that torch then keeps); the later ones do
+not. With `--memory`, one more load, outside every clock, watches the GPU's free memory.
+`--patience` is the time after which no further load is started, except the second, which every
+figure needs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import torch
 
 Load = Callable[[list[Path], str, dict[str, Any]], tuple[Mapping[str, Any], dict[str, Any]]]
 
-#: How often the GPU's free memory is looked at, seconds.
+#: Interval at which the GPU's free memory is polled, seconds.
 LOOK = 0.002
 
 
@@ -46,7 +48,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 def warm_context(device: str) -> None:
-    """Make the context, and everything else that comes with the first work of a process."""
+    """Create the context, and everything else that comes with the first work of a process."""
     torch.ones(1, device=device).sum().item()
     wait(device)
 
@@ -57,13 +59,13 @@ def wait(device: str) -> None:
 
 
 def cpu_seconds() -> float:
-    """Of all threads of this process, the kernel's workers for it included."""
+    """Return the CPU time of all threads of this process, including the kernel's workers for it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def peak_rss_bytes() -> int:
-    """Where `/proc` does not tell, as in some containers: of the whole life of the process."""
+    """Return the peak memory; where `/proc` lacks it, as in some containers, that of the whole process lifetime."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
@@ -75,7 +77,7 @@ def peak_rss_bytes() -> int:
 
 
 def reset_peak_rss() -> bool:
-    """Whether the peak begins anew. Some containers do not let a process do that; then the peak is also that of imports."""
+    """Reset the peak and return whether that worked. Some containers forbid it; the peak then includes imports."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -84,7 +86,7 @@ def reset_peak_rss() -> bool:
 
 
 class GpuMemory:
-    """The most memory of a GPU that was taken from the beginning of the `with` on, in bytes."""
+    """Peak growth of a GPU's used memory during the `with` block, in bytes."""
 
     def __init__(self, device: str) -> None:
         self.device, self.peak = device, 0
@@ -110,7 +112,7 @@ class GpuMemory:
 
 
 def checksum(tensors: Mapping[str, Any]) -> int | None:
-    """The sum of all bytes: whoever loads the same files must get the same. None for tensors that are not torch's."""
+    """Return the sum of all bytes, equal for all loaders of the same files; None for tensors that are not torch's."""
     total = 0
     for tensor in tensors.values():
         if not isinstance(tensor, torch.Tensor):
@@ -132,7 +134,7 @@ def once(load: Load, files: list[Path], args: argparse.Namespace) -> tuple[dict[
 
 
 def run(load: Load) -> None:
-    """Call `load` as the command line says, and print what it took. Imports come before."""
+    """Call `load` with the arguments of the command line, and print the measurements. Imports come before."""
     args = arguments()
     files = files_of(args.folder)
     warm_context(args.device)

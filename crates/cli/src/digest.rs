@@ -1,7 +1,7 @@
-//! One digest over a checkpoint's tensors that does not depend on the order of delivery.
+//! Digest of the tensors of a checkpoint that does not depend on the order of delivery.
 //!
-//! The text of `tload load --help` is the specification; the integration tests compute it a second time from the
-//! `safetensors` crate.
+//! The text of `tload load --help` is the specification; the integration tests compute it a second
+//! time with the `safetensors` crate.
 
 use std::fmt::Write;
 
@@ -35,7 +35,7 @@ impl Digest {
         self.lines.push((name.to_owned(), line));
     }
 
-    /// The digest of all tensors added, in lower-case hexadecimal.
+    /// Returns the digest of all tensors added, in lower-case hexadecimal.
     pub(crate) fn finish(mut self) -> String {
         self.lines.sort_unstable();
         let mut hash = Sha256::new();

@@ -1,4 +1,5 @@
-//! The exit statuses: one number per thing that a script can do about a failure. `--help` prints [`HELP`].
+//! Exit statuses: one for each way in which a script can react to a failure. `--help` prints
+//! [`HELP`].
 
 use tload::{Error, ErrorKind};
 
@@ -17,37 +18,37 @@ const CORRUPT: u8 = 11;
 /// 128 + SIGINT, as shells report an interrupted program.
 const INTERRUPTED: u8 = 130;
 
-/// The table that `tload --help` ends with.
+/// Table at the end of `tload --help`.
 pub(crate) const HELP: &str = "\
 Exit status:
-  0    it worked
-  1    the load failed: the disk, a file that changed, or anything not listed here
-  2    the command line or a request is wrong
+  0    success
+  1    the load failed: a disk error, a file that changed, or anything not listed here
+  2    invalid command line or request
   3    a file, directory, shard or tensor was not found
   4    a file is not a valid checkpoint
   5    permission denied
-  6    out of memory, of a memory limit, of GPU memory, or of disk space
-  7    this kernel, file system, build or CUDA driver cannot do it
-  8    a deadline passed, or an object store did not answer in time
-  9    an object store cannot be reached, or failed again and again
+  6    out of memory, GPU memory or disk space, or over a memory limit
+  7    not supported by this kernel, file system, build or CUDA driver
+  8    timeout: a deadline passed, or an object store did not answer in time
+  9    an object store is unreachable or keeps failing
   10   the GPU or its driver failed
-  11   bytes are not those that a digest was made of (verify, --verify)
-  130  interrupted by Ctrl-C; 129 by SIGHUP, 143 by SIGTERM: 128 and the signal's number
+  11   bytes do not match their digest (verify, --verify)
+  130  interrupted by Ctrl-C; 129 by SIGHUP, 143 by SIGTERM: 128 plus the signal's number
 
-With --json a failure prints JSON too, beside the result as far as there is one: {error: {kind,
-message, location, tensor, range, hint, errno, operation, status, code, request_id, attempts,
-credentials, expected, found, by, exit_status}}; `error` is there only then. A command line that
-cannot be parsed is answered in text.
+With --json, a failure is printed as JSON too, beside any partial result: {error: {kind, message,
+location, tensor, range, hint, errno, operation, status, code, request_id, attempts, credentials,
+expected, found, by, exit_status}}; `error` is present only on failure. Errors in the command line
+itself are printed as text.
 
 Sizes take units: 4096, 512KiB, 4MiB, 1.5GiB (powers of 1024), 4GB (powers of 1000).
 GB/s are 10^9 bytes per second.";
 
-/// The exit status of a command that was stopped by a signal, as shells report it.
+/// Returns the exit status of a command that `signal` stopped, as shells report it.
 pub(crate) fn of_signal(signal: i32) -> u8 {
     u8::try_from(signal).map_or(INTERRUPTED, |signal| 128_u8.saturating_add(signal))
 }
 
-/// The exit status for `error`.
+/// Returns the exit status for `error`.
 pub(crate) fn status(error: &Error) -> u8 {
     match error.kind() {
         ErrorKind::InvalidRequest => USAGE,
@@ -61,7 +62,7 @@ pub(crate) fn status(error: &Error) -> u8 {
         ErrorKind::Device => DEVICE,
         ErrorKind::Corrupt => CORRUPT,
         ErrorKind::Cancelled => INTERRUPTED,
-        // `ErrorKind` may grow; the test below fails when a new kind has no line here.
+        // `ErrorKind` may grow; the test below fails if a new kind has no arm here.
         ErrorKind::Io | ErrorKind::Changed | _ => FAILED,
     }
 }
@@ -70,7 +71,7 @@ pub(crate) fn status(error: &Error) -> u8 {
 mod tests {
     use super::*;
 
-    /// The guide has the same statuses.
+    /// Compares the table in the guide with that of the help.
     #[test]
     fn the_guide_has_every_status_of_the_help() {
         let guide = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/with/command.md");

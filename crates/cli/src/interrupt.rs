@@ -1,17 +1,18 @@
-//! Ctrl-C and termination: cancels the load in progress, and removes what a command would otherwise leave behind.
+//! Handling of Ctrl-C and termination: cancels the load in progress and removes temporary files.
 //!
 //! ```text
-//! signal ──▶ raised ──▶ the load is cancelled, the command unwinds, its guards remove its files ──▶ exit 128 + signal
-//!               └─ a second signal, or not done within GRACE (a kernel that does not answer)
-//!                     └─▶ our thread answers (`--json`), removes them, within REMOVAL ──▶ exit 128 + signal
-//!                            └─ a third signal: not even that ──▶ exit 128 + signal
+//! signal ─▶ the load is cancelled, the command unwinds and removes its files ─▶ exit 128 + signal
+//!   └─ a second signal, or not done within GRACE (a kernel that does not answer)
+//!        └─▶ a thread here answers (`--json`), removes them, within REMOVAL ─▶ exit 128 + signal
+//!              └─ a third signal: at once ─▶ exit 128 + signal
 //! ```
 //!
-//! The kernel hands a signal to the thread that the process began with, and one that waits for a mount which does not answer never
-//! runs a handler. So the command runs on a thread of its own ([`Interrupt::attend`]), and that one only waits for it.
+//! The kernel delivers a signal to the main thread, and a thread that waits for a mount which does
+//! not answer never runs a handler. Therefore the command runs on a thread of its own
+//! ([`Interrupt::attend`]), and the main thread only waits for it.
 //!
-//! The one process-wide thing of the command is the listener for signals, which the operating system makes so. Handlers that
-//! were there before (Python's) run as well.
+//! The listener for signals is the only process-wide state of the command, because signals are
+//! process-wide in the operating system. Handlers installed before (Python's) run as well.
 
 use std::fs;
 use std::panic::resume_unwind;
@@ -31,14 +32,15 @@ use crate::output::answer::Answer;
 use crate::output::error;
 use crate::output::failure::Failure;
 
-/// How long removing what is temporary may take, when the command does not: GiB of a benchmark are gone in less (2026-11).
+/// Time limit for removing temporary files in place of the command. Removing GiB of a benchmark
+/// takes less (2026-11).
 const REMOVAL: Duration = Duration::from_secs(1);
 
-/// How long the command may take to stop by itself. A raw ceiling of a few GiB cannot be cancelled and ends within
-/// this on most disks; a hung disk does not.
+/// Time for the command to stop by itself. A raw ceiling of a few GiB cannot be cancelled and ends
+/// within this time on most disks; on a hung disk it does not.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Whether the user wants the command to stop, and what to clean up then.
+/// State of interruption by the user, and the files to clean up.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     shared: Arc<Shared>,
@@ -57,7 +59,7 @@ struct Shared {
 struct State {
     /// The first signal.
     raised: Option<i32>,
-    /// There was a second one.
+    /// Set once a second signal has arrived.
     hurried: bool,
     finished: bool,
     canceller: Option<Canceller>,
@@ -65,12 +67,13 @@ struct State {
 }
 
 impl Interrupt {
-    /// Listens for SIGINT, SIGTERM and SIGHUP, as far as this process was not started to ignore them (`nohup`, a job in
-    /// the background of a script). `answer` is given in the command's stead when it does not stop.
+    /// Listens for SIGINT, SIGTERM and SIGHUP, except those that this process was started to ignore
+    /// (`nohup`, a background job of a script). If the command does not stop, `answer` is given in
+    /// its place.
     pub(crate) fn install(system: &System, answer: Answer) -> Self {
         let mut interrupt = Self::unattached(answer);
-        // Without a listener (no more descriptors, say) a signal does what it does by default: it ends the process, and
-        // what is temporary stays. Not worth refusing a load for.
+        // Without a listener (no descriptors left, for example) a signal takes its default action:
+        // it ends the process, and temporary files stay. That is no reason to refuse a load.
         if let Ok(mut signals) = Signals::new(heeded(system)) {
             interrupt.listener = Some(signals.handle());
             let shared = Arc::clone(&interrupt.shared);
@@ -83,7 +86,7 @@ impl Interrupt {
         interrupt
     }
 
-    /// One that no signal raises.
+    /// Returns an interrupt that no signal raises.
     pub(crate) fn unattached(answer: Answer) -> Self {
         Self {
             shared: Arc::new(Shared {
@@ -94,7 +97,8 @@ impl Interrupt {
         }
     }
 
-    /// Runs `command` on a thread of its own, while the calling one does nothing but wait, and take signals.
+    /// Runs `command` on a thread of its own, while the calling thread only waits and takes
+    /// signals.
     pub(crate) fn attend<T: Send>(&self, command: impl FnOnce(&Self) -> T + Send) -> T {
         let command = Mutex::new(Some(command));
         let run = || {
@@ -110,24 +114,24 @@ impl Interrupt {
                 .spawn_scoped(scope, run);
             match thread {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // Where there are so few threads, better so than not at all.
+                // No thread is left: run the command here.
                 Err(_) => run(),
             }
         });
         done.expect("it runs once")
     }
 
-    /// The answer of the command.
+    /// Returns the answer of the command.
     pub(crate) fn answer(&self) -> &Answer {
         &self.shared.answer
     }
 
-    /// `error` as JSON has it.
+    /// Converts `error` for JSON.
     pub(crate) fn failure<'a>(&self, error: &'a Error) -> Failure<'a> {
         Failure::new(error, self.exit_status(error))
     }
 
-    /// The exit status for `error`: a signal's, if one has stopped the command.
+    /// Returns the exit status for `error`: that of the signal, if a signal stopped the command.
     pub(crate) fn exit_status(&self, error: &Error) -> u8 {
         let raised = self.shared.lock().raised;
         raised
@@ -135,7 +139,7 @@ impl Interrupt {
             .map_or_else(|| exit::status(error), exit::of_signal)
     }
 
-    /// An error once the user wants to stop.
+    /// Returns an error once a signal has arrived.
     pub(crate) fn check(&self) -> Result<()> {
         if self.shared.lock().raised.is_some() {
             Err(interrupted())
@@ -144,7 +148,7 @@ impl Interrupt {
         }
     }
 
-    /// Waits for `timeout`, or less when the user wants to stop.
+    /// Waits for `timeout`, or until a signal arrives.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<()> {
         let state = self.shared.lock();
         let waited = self
@@ -155,7 +159,7 @@ impl Interrupt {
         self.check()
     }
 
-    /// Cancels `canceller`'s load on a signal, from now on and until the next call.
+    /// Cancels the load of `canceller` on a signal, until the next call.
     pub(crate) fn watch(&self, canceller: Canceller) {
         let mut state = self.shared.lock();
         if state.raised.is_some() {
@@ -164,7 +168,8 @@ impl Interrupt {
         state.canceller = Some(canceller);
     }
 
-    /// Takes charge of a file or directory: it is removed when the guard is dropped, or on a signal.
+    /// Registers a temporary file or directory, which is removed when the guard is dropped, or on a
+    /// signal.
     pub(crate) fn temporary(&self, path: impl Into<PathBuf>) -> Temporary<'_> {
         let path = path.into();
         self.shared.lock().temporary.push(path.clone());
@@ -190,7 +195,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first signal.
+    /// Handles the first signal.
     fn raise(&self, signal: i32) {
         let mut state = self.lock();
         state.raised = Some(signal);
@@ -200,14 +205,14 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// The second.
+    /// Handles the second signal.
     fn hurry(&self) {
         self.lock().hurried = true;
         self.changed.notify_all();
     }
 
-    /// Waits for the command to stop by itself. What is to be removed in its stead if it does not within `patience`, or if a second
-    /// signal comes before.
+    /// Waits for the command to stop by itself. If it does not stop within `patience`, or if a
+    /// second signal arrives before, returns the temporary files to remove in its place.
     fn outlived(&self, patience: Duration) -> Option<Vec<PathBuf>> {
         let waits = |state: &mut State| !state.finished && !state.hurried;
         let waited = self
@@ -218,7 +223,7 @@ impl Shared {
     }
 }
 
-/// Runs on a thread of its own, until the command is over.
+/// Handles signals until the command ends. Runs on a thread of its own.
 fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     let mut signals = signals.forever();
     let Some(first) = signals.next() else {
@@ -244,14 +249,14 @@ fn listen(signals: &mut Signals, shared: &Arc<Shared>) {
     }
 }
 
-/// Answers and removes `left` in the command's stead, and says why nothing else comes. Even that
-/// can take for ever, and is not waited for so long.
+/// Answers and removes `left` in place of the command, and prints the reason. These steps can block
+/// forever too, so the wait for them is limited.
 fn give_up(shared: Arc<Shared>, left: Vec<PathBuf>, status: u8) {
     let (done, is_done) = channel::<()>();
     let task = move || {
         let error = Error::new(
             ErrorKind::Cancelled,
-            "interrupted, and did not wait for what does not answer",
+            "interrupted without waiting for storage that does not answer",
         );
         shared.answer.fail_at_once(&error, status);
         for path in &left {
@@ -262,17 +267,17 @@ fn give_up(shared: Arc<Shared>, left: Vec<PathBuf>, status: u8) {
         drop(done);
     };
     if thread::Builder::new().spawn(task).is_ok() {
-        // Ends when it is dropped, or too late.
+        // Returns when `done` is dropped, or after the time limit.
         let _ = is_done.recv_timeout(REMOVAL);
     }
 }
 
-/// Runs nothing that others have left to be run at the end of the process: it might wait for what does not answer.
+/// Exits without running exit handlers, which might wait for storage that does not answer.
 fn exit_at_once(status: u8) -> ! {
     signal_hook::low_level::exit(status.into())
 }
 
-/// A file or directory that is removed when this is dropped, unless it is [kept](Self::keep).
+/// File or directory that is removed when this guard is dropped, unless it is [kept](Self::keep).
 #[derive(Debug)]
 pub(crate) struct Temporary<'a> {
     interrupt: &'a Interrupt,
@@ -309,7 +314,7 @@ impl Drop for Temporary<'_> {
 }
 
 fn remove(path: &Path) {
-    // Best effort: it may be gone already, and there is no one left to tell.
+    // Best effort: the path may be gone already, and an error cannot be reported any more.
     if path.is_dir() {
         drop(fs::remove_dir_all(path));
     } else {
@@ -317,7 +322,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// The signals to listen for: those that are not ignored, by the mask of `/proc/self/status`.
+/// Returns the signals to listen for: those that the mask in `/proc/self/status` does not ignore.
 fn heeded(system: &System) -> Vec<i32> {
     let ignored = system.field("proc/self/status", "SigIgn").ok();
     let ignored = ignored
@@ -362,7 +367,7 @@ mod tests {
             heeded(&system)
         };
         assert_eq!(heeded("0000000000000000"), [SIGHUP, SIGINT, SIGTERM]);
-        // nohup; and a job in the background of a script.
+        // nohup, and a background job of a script.
         assert_eq!(heeded("0000000000001001"), [SIGINT, SIGTERM]);
         assert_eq!(heeded("0000000000001006"), [SIGHUP, SIGTERM]);
     }
@@ -382,20 +387,23 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_attended_and_its_panic_stays_one() {
+    fn attend_runs_on_other_thread_and_propagates_panic() {
         let interrupt = Interrupt::unattached(Answer::default());
         let here = thread::current().id();
         let there = interrupt.attend(|_| thread::current().id());
-        assert_ne!(there, here, "signals would be left to it");
+        assert_ne!(
+            there, here,
+            "the command must not run on the thread that takes signals"
+        );
         let panic = catch_unwind(AssertUnwindSafe(|| {
             interrupt.attend::<()>(|_| panic!("ours"));
         }));
         assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"ours"));
     }
 
-    /// Nothing here waits as long as it may: the test would not end.
+    /// No wait here uses up its time limit of an hour.
     #[test]
-    fn a_second_signal_ends_the_patience_with_the_first() {
+    fn second_signal_skips_grace_period() {
         let for_ever = Duration::from_secs(3600);
         let interrupt = Interrupt::unattached(Answer::default());
         let left = interrupt.temporary("/nothing/here");

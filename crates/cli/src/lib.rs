@@ -1,9 +1,11 @@
-//! The command `tload`: list, load, copy, synthesise, benchmark and diagnose checkpoints of LLM weights.
+//! The command `tload`: list, load, copy, synthesise, benchmark and diagnose checkpoints of LLM
+//! weights.
 //!
-//! A thin face of the crate `tload`, using its public API only. It is a library so that the binary and the Python
-//! wheel's console script are the same command. The way of a call: `args` (what clap parsed) → `options` (what the
-//! core wants) → `command` (one file per subcommand) → `output` and `export`. Nothing below `command` sees clap,
-//! and nothing but this file decides the exit status.
+//! A thin layer over the public API of the crate `tload`. It is a library so that the binary and
+//! the console script of the Python wheel are the same command. A call passes through `args`
+//! (parsed by clap) → `options` (types of the core) → `command` (one file per subcommand) →
+//! `output` and `export`. Nothing below `command` sees clap, and only this file decides the exit
+//! status.
 
 #![forbid(unsafe_code)]
 
@@ -31,13 +33,14 @@ use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 use crate::output::answer::Answer;
 
-/// Runs the command with `arguments`, of which the first is the program's name, and returns the exit status.
+/// Runs the command with `arguments`, of which the first is the program's name, and returns the
+/// exit status.
 ///
 /// Prints results on standard output, and progress, warnings and errors on standard error. With
-/// `--json` a failure is on standard output too, as an object with the key `error`. The statuses
-/// are listed at the end of `tload --help`. Listens for Ctrl-C and termination from the first call
-/// on; a caller with handlers of its own (Python) sets them back to the default before, or runs
-/// them too.
+/// `--json`, a failure is printed on standard output too, as an object with the key `error`. The
+/// end of `tload --help` lists the statuses. Listens for Ctrl-C and termination from the first call
+/// on; a caller with handlers of its own (Python) resets them to the default before, or runs them
+/// too.
 ///
 /// ```
 /// let status = tload_cli::main(["tload", "--version"].map(Into::into));
@@ -48,8 +51,8 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let args = match args::parse(&arguments) {
         Ok(args) => args,
         Err(Refusal::Usage(error)) => {
-            // clap prints help and versions on standard output, usage errors on standard error. If even that cannot
-            // be written, the status is all that is left to say.
+            // clap prints help and versions on standard output, usage errors on standard error. If
+            // that fails, only the status reports it.
             drop(error.print());
             return u8::try_from(error.exit_code()).unwrap_or(exit::USAGE);
         }
@@ -71,14 +74,14 @@ pub fn main(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         .attend(|interrupt| attended(args, &arguments, interrupt, &limits))
 }
 
-/// On a thread that signals are not left to.
+/// Runs the command and returns the exit status, on a thread that does not take signals.
 fn attended(args: Args, arguments: &[OsString], interrupt: &Interrupt, limits: &Limits) -> u8 {
     let mut out = BufWriter::new(io::stdout().lock());
     let outcome = command::run(args, arguments, interrupt, limits, &mut out)
         .and_then(|()| out.flush().map_err(output::error::standard_output));
     match outcome {
         Ok(()) => exit::SUCCESS,
-        // The reader has seen enough (`tload ls … | head`): not a failure.
+        // The reader closed the pipe (`tload ls … | head`): not a failure.
         Err(error) if output::error::is_closed_pipe(&error) => exit::SUCCESS,
         Err(error) => {
             let status = interrupt.exit_status(&error);

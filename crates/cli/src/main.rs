@@ -1,4 +1,5 @@
-//! The binary `tload`: hands its arguments to the library, which the Python wheel's console script shares.
+//! The binary `tload`. Passes its arguments to the library, which the console script of the Python
+//! wheel calls too.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Arguments → what the core wants: locations, selections, options. The last place that knows clap's types.
+//! Conversion of arguments to the types of the core: locations, selections, options. The last place
+//! that knows clap's types.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -17,12 +18,13 @@ use crate::args::{
 use crate::bench::{CacheState, Configuration, Mode};
 use crate::synth::Preset;
 
-/// What `--sweep` measures: from one read at a time to more than disks tell apart; from extents that cost a request each to
-/// some that a device splits again.
+/// Depths of `--sweep`, from one read at a time to more than makes a difference on disks.
 const SWEEP_DEPTHS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Extents of `--sweep`, from one that is a single request to the device to one that the device
+/// splits.
 const SWEEP_EXTENTS: [u64; 3] = [1 << 20, 4 << 20, 16 << 20];
 
-/// A path or URL as the user wrote it. A path may be any bytes; a URL is text.
+/// Parses a path or URL as the user wrote it. A path may be any bytes; a URL is text.
 pub(crate) fn location(text: &OsStr) -> Result<Location> {
     match text.to_str() {
         Some(text) => Location::parse(text),
@@ -30,7 +32,7 @@ pub(crate) fn location(text: &OsStr) -> Result<Location> {
     }
 }
 
-/// How object stores are reached. Blank ones, which a variable may end with, are none.
+/// Collects the options of object stores. Blank ones are skipped: the variable may end with one.
 pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     let mut options = StoreOptions::new();
     let variable = |error: Error| {
@@ -52,7 +54,7 @@ pub(crate) fn store(args: &StoreArgs) -> Result<StoreOptions> {
     Ok(options)
 }
 
-/// The same, for opening that may not take longer than `timeout`.
+/// Like [`store`], with `timeout` as the time limit for opening unless the user set one.
 pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Result<StoreOptions> {
     let mut options = store(args)?;
     if let (Some(timeout), None) = (timeout, store_value(args, "open_timeout")) {
@@ -61,14 +63,14 @@ pub(crate) fn store_within(args: &StoreArgs, timeout: Option<Duration>) -> Resul
     Ok(options)
 }
 
-/// How a checkpoint is opened, from a store that is reached so.
+/// Returns the options for opening a checkpoint, with `store` for object stores.
 pub(crate) fn opening(store: StoreOptions, links: &LinkArgs) -> OpenOptions {
     let mut options = OpenOptions::from(store);
     options.follow_symlinks = links.follow_symlinks;
     options
 }
 
-/// What the user set `key` to.
+/// Returns the value that the user set for `key`.
 pub(crate) fn store_value(args: &StoreArgs, key: &str) -> Option<String> {
     let pairs = args
         .environment
@@ -83,7 +85,7 @@ pub(crate) fn store_value(args: &StoreArgs, key: &str) -> Option<String> {
 
 fn pair(option: &OsStr) -> Result<(String, String)> {
     let text = option.to_str().ok_or_else(|| {
-        // Not the text: it may be a secret.
+        // Without the text, which may be a secret.
         Error::new(
             ErrorKind::InvalidRequest,
             "an option of --store is not UTF-8",
@@ -96,7 +98,7 @@ fn is_blank(option: &OsString) -> bool {
     option.to_string_lossy().trim().is_empty()
 }
 
-/// What to copy, and how.
+/// Returns the options of a copy.
 pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
     let mut options = CopyOptions::default();
     options.include.clone_from(&args.include);
@@ -108,7 +110,7 @@ pub(crate) fn copy(args: &CopyArgs) -> CopyOptions {
     options
 }
 
-/// What to compare with, and where to write.
+/// Returns the options of a verification.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<VerifyOptions> {
     let mut options = VerifyOptions::default();
     options.manifest = args.manifest.as_deref().map(location).transpose()?;
@@ -120,7 +122,7 @@ pub(crate) fn verify(args: &VerifyArgs) -> Result<VerifyOptions> {
     Ok(options)
 }
 
-/// What any of the arguments selects; everything when there are none.
+/// Returns the union of all filters; without filters, everything.
 pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
     let mut selections = Vec::new();
     if !args.names.is_empty() {
@@ -139,15 +141,16 @@ pub(crate) fn selection(args: &SelectArgs) -> Result<Selection> {
         .unwrap_or_default())
 }
 
-/// Where the tensors are to live. Not clap's to parse: a device that this build has not is no usage error.
+/// Parses the device for the tensors. clap does not do this, because a device that this build lacks
+/// is not a usage error.
 pub(crate) fn device(args: &DeviceArg) -> Result<Device> {
     args.device.parse()
 }
 
-/// Where they are to live by name, in the order of the rules.
+/// Parses rules for devices by tensor name, in order.
 pub(crate) fn device_map(rules: &[String]) -> Result<Vec<(Selection, Device)>> {
     let rule = |text: &String| {
-        // From the end: a name may have the sign, a device has not.
+        // From the end: a name may contain `=`, a device does not.
         let (glob, device) = text.rsplit_once('=').ok_or_else(|| {
             Error::new(
                 ErrorKind::InvalidRequest,
@@ -159,7 +162,7 @@ pub(crate) fn device_map(rules: &[String]) -> Result<Vec<(Selection, Device)>> {
     rules.iter().map(rule).collect()
 }
 
-/// The options of one load.
+/// Returns the options of one load.
 pub(crate) fn options(args: &TuningArgs) -> Options {
     let mut options = Options::default();
     options.engine = args.engine;
@@ -178,7 +181,8 @@ pub(crate) fn options(args: &TuningArgs) -> Options {
     options
 }
 
-/// Every combination of a sweep's lists, the last list varying fastest; with `--sweep`, each engine's defaults come before.
+/// Returns every combination of a sweep's lists, the last list varying fastest. With `--sweep`, the
+/// defaults of each engine come before its combinations.
 pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Vec<Configuration> {
     let sweep = &args.sweep;
     let (depths, extents): (&[usize], &[u64]) = if args.with_defaults {
@@ -215,7 +219,7 @@ pub(crate) fn configurations(args: &BenchArgs, device: Device) -> Vec<Configurat
     configurations
 }
 
-/// The first list that is not empty, or one `None`: the core's own choice.
+/// Returns the first list that is not empty, else one `None`, which leaves the choice to the core.
 fn or_default<T: Copy>(list: &[T], second: &[T]) -> Vec<Option<T>> {
     let list = if list.is_empty() { second } else { list };
     if list.is_empty() {
@@ -225,7 +229,7 @@ fn or_default<T: Copy>(list: &[T], second: &[T]) -> Vec<Option<T>> {
     }
 }
 
-/// The modes, each once.
+/// Returns the modes without duplicates.
 pub(crate) fn modes(args: &BenchArgs) -> Vec<Mode> {
     unique(args.mode.iter().map(|mode| match mode {
         ModeArg::Stream => Mode::Stream,
@@ -234,7 +238,7 @@ pub(crate) fn modes(args: &BenchArgs) -> Vec<Mode> {
     }))
 }
 
-/// The states of the page cache, each once.
+/// Returns the states of the page cache without duplicates.
 pub(crate) fn cache_states(args: &BenchArgs) -> Vec<CacheState> {
     unique(args.cache_state.iter().flat_map(|state| match state {
         CacheArg::Cold => vec![CacheState::Cold],

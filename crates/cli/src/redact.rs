@@ -1,4 +1,5 @@
-//! A command line as it may be written down: without the secrets of `--store` and of URLs. Pure; for the record of a benchmark.
+//! Redaction of a command line for the record of a benchmark: removes the secrets of `--store` and
+//! of URLs. Pure.
 
 use std::ffi::OsString;
 
@@ -7,7 +8,7 @@ use tload::{Location, StoreOptions};
 const FLAG: &str = "--store";
 const HIDDEN: &str = "***";
 
-/// The arguments, each as it may be shown.
+/// Returns the arguments without secrets.
 pub(crate) fn arguments(arguments: &[OsString]) -> Vec<String> {
     let mut is_option = false;
     let mut shown = Vec::with_capacity(arguments.len());
@@ -29,12 +30,12 @@ pub(crate) fn arguments(arguments: &[OsString]) -> Vec<String> {
     shown
 }
 
-/// One value of the flag, which holds an option on each line.
+/// Redacts one value of the flag, which holds one option per line.
 fn options(text: &str) -> String {
     text.lines().map(option).collect::<Vec<_>>().join("\n")
 }
 
-/// Of a key that we do not know, nobody knows whether its value is a secret.
+/// Redacts one option. The value of an unknown key may be a secret, so it is hidden.
 fn option(text: &str) -> String {
     let Ok((key, value)) = StoreOptions::parse(text) else {
         return HIDDEN.to_owned();
@@ -48,7 +49,7 @@ fn option(text: &str) -> String {
     }
 }
 
-/// A URL without user, password and query; any other text as it is.
+/// Returns a URL without user, password and query; any other text unchanged.
 fn url(text: &str) -> String {
     let Some((before, _)) = text.split_once("://") else {
         return text.to_owned();

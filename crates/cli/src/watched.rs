@@ -1,4 +1,5 @@
-//! A task that nobody waits for longer than until a signal, or until its time is over: it may be in the kernel, which does not answer.
+//! Tasks with a deadline. The command stops waiting for a task at a signal or at its deadline, even
+//! if the task is blocked in the kernel.
 
 use std::panic::resume_unwind;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -9,35 +10,36 @@ use tload::{Error, ErrorKind, Result};
 
 use crate::interrupt::Interrupt;
 
-/// How often a bar moves, and whether it is over is looked at.
+/// Interval between updates of the progress bar and checks for the end of the task.
 const REDRAW: Duration = Duration::from_millis(50);
 
-/// How much later than the core's own end of opening a watch's is: the core says which file did not answer.
+/// Extra time after the core's own timeout for opening, whose error names the file that did not
+/// answer.
 pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// How long a task that was told to end may take for it: to write down what it has.
+/// Time for a cancelled task to end, so that it can save its state.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// When a task is to end, and who is told.
+/// Conditions under which a task ends, and its callbacks.
 pub(crate) struct Watch<'a> {
     pub(crate) interrupt: &'a Interrupt,
     pub(crate) timeout: Option<Duration>,
-    /// Asks the task to end. None: it cannot be asked.
+    /// Cancels the task. `None`: the task cannot be cancelled.
     pub(crate) cancel: Option<&'a dyn Fn()>,
-    /// Shows how far it is.
+    /// Redraws the progress.
     pub(crate) redraw: &'a dyn Fn(),
-    /// What is said when its time is over.
+    /// Returns the error for an expired timeout.
     pub(crate) late: &'a dyn Fn(Duration) -> Error,
 }
 
 impl Watch<'_> {
-    /// Runs `task` on a thread of its own, which is left behind when it does not end in time.
+    /// Runs `task` on a thread of its own, which is orphaned if it does not end in time.
     pub(crate) fn run<T: Send + 'static>(
         self,
         task: impl FnOnce() -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let deadline = self.timeout.and_then(|it| Instant::now().checked_add(it));
-        // Closed when it ends, however it does.
+        // The channel closes when the task ends, by a return or by a panic.
         let (open, closes) = channel::<()>();
         let (give, given) = channel();
         let started = thread::Builder::new()
@@ -50,7 +52,7 @@ impl Watch<'_> {
             });
         let thread = match (started, self.timeout) {
             (Ok(thread), _) => thread,
-            // Where there are so few threads, better so than not at all; a signal still ends the process.
+            // No thread is left: run the task here. A signal still ends the process.
             (Err(_), None) => return task(),
             (Err(error), Some(_)) => {
                 return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
@@ -58,7 +60,7 @@ impl Watch<'_> {
                     .with_source(error));
             }
         };
-        // It waits for that.
+        // The thread waits for the task, so this cannot fail.
         let _ = give.send(Box::new(task) as Box<dyn FnOnce() -> Result<T> + Send>);
         let why = self.wait(deadline, &|| thread.is_finished());
         if let Some(why) = why {
@@ -70,7 +72,7 @@ impl Watch<'_> {
                 return Err(why);
             }
             return match thread.join().unwrap_or_else(|panic| resume_unwind(panic)) {
-                // It ended because it was told to. Of a signal it says as much.
+                // The task was cancelled: report the timeout, or the task's own error for a signal.
                 Err(error) if error.kind() == ErrorKind::Cancelled => {
                     let is_late = why.kind() == ErrorKind::TimedOut;
                     Err(if is_late { why } else { error })
@@ -81,7 +83,7 @@ impl Watch<'_> {
         thread.join().unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Until it has ended, or why it should.
+    /// Waits until the task has ended. Returns an error if it must be stopped before.
     fn wait(&self, deadline: Option<Instant>, ended: &dyn Fn() -> bool) -> Option<Error> {
         while !ended() {
             let left = deadline.map(|it| it.saturating_duration_since(Instant::now()));
@@ -110,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_is_waited_for_and_what_hangs_is_left_behind() {
+    fn finished_task_is_joined_and_hung_task_orphaned() {
         let interrupt = Interrupt::unattached(Answer::default());
         let (tell, told) = channel::<()>();
-        let cancel = || tell.send(()).expect("it listens");
+        let cancel = || tell.send(()).expect("the task listens");
         let watch = |millis, cancel| Watch {
             interrupt: &interrupt,
             timeout: Some(Duration::from_millis(millis)),
@@ -122,13 +124,13 @@ mod tests {
             late: &late,
         };
         assert_eq!(watch(100_000, None).run(|| Ok(7)).expect("in time"), 7);
-        // It does as it is told.
+        // A task that can be cancelled.
         let error = watch(1, Some(&cancel)).run(move || {
             let _ = told.recv();
             Err::<(), _>(Error::new(ErrorKind::Cancelled, "cancelled"))
         });
         assert_eq!(error.expect_err("late").message(), "longer than 1ms");
-        // Nobody can tell it anything.
+        // A task that cannot be cancelled.
         let (never, hung) = channel::<()>();
         let error = watch(1, None).run(move || {
             let _ = hung.recv();

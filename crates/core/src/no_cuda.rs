@@ -1,65 +1,66 @@
-//! What stands for the CUDA driver in a build without the feature `cuda`: nothing can be opened, so nothing can be done with it.
+//! Stand-in for the CUDA driver in a build without the feature `cuda`: no context can be opened, so
+//! the other methods are unreachable.
 
 use std::convert::Infallible;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Clone, Debug)]
 pub struct Context(Infallible);
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Debug)]
 pub struct Bound(Infallible);
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Debug)]
 pub struct Stream(Infallible);
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Debug)]
 pub struct Event(Infallible);
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Debug)]
 pub struct Allocation(Infallible);
 
-/// See the feature `cuda`.
+/// Stand-in for the type of the same name with the feature `cuda`.
 #[derive(Debug)]
 pub struct Pinned(Infallible);
 
-/// Free and all memory of a device.
+/// Free and total memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
-    /// Bytes that nobody has.
+    /// Unallocated bytes.
     pub free: u64,
-    /// Bytes.
+    /// Bytes of the device's memory.
     pub total: u64,
 }
 
-/// What a device says of itself.
+/// Properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
-    /// Its number in this process.
+    /// Ordinal of the device in this process.
     pub ordinal: usize,
-    /// For example `"NVIDIA H200"`.
+    /// Name, for example `"NVIDIA H200"`.
     pub name: String,
     /// Bytes of memory.
     pub total_bytes: u64,
-    /// The node of host memory that it is closest to, where the system says so.
+    /// NUMA node of host memory closest to the device, where the system reports it.
     pub numa_node: Option<u32>,
 }
 
-/// What is known of the driver.
+/// Properties of the driver.
 #[derive(Clone, Debug)]
 pub struct DriverFacts {
-    /// The newest CUDA that it supports, for example `12080`.
+    /// Newest CUDA version that it supports, for example `12080`.
     pub version: i32,
-    /// Devices that it shows to this process.
+    /// Number of devices that it shows to this process.
     pub devices: usize,
 }
 
-/// There is none.
+/// Returns an error: this build has no driver.
 ///
 /// # Errors
 ///
@@ -76,7 +77,7 @@ fn no_cuda() -> Error {
     .with_hint("use device=cpu, or a build with that feature")
 }
 
-/// There is nothing to free.
+/// Does nothing: there is no memory to free.
 pub fn free_leftovers() {}
 
 impl Context {
@@ -94,7 +95,7 @@ impl Context {
         match self.0 {}
     }
 
-    /// Refuses.
+    /// Returns an error.
     ///
     /// # Errors
     ///

@@ -1,6 +1,7 @@
-//! Stream capture: which mode a thread is in, and which functions may not be called while somebody captures.
+//! Stream capture: the mode of each thread, and the functions that are forbidden during a capture.
 //!
-//! Nothing is captured here: the setting `capturing` says that some other thread does, in the usual (global) mode.
+//! Nothing is captured here: the setting `capturing` claims that another thread captures in the
+//! default (global) mode.
 
 use std::cell::Cell;
 
@@ -9,7 +10,7 @@ use crate::status::{INVALID_VALUE, Outcome};
 const RELAXED: u32 = 2;
 
 thread_local! {
-    /// 0 is global, 1 thread-local, 2 relaxed.
+    /// Capture mode of the thread: 0 is global, 1 thread-local, 2 relaxed.
     static MODE: Cell<u32> = const { Cell::new(0) };
 }
 
@@ -21,8 +22,8 @@ pub(crate) fn exchange(mode: u32) -> Outcome<u32> {
     Ok(MODE.replace(mode))
 }
 
-/// Whether a function may not be called while another thread captures ("potentially unsafe API calls" in CUDA's guide, and what the
-/// manual says of single functions).
+/// Returns whether a function is forbidden while another thread captures ("potentially unsafe API
+/// calls" in the CUDA guide, and the manual pages of single functions).
 pub(crate) fn forbids(function: &str) -> bool {
     let always = matches!(function, "cuCtxRecordEvent" | "cuCtxSynchronize");
     let unsafe_unless_relaxed = matches!(

@@ -1,11 +1,12 @@
-//! Vector clocks: which work of which stream is known to come before.
+//! Vector clocks: which work of each stream is known to come before.
 //!
-//! The driver's order is fixed by the calls that submit work, so everything here is decided when work is submitted, and says the
-//! same however fast the work then runs. `stream.rs` advances the clocks, `memory.rs` and `host.rs` ask them.
+//! The calls that submit work fix the driver's order. All decisions are therefore made when work is
+//! submitted, and do not depend on how fast the work runs. `stream.rs` advances the clocks;
+//! `memory.rs` and `host.rs` compare them.
 
 use std::collections::HashMap;
 
-/// One piece of work: the `count`th of a stream, from 1.
+/// One item of work: number `count` of a stream, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) stream: u64,
@@ -34,7 +35,7 @@ impl Clock {
             .is_some_and(|count| *count >= point.count)
     }
 
-    /// One point of `other` that this clock has not seen.
+    /// Returns a point of `other` that this clock does not cover.
     pub(crate) fn misses(&self, other: &Self) -> Option<Point> {
         other.points().find(|point| !self.has_seen(*point))
     }

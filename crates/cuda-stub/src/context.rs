@@ -1,4 +1,4 @@
-//! Which context a thread has bound, and waiting for all of a context's work.
+//! Stack of bound contexts of each thread, and waiting for all work of a context.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +11,12 @@ use crate::stream::Kind;
 static THREADS: AtomicU64 = AtomicU64::new(1);
 
 thread_local! {
-    /// The stack of contexts, by ordinal of their devices; the last one is current.
+    /// Stack of contexts, by device ordinal; the last one is current.
     static STACK: RefCell<Vec<i32>> = const { RefCell::new(Vec::new()) };
     static THREAD: Thread = Thread(THREADS.fetch_add(1, Ordering::Relaxed));
 }
 
-/// A thread of the caller's. Its default streams end with it.
+/// Thread of the caller. Its default streams end with it.
 struct Thread(u64);
 
 impl Drop for Thread {
@@ -35,12 +35,12 @@ impl Drop for Thread {
     }
 }
 
-/// A number for the calling thread; `None` when the thread is ending.
+/// Returns a number for the calling thread; `None` while the thread is exiting.
 pub(crate) fn thread() -> Option<u64> {
     THREAD.try_with(|thread| thread.0).ok()
 }
 
-/// Threads bring no stack any more when they are ending: they have no context then.
+/// Calls `work` with the thread's stack. A thread that is exiting has none, and so no context.
 fn with_stack<T: Default>(work: impl FnOnce(&mut Vec<i32>) -> T) -> T {
     STACK
         .try_with(|stack| work(&mut stack.borrow_mut()))
@@ -51,7 +51,7 @@ fn top() -> Option<i32> {
     with_stack(|stack| stack.last().copied())
 }
 
-/// The device of the calling thread's context.
+/// Returns the device of the calling thread's context.
 pub(crate) fn here(driver: &mut Driver) -> Outcome<i32> {
     let here = top().ok_or(INVALID_CONTEXT)?;
     if driver.known(here).retains == 0 {
@@ -60,7 +60,7 @@ pub(crate) fn here(driver: &mut Driver) -> Outcome<i32> {
     Ok(here)
 }
 
-/// The current context, as callers hold it; 0 for none.
+/// Returns the handle of the current context, or 0.
 pub(crate) fn current(driver: &mut Driver) -> u64 {
     top().map_or(0, |here| driver.known(here).context)
 }
@@ -74,7 +74,7 @@ pub(crate) fn find(driver: &Driver, context: u64) -> Outcome<i32> {
         .ok_or(INVALID_CONTEXT)
 }
 
-/// Replaces the top of the stack; 0 takes it away.
+/// Replaces the top of the stack; 0 removes it.
 pub(crate) fn set(driver: &Driver, context: u64) -> Outcome {
     let wanted = match context {
         0 => None,
@@ -93,7 +93,7 @@ pub(crate) fn push(driver: &Driver, context: u64) -> Outcome {
     Ok(())
 }
 
-/// Takes the top away and returns that context.
+/// Removes the top of the stack and returns that context.
 pub(crate) fn pop(driver: &mut Driver) -> Outcome<u64> {
     let popped = with_stack(Vec::pop).ok_or(INVALID_CONTEXT)?;
     Ok(driver.known(popped).context)
@@ -113,7 +113,7 @@ pub(crate) fn drain(driver: &mut Lock, ordinal: i32) {
     driver.reached(&clock);
 }
 
-/// `cuCtxSynchronize`.
+/// Implements `cuCtxSynchronize`.
 pub(crate) fn synchronize(driver: &mut Lock, ordinal: i32) -> Outcome {
     drain(driver, ordinal);
     driver.lost(ordinal)

@@ -1,4 +1,4 @@
-//! Copies and fills: what is checked when they are called, and what a worker then does.
+//! Copies and fills: the checks made by the call, and the work of the stream's thread.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::memory::{self, Memory};
 use crate::status::{ILLEGAL_ADDRESS, INVALID_VALUE, Outcome, Status};
 use crate::stream::{self, Touch};
 
-/// One thing that a stream does.
+/// Item of work of a stream.
 #[derive(Debug)]
 pub(crate) enum Work {
     Nothing,
@@ -26,7 +26,7 @@ pub(crate) struct Copy {
     from: From,
     to: usize,
     len: usize,
-    /// Device memory on either side, which must live when the copy runs.
+    /// Device memory on either side, which must be alive when the copy runs.
     memory: Vec<Arc<Memory>>,
     fails: Option<Status>,
 }
@@ -34,9 +34,9 @@ pub(crate) struct Copy {
 #[derive(Debug)]
 enum From {
     Address(usize),
-    /// Pinned host memory, and what it held when the copy was called.
+    /// Pinned host memory, and its checksum at the call.
     Pinned(usize, u64),
-    /// What pageable host memory held when the copy was called.
+    /// Contents of pageable host memory at the call.
     Taken(Vec<u8>),
 }
 
@@ -47,7 +47,7 @@ pub(crate) enum Side {
     Host(usize),
 }
 
-/// Whether a function returns before its copy has run.
+/// Time at which a function returns, relative to its copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
     AtOnce,
@@ -109,7 +109,8 @@ pub(crate) fn submit(
         driver.counters.add(kind, 1);
     }
     driver.submit(stream, &Clock::default(), &touches, Work::Copy(copy));
-    // A copy to pageable memory returns when it is done, as documented: the caller's memory is not the driver's to keep.
+    // A copy to pageable memory returns when it is done, as documented: the caller's memory is not
+    // the driver's to keep.
     let to_pageable = is_pageable && matches!(to, Side::Host(_));
     if to_pageable || returns == Return::WhenDone {
         return stream::wait(driver, stream);
@@ -136,7 +137,7 @@ pub(crate) fn fill(
     Ok(())
 }
 
-/// What a worker does. In a lost context nothing happens any more, but memory is still let go.
+/// Runs one item of work. In a lost context nothing is done, but memory is still released.
 pub(crate) fn run(driver: &mut Lock, ordinal: i32, work: Work) {
     match work {
         Work::Nothing => {}
@@ -163,7 +164,7 @@ fn run_copy(driver: &mut Lock, ordinal: i32, copy: &Copy) {
         }
         From::Pinned(from, _) => {
             mapping::copy(*from, copy.to, copy.len);
-            // What arrived, not what is in the source now: that may have changed since.
+            // Checksum of the bytes that arrived, not of the source, which may have changed since.
             arrived = Some(mapping::checksum(copy.to, copy.len));
         }
     });
@@ -181,7 +182,8 @@ fn run_copy(driver: &mut Lock, ordinal: i32, copy: &Copy) {
     }
 }
 
-/// Does `work` without the lock while the memory is held still; whether it did. Dead memory loses the context.
+/// Runs `work` without the lock while the memory is held, and returns whether it did. Dead memory
+/// loses the context.
 fn touching(driver: &mut Lock, ordinal: i32, memory: &[Arc<Memory>], work: impl FnOnce()) -> bool {
     if driver.lost(ordinal).is_err() {
         return false;
@@ -201,7 +203,7 @@ fn touching(driver: &mut Lock, ordinal: i32, memory: &[Arc<Memory>], work: impl 
     true
 }
 
-/// Waits as long as the settings say that a copy takes. Settings that change are heeded at once.
+/// Waits as long as the settings say that a copy takes. Changed settings take effect at once.
 fn pace(driver: &mut Lock, ordinal: i32, len: usize) {
     let start = Instant::now();
     let bandwidth = driver.settings.bandwidth;
@@ -222,7 +224,7 @@ fn pace(driver: &mut Lock, ordinal: i32, len: usize) {
     }
 }
 
-/// How long so many bytes take; 0 without a limit.
+/// Returns the time that `len` bytes take; 0 without a limit.
 fn duration(len: usize, bandwidth: u64) -> Duration {
     let nanos = u64::try_from(len)
         .unwrap_or(u64::MAX)

@@ -1,4 +1,4 @@
-//! Devices, and the one context that each has here, its primary one.
+//! Devices, each with one context: its primary one.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -12,19 +12,19 @@ use crate::stream::Kind;
 
 #[derive(Debug)]
 pub(crate) struct Device {
-    /// What callers hold as the context. The same whenever the context is retained again.
+    /// Handle of the context, unchanged when the context is retained again.
     pub(crate) context: u64,
-    /// How often the context is retained; at 0 it does not exist.
+    /// Number of retains; at 0 the context does not exist.
     pub(crate) retains: u32,
-    /// Why the context is lost. Every later call returns it until the context is gone.
+    /// Error of a lost context. Every later call returns it until the context is gone.
     pub(crate) lost: Option<Status>,
     pub(crate) legacy: Option<u64>,
-    /// The per-thread default streams, by thread.
+    /// Per-thread default streams, by thread.
     pub(crate) per_thread: HashMap<u64, u64>,
-    /// The work of destroyed streams, and of those among them that the legacy stream waits for.
+    /// Work of destroyed streams, and of those among them that the legacy stream waits for.
     pub(crate) retired: Clock,
     pub(crate) retired_blocking: Clock,
-    /// When the copies that have been let through so far are over, under the bandwidth that was set.
+    /// End of the copies admitted so far, under the set bandwidth.
     pub(crate) engine_free: Instant,
     /// Bytes of memory from `cuMemAlloc`.
     pub(crate) plain_bytes: usize,
@@ -33,7 +33,7 @@ pub(crate) struct Device {
 }
 
 impl Driver {
-    /// The device with this ordinal, as long as there are so many.
+    /// Returns the device with this ordinal if it exists.
     pub(crate) fn device(&mut self, ordinal: i32) -> Outcome<&mut Device> {
         if !(0..self.settings.devices).contains(&ordinal) {
             return Err(INVALID_DEVICE);
@@ -41,7 +41,7 @@ impl Driver {
         Ok(self.known(ordinal))
     }
 
-    /// The same for an ordinal that was checked once, whatever the settings say now.
+    /// Returns the device with an ordinal that was checked before, whatever the settings are now.
     pub(crate) fn known(&mut self, ordinal: i32) -> &mut Device {
         if !self.devices.contains_key(&ordinal) {
             let context = self.fresh();
@@ -64,7 +64,7 @@ impl Driver {
         self.devices.get_mut(&ordinal).expect("inserted above")
     }
 
-    /// The error of a lost context.
+    /// Returns the error of a lost context.
     pub(crate) fn lost(&self, ordinal: i32) -> Outcome {
         match self.devices.get(&ordinal).and_then(|device| device.lost) {
             Some(status) => Err(status),
@@ -73,7 +73,7 @@ impl Driver {
     }
 
     pub(crate) fn lose(&mut self, ordinal: i32, status: Status) {
-        // The first error stays: what fails later fails because of it.
+        // The first error stays: later failures follow from it.
         self.known(ordinal).lost.get_or_insert(status);
         changed();
     }
@@ -85,7 +85,8 @@ impl Driver {
     }
 }
 
-/// Gives one retain back. With the last one the context goes, and all that is in it: work is waited for first.
+/// Releases one retain. The last one destroys the context with all that is in it, after waiting for
+/// its work.
 pub(crate) fn release(driver: &mut Lock, ordinal: i32) -> Outcome {
     let device = driver.device(ordinal)?;
     device.retains = device.retains.checked_sub(1).ok_or(INVALID_CONTEXT)?;
@@ -112,7 +113,7 @@ pub(crate) fn release(driver: &mut Lock, ordinal: i32) -> Outcome {
     Ok(())
 }
 
-/// Lets go what the caller has left in a context; the number of things.
+/// Frees everything that the caller has left in a context, and returns the number of objects.
 fn remove(driver: &mut Lock, ordinal: i32) -> i64 {
     let of_events = driver.events.len();
     driver.events.retain(|_, event| event.ordinal != ordinal);

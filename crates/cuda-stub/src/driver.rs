@@ -1,6 +1,6 @@
-//! The one lock over everything this driver knows, and the way in: what every call checks before it does anything.
+//! The one lock over all state of this driver, and the entry point of every call with its checks.
 //!
-//! One lock is enough: calls and workers hold it for moments, and copies run without it.
+//! One lock is enough: calls and workers hold it briefly, and copies run without it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::{Deref, DerefMut};
@@ -27,7 +27,7 @@ static DRIVER: LazyLock<Mutex<Driver>> = LazyLock::new(Mutex::default);
 /// Signalled when work has run, and when settings change.
 static CHANGED: Condvar = Condvar::new();
 
-/// The process that has called `cuInit`; 0 before that.
+/// Process that has called `cuInit`; 0 before that.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 #[derive(Debug)]
@@ -41,10 +41,11 @@ pub(crate) struct Driver {
     pub(crate) memory: BTreeMap<usize, Entry>,
     /// Registered and allocated host memory by its first address.
     pub(crate) pinned: BTreeMap<usize, Pinned>,
-    /// Freed mappings whose addresses nobody gets yet.
+    /// Freed mappings whose addresses are not reused yet.
     pub(crate) quarantine: VecDeque<Mapping>,
-    /// Work that the host has waited for. One clock for all threads: how they tell each other is not seen here, so a thread is
-    /// taken to know what any other has waited for.
+    /// Work that the host has waited for. All threads share one clock: synchronisation between
+    /// threads is not visible here, so a thread is assumed to know what any other thread has waited
+    /// for.
     pub(crate) host: Clock,
     pub(crate) counters: Counters,
     next: u64,
@@ -69,7 +70,7 @@ impl Default for Driver {
 }
 
 impl Driver {
-    /// A value that was never given before, for something the caller only hands back. No pointer, so whoever follows it traps.
+    /// Returns a unique value for a handle. It is not a valid pointer, so dereferencing it traps.
     pub(crate) fn fresh(&mut self) -> u64 {
         const NOWHERE: u64 = 0x7C0D_A000_0000_0000;
         self.next += 1;
@@ -77,7 +78,7 @@ impl Driver {
     }
 }
 
-/// The driver, locked.
+/// Locked driver.
 #[derive(Debug)]
 pub(crate) struct Lock(Option<MutexGuard<'static, Driver>>);
 
@@ -86,7 +87,7 @@ impl Lock {
         Self(Some(DRIVER.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Lets others in until `condition` is false.
+    /// Releases the lock until `condition` is false.
     pub(crate) fn wait_while(&mut self, condition: impl FnMut(&mut Driver) -> bool) {
         if let Some(guard) = self.0.take() {
             let guard = CHANGED.wait_while(guard, condition);
@@ -94,7 +95,7 @@ impl Lock {
         }
     }
 
-    /// Lets others in until something changes, or for so long.
+    /// Releases the lock until something changes, or for `time`.
     pub(crate) fn wait_for(&mut self, time: Duration) {
         if let Some(guard) = self.0.take() {
             let waited = CHANGED.wait_timeout(guard, time);
@@ -102,7 +103,7 @@ impl Lock {
         }
     }
 
-    /// Does `work` without the lock.
+    /// Runs `work` without the lock.
     pub(crate) fn unlocked(&mut self, work: impl FnOnce()) {
         self.0 = None;
         work();
@@ -124,33 +125,35 @@ impl DerefMut for Lock {
     }
 }
 
-/// Wakes all who wait for the driver to change.
+/// Wakes all threads that wait for a change of the driver.
 pub(crate) fn changed() {
     CHANGED.notify_all();
 }
 
-/// What a function needs before it does anything.
+/// Precondition of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// Nothing: it works before `cuInit`.
+    /// None: the function works before `cuInit`.
     Nothing,
-    /// `cuInit`.
+    /// A call of `cuInit` before.
     Init,
-    /// A context bound to the calling thread, which has not been lost.
+    /// A context bound to the calling thread, and not lost.
     Context,
-    /// A context, lost or not: the driver's documentation has such functions "return error codes from previous, asynchronous
-    /// launches", and what they let go is gone all the same.
+    /// A context, lost or not: the documentation says that such functions "return error codes from
+    /// previous, asynchronous launches", and they free their argument all the same.
     Release,
 }
 
-/// Runs one function of the driver. `body` gets the ordinal of the current context's device; without a context, -1.
+/// Runs one function of the driver. `body` gets the ordinal of the current context's device, or -1
+/// without a context.
 pub(crate) fn call(
     name: &'static str,
     need: Need,
     body: impl FnOnce(&mut Lock, i32) -> Outcome,
 ) -> Status {
     if is_child() {
-        // A child of fork has none of its parent's threads, and perhaps a lock that nobody will open.
+        // A forked child has none of its parent's threads, and perhaps a lock that is never
+        // released.
         return NOT_INITIALIZED;
     }
     let mut driver = Lock::take();
@@ -188,12 +191,12 @@ fn enter(driver: &mut Driver, need: Need) -> Outcome<i32> {
     Ok(here)
 }
 
-/// `cuInit` has succeeded.
+/// Records that `cuInit` has succeeded.
 pub(crate) fn initialised() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Whether this process was forked from one that has called `cuInit`.
+/// Returns whether this process was forked from one that has called `cuInit`.
 pub(crate) fn is_child() -> bool {
     let process = PROCESS.load(Ordering::Relaxed);
     process != 0 && process != std::process::id()

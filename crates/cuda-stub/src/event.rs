@@ -1,4 +1,4 @@
-//! Events: the work they were last recorded behind, and when it ran.
+//! Events: the work that they were last recorded behind, and the time when it ran.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +22,12 @@ pub(crate) struct Event {
 
 #[derive(Clone, Debug)]
 struct Record {
-    /// All that the event stands behind.
+    /// All work before the event.
     clock: Clock,
     stamp: Stamp,
 }
 
-/// When the last of the recorded work ran.
+/// Time when the last of the recorded work ran.
 #[derive(Clone, Debug)]
 pub(crate) struct Stamp {
     since: Instant,
@@ -47,7 +47,7 @@ impl Stamp {
         self.nanos.fetch_max(nanos, Ordering::Relaxed);
     }
 
-    /// Seconds from a moment that is the same for all stamps.
+    /// Seconds from `origin`, which is the same for all stamps.
     fn seconds(&self, origin: Instant) -> f64 {
         let nanos = std::time::Duration::from_nanos(self.nanos.load(Ordering::Relaxed));
         ((self.since - origin) + nanos).as_secs_f64()
@@ -71,20 +71,22 @@ impl Driver {
         Ok(id)
     }
 
-    /// An event, of whichever context. A lost context is reported.
+    /// Returns an event of any context. A lost context is an error.
     fn event(&self, id: u64) -> Outcome<&Event> {
         let event = self.events.get(&id).ok_or(INVALID_HANDLE)?;
         self.lost(event.ordinal)?;
         Ok(event)
     }
 
-    /// Streams that wait for the event go on waiting for what it was recorded behind.
+    /// Destroys an event. Streams that wait for it go on waiting for the work it was recorded
+    /// behind.
     pub(crate) fn destroy_event(&mut self, id: u64) -> Outcome {
         let event = self.events.remove(&id).ok_or(INVALID_HANDLE)?;
         self.lost(event.ordinal)
     }
 
-    /// Forgets the earlier record. Event and stream are of one context, else `INVALID_HANDLE`.
+    /// Records an event in place of its earlier record. Event and stream must belong to one
+    /// context, else `INVALID_HANDLE`.
     pub(crate) fn record(&mut self, id: u64, named: u64, here: i32) -> Outcome {
         let ordinal = self.event(id)?.ordinal;
         let stream = self.stream(named, here)?;
@@ -99,7 +101,7 @@ impl Driver {
         Ok(())
     }
 
-    /// `cuCtxRecordEvent`: behind all work of the context so far.
+    /// Implements `cuCtxRecordEvent`: records an event behind all work of the context so far.
     pub(crate) fn record_context(&mut self, id: u64, ordinal: i32) -> Outcome {
         if self.event(id)?.ordinal != ordinal {
             return Err(INVALID_HANDLE);
@@ -128,7 +130,8 @@ impl Driver {
         event.record = Some(record);
     }
 
-    /// The stream's later work comes after what the event is recorded behind at this call. Contexts may differ.
+    /// Orders the stream's later work behind the work that the event is recorded behind now.
+    /// Contexts may differ.
     pub(crate) fn stream_waits(&mut self, named: u64, id: u64, here: i32) -> Outcome {
         let record = self.event(id)?.record.clone();
         let stream = self.stream(named, here)?;
@@ -138,7 +141,8 @@ impl Driver {
         Ok(())
     }
 
-    /// `NOT_READY` while recorded work has not run. An event that was never recorded is complete.
+    /// Returns `NOT_READY` while recorded work has not run. An event that was never recorded is
+    /// complete.
     pub(crate) fn query_event(&mut self, id: u64) -> Outcome {
         let Some(record) = self.event(id)?.record.clone() else {
             return Ok(());
@@ -150,7 +154,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Milliseconds between two events, of one device and with times, both recorded and complete.
+    /// Returns the milliseconds between two events of one device with timing, both recorded and
+    /// complete.
     pub(crate) fn elapsed(&self, start: u64, end: u64) -> Outcome<f32> {
         let (start, end) = (self.event(start)?, self.event(end)?);
         if start.ordinal != end.ordinal || !start.timed || !end.timed {
@@ -172,7 +177,7 @@ impl Driver {
     }
 }
 
-/// `cuEventSynchronize`: for what the event is recorded behind now.
+/// Implements `cuEventSynchronize`: waits for the work that the event is recorded behind now.
 pub(crate) fn synchronize(driver: &mut Lock, id: u64) -> Outcome {
     let event = driver.event(id)?;
     let ordinal = event.ordinal;

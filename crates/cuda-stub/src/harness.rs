@@ -1,6 +1,7 @@
-//! For tests: where the built driver is, and a way to talk to the one that a process has opened.
+//! Harness for tests: locates the built driver, and controls the one that a process has opened.
 //!
-//! Nothing here touches this crate's own statics: in a test's executable they are not the driver's.
+//! This module never uses the crate's own statics: in a test's executable they are not the
+//! driver's.
 
 #![expect(unsafe_code, reason = "opens the library and calls its C functions")]
 
@@ -11,15 +12,17 @@ use std::sync::LazyLock;
 
 const FILE: &str = "libtload_cuda_stub.so";
 
-/// Where the built driver is: beside the running executable or one or two folders above it, as cargo puts it.
+/// Returns the path of the built driver: beside the running executable or one or two directories
+/// above it, where cargo puts it.
 ///
 /// # Panics
 ///
-/// When it is in none of these places: `cargo build -p tload-cuda-stub` makes it.
+/// When it is in none of these places: `cargo build -p tload-cuda-stub` builds it.
 pub fn library() -> PathBuf {
     let executable = std::env::current_exe().expect("a process knows its executable");
     let folders: Vec<_> = executable.ancestors().skip(1).take(3).collect();
-    // `deps` first: cargo keeps that one up to date for whoever depends on this crate, the other only when it builds this crate.
+    // `deps` first: cargo keeps that copy up to date for crates that depend on this one, and the
+    // other only when it builds this crate itself.
     let found = folders
         .iter()
         .flat_map(|folder| [folder.join("deps").join(FILE), folder.join(FILE)])
@@ -35,8 +38,8 @@ fn no_library(folders: &str) -> ! {
     panic!("{FILE} is in none of {folders}; cargo build -p tload-cuda-stub makes it")
 }
 
-/// A folder in which the driver has its usual names, `libcuda.so` and `libcuda.so.1`: for `LD_LIBRARY_PATH` of child processes. It
-/// goes with the value.
+/// Creates a temporary directory with the driver under its usual names, `libcuda.so` and
+/// `libcuda.so.1`, for `LD_LIBRARY_PATH` of child processes. Dropping the value removes it.
 ///
 /// # Panics
 ///
@@ -53,7 +56,7 @@ fn link(library: &Path, name: &Path) {
     std::os::unix::fs::symlink(library, name).expect("a new folder takes links");
 }
 
-/// The driver that this process has opened. A later `dlopen("libcuda.so")` gets the same one, by its name.
+/// Driver opened by this process. A later `dlopen("libcuda.so")` returns the same one, by its name.
 #[derive(Debug)]
 pub struct Stub {
     library: NonNull<c_void>,
@@ -66,7 +69,8 @@ pub struct Stub {
     disown: extern "C" fn(usize) -> c_int,
 }
 
-// SAFETY: the library stays open for the life of the process, and `dlsym` may be called from any thread.
+// SAFETY: the library stays open for the life of the process, and `dlsym` may be called from any
+// thread.
 unsafe impl Send for Stub {}
 // SAFETY: as above; the functions take a lock of their own.
 unsafe impl Sync for Stub {}
@@ -108,65 +112,70 @@ impl Stub {
         }
     }
 
-    /// Where an exported function is, by its exact name; `None` where there is none.
+    /// Returns the address of an exported function by its exact name; `None` if there is none.
     pub fn symbol(&self, name: &str) -> Option<NonNull<c_void>> {
         find(self.library, name)
     }
 
-    /// Sets what the environment variable `TLOAD_CUDA_STUB_<KEY>` sets before the start.
+    /// Sets a setting at run time that the environment variable `TLOAD_CUDA_STUB_<KEY>` sets before
+    /// the start.
     ///
     /// # Panics
     ///
-    /// For an unknown key or a value that means nothing.
+    /// For an unknown key or an invalid value.
     pub fn set(&self, key: &str, value: &str) {
         let status = (self.set)(text(key).as_ptr(), text(value).as_ptr());
         assert_eq!(status, 0, "the stub's `{key}` cannot be `{value}`");
     }
 
-    /// How many there are now: `allocations`, `allocated_bytes`, `registrations`, `registered_bytes`, `host_allocations`, `streams`,
-    /// `events`, `contexts` (how often they are retained), `pools` or `threads`.
+    /// Returns the present number of `allocations`, `allocated_bytes`, `registrations`,
+    /// `registered_bytes`, `host_allocations`, `streams`, `events`, `contexts` (retains), `pools`
+    /// or `threads`.
     ///
     /// # Panics
     ///
-    /// For any other word.
+    /// For any other name.
     pub fn live(&self, kind: &str) -> i64 {
         let count = (self.live)(text(kind).as_ptr());
         assert!(count >= 0, "the stub has no `{kind}`");
         count
     }
 
-    /// How often a function was called, by its exact name; or `violations`, `pageable_copies`, `pinned_copies`, `copied_bytes`,
-    /// `peak_allocated_bytes`, or `abandoned` (things that were alive when the last retain of their context was given back).
+    /// Returns the number of calls of a function, by its exact name; or `violations`,
+    /// `pageable_copies`, `pinned_copies`, `copied_bytes`, `peak_allocated_bytes`, or `abandoned`
+    /// (objects still alive at the last release of their context).
     pub fn count(&self, name: &str) -> i64 {
         (self.count)(text(name).as_ptr())
     }
 
-    /// The last violation in words, or nothing.
+    /// Returns the text of the last violation, or an empty string.
     pub fn last_violation(&self) -> String {
         let mut bytes = vec![0_u8; 4096];
         let len = (self.violation)(bytes.as_mut_ptr().cast(), bytes.len());
-        assert!(len >= 0, "the stub tells no child of fork");
+        assert!(len >= 0, "the stub does not work in a forked child");
         let text = CStr::from_bytes_until_nul(&bytes).expect("texts end in a zero byte");
         text.to_string_lossy().into_owned()
     }
 
-    /// Sets counters, faults, delays and lost contexts back to the start, and settings to those of the environment. What is alive
-    /// stays.
+    /// Resets counters, faults, delays and lost contexts, and returns settings to those of the
+    /// environment. Live objects stay.
     pub fn reset(&self) {
         (self.reset)();
     }
 
-    /// Takes the caller's own memory, which must stay where it is, for memory of a device: it plays another library's allocation.
+    /// Treats memory of the caller, which must not move, as memory of a device: it stands for
+    /// another library's allocation.
     ///
     /// # Panics
     ///
-    /// For an unknown device, an empty range, and memory that is taken already.
+    /// For an unknown device, an empty range, and memory that is already in use.
     pub fn adopt(&self, start: *mut u8, len: usize, ordinal: i32) {
         let status = (self.adopt)(start.expose_provenance(), len, ordinal);
         assert_eq!(status, 0, "the stub cannot adopt this memory");
     }
 
-    /// Ends what [`Stub::adopt`] began, as its owner's free would: a violation while work is not known to be over.
+    /// Ends [`Stub::adopt`] as the owner's free would: a violation while work may still use the
+    /// memory.
     ///
     /// # Panics
     ///
@@ -186,13 +195,13 @@ fn find(library: NonNull<c_void>, name: &str) -> Option<NonNull<c_void>> {
     NonNull::new(unsafe { libc::dlsym(library.as_ptr(), text(name).as_ptr()) })
 }
 
-/// An address as a function.
+/// Converts an address to a function pointer.
 ///
 /// # Safety
 ///
-/// `F` is the type of the function at this address.
+/// `F` must be the type of the function at this address.
 unsafe fn function<F: Copy>(address: NonNull<c_void>) -> F {
     assert_eq!(size_of::<F>(), size_of_val(&address), "a function pointer");
-    // SAFETY: of the same size, and a function of type `F` says the caller.
+    // SAFETY: of the same size, and the caller promises a function of type `F`.
     unsafe { std::mem::transmute_copy(&address) }
 }

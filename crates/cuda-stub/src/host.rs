@@ -1,24 +1,25 @@
-//! Pinned host memory: registered or allocated. Registering touches nothing.
+//! Pinned host memory: registered or allocated. Registering touches no page.
 
 use crate::clock::Clock;
 use crate::driver::{Driver, Lock};
 use crate::mapping::Mapping;
 use crate::status::{ALREADY_REGISTERED, INVALID_VALUE, NOT_REGISTERED, OUT_OF_MEMORY, Outcome};
 
-/// `PORTABLE` and `DEVICEMAP`: given to all memory where addresses are unified.
+/// Flags `PORTABLE` and `DEVICEMAP`, implied for all memory where addresses are unified.
 const IMPLIED: u32 = 1 | 2;
-/// `PORTABLE`, `DEVICEMAP`, `IOMEMORY` and `READ_ONLY`.
+/// Flags `PORTABLE`, `DEVICEMAP`, `IOMEMORY` and `READ_ONLY`.
 const REGISTER_FLAGS: u32 = 0xF;
-/// `PORTABLE`, `DEVICEMAP` and `WRITECOMBINED`.
+/// Flags `PORTABLE`, `DEVICEMAP` and `WRITECOMBINED`.
 const ALLOC_FLAGS: u32 = 0x7;
 
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) len: usize,
-    /// The device whose context was current when it was pinned; it goes with that context.
+    /// Device whose context was current when the memory was pinned; the memory is freed with that
+    /// context.
     pub(crate) ordinal: i32,
     flags: u32,
-    /// Allocated here, not registered.
+    /// Mapping of memory allocated here; `None` for registered memory.
     mapping: Option<Mapping>,
     pub(crate) uses: Clock,
 }
@@ -30,8 +31,9 @@ impl Pinned {
 }
 
 impl Driver {
-    /// The pinned memory that holds this whole range; `None` for memory no byte of which is pinned. A range that is pinned in
-    /// places, or lies across two registrations, is refused, as a real copy of it is.
+    /// Returns the pinned memory that holds this whole range; `None` if no byte of the range is
+    /// pinned. A range that is pinned in part, or lies across two registrations, is an error, as
+    /// for a real copy.
     pub(crate) fn host_range(&self, address: usize, len: usize) -> Outcome<Option<usize>> {
         let end = address.checked_add(len).ok_or(INVALID_VALUE)?;
         let Some((start, pinned)) = self.pinned.range(..end).next_back() else {
@@ -92,14 +94,14 @@ impl Driver {
         Ok(start)
     }
 
-    /// The flags of the pinned memory at an address.
+    /// Returns the flags of the pinned memory at an address.
     pub(crate) fn host_flags(&self, address: usize) -> Outcome<u32> {
         let start = self.host_range(address, 1)?.ok_or(INVALID_VALUE)?;
         Ok(self.pinned[&start].flags)
     }
 }
 
-/// Only the start of a registration will do, as for the driver.
+/// Ends a registration. As for the driver, `start` must be its start.
 pub(crate) fn unregister(driver: &mut Lock, start: usize) -> Outcome {
     match driver.pinned.get(&start) {
         Some(pinned) if pinned.is_registration() => {
@@ -120,7 +122,8 @@ pub(crate) fn free(driver: &mut Lock, start: usize) -> Outcome {
     }
 }
 
-/// Letting memory go that nobody has waited for is a violation. The driver then waits, so that its copies end.
+/// Waits until copies of the memory have ended. Releasing memory before the host has waited for its
+/// use is a violation.
 fn let_go(driver: &mut Lock, start: usize, what: &str) {
     let pinned = &driver.pinned[&start];
     let uses = pinned.uses.clone();

@@ -1,4 +1,4 @@
-//! What tests may ask: what is alive, what was called, what was wrong.
+//! Inspection for tests: live objects, calls and violations.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -8,7 +8,7 @@ use crate::settings::Settings;
 
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Calls by function, and what else is counted, by name.
+    /// Calls by function, and other counters by name.
     numbers: HashMap<&'static str, i64>,
     violation: String,
 }
@@ -32,20 +32,20 @@ impl Counters {
         self.numbers.get(name).copied().unwrap_or(0)
     }
 
-    /// The last violation, or nothing.
+    /// Text of the last violation, or an empty string.
     pub(crate) fn violation(&self) -> &str {
         &self.violation
     }
 }
 
 impl Driver {
-    /// Notes that the caller has relied on an order that nobody gave.
+    /// Records that the caller has relied on an order that nothing guarantees.
     pub(crate) fn violation(&mut self, text: String) {
         self.counters.add("violations", 1);
         self.counters.violation = text;
     }
 
-    /// How many of a kind are alive; `None` for an unknown kind.
+    /// Number of live objects of a kind; `None` for an unknown kind.
     pub(crate) fn live(&self, kind: &str) -> Option<i64> {
         use crate::stream::Kind;
 
@@ -71,7 +71,7 @@ impl Driver {
         Some(i64::try_from(count).unwrap_or(i64::MAX))
     }
 
-    /// Counters, faults, delays and lost contexts as at the start; what is alive stays.
+    /// Resets counters, faults, delays and lost contexts; live objects stay.
     pub(crate) fn reset(&mut self) {
         self.counters = Counters::default();
         self.settings = Settings::from_environment();
@@ -83,7 +83,7 @@ impl Driver {
         self.counters.highest("peak_allocated_bytes", bytes);
     }
 
-    /// Settings have changed: what was planned for copies under earlier ones holds no more.
+    /// Discards the planned times of copies after a change of settings.
     pub(crate) fn forget_pace(&mut self) {
         for device in self.devices.values_mut() {
             device.engine_free = Instant::now();

@@ -1,6 +1,7 @@
-//! Memory as addresses: mappings of our own with a page behind them that traps, and copies between addresses.
+//! Memory by address: mappings followed by a page that traps, and copies between addresses.
 //!
-//! Knows nothing of devices and streams: `memory.rs`, `host.rs` and `copy.rs` say what is whose, and hold the ranges still.
+//! Knows nothing of devices and streams: `memory.rs`, `host.rs` and `copy.rs` track ownership, and
+//! keep the ranges mapped.
 
 #![expect(
     unsafe_code,
@@ -9,25 +10,25 @@
 
 use std::ptr;
 
-/// What fresh memory is filled with, so that nobody takes it for zeros.
+/// Byte that fills fresh memory, so that it is not mistaken for zeros.
 const POISON: u8 = 0xDB;
 
-/// A private mapping and one inaccessible page behind it.
+/// Private mapping with one inaccessible page behind it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: usize,
-    /// Whole pages, with the last one.
+    /// Length in whole pages, with the last one.
     len: usize,
 }
 
 impl Mapping {
-    /// At least `len` bytes, poisoned. `None` when the system has no more.
+    /// Maps at least `len` bytes, poisoned. `None` when the system has no more.
     pub(crate) fn new(len: usize) -> Option<Self> {
         let page = page_size();
         let inside = len.checked_next_multiple_of(page)?;
         let whole = inside.checked_add(page)?;
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new mapping at an address of the system's choice replaces nothing.
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
         let start = unsafe { libc::mmap(ptr::null_mut(), whole, libc::PROT_NONE, private, -1, 0) };
         if start == libc::MAP_FAILED {
             return None;
@@ -49,13 +50,13 @@ impl Mapping {
         self.start
     }
 
-    /// Gives the memory back and makes every access trap, but keeps the addresses taken.
+    /// Frees the memory and makes every access trap, but keeps the addresses reserved.
     pub(crate) fn seal(&self) {
         let start = ptr::with_exposed_provenance_mut::<libc::c_void>(self.start);
         // SAFETY: the range is this mapping; its owner has just given it up.
         let sealed = unsafe { libc::mprotect(start, self.len, libc::PROT_NONE) };
-        assert_eq!(sealed, 0, "a mapping of our own can be sealed");
-        // SAFETY: as above. Whether the system takes the pages back now is its own affair.
+        assert_eq!(sealed, 0, "an owned mapping can be sealed");
+        // SAFETY: as above. Whether the kernel frees the pages now does not matter.
         unsafe { libc::madvise(start, self.len, libc::MADV_DONTNEED) };
     }
 }
@@ -74,12 +75,13 @@ fn page_size() -> usize {
     usize::try_from(size).expect("a page has a size")
 }
 
-/// Copies as a device would: whatever is there at this moment. Ranges may overlap.
+/// Copies as a device would: the bytes at this moment. Ranges may overlap.
 pub(crate) fn copy(from: usize, to: usize, len: usize) {
     let from = ptr::with_exposed_provenance::<u8>(from);
     let to = ptr::with_exposed_provenance_mut::<u8>(to);
-    // SAFETY: both ranges are mapped while this runs: device memory is counted as running, pinned memory is not let go while it has
-    // work, and other host memory is copied before the call that named it returns.
+    // SAFETY: both ranges are mapped while this runs: device memory is marked as in use, pinned
+    // memory is not released while it has work, and other host memory is copied before the call
+    // that named it returns.
     unsafe { ptr::copy(from, to, len) };
 }
 
@@ -89,14 +91,14 @@ pub(crate) fn fill(to: usize, len: usize, byte: u8) {
     unsafe { ptr::write_bytes(to, byte, len) };
 }
 
-/// A copy of host memory.
+/// Returns a copy of host memory.
 pub(crate) fn snapshot(from: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
     copy(from, bytes.as_mut_ptr().expose_provenance(), len);
     bytes
 }
 
-/// A number that tells two contents of a range apart; not for adversaries.
+/// Returns a checksum that detects changes of a range; not for adversaries.
 pub(crate) fn checksum(from: usize, len: usize) -> u64 {
     const LANES: usize = 4;
     const WORD: usize = size_of::<u64>();
@@ -123,7 +125,8 @@ pub(crate) fn checksum(from: usize, len: usize) -> u64 {
 
 fn word(from: usize) -> u64 {
     let from = ptr::with_exposed_provenance::<u64>(from);
-    // SAFETY: inside a range that is mapped while this runs, as in `copy`. Someone may be writing there: that is what is looked for.
+    // SAFETY: inside a range that is mapped while this runs, as in `copy`. The caller may be
+    // writing there: that is what the checksum detects.
     unsafe { from.read_unaligned() }
 }
 

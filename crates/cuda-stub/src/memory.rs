@@ -1,7 +1,8 @@
-//! Device memory: who has which addresses, and whether its use is in order.
+//! Device memory: the owner of each address, and the order of its uses.
 //!
-//! Each allocation is a mapping of its own, so that a stray access traps. What is queued keeps an allocation known after it was
-//! freed: work that then finds it dead loses its context, as an access to unmapped device memory does.
+//! Each allocation is a mapping of its own, so that a stray access traps. Queued work keeps a freed
+//! allocation known: work that finds it dead loses its context, as an access to unmapped device
+//! memory does.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,17 +14,18 @@ use crate::mapping::Mapping;
 use crate::status::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
 use crate::stream::Touch;
 
-/// Freed mappings that keep their addresses, so that a late access finds no new owner there.
+/// Number of freed mappings that keep their addresses, so that a late access does not hit a new
+/// allocation.
 const QUARANTINE: usize = 64;
 
-/// Where an allocation comes from.
+/// Origin of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Origin {
-    /// `cuMemAlloc`.
+    /// Plain memory from `cuMemAlloc`.
     Plain,
-    /// The stream-ordered allocator, from this pool.
+    /// Memory of the stream-ordered allocator, from this pool.
     Pool(u64),
-    /// A test's own memory, which plays device memory.
+    /// Memory of a test that stands for device memory.
     Adopted,
 }
 
@@ -33,18 +35,18 @@ pub(crate) struct Memory {
     pub(crate) len: usize,
     pub(crate) ordinal: i32,
     pub(crate) origin: Origin,
-    /// Unlike the address, never given twice.
+    /// Serial number: unlike the address, never reused.
     pub(crate) serial: u64,
     mapping: Mutex<Option<Mapping>>,
     alive: AtomicBool,
-    /// Copies that are touching it at this moment.
+    /// Number of copies that access it at this moment.
     running: AtomicUsize,
 }
 
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) memory: Arc<Memory>,
-    /// The work behind which it may be used; `None` is at once and everywhere.
+    /// Work behind which it may be used; `None` means at once and on every stream.
     created: Option<Point>,
     uses: Clock,
 }
@@ -69,7 +71,7 @@ impl Memory {
 }
 
 impl Driver {
-    /// The live allocation that holds this whole range.
+    /// Returns the live allocation that holds this whole range.
     pub(crate) fn device_range(&self, address: usize, len: usize) -> Outcome<Arc<Memory>> {
         let end = address.checked_add(len).ok_or(INVALID_VALUE)?;
         let (_, entry) = self
@@ -82,20 +84,20 @@ impl Driver {
         inside.then(|| Arc::clone(memory)).ok_or(INVALID_VALUE)
     }
 
-    /// Whether any byte of the range is device memory.
+    /// Returns whether any byte of the range is device memory.
     pub(crate) fn touches_device(&self, address: usize, len: usize) -> bool {
         let below = self.memory.range(..address.saturating_add(len)).next_back();
         below.is_some_and(|(base, entry)| base + entry.memory.len > address)
     }
 
-    /// Bytes of a device that are taken, by whomever.
+    /// Returns the allocated bytes of a device, those of other processes included.
     pub(crate) fn taken(&mut self, ordinal: i32) -> usize {
         let reserved = self.reserved(ordinal);
         let plain = self.known(ordinal).plain_bytes;
         plain + reserved + self.settings.busy
     }
 
-    /// `OUT_OF_MEMORY` unless a device has so many bytes left.
+    /// Returns `OUT_OF_MEMORY` unless a device has `len` bytes left.
     pub(crate) fn afford(&mut self, ordinal: i32, len: usize) -> Outcome {
         let wanted = self.taken(ordinal).checked_add(len);
         let affordable = wanted.is_some_and(|wanted| wanted <= self.settings.memory);
@@ -112,7 +114,8 @@ impl Driver {
         Ok(self.own(mapping, len, ordinal, Origin::Plain, None))
     }
 
-    /// `cuMemAllocAsync` where `pool` is `None`: from the current pool of the stream's device.
+    /// Implements `cuMemAllocAsync`; if `pool` is `None`, allocates from the current pool of the
+    /// stream's device.
     pub(crate) fn allocate_async(
         &mut self,
         len: usize,
@@ -184,7 +187,7 @@ impl Driver {
         i64::try_from(bytes).unwrap_or(i64::MAX)
     }
 
-    /// Takes an allocation out of the books; its mapping stays until `release`.
+    /// Removes an allocation from the tables; its mapping stays until `release`.
     pub(crate) fn forget(&mut self, base: usize) -> Option<Entry> {
         let entry = self.memory.remove(&base)?;
         let (ordinal, len) = (entry.memory.ordinal, entry.memory.len);
@@ -196,7 +199,7 @@ impl Driver {
         Some(entry)
     }
 
-    /// Work uses memory: notes it, and checks that it comes after the allocation.
+    /// Records a use of memory, and checks that it is ordered after the allocation.
     pub(crate) fn touch(&mut self, touch: Touch, point: Point, clock: &Clock) {
         let mut unordered = None;
         match touch {
@@ -219,13 +222,13 @@ impl Driver {
         }
     }
 
-    /// Complains when memory goes while `clock` does not know of all its uses.
+    /// Records a violation when memory is freed before `clock` covers all its uses.
     fn check_free(&mut self, base: usize, clock: &Clock, what: &str) {
         let entry = &self.memory[&base];
         let missed = clock.misses(&entry.uses);
         let unborn = entry.created.filter(|created| !clock.has_seen(*created));
         if self.lost(entry.memory.ordinal).is_err() {
-            // Nothing runs any more in a lost context, and there is no way to wait.
+            // Nothing runs any more in a lost context, and nothing can be waited for.
             return;
         }
         if let Some(point) = missed.or(unborn) {
@@ -241,7 +244,8 @@ impl Driver {
         Ok(entry.memory.origin)
     }
 
-    /// `cuMemFreeAsync`: the addresses are nobody's from this call on, the memory goes when the stream gets there.
+    /// Implements `cuMemFreeAsync`: the addresses are invalid from this call on, the memory is
+    /// freed when the stream gets there.
     pub(crate) fn free_async(&mut self, base: usize, named: u64, here: i32) -> Outcome {
         if !matches!(self.owned(base)?, Origin::Pool(_)) {
             return Err(INVALID_VALUE);
@@ -266,8 +270,9 @@ impl Driver {
     }
 }
 
-/// `cuMemFree`. The driver does not wait here: it mostly does for such memory, but promises nothing, and says of stream-ordered
-/// memory that callers must have waited. So a free that nobody has waited before is a violation, and work that still comes fails.
+/// Implements `cuMemFree`. It does not wait: the driver mostly does so for such memory, but
+/// promises nothing, and requires callers to have waited for stream-ordered memory. So a free
+/// without a wait before is a violation, and later work fails.
 pub(crate) fn free(driver: &mut Lock, base: usize) -> Outcome {
     if base == 0 {
         return Ok(());
@@ -295,7 +300,7 @@ fn take_back(driver: &mut Lock, base: usize, what: &str) {
     }
 }
 
-/// Ends an allocation: later accesses trap. Waits for copies that are under way in it.
+/// Ends an allocation: later accesses trap. Waits for copies that are accessing it.
 pub(crate) fn release(driver: &mut Lock, memory: &Memory) {
     memory.alive.store(false, Ordering::Relaxed);
     driver.wait_while(|_| memory.running.load(Ordering::Relaxed) > 0);

@@ -1,4 +1,4 @@
-//! Memory pools: how many bytes they hold, use and keep. Addresses are in `memory.rs`.
+//! Memory pools: the bytes that they reserve and use. `memory.rs` manages addresses.
 
 use crate::driver::Driver;
 use crate::status::{INVALID_VALUE, OUT_OF_MEMORY, Outcome};
@@ -13,9 +13,9 @@ const USED_HIGH: u32 = 8;
 pub(crate) struct Pool {
     pub(crate) ordinal: i32,
     pub(crate) is_default: bool,
-    /// Destroyed by the caller; it lives on while memory of it does.
+    /// The caller has destroyed the pool; it lives on while memory of it does.
     closing: bool,
-    /// 0 is without limit.
+    /// Maximum size; 0 is without limit.
     max: usize,
     /// Bytes that stay reserved when the host waits for a stream, an event or a context.
     threshold: u64,
@@ -23,7 +23,7 @@ pub(crate) struct Pool {
     reserved_high: usize,
     used: usize,
     used_high: usize,
-    /// `REUSE_…`, which change nothing here.
+    /// Attributes `REUSE_…`, which change nothing here.
     reuse: [i32; 3],
 }
 
@@ -53,13 +53,13 @@ impl Driver {
             .ok_or(INVALID_VALUE)
     }
 
-    /// Bytes that a device's pools hold.
+    /// Bytes reserved by a device's pools.
     pub(crate) fn reserved(&self, ordinal: i32) -> usize {
         let own = self.pools.values().filter(|pool| pool.ordinal == ordinal);
         own.map(|pool| pool.reserved).sum()
     }
 
-    /// Takes bytes from a pool, which grows when it must; its device.
+    /// Takes bytes from a pool, which grows if necessary, and returns its device.
     pub(crate) fn reserve(&mut self, id: u64, len: usize) -> Outcome<i32> {
         let pool = self.pool(id)?;
         let ordinal = pool.ordinal;
@@ -77,7 +77,7 @@ impl Driver {
         Ok(ordinal)
     }
 
-    /// Gives bytes back to a pool, which keeps them for now.
+    /// Returns bytes to a pool, which keeps them for now.
     pub(crate) fn unreserve(&mut self, id: u64, len: usize) {
         let pool = self.pools.get_mut(&id).expect("a pool outlives its memory");
         pool.used -= len;
@@ -86,14 +86,14 @@ impl Driver {
         }
     }
 
-    /// What every synchronisation does: pools give back what they hold beyond their threshold.
+    /// Frees what pools hold beyond their threshold, as every synchronisation does.
     pub(crate) fn trim_pools(&mut self) {
         for pool in self.pools.values_mut() {
             pool.trim(usize::try_from(pool.threshold).unwrap_or(usize::MAX));
         }
     }
 
-    /// A device's context is gone, and what its pools held for it.
+    /// Frees what a device's pools held, after its context is gone.
     pub(crate) fn empty_pools(&mut self, ordinal: i32) {
         for pool in self.pools.values_mut() {
             if pool.ordinal == ordinal {
@@ -102,7 +102,7 @@ impl Driver {
         }
     }
 
-    /// The pool of a device that `cuMemAllocAsync` takes from.
+    /// Sets the pool of a device that `cuMemAllocAsync` uses.
     pub(crate) fn set_pool(&mut self, ordinal: i32, id: u64) -> Outcome {
         self.device(ordinal)?;
         if self.pool(id)?.ordinal != ordinal {
@@ -112,7 +112,7 @@ impl Driver {
         Ok(())
     }
 
-    /// A device whose current pool is destroyed takes its default one again.
+    /// Destroys a pool. A device whose current pool it was uses its default pool again.
     pub(crate) fn destroy_pool(&mut self, id: u64) -> Outcome {
         let pool = self.pool(id)?;
         if pool.is_default {
@@ -132,7 +132,7 @@ impl Driver {
     }
 }
 
-/// The value of an attribute, in the type that the driver has for it.
+/// Value of an attribute, in the driver's type for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Value {
     Int(i32),
@@ -140,7 +140,7 @@ pub(crate) enum Value {
 }
 
 impl Pool {
-    /// Keeps at least so many bytes, if it has them.
+    /// Frees reserved bytes down to `keep`.
     pub(crate) fn trim(&mut self, keep: usize) {
         self.reserved = self.reserved.min(keep).max(self.used);
     }
@@ -158,12 +158,13 @@ impl Pool {
         })
     }
 
-    /// Whether an attribute is an `int`; the others are 64 bits wide.
+    /// Returns whether an attribute is an `int`; the others are 64 bits wide.
     pub(crate) fn is_int(attribute: u32) -> bool {
         (1..=3).contains(&attribute)
     }
 
-    /// High-water marks can only be set to 0, which sets them to what is now.
+    /// Sets an attribute. High-water marks can only be set to 0, which sets them to the present
+    /// value.
     pub(crate) fn set(&mut self, attribute: u32, value: Value) -> Outcome {
         match (attribute, value) {
             (1..=3, Value::Int(value)) => self.reuse[index(attribute)] = value,

@@ -1,10 +1,12 @@
-//! What tests may choose: the machine, delays and faults. The environment sets them first, `tload_cuda_stub_set` later.
+//! Settings for tests: the machine, delays and faults. The environment sets them first,
+//! `tload_cuda_stub_set` later.
 
 use std::time::Duration;
 
 use crate::status::Status;
 
-/// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the environment.
+/// All keys: lower case in `tload_cuda_stub_set`, upper case after `TLOAD_CUDA_STUB_` in the
+/// environment.
 const KEYS: [&str; 11] = [
     "devices",
     "memory",
@@ -25,11 +27,11 @@ pub(crate) struct Settings {
     pub(crate) devices: i32,
     /// Bytes of memory of each device, by default 1 GiB.
     pub(crate) memory: usize,
-    /// Bytes of them that somebody else has taken.
+    /// Bytes of them allocated by other processes.
     pub(crate) busy: usize,
-    /// The driver's version, by default 12080.
+    /// Driver version, by default 12080.
     pub(crate) version: i32,
-    /// How long each copy takes at least.
+    /// Minimum duration of each copy.
     pub(crate) copy_delay: Duration,
     /// Bytes per second of all copies of a device together; 0 is without limit.
     pub(crate) bandwidth: u64,
@@ -37,9 +39,9 @@ pub(crate) struct Settings {
     pub(crate) register_max: usize,
     /// Symbols that `cuGetProcAddress_v2` does not find.
     pub(crate) missing: Vec<String>,
-    /// `cuInit` behaves as the library of that name in CUDA's toolkit does.
+    /// `cuInit` behaves as the library of that name in the CUDA toolkit does.
     pub(crate) stub_library: bool,
-    /// Some thread captures a graph.
+    /// Another thread captures a graph.
     pub(crate) capturing: bool,
     faults: Vec<Fault>,
 }
@@ -48,9 +50,9 @@ pub(crate) struct Settings {
 struct Fault {
     function: String,
     status: Status,
-    /// The first call that fails, from 1.
+    /// Number of the first call that fails, from 1.
     first: u64,
-    /// How many fail; 0 is all.
+    /// Number of calls that fail; 0 is all.
     count: u64,
     /// Calls since the fault was set.
     calls: u64,
@@ -75,7 +77,8 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Panics where the environment has a value that means nothing: a test that asks for it must not run without.
+    /// Reads the settings from the environment, and panics on an invalid value: a test that sets
+    /// one must not run without it.
     pub(crate) fn from_environment() -> Self {
         let mut settings = Self::default();
         for key in KEYS {
@@ -83,13 +86,13 @@ impl Settings {
             if let Some(value) = std::env::var_os(&name) {
                 let value = value.to_string_lossy();
                 let known = settings.set(key, &value).is_some();
-                assert!(known, "{name}={value} means nothing");
+                assert!(known, "{name}={value} is not a valid setting");
             }
         }
         settings
     }
 
-    /// `None`, and nothing changed, for an unknown key or a value that means nothing.
+    /// Sets one setting; `None`, without a change, for an unknown key or an invalid value.
     pub(crate) fn set(&mut self, key: &str, value: &str) -> Option<()> {
         match key {
             "devices" => {
@@ -113,7 +116,7 @@ impl Settings {
         Some(())
     }
 
-    /// Counts a call and says whether, and how, it is to fail.
+    /// Counts a call and returns the status that it is to fail with, if any.
     pub(crate) fn fault(&mut self, function: &str) -> Option<Status> {
         let mut fails = None;
         for fault in &mut self.faults {
@@ -127,7 +130,7 @@ impl Settings {
 }
 
 impl Fault {
-    /// `function:status[:first[:count]]`; first is 1 and count 0 (for ever) unless they are given.
+    /// Parses `function:status[:first[:count]]`; by default, first is 1 and count 0 (all).
     fn parse(text: &str) -> Option<Self> {
         let mut fields = text.split(':');
         let fault = Self {
@@ -149,7 +152,7 @@ impl Fault {
     }
 }
 
-/// The non-empty items of a list with commas or semicolons.
+/// Returns the non-empty items of a list with commas or semicolons.
 fn items(list: &str) -> impl Iterator<Item = &str> {
     list.split([',', ';'])
         .map(str::trim)

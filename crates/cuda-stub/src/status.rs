@@ -1,19 +1,20 @@
-//! The driver's results that this stand-in gives, with their names and texts.
+//! Results of the driver that this stub returns, with their names and texts.
 //!
 //! Numbers and names are those of NVIDIA's `cuda.h`.
 
-/// What a function of the driver returns: 0, or why not.
+/// Status returned by a function of the driver: 0, or an error.
 pub(crate) type Status = u32;
 
-/// The same inside this crate; the error is never `SUCCESS`.
+/// Result inside this crate; the error is never `SUCCESS`.
 pub(crate) type Outcome<T = ()> = Result<T, Status>;
 
 macro_rules! statuses {
-    // `_` for one that only a fault gives.
+    // `_` for a status that only a fault returns.
     ($($name:tt = $value:literal, $named:literal, $text:literal;)*) => {
         $(pub(crate) const $name: Status = $value;)*
 
-        /// Name and text, both ending in a zero byte; `None` for a number that the driver does not know.
+        /// Returns name and text, both ending in a zero byte; `None` for a number that the driver
+        /// does not know.
         pub(crate) fn describe(status: Status) -> Option<(&'static str, &'static str)> {
             match status {
                 $($value => Some((concat!($named, "\0"), concat!($text, "\0"))),)*

@@ -9,7 +9,7 @@ use crate::copy::{self, Work};
 use crate::driver::{Driver, Lock, changed};
 use crate::status::{INVALID_CONTEXT, INVALID_HANDLE, NOT_READY, OPERATING_SYSTEM, Outcome};
 
-/// Values that stand for default streams in every function that takes a stream.
+/// Handles that stand for default streams in every function with a stream argument.
 const LEGACY: [u64; 2] = [0, 1];
 const PER_THREAD: u64 = 2;
 
@@ -17,7 +17,7 @@ const PER_THREAD: u64 = 2;
 pub(crate) enum Kind {
     Created,
     Legacy,
-    /// Of the thread with this number.
+    /// Default stream of the thread with this number.
     PerThread(u64),
 }
 
@@ -25,11 +25,11 @@ pub(crate) enum Kind {
 pub(crate) struct Stream {
     pub(crate) ordinal: i32,
     pub(crate) kind: Kind,
-    /// It waits for the legacy stream, and the legacy stream for it.
+    /// The stream waits for the legacy stream, and the legacy stream for it.
     blocking: bool,
-    /// The caller has let go of it; what is queued still runs.
+    /// The caller has destroyed the stream; queued work still runs.
     pub(crate) closing: bool,
-    /// What comes before the next work of this stream.
+    /// Work before the next work of this stream.
     pub(crate) clock: Clock,
     queue: VecDeque<Queued>,
     submitted: u64,
@@ -43,7 +43,7 @@ struct Queued {
     work: Work,
 }
 
-/// Memory that work touches.
+/// Memory that work accesses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Touch {
     /// Device memory by its first address.
@@ -53,7 +53,7 @@ pub(crate) enum Touch {
 }
 
 impl Driver {
-    /// The stream a caller means, which may be one of another context. A lost context is reported.
+    /// Returns the stream for a handle, possibly of another context. A lost context is an error.
     pub(crate) fn stream(&mut self, named: u64, here: i32) -> Outcome<u64> {
         if LEGACY.contains(&named) {
             return self.legacy(here);
@@ -66,7 +66,7 @@ impl Driver {
         Ok(named)
     }
 
-    /// The ordinal of a stream that was created and not destroyed.
+    /// Returns the ordinal of a stream that was created and not destroyed.
     fn created(&self, named: u64) -> Outcome<i32> {
         self.streams
             .get(&named)
@@ -101,7 +101,7 @@ impl Driver {
         Ok(stream)
     }
 
-    /// A new stream and its worker.
+    /// Creates a stream and its worker.
     pub(crate) fn start(&mut self, ordinal: i32, kind: Kind, blocking: bool) -> Outcome<u64> {
         let id = self.fresh();
         let stream = Stream {
@@ -123,7 +123,7 @@ impl Driver {
         Ok(id)
     }
 
-    /// Queues work behind all that the driver's rules put before it, and behind `after`.
+    /// Queues work behind all work that the driver's rules put before it, and behind `after`.
     pub(crate) fn submit(
         &mut self,
         id: u64,
@@ -155,8 +155,8 @@ impl Driver {
         point
     }
 
-    /// What the legacy default stream orders: its work comes after all earlier work of the context's blocking streams, and before
-    /// all their later work.
+    /// Returns the order implied by the legacy default stream: its work comes after all earlier
+    /// work of the context's blocking streams, and before all their later work.
     fn implied(&mut self, id: u64) -> Clock {
         let mut before = Clock::default();
         let ordinal = self.ordinal_of(id);
@@ -176,7 +176,7 @@ impl Driver {
         before
     }
 
-    /// Whether all these points have run. A stream that is gone has run all its work.
+    /// Returns whether all these points have run. A stream that is gone has run all its work.
     pub(crate) fn has_run(&self, clock: &Clock) -> bool {
         clock.points().all(|point| {
             self.streams
@@ -185,13 +185,13 @@ impl Driver {
         })
     }
 
-    /// The host has waited for all this.
+    /// Records that the host has waited for these points.
     pub(crate) fn reached(&mut self, clock: &Clock) {
         self.host.join(clock);
         self.trim_pools();
     }
 
-    /// `cuStreamDestroy`: what is queued runs on, and nobody waits for it here.
+    /// Implements `cuStreamDestroy`: queued work still runs, and the call does not wait for it.
     pub(crate) fn destroy_stream(&mut self, named: u64) -> Outcome {
         let ordinal = self.created(named)?;
         let stream = self.streams.get_mut(&named).expect("found above");
@@ -222,7 +222,7 @@ pub(crate) fn synchronize(driver: &mut Lock, named: u64, here: i32) -> Outcome {
     wait(driver, id)
 }
 
-/// Waits for all that has been submitted to a stream.
+/// Waits for all work submitted to a stream.
 pub(crate) fn wait(driver: &mut Lock, id: u64) -> Outcome {
     let ordinal = driver.ordinal_of(id);
     let clock = driver.streams[&id].clock.clone();
@@ -231,7 +231,7 @@ pub(crate) fn wait(driver: &mut Lock, id: u64) -> Outcome {
     driver.lost(ordinal)
 }
 
-/// A worker: runs a stream's work in order, and ends when the stream is closing and empty.
+/// Worker thread: runs a stream's work in order, and ends when the stream is closing and empty.
 fn work(id: u64) {
     let mut driver = Lock::take();
     loop {
@@ -243,7 +243,7 @@ fn work(id: u64) {
         let stream = driver
             .streams
             .get_mut(&id)
-            .expect("only its worker takes it away");
+            .expect("only its worker removes it");
         let Some(queued) = stream.queue.pop_front() else {
             break;
         };
@@ -251,7 +251,7 @@ fn work(id: u64) {
         let stream = driver
             .streams
             .get_mut(&id)
-            .expect("only its worker takes it away");
+            .expect("only its worker removes it");
         stream.completed += 1;
         changed();
     }

@@ -1,4 +1,5 @@
-//! Before `cuInit`, and what the environment sets. One test in a process of its own: both can be seen once.
+//! State before `cuInit`, and settings from the environment. One test in a process of its own: both
+//! can be observed once.
 
 #![expect(
     unsafe_code,
@@ -12,7 +13,7 @@ use tload_cuda_stub::Stub;
 const NOT_INITIALIZED: u32 = 3;
 
 #[test]
-fn nothing_works_before_init_and_the_environment_counts() {
+fn calls_before_init_fail_and_environment_applies() {
     // SAFETY: the only test of this process, which has read nothing of the environment yet.
     unsafe { std::env::set_var("TLOAD_CUDA_STUB_DEVICES", "5") };
     let stub = Stub::load();

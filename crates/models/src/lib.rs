@@ -1,19 +1,21 @@
-//! tload under tools that look for undefined behaviour, as a crate of its own: little has to be built for them.
+//! Parts of tload under tools that detect undefined behaviour, in a crate with few dependencies,
+//! because these tools rebuild all of them.
 //!
-//! The core's memory is compiled here once more, from the same files, with loom's locks and counters in place of the standard
-//! library's: `tests/loom.rs` runs threads that hand it over in every order of their steps. The other tests use the core as it is:
+//! The core's `buffer` module is compiled here a second time, from the same files, with loom's
+//! locks and atomics in place of the standard library's: `tests/loom.rs` runs threads that hand
+//! memory over in every interleaving of their steps. The other tests use the core itself:
 //! `tests/simulated.rs` runs under Miri, `tests/engines.rs` under sanitizers and valgrind.
 
-// The unit tests in these files are the core's.
+// The unit tests in these files run in the core.
 #![cfg(not(test))]
 
-/// In the core: the standard library's.
+/// Locks and atomics of loom; the core has the standard library's here.
 mod sync {
     pub(crate) use loom::sync::atomic::AtomicU32;
     pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
 }
 
-#[expect(dead_code, reason = "what memory needs of it, and the rest")]
+#[expect(dead_code, reason = "the module is compiled as a whole")]
 #[path = "../../core/src/buffer/mod.rs"]
 pub mod buffer;
 #[path = "../../core/src/no_cuda.rs"]
@@ -24,7 +26,7 @@ pub mod error;
 #[path = "../../core/src/per_process.rs"]
 mod per_process;
 
-/// The end of a tensor's way: what the stream does for whoever receives one.
+/// Records that the caller has received one of the region's tensors, as the stream does.
 pub fn received(region: &buffer::Region) {
     region.tensor_received();
 }

@@ -1,5 +1,5 @@
-//! Loads of real files by every engine of this system, on many threads, cancelled and dropped, for sanitizers: little has to be built
-//! for this crate.
+//! Loads of real files by every engine of this system, on many threads, cancelled and dropped, for
+//! sanitizers, which rebuild all dependencies: this crate has few.
 
 use std::path::Path;
 
@@ -19,7 +19,8 @@ fn bytes(shard: usize, tensor: usize) -> Vec<u8> {
 }
 
 fn checkpoint() -> tempfile::TempDir {
-    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
+    let folder =
+        tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo creates the directory");
     for shard in 0..SHARDS {
         let file = (0..TENSORS).fold(FileBuilder::new().unaligned(shard), |file, tensor| {
             let bytes = bytes(shard, tensor);
@@ -31,7 +32,7 @@ fn checkpoint() -> tempfile::TempDir {
             )
         });
         let path = folder.path().join(format!("m-{shard}.safetensors"));
-        std::fs::write(path, file.build()).expect("the temporary folder takes files");
+        std::fs::write(path, file.build()).expect("the directory is writable");
     }
     folder
 }
@@ -67,7 +68,7 @@ fn load(folder: &Path, engine: EngineChoice, rng: &mut Rng) -> Result<()> {
     options.extent_bytes = Some(rng.pick(&[8192, 65_536, 1 << 20]));
     options.memory_limit = Some(rng.pick(&[2 << 20, 8 << 20]));
     let loader = Loader::open(&Location::from(folder))?.options(options);
-    // The second load has the memory of the first.
+    // The second load reuses the memory of the first.
     for _ in 0..2 {
         let mut stream = loader.stream()?;
         let canceller = stream.canceller();

@@ -1,8 +1,9 @@
-//! Memory is handed from thread to thread in every order of their steps: no window has two owners, no byte of the budget is lost or
-//! counted twice, and nobody who waits is forgotten.
+//! Hand-over of memory between threads, in every interleaving of their steps: no window has two
+//! owners, no byte of the budget is lost or counted twice, and no wake-up is lost.
 //!
-//! Steps are those of locks and counters ([loom](https://docs.rs/loom)). Every order is tried, or every order with so many
-//! preemptions where there would be too many (`LOOM_MAX_PREEMPTIONS` says how many).
+//! A step is an operation on a lock or a counter ([loom](https://docs.rs/loom)). Every interleaving
+//! is tried, or, where there would be too many, every one with a bounded number of preemptions
+//! (`LOOM_MAX_PREEMPTIONS` sets the bound).
 
 use std::sync::Arc as Plain;
 
@@ -14,51 +15,52 @@ use loom::thread;
 use tload_models::buffer::{Bell, Gate, Pool, Slab};
 use tload_models::received;
 
-/// A page.
+/// Size of a page in bytes.
 const PAGE: usize = 4096;
 
-/// Tries every order of at most `preemptions`.
+/// Tries every interleaving with at most `preemptions` preemptions.
 fn model(preemptions: usize, steps: impl Fn() + Sync + Send + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound.get_or_insert(preemptions);
     builder.check(steps);
 }
 
-/// Memory as loom sees it: whoever is let in while another is inside, or not ordered behind it, is reported.
+/// Memory tracked by loom, which reports an access that overlaps with another, or is not ordered
+/// behind it.
 #[derive(Default)]
 struct Watched(UnsafeCell<u32>, AtomicBool);
 
 impl Watched {
-    /// Others may have their turn now: loom changes threads at what they share only.
+    /// Lets other threads run: loom switches threads only at operations on shared objects.
     fn turn(&self) {
         self.1.load(Ordering::Relaxed);
     }
 
     fn write(&self) {
         self.turn();
-        #[expect(unsafe_code, reason = "loom checks that nobody else is here")]
+        #[expect(unsafe_code, reason = "loom checks that the access is exclusive")]
         self.0.with_mut(|it| {
-            // SAFETY: if it is not ours alone, loom ends the test before.
+            // SAFETY: if the access is not exclusive, loom ends the test before.
             unsafe { *it += 1 }
         });
     }
 
     fn read(&self) {
         self.turn();
-        #[expect(unsafe_code, reason = "loom checks that nobody writes here")]
+        #[expect(unsafe_code, reason = "loom checks that no write overlaps")]
         self.0.with(|it| {
-            // SAFETY: if somebody writes, loom ends the test before.
+            // SAFETY: if another thread writes, loom ends the test before.
             std::hint::black_box(unsafe { *it })
         });
     }
 }
 
-// SAFETY: that is what is tested.
+// SAFETY: loom checks every access, which is what is tested.
 #[expect(unsafe_code, reason = "loom checks what the compiler cannot")]
 unsafe impl Sync for Watched {}
 
 #[test]
-fn nobody_who_waits_for_the_bell_is_forgotten() {
+fn event_count_waiters_are_never_lost() {
     model(3, || {
         let (bell, free) = (Arc::new(Bell::default()), Arc::new(AtomicBool::new(false)));
         let waiters: Vec<_> = (0..2)
@@ -77,16 +79,17 @@ fn nobody_who_waits_for_the_bell_is_forgotten() {
             .collect();
         free.store(true, Ordering::Release);
         bell.ring();
-        // A sleeper that nobody wakes is a deadlock, which loom finds.
+        // A sleeper that is never woken is a deadlock, which loom detects.
         for waiter in waiters {
             waiter.join().expect("ends");
         }
     });
 }
 
-/// Two tensors of a region, on two threads, each received and dropped or only dropped; meanwhile a lane waits for their memory.
+/// Two tensors of a region, on two threads, each received and dropped or only dropped; meanwhile a
+/// lane waits for their memory.
 #[test]
-fn memory_goes_from_tensors_to_the_next_region_once() {
+fn dropped_tensors_memory_reused_by_one_region() {
     for [first, second] in [[true, true], [true, false], [false, false]] {
         model(2, move || {
             let bell = Plain::new(Bell::default());
@@ -112,7 +115,7 @@ fn memory_goes_from_tensors_to_the_next_region_once() {
                     })
                 })
                 .collect();
-            // A lane: what it gets is nobody else's.
+            // A lane, whose new region must belong to it alone.
             let next = loop {
                 let rung = bell.count();
                 match pool.try_region(PAGE, 1).expect("maps") {
@@ -120,7 +123,8 @@ fn memory_goes_from_tensors_to_the_next_region_once() {
                     None => bell.wait_past(rung),
                 }
             };
-            // The caller's memory is its own after both have been received, and another mapping is free to be had.
+            // After the caller has received both, the memory is the caller's, and the pool may map
+            // other memory.
             if !(first && second) {
                 memory.write();
             }
@@ -135,9 +139,10 @@ fn memory_goes_from_tensors_to_the_next_region_once() {
     }
 }
 
-/// The last tensor is received while its load is given up, and the memory of another comes back.
+/// The last tensor is received while its load is given up, and the memory of another one comes
+/// back.
 #[test]
-fn a_pool_that_is_closed_meanwhile_keeps_nothing_and_loses_nothing() {
+fn pool_closed_concurrently_keeps_and_leaks_nothing() {
     model(3, || {
         let pool = Plain::new(Pool::new(2 * PAGE as u64, Plain::default()));
         let mut writer = pool.try_region(PAGE, 1).expect("maps").expect("fits");
@@ -160,7 +165,7 @@ fn a_pool_that_is_closed_meanwhile_keeps_nothing_and_loses_nothing() {
 }
 
 #[test]
-fn a_slot_has_one_owner_at_a_time() {
+fn slot_has_single_owner() {
     model(2, || {
         let bell = Plain::new(Bell::default());
         let slab = Slab::new(PAGE, 1, Plain::clone(&bell)).expect("maps");
@@ -189,15 +194,15 @@ fn a_slot_has_one_owner_at_a_time() {
     });
 }
 
-/// The caller may do with its memory what it likes once the gate is closed, by whomever of two: a load that parks, and a caller who
-/// cancels.
+/// The caller may use its memory freely once the gate is closed, by either of two threads: a load
+/// that parks its reads, and a caller that cancels.
 #[test]
-fn nobody_writes_behind_a_closed_gate() {
+fn closed_gate_blocks_writes() {
     model(2, || {
         let gate = Arc::new(Gate::default());
         let memory = Arc::new(Watched::default());
         {
-            // What was queued inside is written until it is drained.
+            // Writes queued inside the gate happen until it is drained.
             let memory = Arc::clone(&memory);
             gate.on_close(move || memory.write());
         }
@@ -225,9 +230,9 @@ fn nobody_writes_behind_a_closed_gate() {
     });
 }
 
-/// Work that was only queued inside is waited for.
+/// Closing the gate waits for work queued inside it.
 #[test]
-fn a_closing_gate_waits_for_what_was_queued() {
+fn gate_close_drains_queued_work() {
     model(3, || {
         let gate = Arc::new(Gate::default());
         let queued = Arc::new(AtomicBool::new(false));

@@ -1,5 +1,6 @@
-//! Whole loads without a disk, for Miri: everything from a header to a tensor but the system calls. Under Miri few and small ones,
-//! and mappings are pieces of the heap that nobody has cleared: whoever looks at bytes that were never read is reported.
+//! Whole loads without a disk, for Miri: everything from a header to a tensor except the system
+//! calls. Under Miri, loads are few and small, and mappings are uncleared pieces of the heap:
+//! reading a byte that was never written is reported.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,12 +17,12 @@ use tload::{Canceller, Dtype, ErrorKind, Tensor};
 
 const SEEDS: u64 = if cfg!(miri) { 6 } else { 300 };
 
-/// Elements of the longest tensor.
+/// Number of elements of the longest tensor.
 const ELEMENTS_MAX: usize = if cfg!(miri) { 120 } else { 60_000 };
 
 fn simulation(rng: &mut Rng) -> Simulation {
     let mut simulation = Simulation::random(rng, ELEMENTS_MAX);
-    // Not so much that regions are cut from a stride: Miri keeps a book of every byte.
+    // Small enough that regions are not cut from a stride: Miri tracks every byte.
     simulation.memory_limit = simulation.memory_limit.min(4 * simulation.limit_min());
     simulation
 }
@@ -60,7 +61,7 @@ fn one_lane() {
 }
 
 #[test]
-fn streams_that_are_read_to_their_end() {
+fn stream_read_to_end_returns_all_tensors() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(!seed);
         let simulation = simulation(&mut rng);
@@ -82,7 +83,7 @@ fn streams_that_are_read_to_their_end() {
 }
 
 #[test]
-fn streams_that_are_cancelled_while_a_read_begins_or_ends() {
+fn stream_cancelled_during_read_settles() {
     for seed in 0..SEEDS {
         let mut rng = Rng::new(seed ^ 0xE4D);
         let mut simulation = simulation(&mut rng);
@@ -109,7 +110,7 @@ fn streams_that_are_cancelled_while_a_read_begins_or_ends() {
 }
 
 #[test]
-fn headers_good_and_broken() {
+fn header_parser_handles_valid_and_corrupt_input() {
     let mut rng = Rng::new(1);
     let file = (0..6).fold(FileBuilder::new(), |file, index| {
         file.tensor(
@@ -128,14 +129,14 @@ fn headers_good_and_broken() {
         let mut broken = header.to_vec();
         let at = rng.index(broken.len());
         broken[at] = rng.bytes(1)[0];
-        // Whatever comes of it.
+        // Either result is fine.
         let _ = parse_header(&broken, bytes);
         let _ = parse_header(&header[..at], bytes);
     }
 }
 
 #[test]
-fn the_host_sink() {
+fn host_sink_passes_suite() {
     sink_suite(
         "host",
         Arrangement::InPlace,

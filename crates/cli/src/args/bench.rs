@@ -11,25 +11,28 @@ use super::store::StoreArgs;
 use super::synth::ModelArgs;
 use super::tuning::{SWEEP_HEADING, SweepArgs};
 
-/// Measure loads beside the storage's own ceiling.
+/// Benchmark loads against the raw read speed of the storage.
 ///
-/// Without LOCATION, makes a synthetic checkpoint in a temporary directory and removes it at the end. Every round runs,
-/// one after another and in rotating order: the load; the ceiling, which is the same bytes read raw by the same engine
-/// with no tensors made; and fio, when it is installed. Ratios are taken within a round. Before a cold run the files'
-/// pages are dropped, and the kernel is asked whether they are gone: a run that is not cold is not called cold.
+/// Without LOCATION, writes a synthetic checkpoint to a temporary directory and removes it at the
+/// end. Each round runs, one after another and in rotating order: the load; the ceiling, which
+/// reads the same bytes with the same engine but builds no tensors; and fio, if it is installed.
+/// Ratios are computed within a round. Before a cold run, the pages of the files are dropped from
+/// the page cache, and the kernel is asked whether they are gone: a run that is not cold is never
+/// labelled cold.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-GB/s are 10^9 bytes of tensors per second, from the start of the stream (headers have been read) to
-the last tensor. CPU is user and system time of the whole process per GiB, opening included. First
-tensor is the time from before opening the checkpoint. Memory that a run may need is faulted in and
-freed before its clock starts, for every contender alike. Export files are created before the first
-run and rewritten after each; JSON and CSV hold every sample, and none holds a secret of --store or
-of a URL. In an object store nothing is cold or warm, --depth counts requests, and fio stays out.
+GB/s are 10^9 bytes of tensors per second, from the start of the stream (after the headers have been
+read) to the last tensor. CPU is the user and system time of the whole process per GiB, including
+the opening of the checkpoint. First tensor is the time from before the opening to the first tensor.
+For every contender, the memory that a run may need is faulted in and freed before the clock starts.
+Export files are created before the first run and rewritten after each run. JSON and CSV hold every
+sample, and no export holds secrets of --store or of a URL. In an object store, runs are neither
+cold nor warm, --depth counts requests, and fio does not run.
 
-To a GPU, the GPU's context is made before the first run and outside every clock. stream and keep
-begin without staging memory, as the first load of a process does; reload has that of the load
-before it. The ceiling still reads into CPU memory: it knows no bus. How long copies took (waiting
-for the copy engine included) and how much staging memory was pinned stands beside the reads.
+With a GPU, its context is created before the first run and is never timed. stream and keep start
+without staging memory, like the first load of a process; reload reuses the staging memory of the
+previous load. The ceiling still reads into CPU memory and does not cross the bus. The time spent in
+copies (waits for the copy engine included) and the pinned staging memory are shown with the reads.
 
 JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, rounds, complete,
   warnings, cells: [{mode, cache_state, configuration, cache_state_verified,
@@ -37,16 +40,25 @@ JSON: {schema, command, started_unix_seconds, tload, fio, host, checkpoint, roun
       tload_ratio, cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds}],
     samples: [{round, position, contender, residency, bytes, seconds, bytes_per_second, cpu_seconds,
       cpu_seconds_per_gib, peak_rss_bytes, first_tensor_seconds, engine, report}]}]}.
-`schema` is raised when a key changes its meaning; null stands for what could not be had.")]
+`schema` increases when a key changes its meaning; null marks an unavailable value.")]
 pub(crate) struct BenchArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint [default: a synthetic one]
-    #[arg(value_name = "LOCATION", conflicts_with_all = ["size", "preset", "shards", "seed", "dir"])]
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint [default: a synthetic
+    /// one]
+    #[arg(
+        value_name = "LOCATION",
+        conflicts_with_all = ["size", "preset", "shards", "seed", "dir"]
+    )]
     pub(crate) location: Option<OsString>,
-    /// Rounds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Number of rounds
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     pub(crate) rounds: u32,
-    /// What becomes of the tensors: stream (dropped as they come), reload (the same, by a loader that has run before and
-    /// still has the memory), keep (all kept to the end)
+    /// Treatment of the tensors: stream (drop each on arrival), reload (like stream, by a loader
+    /// that has run before and kept its memory), keep (hold all until the end)
     #[arg(
         long,
         value_enum,
@@ -66,25 +78,27 @@ pub(crate) struct BenchArgs {
     pub(crate) cache_state: Vec<CacheArg>,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
-    /// Leave out fio, even when it is installed
+    /// Do not run fio, even if it is installed
     #[arg(long)]
     pub(crate) no_fio: bool,
     #[command(flatten)]
     pub(crate) store: StoreArgs,
     #[command(flatten)]
     pub(crate) links: LinkArgs,
-    /// Measure the defaults, and depths 1 to 64 with extents of 1, 4 and 16 MiB beside them (or those of --depth and
-    /// --extent), and say how near the defaults come to the best: 22 configurations, so take few --rounds
+    /// Measure the defaults and a grid of depths 1 to 64 with extents of 1, 4 and 16 MiB (or the
+    /// values of --depth and --extent), and report how close the defaults come to the best: 22
+    /// configurations, so use few --rounds
     #[arg(long = "sweep", help_heading = SWEEP_HEADING)]
     pub(crate) with_defaults: bool,
     #[command(flatten)]
     pub(crate) sweep: SweepArgs,
     #[command(flatten, next_help_heading = "Synthetic checkpoint")]
     pub(crate) model: ModelArgs,
-    /// Where to put it [default: the first real disk of the temporary directory, the current one and /var/tmp]
+    /// Directory to write it to [default: the first of the temporary directory, the current
+    /// directory and /var/tmp that is on a disk with enough space]
     #[arg(long, value_name = "DIR", help_heading = "Synthetic checkpoint")]
     pub(crate) dir: Option<PathBuf>,
-    /// Write every sample as JSON; of a benchmark that fails, those before and the error
+    /// Write every sample as JSON; if the benchmark fails, the samples so far and the error
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) json: Option<PathBuf>,
     /// Write every sample as CSV
@@ -93,7 +107,8 @@ pub(crate) struct BenchArgs {
     /// Write the summary as Markdown
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) markdown: Option<PathBuf>,
-    /// Draw the speeds as SVG (FILE ends in .svg): against the swept setting with the most values, beside the ceiling
+    /// Plot the speeds as SVG (FILE ends in .svg) over the swept setting with the most values,
+    /// together with the ceiling
     #[arg(long, value_name = "FILE", help_heading = "Exports")]
     pub(crate) plot: Option<PathBuf>,
 }
@@ -107,10 +122,10 @@ pub(crate) enum ModeArg {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum CacheArg {
-    /// Nothing of the files is in memory
+    /// No page of the files is in the page cache
     Cold,
-    /// All of the files is in memory
+    /// All pages of the files are in the page cache
     Warm,
-    /// One after the other
+    /// Cold and warm
     Both,
 }

@@ -1,9 +1,10 @@
-//! `--device`: where tensors are to live, for `tload load` and `tload bench`.
+//! `--device` of `tload load` and `tload bench`.
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct DeviceArg {
-    /// Where the tensors are to live: cpu, or a CUDA GPU by its number in this process, cuda:N (cuda is cuda:0)
-    // Text: which devices this build and this machine have is not clap's to say.
+    /// Device for the tensors: cpu, or cuda:N for a CUDA GPU by its number in this process (cuda is
+    /// cuda:0)
+    // Text: clap does not know which devices this build and this machine have.
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub(crate) device: String,
 }

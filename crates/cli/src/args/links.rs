@@ -1,11 +1,11 @@
-//! `--follow-symlinks`: where links of a checkpoint may lead.
+//! `--follow-symlinks`.
 
 use clap::builder::BoolishValueParser;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct LinkArgs {
-    /// Let symbolic links lead out of the checkpoint's folder. Files that are named one by one, links in a hub's cache and
-    /// links to the folder itself need no leave
+    /// Allow symbolic links to lead out of the checkpoint's directory. Not needed for files listed
+    /// explicitly, links inside a Hub cache, or a linked root directory
     #[arg(
         long,
         env = "TLOAD_FOLLOW_SYMLINKS",

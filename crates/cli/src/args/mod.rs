@@ -1,4 +1,5 @@
-//! What the user may type. Definitions only: `options` turns them into what the core wants, and nothing else sees clap.
+//! The command line, as definitions for clap. `options` converts them to the types of the core;
+//! nothing else sees clap.
 
 mod bench;
 mod copy;
@@ -33,8 +34,8 @@ use crate::exit;
 
 /// Loads LLM weights as fast as the hardware allows.
 ///
-/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path or URL (file, s3, gs,
-/// az, abfss, http, https, hf) of any of the three.
+/// Reads safetensors checkpoints in place: one file, a directory, or an index. LOCATION is a path
+/// or URL (file, s3, gs, az, abfss, http, https, hf) of any of the three.
 #[derive(Debug, Parser)]
 #[command(name = "tload", version, after_help = exit::HELP, max_term_width = 100)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
@@ -55,7 +56,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Returns whether the answer on standard output is to be JSON.
+    /// Returns whether the command answers in JSON on standard output.
     pub(crate) fn answers_in_json(&self) -> bool {
         match self {
             Self::Ls(args) => args.json,
@@ -63,7 +64,7 @@ impl Command {
             Self::Cp(args) => args.json,
             Self::Verify(args) => args.json,
             Self::Doctor(args) => args.json,
-            // A benchmark writes files: its command does that.
+            // A benchmark writes JSON to a file, which `command::bench` does itself.
             Self::Synth(_) | Self::Bench(_) => false,
         }
     }
@@ -105,13 +106,14 @@ on offsets. In Python, of a dict of name to (dtype, shape, bytes):
     sha256("".join(lines).encode()).hexdigest()
 
 JSON: {gigabytes_per_second, digest, report}; `digest` is null without --digest; `report` has the
-fields of tload::Report in the crate's documentation. A load that began and failed prints its report
-too (without --json on standard error), beside `error`: `outcome` names the failure, and `digest` is
-null."#;
+fields of tload::Report in the crate's documentation. A load that fails after its start also prints
+its report (on standard error without --json), beside `error`: `outcome` names the failure, and
+`digest` is null."#;
 
-/// Stream a checkpoint's tensors into CPU or GPU memory and report how it went.
+/// Stream a checkpoint's tensors into CPU or GPU memory and print a report.
 ///
-/// Tensors are dropped as they come, so memory stays within the limit, whatever the checkpoint's size.
+/// Each tensor is dropped on arrival, so memory stays within the limit regardless of the
+/// checkpoint's size.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = format!("{}\n\n{DIGEST_HELP}", store::keys()))]
 pub(crate) struct LoadArgs {
@@ -121,7 +123,7 @@ pub(crate) struct LoadArgs {
     /// Keep every tensor until the end, as a model would
     #[arg(long)]
     pub(crate) keep: bool,
-    /// Print one digest over all tensors' bytes; only in CPU memory
+    /// Print one digest of all tensors; they must go to CPU memory
     #[arg(long)]
     pub(crate) digest: bool,
     /// Print JSON
@@ -135,31 +137,40 @@ pub(crate) struct LoadArgs {
     pub(crate) select: SelectArgs,
     #[command(flatten)]
     pub(crate) tuning: TuningArgs,
-    #[command(flatten, next_help_heading = "Where to")]
+    #[command(flatten, next_help_heading = "Destination")]
     pub(crate) device: DeviceArg,
-    /// Where tensors whose whole name matches the glob are to live, for example 'model.layers.0.*=cuda:1'; once for each
-    /// rule. The first that matches holds, and --device is for the others
-    #[arg(long, value_name = "GLOB=DEVICE", help_heading = "Where to")]
+    /// Device for tensors whose whole name matches the glob, for example
+    /// 'model.layers.0.*=cuda:1'; repeatable. The first matching rule applies; other tensors go to
+    /// --device
+    #[arg(long, value_name = "GLOB=DEVICE", help_heading = "Destination")]
     pub(crate) device_map: Vec<String>,
 }
 
-/// Say what this machine offers a load, what stands in the way, and what to do about it.
+/// Check this machine for problems that slow down or break loads, and suggest fixes.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
 Each finding is ok, note (worth knowing), warn (costs speed; the advice says what to do) or fail
-(LOCATION cannot be opened, or does not answer; what the machine shows is printed all the same).
+(LOCATION cannot be opened or does not answer; the findings about the machine are still printed).
 
-The last line names the one thing to change first, unless nothing is to be changed.
+The last line names the most urgent change, if any change is advised.
 
 JSON: {worst, change_first: {id, urgency, command},
   findings: [{id, level, title, value, advice, change: {urgency, command}}]}; `change_first`,
 `advice` and `change` may be null; `urgency` is failure, hang, speed or little.")]
 pub(crate) struct DoctorArgs {
-    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint: looks at where it is, too
+    /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a checkpoint, to check its storage
+    /// as well
     #[arg(value_name = "LOCATION")]
     pub(crate) location: Option<OsString>,
-    /// Look at LOCATION no longer than this: 10 (seconds), 500ms, 30s, 2m
-    #[arg(long, value_name = "TIME", value_parser = sizes::duration, default_value = "10s", env = "TLOAD_TIMEOUT", hide_env_values = true)]
+    /// Time limit for checking LOCATION: 10 (seconds), 500ms, 30s, 2m
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = sizes::duration,
+        default_value = "10s",
+        env = "TLOAD_TIMEOUT",
+        hide_env_values = true
+    )]
     pub(crate) timeout: Duration,
     #[command(flatten)]
     pub(crate) store: StoreArgs,

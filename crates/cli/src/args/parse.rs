@@ -1,4 +1,5 @@
-//! The command line, then the `TLOAD_*` variables: which of the two a mistake is in, and that an empty variable is none.
+//! Parser of the command line and the `TLOAD_*` variables. Tells in which of the two a mistake is,
+//! and treats an empty variable as unset.
 
 use std::ffi::{OsStr, OsString};
 
@@ -9,21 +10,22 @@ use tload::{Error, ErrorKind};
 
 use super::Args;
 
-/// Why there are no [`Args`].
+/// Reason why parsing returned no [`Args`].
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Help, a version, or a mistake on the command line: clap's to print.
+    /// Help, the version, or a mistake on the command line, which clap prints.
     Usage(clap::Error),
-    /// A variable holds what its option does not take.
+    /// A variable with a value that its option rejects.
     Variable { error: Error, answers_in_json: bool },
 }
 
-/// Reads the command line twice: without variables, so that what is wrong then is wrong on the command line; and with them.
+/// Reads the command line twice: first without the variables, so that an error then is an error on
+/// the command line, and then with them.
 pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
     let bare = every_arg(Args::command(), |arg| arg.env(Resettable::Reset));
     let answers_in_json = match bare.try_get_matches_from(arguments) {
         Err(error) if error.use_stderr() => return Err(Refusal::Usage(with_tip(error, arguments))),
-        // Help shows the variables, so it is left to the second reading.
+        // Help shows the variables, so the second reading prints it.
         Err(_) => false,
         Ok(matches) => {
             Args::from_arg_matches(&matches).is_ok_and(|args| args.command.answers_in_json())
@@ -46,7 +48,8 @@ pub(crate) fn parse(arguments: &[OsString]) -> Result<Args, Refusal> {
     Args::from_arg_matches(&matches).map_err(Refusal::Usage)
 }
 
-/// `--verify` may stand alone, so what stands behind it is another argument, and one too many.
+/// Adds a tip to the error for `--verify VALUE`: `--verify` may stand alone, so clap takes `VALUE`
+/// for an unexpected argument.
 fn with_tip(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let is_text = |text: &str| !text.starts_with('-');
     let is_unwanted_text = error.kind() == clap::error::ErrorKind::UnknownArgument
@@ -67,7 +70,7 @@ fn every_arg(command: clap::Command, change: fn(Arg) -> Arg) -> clap::Command {
     command.mut_subcommands(|subcommand| subcommand.mut_args(change))
 }
 
-/// A variable that is set to nothing is not set, as in Python.
+/// Ignores the variable of `arg` if it is set but empty, as in Python.
 fn without_empty_variable(arg: Arg) -> Arg {
     let is_empty = |name: &OsStr| {
         std::env::var_os(name).is_some_and(|value| value.to_string_lossy().trim().is_empty())
@@ -79,7 +82,8 @@ fn without_empty_variable(arg: Arg) -> Arg {
     }
 }
 
-/// Names the variable that `error` is about, which came with the variables only.
+/// Returns an error that names the variable that `error` is about. `error` must come from the
+/// second reading only.
 fn variable_error(error: &clap::Error, command: &clap::Command) -> Option<Error> {
     let variable = variable_of(error, command)?;
     let value = std::env::var_os(&variable).unwrap_or_default();
@@ -109,7 +113,7 @@ fn variable_of(error: &clap::Error, command: &clap::Command) -> Option<OsString>
         let long = shown.split([' ', '=', '[']).next()?.strip_prefix("--")?;
         options.find(|(name, _)| *name == long)
     } else {
-        // Of text that is none it does not say whose it is.
+        // For a value that is not UTF-8, clap does not name the argument.
         let is_text =
             |name: &OsStr| std::env::var_os(name).is_none_or(|value| value.to_str().is_some());
         options.find(|(_, variable)| !is_text(variable))

@@ -2,17 +2,18 @@
 
 use std::time::Duration;
 
-/// A size such as `4MiB`, for clap.
+/// Parses a size such as `4MiB`, for clap.
 pub(crate) fn bytes(text: &str) -> tload::Result<u64> {
     tload::parse_bytes(text)
 }
 
-/// Reads in flight: what [`tload::Options::validate`] lets through, refused with the flag's name.
+/// Parses a number of reads in flight. The range is that of [`tload::Options::validate`]; an error
+/// here names the flag.
 pub(crate) fn depth(text: &str) -> Result<usize, String> {
     within(text, 4096)
 }
 
-/// Threads that read; likewise.
+/// Parses a number of lanes, like [`depth`].
 pub(crate) fn lanes(text: &str) -> Result<usize, String> {
     within(text, 256)
 }
@@ -25,10 +26,10 @@ fn within(text: &str, max: usize) -> Result<usize, String> {
         .ok_or_else(|| format!("must lie between 1 and {max}"))
 }
 
-/// A duration such as `500ms`, `30s`, `2m` or `1h`; a plain number is seconds.
+/// Parses a duration such as `500ms`, `30s`, `2m` or `1h`; a plain number is seconds.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     let text = text.trim();
-    // From the end, for `1e1` is a number.
+    // From the end, because `1e1` is a number.
     let number = text
         .trim_end_matches(|c: char| c.is_alphabetic())
         .trim_end();
@@ -53,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_say_what_they_may_be() {
+    fn counts_out_of_range_name_the_range() {
         assert_eq!(depth("4096"), Ok(4096));
         assert_eq!(lanes(" 1 "), Ok(1));
         for text in ["0", "4097", "-1", "x", "", "99999999999999999999"] {

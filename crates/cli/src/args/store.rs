@@ -1,20 +1,22 @@
-//! `--store`: how object stores are reached. Values may be secrets, so nothing here checks them: what clap refuses it prints.
+//! `--store`, the options of object stores. Values may be secrets, so nothing here checks them:
+//! clap prints the values that it rejects.
 
 use std::ffi::OsString;
 use std::fmt::Write;
 
 use tload::StoreOptions;
 
-/// What separates options in the variable: unlike a comma, no value can hold it.
+/// Separator of options in the variable. Unlike a comma, it cannot be part of a value.
 const SEPARATOR: char = '\n';
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct StoreArgs {
-    /// Option of the object store, for example endpoint=http://127.0.0.1:9000; once for each option. `TLOAD_STORE`
-    /// has one on each line; the flag wins, key by key. See tload load --help for the keys
+    /// Option of the object store, for example endpoint=http://127.0.0.1:9000; repeatable.
+    /// `TLOAD_STORE` holds one per line; the flag takes precedence, key by key. See tload load
+    /// --help for the keys
     #[arg(long = "store", value_name = "KEY=VALUE")]
     pub(crate) store: Vec<OsString>,
-    /// The variable.
+    /// Options from the variable.
     #[arg(
         long = "store-environment",
         value_delimiter = SEPARATOR,
@@ -24,17 +26,17 @@ pub(crate) struct StoreArgs {
     pub(crate) environment: Vec<OsString>,
 }
 
-/// The keys, one a line, for the end of a help.
+/// Returns the keys, one per line, for the end of a help text.
 pub(super) fn keys() -> String {
     let known = StoreOptions::KEYS.iter().map(|key| (key.name, key.summary));
     let keys: Vec<_> = known
         .chain([("header.NAME", "header of every request")])
         .collect();
     let width = keys.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    let mut text = String::from("Keys of --store; what is not set comes from the environment:\n");
+    let mut text = String::from("Keys of --store; unset keys are read from the environment:\n");
     for (name, summary) in keys {
         // Writing to a string cannot fail.
         let _ = writeln!(text, "  {name:<width$}  {summary}");
     }
-    text + "Names of the object_store crate (aws_…, google_…, azure_…) are taken too."
+    text + "Names of the object_store crate (aws_…, google_…, azure_…) are accepted too."
 }

@@ -8,24 +8,25 @@ use super::sizes;
 
 /// Write a realistic checkpoint of random numbers.
 ///
-/// Names, dtypes and shapes are those of real models; the same seed gives the same bytes, whatever the number of shards.
-/// The files are flushed and dropped from the page cache, so the first load of them is a cold one.
+/// Names, dtypes and shapes are those of real models. The same seed gives the same bytes,
+/// regardless of the number of shards. The files are flushed and dropped from the page cache, so
+/// their first load is cold.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SynthArgs {
-    /// Directory to write, made if it does not exist
+    /// Directory to write to, created if it does not exist
     #[arg(value_name = "DIR")]
     pub(crate) directory: PathBuf,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
-    /// Write into a directory that is not empty, and replace the checkpoint in it
+    /// Write even if the directory is not empty, and replace the checkpoint in it
     #[arg(long)]
     pub(crate) force: bool,
 }
 
-/// What a synthetic checkpoint looks like; shared with `tload bench`.
+/// Shape of a synthetic checkpoint; shared with `tload bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct ModelArgs {
-    /// Bytes of all tensors, met within 2 % [default: 4GiB, tiny: 4MiB]
+    /// Total bytes of the tensors, accurate to 2 % [default: 4GiB, tiny: 4MiB]
     #[arg(long, value_name = "SIZE", value_parser = sizes::bytes)]
     pub(crate) size: Option<u64>,
     /// Model to imitate
@@ -45,6 +46,6 @@ pub(crate) enum PresetArg {
     Llama,
     /// A mixture of experts in F8_E4M3 with scales: thousands of small tensors
     Moe,
-    /// Every dtype of whole bytes, scalars, empty and odd-sized tensors
+    /// Every dtype of whole bytes; scalars, empty and odd-sized tensors
     Tiny,
 }

@@ -1,4 +1,4 @@
-//! `--timeout` of commands that are no load: how long the whole command may take.
+//! `--timeout` of commands other than `load`: a limit for the whole command.
 
 use std::time::Duration;
 
@@ -6,7 +6,13 @@ use super::sizes;
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct TimeArgs {
-    /// Give up when all of it takes longer: 10 (seconds), 500ms, 30s, 2m [default: none]
-    #[arg(long, value_name = "TIME", value_parser = sizes::duration, env = "TLOAD_TIMEOUT", hide_env_values = true)]
+    /// Time limit for the whole command: 10 (seconds), 500ms, 30s, 2m [default: none]
+    #[arg(
+        long,
+        value_name = "TIME",
+        value_parser = sizes::duration,
+        env = "TLOAD_TIMEOUT",
+        hide_env_values = true
+    )]
     pub(crate) timeout: Option<Duration>,
 }

@@ -7,25 +7,26 @@ use super::links::LinkArgs;
 use super::store::StoreArgs;
 use super::time::TimeArgs;
 
-/// Read a checkpoint once and compare it with every checksum that is known of it.
+/// Read a checkpoint once and compare it with all known checksums.
 ///
-/// Known are, the strongest first: those of a manifest (`tload-manifest.json` beside the checkpoint), the store's own of whole
-/// objects (S3, GCS), what the Hugging Face Hub or its cache says of files, and the digests of a `model.sig`, whose signature is not
-/// checked here. A file that is bad does not keep the others from being looked at.
+/// Sources of checksums, strongest first: a manifest (`tload-manifest.json` beside the checkpoint);
+/// the store's checksums of whole objects (S3, GCS); the Hugging Face Hub or its cache; and a
+/// `model.sig`, whose signature is not checked here. A corrupt file does not keep the others from
+/// being checked.
 ///
-/// The files are those with weights, their index, and what a manifest that is compared with lists. Others in the folder, such as
-/// config.json or code, are not looked at.
+/// The weights, their index and the files listed in the manifest are checked. Other files in the
+/// directory, such as config.json or code, are not.
 #[derive(Debug, clap::Args)]
 #[command(after_long_help = "\
-The status is 11 if anything is not as expected, or missing; else that of a file that could not be
-read; else 7 if there was nothing to compare a shard with; else 0. With --write a manifest of
-weights and index is made of what was read, unless something of it is not as expected: status 0
-means it was written, also where nobody knows what the files should be (`unverified`).
+The exit status is 11 if anything is missing or does not match; else that of a file that could not
+be read; else 7 if there was nothing to compare a shard with; else 0. With --write, a manifest of
+weights and index is made from the bytes read, unless they fail a comparison: status 0 then means
+that it was written, even if no digest of the files was known (`unverified`).
 
 JSON: {location, files: [{name, bytes, outcome, verified_by, silent, mismatches: [{tensor, range,
   by, expected, found}], error: {kind, message}, is_shard}], bytes, seconds, written,
   not_written: {kind, message}, notes}; `outcome` is
-matches, differs, missing, extra, unverified or failed; `silent` says who had nothing to say.")]
+matches, differs, missing, extra, unverified or failed; `silent` says why sources have no digest.")]
 pub(crate) struct VerifyArgs {
     /// Path or URL (file, s3, gs, az, abfss, http, https, hf) of a file, directory or index
     #[arg(value_name = "LOCATION")]
@@ -35,9 +36,9 @@ pub(crate) struct VerifyArgs {
     pub(crate) manifest: Option<OsString>,
     /// Write a manifest of weights and index: beside the checkpoint, or to PATH
     #[arg(long, value_name = "PATH", num_args = 0..=1)]
-    #[expect(clippy::option_option, reason = "not there, alone, or with a path")]
+    #[expect(clippy::option_option, reason = "absent, alone, or with a path")]
     pub(crate) write: Option<Option<PathBuf>>,
-    /// Replace a manifest that is there
+    /// Replace an existing manifest
     #[arg(long, requires = "write")]
     pub(crate) force: bool,
     /// Print JSON

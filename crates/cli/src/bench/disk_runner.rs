@@ -1,4 +1,5 @@
-//! The runner that measures: prepares the page cache and memory, runs one contender, and reads the meters.
+//! Runner for real measurements: prepares the page cache and memory, runs one contender, and reads
+//! its usage.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -15,28 +16,29 @@ use crate::host::{System, memory};
 use crate::interrupt::Interrupt;
 use crate::output::quantity::{gibibytes, rate};
 
-/// Memory that a streaming run may take: more than the core's default budget.
+/// Memory that a streaming run may use: more than the core's default budget.
 const STREAM_BYTES: u64 = 1 << 30;
-/// What is left of the memory that there is when as much as possible is touched beforehand.
+/// Memory that stays free if faulting in takes as much as possible.
 const SPARE_BYTES: u64 = 64 << 20;
-/// What fio reads with until a load of the same cell has shown what the core chooses.
+/// Extent and depth of fio until a load of the same cell has run.
 const FIO_EXTENT_BYTES: u64 = 1 << 20;
 const FIO_DEPTH: usize = 8;
-/// Sizes of reads are shown, and given to fio, as multiples of this; alignments of direct I/O are smaller.
+/// Step to which sizes of reads are rounded for display and for fio. Alignments of direct I/O are
+/// smaller.
 const EXTENT_STEP: u64 = 64 << 10;
 
 /// Runs contenders on one checkpoint.
 #[derive(Debug)]
 pub(crate) struct DiskRunner<'a> {
-    /// Opened once, for the ceiling, which is about reads only. A load opens its own.
+    /// Opened once, for the ceiling, which only measures reads. A load opens its own.
     checkpoint: &'a Checkpoint,
     opening: &'a OpenOptions,
-    /// Those on file systems.
+    /// Shards on file systems.
     files: Vec<PathBuf>,
     page_cache: PageCache,
     fio: Option<Fio>,
     interrupt: &'a Interrupt,
-    /// How each cell was last read, for fio to do the same.
+    /// Cell, extent and depth of the last load of each cell; fio uses the same.
     reads: Vec<(Cell, u64, usize)>,
     warnings: Vec<Warning>,
 }
@@ -65,12 +67,13 @@ impl<'a> DiskRunner<'a> {
         }
     }
 
-    /// What happened beside the measurements.
+    /// Returns the warnings collected during the runs.
     pub(crate) fn into_warnings(self) -> Vec<Warning> {
         self.warnings
     }
 
-    /// Memory first: faulting it in must not push the files out of a page cache that was just filled.
+    /// Prepares memory and the page cache. The cache is prepared again at the end, because faulting
+    /// in memory may evict files from it.
     fn prepare(&self, cell: &Cell) -> Result<Residency> {
         let total = self.checkpoint.total_bytes();
         let budget = cell
@@ -79,13 +82,14 @@ impl<'a> DiskRunner<'a> {
             .unwrap_or(STREAM_BYTES)
             .min(total);
         self.page_cache.prepare(cell.cache_state, self.interrupt)?;
-        // A virtual machine hands freed memory back to its host; touching it again costs more than any disk and has nothing to
-        // do with loading. So every contender alike is preceded by faulting in, and freeing, as much as it may take.
+        // A virtual machine returns freed memory to its host; faulting it in again costs more than
+        // any disk and has nothing to do with loading. Therefore the memory that a run may use is
+        // faulted in and freed before every contender.
         let touched = match cell.mode {
             Mode::Keep if keeps_in_host_memory(cell) => total + budget,
             Mode::Stream | Mode::Reload | Mode::Keep => budget,
         };
-        // In a small control group the kernel would kill for it.
+        // In a small control group, the OOM killer would end the process.
         let room = memory::available(&System::real());
         let touched = touched.min(room.map_or(touched, |room| room.saturating_sub(SPARE_BYTES)));
         prefault(usize::try_from(touched).unwrap_or(usize::MAX));
@@ -130,7 +134,7 @@ impl<'a> DiskRunner<'a> {
         })
     }
 
-    /// A loader that has streamed everything once.
+    /// Returns a loader that has streamed everything once.
     fn load_before(&self, cell: &Cell) -> Result<Loader> {
         let loader = cell.configuration.loader(self.checkpoint.clone());
         let mut stream = loader.stream()?;
@@ -150,7 +154,7 @@ impl<'a> DiskRunner<'a> {
         Ok(measurement(report, residency, meter.stop()))
     }
 
-    /// fio is a guest: when it cannot run here, the others go on without it.
+    /// Runs fio. If it fails, the benchmark continues without it.
     fn fio(&mut self, cell: &Cell, residency: Residency) -> Result<Option<Measurement>> {
         let Some(fio) = &self.fio else {
             return Ok(None);
@@ -203,9 +207,9 @@ impl Runner for DiskRunner<'_> {
         if contender == Contender::Fio && self.fio.is_none() {
             return Ok(None);
         }
-        // What the last load to a GPU left would make this one a reload.
+        // Staging memory of the last load to a GPU would make this one a reload.
         release_staging();
-        // Before the page cache is prepared: this load must leave nothing there.
+        // Before the page cache is prepared, so that this load leaves nothing in it.
         let before = match (contender, cell.mode) {
             (Contender::Tload, Mode::Reload) => Some(self.load_before(cell)?),
             _ => None,
@@ -219,13 +223,14 @@ impl Runner for DiskRunner<'_> {
     }
 }
 
-/// Whether the run ends with every tensor in fresh memory of the host.
+/// Returns whether the run ends with every tensor in new host memory.
 pub(super) fn keeps_in_host_memory(cell: &Cell) -> bool {
     cell.mode == Mode::Keep && cell.configuration.device == Device::Cpu
 }
 
-/// The size and number of the reads that a load had in flight. Its windows are longer than what it wants by up to two
-/// alignments; the bytes in flight may allow fewer of them than the depth does.
+/// Returns the size and number of the reads that a load had in flight. Its windows exceed the
+/// requested bytes by up to two alignments; the bytes in flight may allow fewer reads than the
+/// depth.
 pub(super) fn reads(report: &Report) -> (u64, usize) {
     let extent_bytes = report.extent_bytes / EXTENT_STEP * EXTENT_STEP;
     let extent_bytes = if extent_bytes == 0 {
@@ -243,8 +248,8 @@ pub(super) fn reads(report: &Report) -> (u64, usize) {
     )
 }
 
-/// Both a load's and a ceiling's clock runs from the first read to the last byte, and counts the bytes of the tensors: the
-/// over-read at the edges is a cost of both.
+/// Converts the report of a load or a ceiling. The clock of both runs from the first read to the
+/// last byte and counts the bytes of the tensors: reading beyond their edges is a cost of both.
 fn measurement(report: Report, residency: Residency, usage: Usage) -> Measurement {
     let bytes = report.tensor_bytes;
     Measurement {

@@ -1,7 +1,8 @@
-//! `fio` as an independent ceiling: what a program that knows nothing of tensors reads from the same files.
+//! `fio` as an independent ceiling: reads the same files without knowledge of tensors.
 //!
-//! Its best documented settings for reading whole files (<https://fio.readthedocs.io/>, engine `io_uring`): registered files
-//! and buffers, direct I/O, all files of the checkpoint at once, and as many and as large reads as the load it stands beside.
+//! Uses its best documented settings for reading whole files (<https://fio.readthedocs.io/>, engine
+//! `io_uring`): registered files and buffers, direct I/O, all files of the checkpoint at once, and
+//! reads of the same number and size as the load that it is compared with.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -16,16 +17,16 @@ use super::CacheState;
 use crate::interrupt::Interrupt;
 use crate::output::error::file as file_error;
 
-/// How often we look whether it is done; it keeps its own time.
+/// Interval between checks for the end of fio, which measures its own time.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// An installed fio.
+/// Installed fio.
 #[derive(Clone, Debug)]
 pub(crate) struct Fio {
     pub(crate) version: String,
 }
 
-/// One run of it.
+/// One run of fio.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) files: Vec<PathBuf>,
@@ -34,7 +35,7 @@ pub(crate) struct Job {
     pub(crate) cache_state: CacheState,
 }
 
-/// What it measured.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
     pub(crate) bytes: u64,
@@ -43,7 +44,7 @@ pub(crate) struct Outcome {
 }
 
 impl Fio {
-    /// `None` when it is not installed.
+    /// Looks for an installed fio.
     pub(crate) fn find() -> Option<Self> {
         let output = Command::new("fio")
             .arg("--version")
@@ -54,14 +55,17 @@ impl Fio {
         (output.status.success() && !version.is_empty()).then_some(Self { version })
     }
 
-    /// Runs `job`; stops it when the user wants to stop.
-    #[expect(clippy::unused_self, reason = "running it needs it to be there")]
+    /// Runs `job`; ends it at a signal.
+    #[expect(
+        clippy::unused_self,
+        reason = "a value of this type shows that fio is installed"
+    )]
     pub(crate) fn run(&self, job: &Job, interrupt: &Interrupt) -> Result<Outcome> {
         let folder = tempfile::Builder::new()
             .prefix("tload-fio-")
             .tempdir()
-            .map_err(|error| file_error("cannot make", &std::env::temp_dir(), error))?;
-        // From here on the guard removes it, on a signal too.
+            .map_err(|error| file_error("cannot write to", &std::env::temp_dir(), error))?;
+        // From here on the guard removes the directory, also on a signal.
         let folder = interrupt.temporary(folder.keep());
         let output = folder.path().join("output.json");
         let errors = folder.path().join("errors.txt");
@@ -70,7 +74,7 @@ impl Fio {
         let mut child = Command::new("fio")
             .args(job.arguments())
             .arg(format!("--output={}", output.display()))
-            // Its scratch files, which it writes where it stands.
+            // fio writes scratch files to its current directory.
             .current_dir(folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -86,7 +90,7 @@ impl Fio {
     }
 }
 
-/// Waits until `child` is done, or ends it. Whether it succeeded.
+/// Waits until `child` ends, or ends it at a signal. Returns whether it succeeded.
 fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<bool> {
     loop {
         match child.try_wait() {
@@ -95,7 +99,7 @@ fn wait(child: &mut Child, interrupt: &Interrupt) -> Result<bool> {
             Err(error) => return Err(Error::from_io("cannot wait for fio", error)),
         }
         if let Err(interrupted) = interrupt.wait(LOOK) {
-            // It may have ended by itself in between.
+            // fio may have ended by itself in the meantime.
             drop(child.kill());
             drop(child.wait());
             return Err(interrupted);
@@ -118,9 +122,9 @@ impl Job {
             "--fixedbufs=1",
             "--registerfiles=1",
             direct,
-            // We have prepared the page cache ourselves.
+            // The page cache is already prepared.
             "--invalidate=0",
-            // A thread rather than a process: no shared memory to set up.
+            // A thread instead of a process needs no shared memory.
             "--thread",
             "--output-format=json",
         ]
@@ -132,7 +136,7 @@ impl Job {
         arguments
     }
 
-    /// The command line, for the record.
+    /// Returns the command line for the record.
     pub(crate) fn command(&self) -> String {
         self.arguments()
             .iter()
@@ -144,7 +148,7 @@ impl Job {
     }
 }
 
-/// fio separates names by colons, and wants those in names escaped.
+/// Escapes a path for fio, which separates names by colons.
 fn escape(path: &Path) -> String {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     path.display()
@@ -159,13 +163,13 @@ fn outcome(output: &Path) -> Result<Outcome> {
     parse(&text).ok_or_else(|| Error::new(ErrorKind::Unsupported, "cannot read fio's output"))
 }
 
-/// Reads what it says of its one job. fio may print notes before the JSON.
+/// Parses the result of fio's one job. fio may print notes before the JSON.
 fn parse(text: &str) -> Option<Outcome> {
     let json: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let job = json.get("jobs")?.get(0)?;
     let read = job.get("read")?;
     let bytes = read.get("io_bytes")?.as_u64()?;
-    // `bw_bytes` is `io_bytes` over the runtime before it was rounded to milliseconds where fio has that.
+    // `bw_bytes` is `io_bytes` over the runtime, before rounding to milliseconds if fio has that.
     let runtime = read.get("runtime")?.as_f64()? / 1e3;
     let number = |key| job.get(key).and_then(Value::as_f64);
     let share = (number("usr_cpu")? + number("sys_cpu")?) / 100.0;
@@ -177,7 +181,7 @@ fn parse(text: &str) -> Option<Outcome> {
     })
 }
 
-/// Why it failed, in its own words.
+/// Returns an error with the first line that fio printed.
 fn complaint(errors: &Path, output: &Path) -> Error {
     let first_line = |path: &Path| {
         let text = fs::read_to_string(path).unwrap_or_default();

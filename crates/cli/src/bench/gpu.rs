@@ -1,29 +1,30 @@
-//! The GPU that a benchmark loads to: opened before the first run and kept to the end, so that no run pays for its context.
+//! GPU that a benchmark loads to. It is opened before the first run and kept to the end, so that no
+//! run includes the creation of its context.
 
 use tload::cuda::Context;
 use tload::{Device, Error, ErrorKind, Result, format_bytes};
 
-/// A GPU with its context.
+/// GPU with its context.
 #[derive(Debug)]
 pub(crate) struct Gpu(Context);
 
 impl Gpu {
-    /// Opens `device`; none for CPU memory.
+    /// Opens `device`; returns `None` for CPU memory.
     pub(crate) fn open(device: Device) -> Result<Option<Self>> {
         match device {
             Device::Cuda(ordinal) => Ok(Some(Self(Context::open(ordinal)?))),
-            // `Device` may grow; a load then says what it thinks of it.
+            // `Device` may grow; a load then reports whether it supports the device.
             Device::Cpu | _ => Ok(None),
         }
     }
 
-    /// `cuda:0, NVIDIA H200`, for the record.
+    /// Describes the GPU for the record: `cuda:0, NVIDIA H200`.
     pub(crate) fn describe(&self) -> String {
         let facts = self.0.facts();
         format!("cuda:{}, {}", facts.ordinal, facts.name)
     }
 
-    /// Refuses to keep more than is free.
+    /// Returns an error if fewer than `bytes` are free.
     pub(crate) fn has_room_for(&self, bytes: u64) -> Result<()> {
         let free = self.0.free_memory()?.free;
         if bytes <= free {
@@ -33,7 +34,7 @@ impl Gpu {
         Err(Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "mode keep takes {} of memory of cuda:{ordinal}, {} are free",
+                "mode keep needs {} of memory of cuda:{ordinal}, {} are free",
                 format_bytes(bytes),
                 format_bytes(free)
             ),

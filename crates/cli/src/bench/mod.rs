@@ -1,10 +1,11 @@
-//! What a benchmark is made of.
+//! Parts of a benchmark.
 //!
-//! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds; in each round, `schedule` has
-//! a [`Runner`] run each cell's [`Contender`]s; the samples go into `results`, which `stats` sums up. `disk_runner` is
-//! the runner that measures, with `page_cache`, `usage` and `fio` in its service; tests use one that does
-//! not. `place` and `target` find or make the checkpoint; `gpu` keeps the GPU that tensors go to; `warnings` says what a reader should know,
-//! `sweep` how near the defaults come to the best.
+//! A [`Plan`] has cells (a configuration, a mode and a state of the page cache) and rounds. In each
+//! round, `schedule` lets a [`Runner`] run the [`Contender`]s of each cell. The samples go into
+//! `results`, which `stats` summarises. `disk_runner` is the runner for real measurements and uses
+//! `page_cache`, `usage` and `fio`; tests use a mock. `place` and `target` open or create the
+//! checkpoint, `gpu` holds the GPU that tensors go to, `warnings` lists caveats for the reader, and
+//! `sweep` compares the defaults with the best.
 
 pub(crate) mod disk_runner;
 mod fio;
@@ -29,29 +30,29 @@ pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
 pub(crate) use page_cache::Residency;
 
-/// What becomes of the tensors.
+/// Treatment of the tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
-    /// Dropped as they come.
+    /// Each tensor is dropped on arrival.
     Stream,
-    /// The same, by a loader that has run before and still has the memory.
+    /// Like `Stream`, by a loader that has run before and kept its memory.
     Reload,
-    /// All kept to the end.
+    /// All tensors are held until the end.
     Keep,
 }
 
-/// The state of the page cache that a run asks for.
+/// Requested state of the page cache for a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CacheState {
     Cold,
     Warm,
-    /// None: the files are in an object store.
+    /// No state: the files are in an object store.
     Remote,
 }
 
-/// Where to and how to read; `None` leaves the choice to the core.
+/// Device and tuning of a load; `None` leaves the choice to the core.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Configuration {
     #[serde(serialize_with = "as_text")]
@@ -72,7 +73,7 @@ pub(crate) struct Configuration {
 }
 
 impl Configuration {
-    /// A loader of everything in `checkpoint`.
+    /// Returns a loader of everything in `checkpoint`.
     pub(crate) fn loader(&self, checkpoint: Checkpoint) -> Loader {
         Loader::new(checkpoint)
             .device(self.device)
@@ -95,7 +96,7 @@ impl Configuration {
     }
 }
 
-/// One thing to measure.
+/// One combination to measure.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Cell {
     pub(crate) mode: Mode,
@@ -103,19 +104,19 @@ pub(crate) struct Cell {
     pub(crate) configuration: Configuration,
 }
 
-/// Who reads the checkpoint in one run.
+/// Reader of the checkpoint in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Contender {
     /// The load, as a caller sees it.
     Tload,
-    /// The same extents by the same engine, with no tensors made.
+    /// Raw reads of the same extents by the same engine, without building tensors.
     Ceiling,
-    /// `fio` on the same files, with the same size and number of reads.
+    /// `fio` on the same files, with reads of the same size and number.
     Fio,
 }
 
-/// Everything to measure.
+/// All runs of a benchmark.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     pub(crate) cells: Vec<Cell>,
@@ -124,7 +125,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Every configuration in every mode and state of the page cache.
+    /// Plans every configuration in every mode and state of the page cache.
     pub(crate) fn new(
         configurations: &[Configuration],
         modes: &[Mode],
@@ -161,14 +162,14 @@ impl Plan {
 
 /// Runs one contender once.
 pub(crate) trait Runner {
-    /// `None` when this contender cannot run here; the runner remembers why.
+    /// Returns `None` if this contender cannot run here; the runner records the reason.
     fn run(&mut self, cell: &Cell, contender: Contender) -> Result<Option<Measurement>>;
 }
 
-/// What one run gave.
+/// Result of one run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Measurement {
-    /// The page cache right before the run.
+    /// State of the page cache right before the run.
     pub(crate) residency: Residency,
     pub(crate) bytes: u64,
     pub(crate) seconds: f64,
@@ -177,11 +178,11 @@ pub(crate) struct Measurement {
     pub(crate) cpu_seconds: Option<f64>,
     pub(crate) cpu_seconds_per_gib: Option<f64>,
     pub(crate) peak_rss_bytes: Option<u64>,
-    /// From before the checkpoint was opened.
+    /// Time from before the checkpoint was opened.
     pub(crate) first_tensor_seconds: Option<f64>,
     /// The engine actually used.
     pub(crate) engine: String,
-    /// The core's own account, for a load and its ceiling.
+    /// Report of the core, for a load and its ceiling.
     pub(crate) report: Option<Report>,
 }
 

@@ -1,4 +1,5 @@
-//! Cold means verified cold: drops or fills the files' pages, then asks the kernel what is there.
+//! Preparation of the page cache: drops or reads in the files' pages, then asks the kernel which
+//! are resident. Cold means verified cold.
 
 use std::fs::File;
 use std::io::Read;
@@ -11,28 +12,30 @@ use super::CacheState;
 use crate::interrupt::Interrupt;
 use crate::output::error::file as file_error;
 
-/// A page may be busy (being written, or mapped by someone) the first time; if it still is the third time, it stays.
+/// Attempts to drop pages. A page may be busy (being written, or mapped by a process) at first; one
+/// that is still busy at the third attempt stays.
 const ATTEMPTS: u32 = 3;
-/// One page in this many may be in the wrong state: the kernel reads ahead, and keeps pages on other cores' lists.
+/// Tolerance: one page in this many may be in the wrong state, because the kernel reads ahead and
+/// keeps pages on the lists of other cores.
 const STRAY_SHARE: u64 = 1000;
 const BUFFER_BYTES: usize = 1 << 20;
 
-/// What the page cache was found to hold.
+/// State in which the page cache was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Found {
     Cold,
     Warm,
-    /// Some of it, or what was asked for could not be brought about.
+    /// Part of the files is cached, or the requested state could not be reached.
     Mixed,
     /// No file of the checkpoint is on a file system.
     Remote,
-    /// The kernel would not say.
+    /// The kernel does not tell.
     Unverified,
 }
 
 impl Found {
-    /// Whether this is the state that was asked for.
+    /// Returns whether this is the requested state.
     pub(crate) fn is(self, wanted: CacheState) -> bool {
         match wanted {
             CacheState::Cold => self == Self::Cold,
@@ -42,17 +45,17 @@ impl Found {
     }
 }
 
-/// The kernel's answer, right before a run.
+/// Residency of the files right before a run, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Residency {
     pub(crate) found: Found,
     pub(crate) resident_bytes: u64,
     pub(crate) total_bytes: u64,
-    /// The system call that was asked.
+    /// System call that reported it.
     pub(crate) method: Option<&'static str>,
 }
 
-/// The page cache, as far as it concerns the files of one checkpoint.
+/// Page cache of the files of one checkpoint.
 #[derive(Debug)]
 pub(crate) struct PageCache {
     paths: Vec<PathBuf>,
@@ -63,7 +66,8 @@ impl PageCache {
         Self { paths }
     }
 
-    /// Brings about `wanted`, as far as the kernel lets us. [`Self::residency`] says how far.
+    /// Establishes the state `wanted` as far as the kernel permits. [`Self::residency`] returns the
+    /// state reached.
     pub(crate) fn prepare(&self, wanted: CacheState, interrupt: &Interrupt) -> Result<()> {
         for _ in 0..ATTEMPTS {
             if self.residency().found.is(wanted) {
@@ -72,7 +76,7 @@ impl PageCache {
             for path in &self.paths {
                 interrupt.check()?;
                 match wanted {
-                    // Where the cache cannot be dropped, `residency` tells.
+                    // If the cache cannot be dropped, `residency` shows it.
                     CacheState::Cold => drop(probe::evict(path)),
                     CacheState::Warm => read(path)?,
                     CacheState::Remote => {}
@@ -82,7 +86,7 @@ impl PageCache {
         Ok(())
     }
 
-    /// What is there now.
+    /// Asks the kernel for the current state.
     pub(crate) fn residency(&self) -> Residency {
         let mut residency = Residency {
             found: Found::Unverified,
@@ -132,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_stray_pages_are_forgiven() {
+    fn residency_tolerates_stray_pages_only() {
         assert_eq!(classify(0, 4 << 30), Found::Cold);
         assert_eq!(classify(4 << 20, 4 << 30), Found::Cold);
         assert_eq!(classify(5 << 20, 4 << 30), Found::Mixed);

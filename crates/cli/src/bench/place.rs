@@ -1,4 +1,5 @@
-//! Where a temporary checkpoint goes: the first real disk with room for it; failing that, the one with the most room.
+//! Location of a temporary checkpoint: the first real disk with enough space, else the one with the
+//! most.
 
 use std::path::{Path, PathBuf};
 
@@ -7,22 +8,23 @@ use tload::{Error, ErrorKind, Result, format_bytes, probe};
 use super::warnings::Warning;
 use crate::synth::free_bytes;
 
-/// Of the room there is, this share may be taken: a full disk is slow, and others want to write too.
+/// Share of the free space that the checkpoint may take: a full disk is slow, and other processes
+/// write too.
 const SHARE_PERCENT: u64 = 80;
-/// Sizes are cut down to a multiple of this.
+/// Step to which sizes are rounded down.
 const STEP_BYTES: u64 = 64 << 20;
 
-/// A directory that was considered.
+/// Directory under consideration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     path: PathBuf,
     room: u64,
     in_memory: bool,
-    /// `None` when the file system cannot be asked.
+    /// `None` if the file system is unknown.
     file_system: Option<String>,
 }
 
-/// Where the checkpoint goes, and how large it may be.
+/// Directory and size of the checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Place {
     pub(crate) directory: PathBuf,
@@ -31,12 +33,12 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// In `directory`, if the user names one.
+    /// Chooses a place, in `directory` if the user names one.
     pub(crate) fn find(directory: Option<&Path>, size: u64, least: u64) -> Result<Self> {
         if let Some(directory) = directory {
             return choose(&[Candidate::look(directory)?], size, least);
         }
-        // The usual place first: it is the one that the system cleans up if we cannot.
+        // The temporary directory first: the system cleans it up if this process cannot.
         let directories = [
             std::env::temp_dir(),
             PathBuf::from("."),
@@ -67,7 +69,7 @@ fn choose(candidates: &[Candidate], size: u64, least: u64) -> Result<Place> {
     let roomy = candidates
         .iter()
         .find(|it| !it.in_memory && it.room >= size);
-    // Any disk, however small, before any memory.
+    // Any disk, however small, is preferred to memory.
     let roomiest = || candidates.iter().max_by_key(|it| (!it.in_memory, it.room));
     let Some(chosen) = roomy.or_else(roomiest) else {
         return Err(no_room(
@@ -90,7 +92,7 @@ fn choose(candidates: &[Candidate], size: u64, least: u64) -> Result<Place> {
     }
     if made < least {
         return Err(no_room(format!(
-            "{} has room for {} only",
+            "{} has space for {} only",
             chosen.path.display(),
             format_bytes(made)
         )));
@@ -104,7 +106,7 @@ fn choose(candidates: &[Candidate], size: u64, least: u64) -> Result<Place> {
 
 fn no_room(message: String) -> Error {
     Error::new(ErrorKind::OutOfMemory, message).with_hint(
-        "name a directory with --dir, or measure a checkpoint that exists: tload bench LOCATION",
+        "name a directory with --dir, or measure an existing checkpoint: tload bench LOCATION",
     )
 }
 
@@ -135,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_disk_gets_a_small_checkpoint_and_memory_is_the_last_resort() {
+    fn small_disk_shrinks_checkpoint_and_tmpfs_is_last() {
         let candidates = vec![
             candidate("/tmp", 64 << 30, true),
             candidate(".", (1 << 30) + 5, false),

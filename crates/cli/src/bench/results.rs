@@ -1,4 +1,5 @@
-//! All samples of a benchmark, what they say together, and the record of where they were taken. Exports show this.
+//! Samples of a benchmark, their summaries, and the record of the machine and checkpoint. Exports
+//! show these.
 
 use serde::Serialize;
 
@@ -6,7 +7,7 @@ use super::stats::Spread;
 use super::{Cell, Contender, Measurement};
 use crate::host::record::HostRecord;
 
-/// Raised when a key of the JSON export changes its meaning.
+/// Schema of the JSON export. Increases when a key changes its meaning.
 const SCHEMA: u32 = 1;
 
 #[derive(Clone, Debug, Serialize)]
@@ -19,20 +20,20 @@ pub(crate) struct Results {
     pub(crate) host: HostRecord,
     pub(crate) checkpoint: CheckpointRecord,
     pub(crate) rounds: u32,
-    /// Whether every planned run is in.
+    /// True once every planned run has ended.
     pub(crate) complete: bool,
     pub(crate) warnings: Vec<String>,
     pub(crate) cells: Vec<CellResults>,
 }
 
-/// This program.
+/// Build of this program.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Build {
     pub(crate) version: &'static str,
     pub(crate) debug: bool,
 }
 
-/// What was read.
+/// Checkpoint that was read.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CheckpointRecord {
     pub(crate) location: String,
@@ -40,7 +41,7 @@ pub(crate) struct CheckpointRecord {
     pub(crate) tensor_bytes: u64,
     pub(crate) shards: u64,
     pub(crate) file_bytes: u64,
-    /// How it was made, if it was made for this.
+    /// Parameters of a synthetic checkpoint.
     pub(crate) synthetic: Option<SyntheticRecord>,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct SyntheticRecord {
 pub(crate) struct CellResults {
     #[serde(flatten)]
     pub(crate) cell: Cell,
-    /// Whether all samples that count were taken in the state of the page cache that was asked for.
+    /// True if the summaries use only samples taken in the requested state of the page cache.
     pub(crate) cache_state_verified: bool,
     pub(crate) summaries: Vec<Summary>,
     pub(crate) samples: Vec<Sample>,
@@ -63,24 +64,24 @@ pub(crate) struct CellResults {
 /// One run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
-    /// From 1.
+    /// Number of the round, from 1.
     pub(crate) round: u32,
-    /// Place in the round, from 0.
+    /// Position in the round, from 0.
     pub(crate) position: usize,
     pub(crate) contender: Contender,
     #[serde(flatten)]
     pub(crate) measurement: Measurement,
 }
 
-/// What one contender's samples say together.
+/// Summary of one contender's samples.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Summary {
     pub(crate) contender: Contender,
-    /// Samples that count, and samples left out because the page cache was not as asked for.
+    /// Samples in the summary; `left_out` are those taken in another state of the page cache.
     pub(crate) samples: usize,
     pub(crate) left_out: usize,
     pub(crate) bytes_per_second: Spread,
-    /// Speed of the load over this contender's, within each round.
+    /// Speed of the load divided by this contender's, within each round.
     pub(crate) tload_ratio: Option<Spread>,
     pub(crate) cpu_seconds_per_gib: Option<Spread>,
     pub(crate) peak_rss_bytes: Option<u64>,
@@ -88,7 +89,7 @@ pub(crate) struct Summary {
 }
 
 impl Results {
-    /// Results without samples. `cells` are those of the plan.
+    /// Returns results without samples. `cells` are those of the plan.
     pub(crate) fn new(
         command: Vec<String>,
         started_unix_seconds: u64,
@@ -130,7 +131,7 @@ impl Results {
 }
 
 impl CellResults {
-    /// The summary of `contender`, once it has a sample.
+    /// Returns the summary of `contender`, once it has a sample.
     #[cfg(test)]
     pub(crate) fn summary(&self, contender: Contender) -> Option<&Summary> {
         self.summaries
@@ -138,7 +139,7 @@ impl CellResults {
             .find(|summary| summary.contender == contender)
     }
 
-    /// The samples of `contender`, in the order they were taken.
+    /// Returns the samples of `contender` in chronological order.
     pub(crate) fn of(&self, contender: Contender) -> impl DoubleEndedIterator<Item = &Sample> {
         self.samples
             .iter()
@@ -159,7 +160,8 @@ impl CellResults {
         sample.measurement.residency.found.is(self.cell.cache_state)
     }
 
-    /// Samples in the state that was asked for; if that could never be had, all of them, under another name.
+    /// Returns the samples in the requested state. If there are none, returns all of them; the cell
+    /// is then not labelled with that state.
     pub(super) fn counting(&self, contender: Contender) -> impl Iterator<Item = &Sample> {
         self.of(contender)
             .filter(|sample| !self.cache_state_verified || self.is_as_asked(sample))
@@ -188,7 +190,8 @@ impl CellResults {
         })
     }
 
-    /// Within a round, so that a disk that is slower for a minute is slower for both.
+    /// Returns the ratios to `contender` within rounds, so that a disk that is slower for a minute
+    /// is slower for both.
     fn ratio(&self, contender: Contender) -> Option<Spread> {
         if contender == Contender::Tload {
             return None;

@@ -1,13 +1,16 @@
-//! Which run comes when: rounds over all cells, contenders side by side, the order rotated so that none is always first.
+//! Order of the runs: rounds over all cells with their contenders, rotated so that none is always
+//! first.
 
 use tload::Result;
 
 use super::results::{Results, Sample};
 use super::{Contender, Plan, Runner};
 
-/// Runs the whole plan. `after_each` sees the results after every run, and before the first.
+/// Runs the whole plan. Calls `after_each` with the results before the first run and after each
+/// run.
 ///
-/// In the first round a load comes before the others, which take the size of their reads from it.
+/// In the first round, the load of a cell runs first, because fio takes the size of its reads from
+/// it.
 pub(crate) fn run(
     plan: &Plan,
     runner: &mut dyn Runner,
@@ -33,7 +36,8 @@ pub(crate) fn run(
     after_each(results)
 }
 
-/// The runs of one round: cells and contenders each begin one further than in the round before.
+/// Returns the runs of one round. Cells and contenders each start one further than in the previous
+/// round.
 fn order(plan: &Plan, round: u32) -> Vec<(usize, Contender)> {
     let round = usize::try_from(round).unwrap_or(0);
     let rotated = |count: usize| (0..count).map(move |index| (index + round) % count);

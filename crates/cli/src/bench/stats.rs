@@ -1,8 +1,8 @@
-//! Order statistics: few samples, no assumption about their distribution.
+//! Order statistics, for few samples of unknown distribution.
 
 use serde::Serialize;
 
-/// What several samples of one quantity say together.
+/// Order statistics of one quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) median: f64,
@@ -13,7 +13,7 @@ pub(crate) struct Spread {
 }
 
 impl Spread {
-    /// `None` of no samples.
+    /// Returns the statistics of `samples`; `None` if there are none.
     pub(crate) fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut samples: Vec<f64> = samples.into_iter().collect();
         samples.sort_unstable_by(f64::total_cmp);
@@ -32,7 +32,7 @@ impl Spread {
         })
     }
 
-    /// The distance from the smallest to the largest, as a share of the median.
+    /// Returns the distance from the smallest to the largest sample as a share of the median.
     pub(crate) fn width(&self) -> f64 {
         if self.median == 0.0 {
             0.0
@@ -42,7 +42,7 @@ impl Spread {
     }
 }
 
-/// The median of samples in order: of an even number, the mean of the two in the middle.
+/// Returns the median of sorted samples: for an even number, the mean of the two in the middle.
 fn middle(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
     if sorted.len() % 2 == 1 {

@@ -1,4 +1,4 @@
-//! How near the core's own choices come to the best of a sweep: what a sweep is for.
+//! Comparison of the core's own choices with the best configuration of a sweep.
 
 use std::fmt;
 
@@ -7,12 +7,13 @@ use super::stats::Spread;
 use super::{Contender, table};
 use crate::output::quantity::format_count;
 
-/// Defaults against the best cell of the same mode, state of the page cache and engine.
+/// Comparison of the defaults with the best cell of the same mode, state of the page cache and
+/// engine.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Verdict {
-    /// What tells it from the other verdicts.
+    /// Names that distinguish it from the other verdicts.
     names: Vec<String>,
-    /// Speed of the defaults over the best's, within each round: the median.
+    /// Speed of the defaults divided by the best, within each round: the median.
     ratio: f64,
     best: String,
 }
@@ -30,7 +31,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// One for each cell in which the core chose depth, extent and lanes, if it has rivals in which it did not.
+/// Returns a verdict for each cell in which the core chose depth, extent and lanes, if there are
+/// rivals with fixed settings.
 pub(crate) fn verdicts(results: &Results) -> Vec<Verdict> {
     let defaults = || results.cells.iter().filter(|cell| is_default(cell));
     let varies = |name: &dyn Fn(&CellResults) -> String| {
@@ -89,7 +91,7 @@ fn ratio(cell: &CellResults, best: &CellResults) -> Option<f64> {
     Some(Spread::of(ratios)?.median)
 }
 
-/// `depth 16, extent 4 MiB`
+/// Formats the settings of a cell: `depth 16, extent 4 MiB`.
 fn settings(cell: &CellResults) -> String {
     let configuration = &cell.cell.configuration;
     let mut settings = Vec::new();
@@ -131,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_meet_the_best_within_rounds() {
+    fn verdict_compares_defaults_within_rounds() {
         let mut results = swept();
         // The disk halves its speed in round 2: the ratio does not move.
         for (round, speed) in [(1, 1.0), (2, 0.5)] {
@@ -155,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_sweep_or_without_defaults_there_is_nothing_to_say() {
+    fn verdicts_without_sweep_or_defaults_are_empty() {
         let mut alone = plan(1, 1);
         alone.cells[0].configuration.depth = None;
         alone.cells[0].configuration.extent_bytes = None;

@@ -1,4 +1,4 @@
-//! The summary as rows of text: what the terminal and the Markdown export show.
+//! Summary as rows of text, for the terminal and the Markdown export.
 
 use std::fmt::Write;
 
@@ -18,13 +18,14 @@ pub(crate) const HEADER: [(&str, Align); 11] = [
     ("contender", Align::Left),
     ("GB/s", Align::Right),
     ("min–max", Align::Left),
-    ("tload is", Align::Right),
+    ("tload ratio", Align::Right),
     ("CPU per GiB", Align::Right),
     ("peak RSS", Align::Right),
     ("first tensor", Align::Right),
 ];
 
-/// One row per cell and contender. What the rows of a cell share stands in the first.
+/// Returns one row per cell and contender. Only the first row of a cell has the columns that its
+/// rows share.
 pub(crate) fn rows(results: &Results) -> Vec<Vec<String>> {
     results.cells.iter().flat_map(cell_rows).collect()
 }
@@ -50,7 +51,7 @@ pub(crate) fn mode(cell: &CellResults) -> String {
     .to_owned()
 }
 
-/// A state that was not verified is not called by its name.
+/// Returns the label of the cache state: `cold` or `warm` only if it was verified.
 pub(crate) fn cache(cell: &CellResults) -> String {
     match (cell.cell.cache_state, cell.cache_state_verified) {
         (CacheState::Cold, true) => "cold",
@@ -62,7 +63,7 @@ pub(crate) fn cache(cell: &CellResults) -> String {
     .to_owned()
 }
 
-/// The engine actually used.
+/// Returns the engine actually used.
 pub(crate) fn engine(cell: &CellResults) -> String {
     cell.of(Contender::Tload).next_back().map_or_else(
         || cell.cell.configuration.engine.to_string(),
@@ -70,19 +71,20 @@ pub(crate) fn engine(cell: &CellResults) -> String {
     )
 }
 
-/// The same as [`reads`], and whether the load found that out by itself.
+/// Returns [`reads`], marked if the load tuned them by itself.
 fn found_or_asked(cell: &CellResults) -> String {
     let reads = reads(cell);
     let asked = &cell.cell.configuration;
     let is_found = asked.depth.is_none() && asked.in_flight_bytes.is_none() && !reads.is_empty();
     if is_found {
-        format!("found: {reads}")
+        format!("tuned: {reads}")
     } else {
         reads
     }
 }
 
-/// `8 × 1.0 MiB`, the lanes if there are several, what object stores were asked for, and the way to GPUs.
+/// Describes the reads: `8 × 1.0 MiB`, the lanes if there are several, the requests to object
+/// stores, and the copies to GPUs.
 pub(crate) fn reads(cell: &CellResults) -> String {
     let last = cell.of(Contender::Tload).next_back();
     let Some(report) = last.and_then(|sample| sample.measurement.report.as_ref()) else {
@@ -96,7 +98,7 @@ pub(crate) fn reads(cell: &CellResults) -> String {
     if report.requests > 0 {
         let requests = format_count(report.requests, "request");
         let bytes = format_bytes(report.remote_bytes);
-        let _ = write!(reads, "; {requests}, {} repeated, {bytes}", report.retries);
+        let _ = write!(reads, "; {requests}, {} retried, {bytes}", report.retries);
     }
     for device in &report.devices {
         let seconds = format_seconds(device.copy_seconds);
@@ -114,12 +116,12 @@ pub(crate) fn reads(cell: &CellResults) -> String {
     reads
 }
 
-/// `4 MiB` rather than `4.0 MiB`: what somebody asked for is mostly round.
+/// Formats a requested size: `4 MiB` instead of `4.0 MiB`, because most requested sizes are round.
 pub(crate) fn short_bytes(bytes: u64) -> String {
     format_bytes(bytes).replace(".0 ", " ")
 }
 
-/// The size and number of reads, or of requests, that were in flight.
+/// Returns the size and number of the reads or requests that were in flight.
 pub(crate) fn effective_reads(report: &Report) -> (u64, usize) {
     if report.requests > 0 {
         (report.extent_bytes, report.depth)
@@ -163,7 +165,7 @@ fn contender(cell: &CellResults, contender: Contender) -> &'static str {
     }
 }
 
-/// `291 tensors, 4.0 GiB in 4 shards (synthetic llama)`
+/// Describes a checkpoint: `synthetic llama: 291 tensors, 4.0 GiB in 4 shards`.
 pub(crate) fn describe_checkpoint(checkpoint: &CheckpointRecord) -> String {
     let origin = checkpoint.synthetic.as_ref().map_or_else(
         || checkpoint.location.clone(),
@@ -177,7 +179,7 @@ pub(crate) fn describe_checkpoint(checkpoint: &CheckpointRecord) -> String {
     )
 }
 
-/// `ext4 on vda, Linux 6.18, 2 × Some CPU, 23.5 GiB`
+/// Describes a host: `ext4 on vda, Linux 6.18, 2 × Some CPU, 23.5 GiB of memory`.
 pub(crate) fn describe_host(host: &HostRecord) -> String {
     let mut facts = Vec::new();
     facts.extend(host.store.clone());

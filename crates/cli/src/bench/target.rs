@@ -1,4 +1,4 @@
-//! The checkpoint to measure: the user's, or a synthetic one that goes when the benchmark ends.
+//! Checkpoint to measure: the user's, or a synthetic one that is removed when the benchmark ends.
 
 use std::path::Path;
 
@@ -14,10 +14,11 @@ use crate::output::error::file as file_error;
 use crate::output::progress::Progress;
 use crate::synth::{Model, Preset, Synth};
 
-/// Beside the tensors, a load that keeps them needs this much: its budget, the page cache's and our own.
+/// Memory that a load in mode keep needs in addition to the tensors: its budget, page cache and the
+/// process itself.
 const SPARE_BYTES: u64 = 1 << 30;
 
-/// What a synthetic checkpoint is to be like.
+/// Parameters of a synthetic checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Recipe<'a> {
     pub(crate) preset: Preset,
@@ -27,7 +28,7 @@ pub(crate) struct Recipe<'a> {
     pub(crate) directory: Option<&'a Path>,
 }
 
-/// An opened checkpoint, and the guard of its files if they are ours.
+/// Opened checkpoint, and the guard of its files if they are temporary.
 #[derive(Debug)]
 pub(crate) struct Target<'a> {
     pub(crate) checkpoint: Checkpoint,
@@ -37,7 +38,7 @@ pub(crate) struct Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// The user's checkpoint.
+    /// Opens the user's checkpoint.
     pub(crate) fn open(location: &Location, opening: &OpenOptions) -> Result<Self> {
         let checkpoint = Checkpoint::open_with(location, opening)?;
         let warnings = storage_warnings(&checkpoint);
@@ -49,14 +50,14 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// Makes one.
+    /// Writes a synthetic checkpoint and opens it.
     pub(crate) fn make(recipe: &Recipe<'_>, interrupt: &'a Interrupt) -> Result<Self> {
         let least = recipe.preset.smallest_bytes();
         let mut place = Place::find(recipe.directory, recipe.size, least)?;
         let directory = tempfile::Builder::new()
             .prefix("tload-bench-")
             .tempdir_in(&place.directory)
-            .map_err(|error| file_error("cannot make a directory in", &place.directory, error))?
+            .map_err(|error| file_error("cannot create a directory in", &place.directory, error))?
             .keep();
         let guard = interrupt.temporary(&directory);
         let model = Model::new(recipe.preset, place.size)?;
@@ -83,13 +84,13 @@ impl<'a> Target<'a> {
         })
     }
 
-    /// The first shard that is on a file system.
+    /// Returns the path of the first shard on a file system.
     pub(crate) fn path(&self) -> Option<&Path> {
         let mut shards = self.checkpoint.shards().iter();
         shards.find_map(|shard| shard.location().as_path())
     }
 
-    /// The first shard that is in an object store.
+    /// Returns the location of the first shard in an object store.
     pub(crate) fn remote(&self) -> Option<&Location> {
         let mut shards = self.checkpoint.shards().iter().map(tload::Shard::location);
         shards.find(|location| location.as_path().is_none())
@@ -107,7 +108,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Refuses to keep more than the machine can hold: the kernel would end some process, perhaps not ours.
+    /// Returns an error if mode keep needs more memory than is available: the OOM killer would end
+    /// some process, perhaps another one.
     pub(crate) fn fits(&self, plan: &Plan, gpu: Option<&Gpu>, system: &System) -> Result<()> {
         let keeps = plan.cells.iter().any(|cell| cell.mode == Mode::Keep);
         if let (Some(gpu), true) = (gpu, keeps) {
@@ -118,7 +120,7 @@ impl<'a> Target<'a> {
             Some(available) if keeps && available < wanted => Err(Error::new(
                 ErrorKind::OutOfMemory,
                 format!(
-                    "mode keep takes {} of memory, {} are available",
+                    "mode keep needs {} of memory, {} are available",
                     format_bytes(wanted),
                     format_bytes(available)
                 ),

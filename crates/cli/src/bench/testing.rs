@@ -1,4 +1,4 @@
-//! A benchmark without a disk, for the tests of everything around the runs.
+//! Benchmark without a disk, for tests of everything around the runs.
 
 use tload::{Cache, Device, EngineChoice, Result, Verify};
 
@@ -8,7 +8,7 @@ use super::{CacheState, Cell, Configuration, Contender, Measurement, Mode, Plan,
 use crate::host::record::HostRecord;
 use crate::host::testing::system;
 
-/// A plan of `cells` cold cells that differ in depth.
+/// Returns a plan of `cells` cold cells that differ in depth.
 pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
     let cell = |index: usize| Cell {
         mode: Mode::Stream,
@@ -35,7 +35,7 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
     }
 }
 
-/// Empty results of `plan`, from a machine that shows nothing.
+/// Returns empty results of `plan`, from a machine without `/proc` and `/sys`.
 pub(crate) fn results(plan: &Plan) -> Results {
     let (_folder, system) = system(&[]);
     Results::new(
@@ -64,7 +64,7 @@ pub(crate) fn results(plan: &Plan) -> Results {
     )
 }
 
-/// A cold sample of this many bytes per second.
+/// Returns a cold sample with this speed.
 pub(crate) fn sample(round: u32, contender: Contender, bytes_per_second: f64) -> Sample {
     let measurement = measurement(bytes_per_second);
     Sample {
@@ -95,7 +95,8 @@ fn measurement(bytes_per_second: f64) -> Measurement {
     }
 }
 
-/// Runs nothing: the load reads 1.9 GB/s, its ceiling 2.0, fio 1.8, each a little faster from run to run.
+/// Runs nothing: the load reads 1.9 GB/s, its ceiling 2.0, fio 1.8, each a little faster from run
+/// to run.
 #[derive(Debug, Default)]
 pub(crate) struct MockRunner {
     runs: u32,

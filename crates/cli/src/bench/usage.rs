@@ -1,4 +1,4 @@
-//! What a run costs this process: CPU time and peak memory.
+//! Resource usage of this process during a run: CPU time and peak memory.
 
 use std::fs;
 
@@ -6,15 +6,15 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::host::System;
 
-/// Runs from [`Meter::start`] to [`Meter::stop`].
+/// Meter of the usage between [`Meter::start`] and [`Meter::stop`].
 #[derive(Debug)]
 pub(crate) struct Meter {
     cpu_seconds: f64,
-    /// Whether the kernel let us set its high-water mark back.
+    /// True if the kernel has reset its high-water mark.
     fresh_peak: bool,
 }
 
-/// What it read.
+/// Usage during a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
     /// User and system time of all threads, the kernel's own helpers for this process included.
@@ -25,7 +25,7 @@ pub(crate) struct Usage {
 
 impl Meter {
     pub(crate) fn start() -> Self {
-        // "5" sets VmHWM back to the present resident set: proc(5), since Linux 4.0.
+        // "5" resets VmHWM to the present resident set: proc(5), since Linux 4.0.
         let fresh_peak = fs::write("/proc/self/clear_refs", "5").is_ok();
         Self {
             cpu_seconds: cpu_seconds(),
@@ -43,7 +43,7 @@ impl Meter {
     }
 }
 
-/// CPU time of this process so far.
+/// Returns the CPU time of this process so far.
 #[expect(
     clippy::cast_precision_loss,
     reason = "seconds and nanoseconds of a process"

@@ -1,4 +1,4 @@
-//! What a reader of the results should know before believing them, and what to do about it.
+//! Warnings about the validity of the results, with remedies.
 
 use std::fmt;
 
@@ -9,13 +9,15 @@ use super::stats::Spread;
 use super::{CacheState, Contender};
 use crate::output::quantity::{float, format_seconds, format_share};
 
-/// Samples of one contender that lie further apart than this say more about the device than about us.
+/// Spread of one contender's samples, relative to the median, above which the device dominates
+/// them.
 const NOISE: f64 = 0.15;
-/// A first run this much slower than the others' median is a run of its own kind.
+/// Ratio of the first run to the median of the others above which the first run is an outlier.
 const SLOW_START: f64 = 1.25;
-/// Runs shorter than this are mostly start, end and the clock of the scheduler.
+/// Duration below which a run is mostly start-up, end and scheduler noise.
 const SHORTEST_SECONDS: f64 = 0.05;
-/// The ceiling reads the same bytes and does less: a load that is faster by more than this was not measured well.
+/// Ratio to the ceiling above which a load was not measured well: the ceiling reads the same bytes
+/// and does less work.
 const ABOVE_CEILING: f64 = 1.05;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -81,43 +83,43 @@ impl fmt::Display for Warning {
             ),
             Self::Network { file_system } => write!(
                 f,
-                "{file_system} is a network file system: its server has a cache of its own, which we cannot drop. \
-                 A cold run may be cold here only",
+                "{file_system} is a network file system: the cache of its server cannot be dropped from here. \
+                 A cold run may be cold on this machine only",
             ),
             Self::Smaller { asked, made } => write!(
                 f,
-                "there is room for {} of the {} asked for. Name a directory with more room with --dir",
+                "there is space for {} of the requested {}. Name a directory with more space with --dir",
                 format_bytes(*made),
                 format_bytes(*asked),
             ),
             Self::FioMissing => f.write_str(
-                "fio is not installed, so the ceiling is ours alone. For an independent one: apt-get install fio",
+                "fio is not installed, so the only ceiling is that of tload. For an independent one: apt-get install fio",
             ),
-            Self::FioFailed { reason } => write!(f, "{reason}. The other contenders went on without it"),
+            Self::FioFailed { reason } => write!(f, "{reason}. The benchmark continued without it"),
             Self::NotAsAsked { wanted, resident_bytes, total_bytes, all } => {
                 let share = float(*resident_bytes) / float((*total_bytes).max(1));
                 not_as_asked(f, *wanted, share, *all)
             }
             Self::Unverified { wanted } => write!(
                 f,
-                "this system does not say what its page cache holds: no run is called {}",
+                "this system does not report what its page cache holds: no run is labelled {}",
                 name(*wanted)
             ),
             Self::Fallback { requested, used, reason } => write!(
                 f,
-                "engine {used} was used, not {}: {reason}. tload doctor says what stands in the way",
+                "engine {used} was used, not {}: {reason}. tload doctor shows the cause",
                 if requested == "auto" { "uring" } else { requested },
             ),
             Self::NotPinned { refused_bytes, reason } => write!(
                 f,
-                "{} of staging memory could not be pinned, so the driver copies once more: {reason}. tload doctor looks \
-                 into it",
+                "{} of staging memory could not be pinned, so the driver makes an extra copy: {reason}. tload doctor \
+                 shows the cause",
                 format_bytes(*refused_bytes),
             ),
             Self::FirstRunSlow { times } => write!(
                 f,
                 "the first run took {times:.1} times as long as the others: a cache below the page cache, or a disk \
-                 that had to wake up. The median does not mind; more --rounds help",
+                 that had to wake up. The median is not affected; more --rounds help",
             ),
             Self::Noisy { contender, width } => write!(
                 f,
@@ -135,8 +137,8 @@ impl fmt::Display for Warning {
             ),
             Self::AboveCeiling { ratio } => write!(
                 f,
-                "the load is {} faster than its ceiling, which does less: too small to time, or the device changed its \
-                 speed between runs. Use a larger checkpoint and more --rounds",
+                "the load is {} faster than its ceiling, which does less work: too small to time, or the device changed \
+                 its speed between runs. Use a larger checkpoint and more --rounds",
                 format_share(ratio - 1.0),
             ),
         }
@@ -152,15 +154,15 @@ fn not_as_asked(
     let (wanted, share) = (name(wanted), format_share(share));
     write!(
         f,
-        "page cache in play: a run was to be {wanted}, but {share} of the files were in memory; ",
+        "wrong state of the page cache: a run was to be {wanted}, but {share} of the files were in memory; ",
     )?;
     if all {
         write!(
             f,
-            "no run of this kind is called {wanted}. Close programs that use the files, or try a local disk",
+            "no run of this kind is labelled {wanted}. Close programs that use the files, or try a local disk",
         )
     } else {
-        f.write_str("it is left out. Close programs that use the files")
+        f.write_str("it is excluded. Close programs that use the files")
     }
 }
 
@@ -180,7 +182,7 @@ fn name(state: CacheState) -> &'static str {
     }
 }
 
-/// What the samples themselves give away; each kind once, from the first cell that shows it.
+/// Returns the warnings that the samples show, each kind once, from the first cell that shows it.
 pub(crate) fn of(results: &Results) -> Vec<Warning> {
     let mut warnings = Vec::new();
     for cell in &results.cells {
@@ -216,7 +218,7 @@ fn page_cache(cell: &CellResults) -> Option<Warning> {
     })
 }
 
-/// `auto` may well choose threads for files in memory; that is a choice, not a fallback.
+/// Warns about a fallback. If `auto` chooses threads for cached files, that is not one.
 fn fallback(cell: &CellResults) -> Option<Warning> {
     let engine = cell
         .of(Contender::Tload)
@@ -268,7 +270,9 @@ fn noise(cell: &CellResults) -> Option<Warning> {
     })
 }
 
-/// Of a cell that is too short its ratio says nothing more. What shows files may well be faster than what copies them.
+/// Warns about a cell whose runs are too short, or whose load beats the ceiling. The ratio of a
+/// short run means nothing, and mapping files may well be faster than the ceiling, which copies
+/// them.
 fn too_small(cell: &CellResults) -> Option<Warning> {
     let runs = cell.of(Contender::Tload);
     let seconds = Spread::of(runs.map(|sample| sample.measurement.seconds))?.median;
@@ -302,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn short_runs_and_loads_above_their_ceiling_are_doubted() {
+    fn short_runs_and_loads_above_ceiling_warn() {
         let texts = |ours: f64, ceiling: f64| -> Vec<String> {
             let mut results = results(&plan(1, 1));
             results.add(0, sample(1, Contender::Tload, ours));

@@ -1,4 +1,4 @@
-//! `tload bench`: finds or makes a checkpoint, runs the plan, shows the table.
+//! `tload bench`: opens or writes a checkpoint, runs the plan and prints the table.
 
 use std::ffi::OsString;
 use std::io::{self, Write};
@@ -40,7 +40,7 @@ pub(crate) fn run(
     outcome
 }
 
-/// Leaves in `results` what it has measured, also when it fails.
+/// Runs the benchmark. On failure too, `results` holds the samples measured so far.
 fn bench(
     args: &BenchArgs,
     arguments: &[OsString],
@@ -58,7 +58,7 @@ fn bench(
     let device = options::device(&args.device)?;
     let gpu = Gpu::open(device)?;
     let target = target(args, &opening, interrupt)?;
-    // It reads files.
+    // fio reads files only.
     let wants_fio = !args.no_fio && target.remote().is_none();
     let fio = if wants_fio { Fio::find() } else { None };
     let cache_states = match target.path() {
@@ -112,7 +112,8 @@ fn target<'a>(
     Target::make(&recipe, interrupt)
 }
 
-/// Protocol and host of the object store, if the checkpoint is in one: `s3 at 127.0.0.1:9000`.
+/// Returns protocol and host of the object store, if the checkpoint is in one: `s3 at
+/// 127.0.0.1:9000`.
 fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
     let shown = target.remote()?.to_string();
     let (scheme, rest) = shown.split_once("://")?;
@@ -125,7 +126,7 @@ fn store_name(args: &BenchArgs, target: &Target<'_>) -> Option<String> {
     Some(host.map_or_else(|| scheme.to_owned(), |host| format!("{scheme} at {host}")))
 }
 
-/// Of a URL that may hold a password.
+/// Returns the host of a URL that may contain a password.
 fn host_of(url: &str) -> Option<String> {
     let shown = Location::parse(url).ok()?.to_string();
     let (_, rest) = shown.split_once("://")?;
@@ -163,7 +164,7 @@ fn record(
     )
 }
 
-/// Runs the plan, with exports and progress kept up to date.
+/// Runs the plan and keeps exports and progress up to date.
 fn measure(
     plan: &Plan,
     runner: &mut DiskRunner<'_>,
@@ -182,7 +183,7 @@ fn measure(
     })
 }
 
-/// What was known beforehand, then what the samples give away.
+/// Returns the warnings known before the runs, then those about the samples.
 fn texts(known: &[Warning], results: &Results) -> Vec<String> {
     known
         .iter()
@@ -191,7 +192,7 @@ fn texts(known: &[Warning], results: &Results) -> Vec<String> {
         .collect()
 }
 
-/// Before the first run, so that whoever waits knows for what.
+/// Prints the checkpoint, the host and the rounds before the first run.
 fn show_head(out: &mut dyn Write, results: &Results) -> io::Result<()> {
     let checkpoint = table::describe_checkpoint(&results.checkpoint);
     writeln!(out, "{}", printable(&checkpoint))?;

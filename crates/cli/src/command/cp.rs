@@ -1,4 +1,4 @@
-//! `tload cp`: copies a checkpoint into a directory, shows how far it is, and says what it did.
+//! `tload cp`: copies a checkpoint into a directory, shows progress and prints a summary.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     let kept = control.progress().bytes_kept;
     if outcome.is_err() && kept > 0 {
         warn(&format!(
-            "note: {} are kept in {}: the same command goes on from there",
+            "note: {} are kept in {}: run the same command again to resume",
             format_bytes(kept),
             args.target.display()
         ));
@@ -36,7 +36,8 @@ pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     write_text(out, &report).map_err(standard_output)
 }
 
-/// A signal ends it, and the end of its time, whatever it waits for.
+/// Runs the copy until it ends, a signal arrives or the timeout expires, even if the storage does
+/// not answer.
 fn watch(
     copy: Copy,
     source: &Location,
@@ -61,9 +62,9 @@ fn watch(
 fn late(source: &Location, timeout: Duration, control: &CopyControl) -> Error {
     let now = control.progress();
     let far = match now.bytes_total {
-        0 => "what there is was still being listed".to_owned(),
+        0 => "the source was still being listed".to_owned(),
         total => format!(
-            "{} of {} were there",
+            "{} of {} had been copied",
             format_bytes(now.bytes_done),
             format_bytes(total)
         ),
@@ -71,7 +72,7 @@ fn late(source: &Location, timeout: Duration, control: &CopyControl) -> Error {
     let message = format!("the copy took longer than its timeout of {timeout:?}; {far}");
     Error::new(ErrorKind::TimedOut, message)
         .with_location(source)
-        .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
+        .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
@@ -85,11 +86,7 @@ fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
         format_rate(rate(report.copied_bytes, report.seconds)),
     )?;
     if report.resumed_bytes > 0 {
-        write!(
-            out,
-            "; {} were there from before",
-            format_bytes(report.resumed_bytes)
-        )?;
+        write!(out, "; {} resumed", format_bytes(report.resumed_bytes))?;
     }
     if report.skipped_files > 0 {
         let files = format_count(report.skipped_files, "file");
@@ -101,11 +98,11 @@ fn write_text(out: &mut dyn Write, report: &CopyReport) -> io::Result<()> {
     }
     if report.requests > 0 {
         let requests = format_count(report.requests, "request");
-        write!(out, "; {requests}, {} repeated", report.retries)?;
+        write!(out, "; {requests}, {} retried", report.retries)?;
     }
     if report.unversioned_files > 0 {
         let files = format_count(report.unversioned_files, "file");
-        write!(out, "; {files} without ETag and Last-Modified")?;
+        write!(out, "; {files} with neither ETag nor Last-Modified")?;
     }
     writeln!(out)
 }

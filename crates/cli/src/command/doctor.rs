@@ -1,4 +1,5 @@
-//! `tload doctor`: prints the findings, with the advice under each, counts them, and says what to change first.
+//! `tload doctor`: prints the findings with the advice below each, their counts, and the most
+//! urgent change.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -18,7 +19,7 @@ use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
 use crate::watched::{LAST_WORDS, Watch};
 
-/// `limits`: as the command was started with.
+/// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
     args: &DoctorArgs,
     interrupt: &Interrupt,
@@ -27,7 +28,7 @@ pub(crate) fn run(
 ) -> Result<()> {
     let settings =
         Settings::of(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
-    // A mistake in them is one, with a location or without.
+    // An error in these options is reported even without a location.
     let store = options::store_within(&args.store, Some(args.timeout))?;
     let looked = args
         .location
@@ -54,15 +55,16 @@ pub(crate) fn run(
     outcome
 }
 
-/// What was seen of a location.
+/// Result of checking a location.
 struct Looked {
-    /// Once its headers have been read.
+    /// Set once the headers have been read.
     checkpoint: Arc<OnceLock<Checkpoint>>,
     findings: Vec<Finding>,
     outcome: Result<()>,
 }
 
-/// Opens the checkpoint and looks at where it is, on a thread that is left behind when storage does not answer.
+/// Opens the checkpoint and checks its storage, on a thread that is orphaned if the storage does
+/// not answer.
 fn look_at(
     location: &OsStr,
     store: StoreOptions,
@@ -76,7 +78,7 @@ fn look_at(
         let late = |_| late(timeout).with_location(&location);
         let watch = Watch {
             interrupt,
-            // The core knows which file it waits for.
+            // The core names the file that does not answer, so its timeout comes first.
             timeout: Some(timeout + LAST_WORDS),
             cancel: None,
             redraw: &|| (),
@@ -92,7 +94,7 @@ fn look_at(
     });
     let (findings, outcome) = match outcome {
         Ok(findings) => (findings, Ok(())),
-        // The user has seen enough.
+        // The user interrupted the command.
         Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
         Err(error) => {
             let shown = location.to_string_lossy();
@@ -109,12 +111,12 @@ fn look_at(
 }
 
 fn late(timeout: Duration) -> Error {
-    let message = format!("looking at it took longer than its timeout of {timeout:?}");
+    let message = format!("the check took longer than its timeout of {timeout:?}");
     Error::new(ErrorKind::TimedOut, message)
-        .with_hint("raise timeout, or look at the storage, which does not answer")
+        .with_hint("raise timeout, or check the storage, which does not answer")
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Diagnosis<'a> {
     worst: Level,
@@ -122,7 +124,7 @@ struct Diagnosis<'a> {
     findings: &'a [Finding],
 }
 
-/// The one thing to change first.
+/// The most urgent change.
 #[derive(Debug, Serialize)]
 struct First<'a> {
     id: &'static str,

@@ -1,4 +1,4 @@
-//! `tload load`: streams a checkpoint into CPU or GPU memory, shows how far it is, and prints the report.
+//! `tload load`: streams a checkpoint into CPU or GPU memory, shows progress and prints the report.
 
 use std::io::{self, Write};
 use std::task::Poll;
@@ -16,7 +16,7 @@ use crate::output::error::{standard_output, warn};
 use crate::output::failure::Outcome;
 use crate::output::progress::Progress;
 
-/// How often the bar moves while no tensor arrives.
+/// Interval between updates of the progress bar while no tensor arrives.
 const REDRAW: Duration = Duration::from_millis(100);
 
 pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
@@ -38,7 +38,7 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
         if args.json {
             let result = Loaded::new(&report, None);
             let outcome = Outcome::new(&result, Some(interrupt.failure(&error)));
-            // Whatever becomes of the report, the load's own error is the one to tell.
+            // If the report cannot be written, the error of the load is still the one to return.
             drop(interrupt.answer().give(out, &outcome));
         } else {
             warn(report.to_string().trim_end());
@@ -56,7 +56,7 @@ pub(crate) fn run(args: &LoadArgs, interrupt: &Interrupt, out: &mut dyn Write) -
     write_text(out, &report, digest.as_deref()).map_err(standard_output)
 }
 
-/// Refuses a digest of bytes that only a GPU can look into.
+/// Refuses a digest if any tensor goes to a GPU.
 fn in_sight(loader: &Loader) -> Result<()> {
     let mut devices = loader.devices()?.into_iter();
     let Some(device) = devices.find(|device| *device != Device::Cpu) else {
@@ -64,12 +64,13 @@ fn in_sight(loader: &Loader) -> Result<()> {
     };
     Err(Error::new(
         ErrorKind::InvalidRequest,
-        format!("--digest looks at bytes in CPU memory; tensors are to go to {device}"),
+        format!("--digest needs tensors in CPU memory; some are to go to {device}"),
     )
     .with_hint("leave out --digest, or use device=cpu"))
 }
 
-/// Receives every tensor. A load that cannot begin is an error; one that began has a report, whatever came of it.
+/// Receives every tensor. Returns an error if the load cannot start; once it has started, returns
+/// its report together with its outcome.
 fn stream(
     loader: &Loader,
     args: &LoadArgs,
@@ -109,7 +110,7 @@ fn receive(
     }
 }
 
-/// What `--json` prints.
+/// Output of `--json`.
 #[derive(Debug, Serialize)]
 struct Loaded<'a> {
     gigabytes_per_second: f64,

@@ -1,4 +1,4 @@
-//! `tload ls`: what a checkpoint holds, from its headers.
+//! `tload ls`: lists the contents of a checkpoint from its headers.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -24,14 +24,14 @@ pub(crate) fn run(args: &LsArgs, interrupt: &Interrupt, out: &mut dyn Write) -> 
     write_text(out, &listing).map_err(standard_output)
 }
 
-/// The tensors that the user asked for, in file order.
+/// Returns the selected tensors, in file order.
 fn selected(checkpoint: &Checkpoint, args: &LsArgs) -> Result<Vec<TensorInfo>> {
     Loader::new(checkpoint.clone())
         .tensors(options::selection(&args.select)?)
         .selected()
 }
 
-/// What `--json` prints; the text shows the same.
+/// Output of `--json`; the text shows the same values.
 #[derive(Debug, Serialize)]
 struct Listing {
     location: String,
@@ -72,7 +72,7 @@ struct TensorLine {
     bytes: u64,
     /// Index into the shards.
     shard: usize,
-    /// From the start of the file.
+    /// Offset from the start of the file, bytes.
     offset: u64,
 }
 
@@ -118,7 +118,7 @@ impl TensorLine {
     }
 }
 
-/// The dtypes that take most bytes first.
+/// Returns the totals of each dtype, the one with the most bytes first.
 fn dtype_totals(tensors: &[TensorInfo]) -> Vec<DtypeTotal> {
     let mut totals = BTreeMap::new();
     for tensor in tensors {
@@ -136,7 +136,7 @@ fn dtype_totals(tensors: &[TensorInfo]) -> Vec<DtypeTotal> {
     totals
 }
 
-/// Totals last: that is what stays in sight after thousands of tensors.
+/// Writes the tables. Totals come last, where they stay in sight after thousands of tensors.
 fn write_text(out: &mut dyn Write, listing: &Listing) -> io::Result<()> {
     writeln!(out, "{}", tensor_table(listing))?;
     writeln!(out, "{}", shard_table(listing))?;

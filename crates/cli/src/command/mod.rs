@@ -1,4 +1,4 @@
-//! One file per subcommand; this one hands the call on.
+//! Subcommands, one per file; dispatch to them.
 
 mod bench;
 mod cp;
@@ -18,8 +18,8 @@ use crate::args::{Args, Command};
 use crate::host::limits::Limits;
 use crate::interrupt::Interrupt;
 
-/// Runs the subcommand. `arguments` are as the user wrote them, for the record that a benchmark keeps; `limits` are those that the
-/// command was started with.
+/// Runs the subcommand. `arguments` are as the user wrote them, for the record of a benchmark;
+/// `limits` are those that the command was started with.
 pub(crate) fn run(
     args: Args,
     arguments: &[OsString],

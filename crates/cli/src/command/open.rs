@@ -1,4 +1,4 @@
-//! Opens a checkpoint for a command: within its time, and until a signal.
+//! Opening a checkpoint for a command, with a timeout and until a signal.
 
 use std::ffi::OsStr;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) fn open(
     let opening = options::opening(options::store_within(store, timeout)?, links);
     let watch = Watch {
         interrupt,
-        // The core knows which file it waits for.
+        // The core names the file that does not answer, so its timeout comes first.
         timeout: timeout.map(|timeout| timeout + LAST_WORDS),
         cancel: None,
         redraw: &|| (),
@@ -29,7 +29,7 @@ pub(super) fn open(
             let message = format!("opening took longer than its timeout of {timeout:?}");
             Error::new(ErrorKind::TimedOut, message)
                 .with_location(&location)
-                .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
+                .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
         },
     };
     let from = location.clone();

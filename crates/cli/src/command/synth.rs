@@ -16,7 +16,7 @@ use crate::synth::{Model, Synth, check_room};
 pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let preset = options::preset(args.model.preset);
     let size = args.model.size.unwrap_or(preset.default_bytes());
-    // Before anything else: the list of tensors of an absurd size would itself not fit.
+    // First, because for an absurd size even the list of tensors would not fit in memory.
     check_room(&args.directory, size)?;
     let model = Model::new(preset, size)?;
     let synth = Synth::new(&model, args.model.shards, args.model.seed)?;

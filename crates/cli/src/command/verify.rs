@@ -1,4 +1,5 @@
-//! `tload verify`: compares a checkpoint with what is known of it, shows how far it is, and says file by file what came of it.
+//! `tload verify`: compares a checkpoint with its known checksums, shows progress and prints a
+//! result for each file.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -31,13 +32,14 @@ pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write)
         interrupt.answer().give(out, &outcome)?;
     } else {
         write_text(out, &report).map_err(standard_output)?;
-        // Before the error, which goes another way.
+        // Before the error, which goes to standard error.
         out.flush().map_err(standard_output)?;
     }
     error.map_or(Ok(()), Err)
 }
 
-/// A signal ends it, and the end of its time, whatever it waits for.
+/// Runs the verification until it ends, a signal arrives or the timeout expires, even if the
+/// storage does not answer.
 fn watch(
     verification: Verification,
     location: &Location,
@@ -73,7 +75,7 @@ fn late(location: &Location, timeout: Duration, control: &VerifyControl) -> Erro
     let message = format!("verifying took longer than its timeout of {timeout:?}; {far}");
     Error::new(ErrorKind::TimedOut, message)
         .with_location(location)
-        .with_hint("raise timeout, or look at the storage: tload doctor LOCATION")
+        .with_hint("raise timeout, or check the storage: tload doctor LOCATION")
 }
 
 fn write_text(out: &mut dyn Write, report: &VerifyReport) -> io::Result<()> {

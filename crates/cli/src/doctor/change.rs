@@ -1,37 +1,38 @@
-//! What to change first: of everything that was found, the one thing that helps most. Pure.
+//! The most urgent change among all findings. Pure.
 
 use serde::Serialize;
 
 use super::Finding;
 
-/// What changing a thing saves the user from. In this order one is changed before another.
+/// Problem that a change solves, in ascending order of urgency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Urgency {
-    /// A few percent, or a gap in what can be seen.
+    /// A few percent of speed, or missing information.
     Little,
-    /// Loads at a fraction of the speed that the machine has.
+    /// Loads at a fraction of the machine's speed.
     Speed,
-    /// Loads that wait for ever.
+    /// Loads that hang.
     Hang,
     /// Loads that fail, or are killed.
     Failure,
 }
 
-/// How to change what was found.
+/// Advised change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Change {
     pub(crate) urgency: Urgency,
-    /// To be typed, where a command can do it.
+    /// Command to run, or an instruction if no command can do it.
     pub(crate) command: String,
 }
 
-/// The finding whose change is most urgent; of equals the first. None when nothing is to be changed.
+/// Returns the finding with the most urgent change, the first one if several are equally urgent;
+/// `None` if no change is advised.
 pub(crate) fn first(findings: &[Finding]) -> Option<(&Finding, &Change)> {
     let changes = findings
         .iter()
         .filter_map(|finding| Some((finding, finding.change.as_ref()?)));
-    // Of equals this returns the last.
+    // `max_by_key` returns the last of equal elements, hence the reversal.
     changes.rev().max_by_key(|(_, change)| change.urgency)
 }
 
@@ -48,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_comes_before_what_hangs_and_that_before_what_is_slow() {
+    fn first_change_is_ordered_failure_hang_speed() {
         let mut findings = Vec::new();
         assert_eq!(first(&findings), None);
         findings.push(finding("fine", None));
@@ -66,7 +67,7 @@ mod tests {
             assert_eq!(found.id, id.trim_end_matches(" too"));
             assert_eq!(change.command, format!("fix {}", found.id));
         }
-        // Wherever it stands.
+        // Regardless of its position.
         findings.reverse();
         assert_eq!(first(&findings).unwrap().0.id, "fails too");
     }

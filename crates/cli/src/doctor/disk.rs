@@ -4,21 +4,21 @@ use super::{Finding, Level, Urgency};
 use crate::host::System;
 use crate::host::disk::Disk;
 
-/// Below this, a deep queue waits in the kernel instead of in the disk.
+/// Queue size below which requests of a deep queue wait in the kernel instead of in the disk.
 const REQUESTS_FEW: u64 = 64;
 
-/// `device`: the device number of the file system.
+/// Returns the finding about the disk. `device` is the device number of the file system.
 pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
     let Some(disk) = Disk::of(system, device) else {
         let (major, minor) = device;
-        let value = format!("unknown: /sys shows none for device {major}:{minor}");
+        let value = format!("unknown: /sys has no disk for device {major}:{minor}");
         return Finding::ok("disk", "disk", value);
     };
     let finding = Finding::ok("disk", "disk", describe(&disk));
     if disk.rotational == Some(true) {
         return finding.advise(
             Level::Note,
-            "the kernel takes it for a spinning disk, as it does many virtual ones",
+            "the kernel reports a spinning disk, as it does for many virtual disks",
         );
     }
     if disk
@@ -37,7 +37,7 @@ pub(super) fn finding(system: &System, device: (u32, u32)) -> Finding {
         .is_some_and(|requests| requests < REQUESTS_FEW)
     {
         let command = format!("echo 256 > /sys/block/{}/queue/nr_requests", disk.name);
-        let advice = format!("few requests fit its queue: {command}");
+        let advice = format!("its queue holds few requests: {command}");
         return finding
             .advise(Level::Note, advice)
             .change(Urgency::Little, command);
@@ -56,7 +56,7 @@ fn describe(disk: &Disk) -> String {
     facts.extend(disk.requests.map(|requests| format!("{requests} requests")));
     facts.extend(
         disk.request_kib_max
-            .map(|size| format!("{size} KiB per request at most")),
+            .map(|size| format!("at most {size} KiB per request")),
     );
     facts.extend(
         disk.read_ahead_kib

@@ -1,4 +1,4 @@
-//! How many files may be open, beside how many a checkpoint has.
+//! Limit of open files, compared with the number of files of a checkpoint.
 
 use tload::probe;
 
@@ -6,10 +6,11 @@ use super::{Finding, Level, Urgency};
 use crate::host::limits::Limit;
 use crate::output::quantity::format_count;
 
-/// Shards of the largest checkpoints that are about (2026-11: 163 of DeepSeek-V3, 191 of Llama 3.1 405B).
+/// Shards of the largest published checkpoints (2026-11: 163 of DeepSeek-V3, 191 of Llama 3.1
+/// 405B), rounded up.
 const SHARDS: usize = 200;
 
-/// `shards`: of the checkpoint, if there is one.
+/// Returns the finding about open files. `shards` is that of the checkpoint, if there is one.
 pub(super) fn finding(limit: Limit, shards: Option<usize>) -> Finding {
     let wanted = probe::descriptors(shards.unwrap_or(SHARDS));
     let value = match (limit.now, limit.most) {
@@ -33,11 +34,11 @@ pub(super) fn finding(limit: Limit, shards: Option<usize>) -> Finding {
     };
     // The command raises its own limit; programs that use the library do not.
     let who = if limit.may_have(wanted) {
-        "this command raises it by itself, other programs fail"
+        "this command raises the limit by itself, other programs fail"
     } else {
         "loads fail"
     };
-    let advice = format!("a checkpoint of {shards} wants {wanted}; {who}: {command}");
+    let advice = format!("a checkpoint of {shards} needs {wanted}; {who}: {command}");
     if known {
         finding
             .advise(Level::Warn, advice)
@@ -70,7 +71,7 @@ mod tests {
         assert_eq!(
             few.advice.as_deref(),
             Some(
-                "a checkpoint of 100 shards wants 264; this command raises it by itself, other programs fail: ulimit -n 264"
+                "a checkpoint of 100 shards needs 264; this command raises the limit by itself, other programs fail: ulimit -n 264"
             )
         );
         assert_eq!(few.change.unwrap().command, "ulimit -n 264");
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_checkpoint_the_largest_known_are_meant() {
+    fn open_files_without_checkpoint_uses_largest_known() {
         assert_eq!(finding(limit(1024, 1024), None).level, Level::Ok);
         let small = finding(limit(256, 1024), None);
         assert_eq!(small.level, Level::Note);

@@ -1,4 +1,4 @@
-//! NVIDIA GPUs: as the bus or the kernel's driver shows them, and what a load can do with them through CUDA.
+//! NVIDIA GPUs: what the bus and the kernel driver show, and what CUDA offers a load.
 
 use std::fmt::Write;
 
@@ -13,14 +13,15 @@ use crate::output::quantity::format_count;
 
 /// NVIDIA's vendor number on the PCI bus.
 const VENDOR: &str = "0x10de";
-/// Slots of staging memory that are tried, and their size, bytes: 64 MiB, what the core pins at a time where it must.
+/// Slots of staging memory for the test of pinning, and their size in bytes: 64 MiB, the amount
+/// that the core pins at a time if it must.
 const SLOTS: usize = 64;
 const SLOT_BYTES: usize = 1 << 20;
 
-/// What CUDA says.
+/// Facts from CUDA.
 #[derive(Debug)]
 pub(super) struct Cuda {
-    /// As in `12080`.
+    /// Version of the driver, such as `12080`.
     version: i32,
     devices: Vec<Result<Device>>,
 }
@@ -33,7 +34,7 @@ struct Device {
     pinning: Result<Pinning>,
 }
 
-/// Staging memory as a load would have it.
+/// Staging memory as a load would get it.
 #[derive(Debug)]
 struct Pinning {
     bytes: u64,
@@ -42,7 +43,7 @@ struct Pinning {
 }
 
 impl Cuda {
-    /// Opens every GPU and takes staging memory for it, and lets go of all of it.
+    /// Opens every GPU, allocates staging memory for it, and releases both.
     pub(super) fn look() -> Result<Self> {
         let facts = cuda::driver()?;
         let devices = (0..facts.devices).map(Device::look);
@@ -100,7 +101,7 @@ pub(super) fn findings(system: &System, cuda: &Result<Cuda>) -> Vec<Finding> {
     findings
 }
 
-/// What the machine shows without CUDA.
+/// Returns the finding about GPUs that are visible without CUDA.
 fn seen(system: &System, has_cuda: bool) -> Finding {
     let finding = |value: String| Finding::ok("gpu", "GPUs", value);
     let driven = with_driver(system);
@@ -109,8 +110,8 @@ fn seen(system: &System, has_cuda: bool) -> Finding {
     }
     let bare = on_the_bus(system);
     if bare.is_empty() {
-        // Containers show the driver and hide the rest.
-        let where_else = if has_cuda { " but by CUDA" } else { "" };
+        // Containers expose the driver and hide the rest.
+        let where_else = if has_cuda { " except by CUDA" } else { "" };
         return finding(format!("none seen{where_else}"));
     }
     finding(format!("{} on the bus, no driver", bare.join(", "))).advise(
@@ -144,7 +145,7 @@ fn on_the_bus(system: &System) -> Vec<String> {
         .collect()
 }
 
-/// Loads go to CPU memory only.
+/// Returns the finding for a machine without usable CUDA: loads can go to CPU memory only.
 fn unusable(error: &Error) -> Finding {
     Finding::ok("cuda", "CUDA", in_one_line(error)).advise(Level::Note, advice(error))
 }
@@ -173,7 +174,7 @@ fn devices(devices: &[Result<Device>]) -> Finding {
     }
 }
 
-/// None when no GPU could be opened.
+/// Returns the finding about pinned memory; `None` if no GPU could be opened.
 fn pinning(devices: &[Result<Device>]) -> Option<Finding> {
     let opened = devices.iter().enumerate().filter_map(|(ordinal, device)| {
         let pinning = &device.as_ref().ok()?.pinning;
@@ -195,8 +196,8 @@ fn pinning(devices: &[Result<Device>]) -> Option<Finding> {
     if refused {
         let finding = finding.advise(
             Level::Warn,
-            "the driver copies once more on the way to the GPU, at about half the speed: give the container more memory, \
-             or raise what may be locked (ulimit -l)",
+            "the driver makes an extra copy on the way to the GPU, at about half the speed: give the \
+             container more memory, or raise the locked memory limit (ulimit -l)",
         );
         return Some(finding.change(Urgency::Speed, "ulimit -l unlimited (as root)"));
     }
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_driver_there_is_its_reason_and_what_to_do() {
+    fn missing_driver_gives_reason_and_advice() {
         let (_folder, system) = system(&[]);
         let findings = findings(&system, &Err(refusal()));
         assert_eq!(findings.len(), 2);
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn one_gpu_that_fails_hides_no_other() {
+    fn failing_gpu_keeps_other_findings() {
         let works = Device {
             text: "cuda:1 works".to_owned(),
             pinning: Ok(Pinning {

@@ -1,4 +1,4 @@
-//! The kernel, the processors and the memory nodes.
+//! Kernel, processors and NUMA nodes.
 
 use std::thread;
 
@@ -43,7 +43,7 @@ fn nodes(system: &System) -> Finding {
         1 => Finding::ok("numa", "NUMA nodes", "1"),
         count => Finding::ok("numa", "NUMA nodes", format!("{count} ({})", nodes.join("; "))).advise(
             Level::Note,
-            "run on the node that the disk or the GPU hangs on: numactl --cpunodebind=N --membind=N",
+            "run on the node that the disk or the GPU is attached to: numactl --cpunodebind=N --membind=N",
         ),
     }
 }

@@ -1,4 +1,4 @@
-//! Memory: how much there is, what limits it, what may be locked, and huge pages.
+//! Memory: amount, limits, locked memory and huge pages.
 
 use tload::probe::GroupLimit;
 use tload::{Checkpoint, TensorInfo, format_bytes};
@@ -9,11 +9,12 @@ use crate::host::{System, memory};
 
 /// Bit of `CAP_IPC_LOCK` in a capability set, which lifts the memlock limit.
 const IPC_LOCK: u32 = 14;
-/// Below this, registered buffers do not fit (a load's default window is up to 16 MiB in flight).
+/// Limit below which registered buffers do not fit (by default, up to 16 MiB of a load are in
+/// flight).
 const MEMLOCK_ENOUGH: u64 = 64 << 20;
-/// A load's default budget, to which it shrinks in a control group with less than twice as much left.
+/// Default budget of a load. It shrinks in a control group with less than twice as much left.
 const BUDGET: u64 = 512 << 20;
-/// A load takes so much beside the tensors that it cannot do without.
+/// Memory that a load needs in addition to its largest tensor.
 const BESIDE: u64 = 64 << 20;
 
 pub(super) fn findings(
@@ -39,18 +40,18 @@ fn available(system: &System) -> Finding {
                 format_bytes(total)
             )
         }
-        None => format!("{} in all", format_bytes(total)),
+        None => format!("{} in total", format_bytes(total)),
     });
     Finding::known("memory", "memory", value)
 }
 
-/// Bytes of the largest tensor: a load has memory for one at the least.
+/// Returns the bytes of the largest tensor: a load needs memory for at least one.
 fn largest(checkpoint: &Checkpoint) -> u64 {
     let tensors = checkpoint.tensors().iter();
     tensors.map(TensorInfo::byte_len).max().unwrap_or(0)
 }
 
-/// What the control group leaves, beside the `largest` tensor.
+/// Compares the memory left in the control group with the `largest` tensor.
 fn group(limit: &GroupLimit, largest: u64) -> Finding {
     let (left, file) = (limit.left(), limit.file.display());
     let value = format!(
@@ -60,7 +61,7 @@ fn group(limit: &GroupLimit, largest: u64) -> Finding {
     );
     let finding = Finding::ok("cgroup_memory", "control group limit", value);
     let least = largest + BESIDE;
-    // What would do, in steps that people type.
+    // A sufficient limit, rounded up to whole GiB.
     let used = limit.bytes - left;
     let wanted = (used + 2 * largest.max(BUDGET)).next_multiple_of(1 << 30);
     let command = format!(
@@ -69,7 +70,7 @@ fn group(limit: &GroupLimit, largest: u64) -> Finding {
     );
     if left < least {
         let advice = format!(
-            "a load needs {} at once and is refused, or killed with a --memory-limit of its own: {command}",
+            "a load needs {} at once and is refused, or killed if it sets --memory-limit itself: {command}",
             format_bytes(least)
         );
         return finding
@@ -79,13 +80,13 @@ fn group(limit: &GroupLimit, largest: u64) -> Finding {
     if left < 2 * BUDGET {
         return finding.advise(
             Level::Note,
-            "loads without a --memory-limit take less than half of what is left, which may cost speed; tensors that are kept \
-             count against it",
+            "loads without --memory-limit use less than half of the remaining memory, which may cost \
+             speed; kept tensors count against the limit",
         );
     }
     finding.advise(
         Level::Note,
-        "tensors that are kept count against it, and so do pages of files that were written; keep --memory-limit well below",
+        "kept tensors and pages of written files count against the limit; keep --memory-limit well below it",
     )
 }
 
@@ -113,7 +114,7 @@ fn memlock(system: &System, limit: Limit) -> Finding {
         )
     };
     let advice = format!(
-        "buffers beyond it are read into without registration, at about twice the CPU: {command}"
+        "buffers beyond the limit are not registered, which takes about twice the CPU: {command}"
     );
     finding
         .advise(Level::Note, advice)
@@ -136,7 +137,7 @@ fn huge_pages(system: &System) -> Finding {
     let finding = Finding::known("huge_pages", "transparent huge pages", chosen);
     if never {
         let command = "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled";
-        let advice = format!("fresh memory for kept tensors costs several times more: {command}");
+        let advice = format!("new memory for kept tensors costs several times more: {command}");
         return finding
             .advise(Level::Warn, advice)
             .change(Urgency::Speed, command);
@@ -151,7 +152,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// The finding of a group with these bytes, of which some are used.
+    /// Returns the finding for a group with this limit and use.
     fn of_group(bytes: u64, used: u64, largest: u64) -> Finding {
         let (limit, used) = (format!("{bytes}\n"), format!("{used}\n"));
         let (_folder, system) = system(&[
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_compared_with_the_largest_tensor() {
+    fn cgroup_memory_below_largest_tensor_warns() {
         let small = of_group(256 * MIB, 56 * MIB, 100 * MIB);
         assert!(
             small.value.starts_with("256.0 MiB, 200.0 MiB left ("),
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_nobody_gets_are_worth_a_change() {
+    fn disabled_huge_pages_advise_change() {
         let file = "sys/kernel/mm/transparent_hugepage/enabled";
         let (_folder, never) = system(&[(file, "always madvise [never]\n")]);
         let change = huge_pages(&never).change.expect("worth it");

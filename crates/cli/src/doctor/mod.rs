@@ -1,6 +1,6 @@
-//! What `tload doctor` finds: one file per thing looked at, each a list of [`Finding`]s.
+//! Checks of `tload doctor`: one file per subject, each with a list of [`Finding`]s.
 //!
-//! Looking never fails. What cannot be read is a finding too, and says so.
+//! A check never fails. A file that cannot be read is reported as a finding.
 
 mod change;
 mod disk;
@@ -27,7 +27,7 @@ pub(crate) use settings::Settings;
 use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};
 
-/// How much a finding matters for a load.
+/// Importance of a finding for a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Level {
@@ -48,16 +48,16 @@ impl fmt::Display for Level {
     }
 }
 
-/// One thing found, and what to do about it.
+/// Result of one check, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// Stable; for programs.
+    /// Stable identifier for programs.
     pub(crate) id: &'static str,
     pub(crate) level: Level,
     pub(crate) title: &'static str,
     pub(crate) value: String,
     pub(crate) advice: Option<String>,
-    /// For what is worth changing.
+    /// Present if a change is worthwhile.
     pub(crate) change: Option<Change>,
 }
 
@@ -87,7 +87,7 @@ impl Finding {
         self
     }
 
-    /// `value`, or a note that it cannot be known.
+    /// Returns a finding with `value`, or a note that the value is unknown.
     fn known(
         id: &'static str,
         title: &'static str,
@@ -107,7 +107,8 @@ impl Finding {
     }
 }
 
-/// Looks at the machine, for loads of `checkpoint` if there is one. Asks nothing of its storage.
+/// Checks the machine, for loads of the `opened` checkpoint if there is one. Does not access its
+/// storage.
 pub(crate) fn examine(
     system: &System,
     limits: &Limits,

@@ -1,4 +1,4 @@
-//! Where a checkpoint lies: file system, mount, direct I/O, disk, and what the page cache holds of it.
+//! Storage of a checkpoint: file system, mount, direct I/O, disk, and its bytes in the page cache.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -12,12 +12,14 @@ use crate::host::mount::Mount;
 use crate::output::flags::with_flags;
 use crate::output::quantity::{float, format_count, format_share};
 
-/// NFS moves this much per request at most unless told otherwise by the server; less costs round trips.
+/// Largest NFS request unless the server sets another limit. Smaller ones cost round trips.
 const NFS_READ_BYTES: u64 = 1 << 20;
-/// A mount to read weights from: errors after half a minute without an answer (10 s, asked three times), large reads, many connections.
+/// Options of a mount for reading weights: errors after half a minute without a response (10 s,
+/// three attempts), large reads, many connections.
 const NFS_OPTIONS: &str = "ro,soft,timeo=100,retrans=2,rsize=1048576,nconnect=8";
 
-/// One set of findings, for the folder of the first shard: shards of one checkpoint lie together.
+/// Returns the findings for the directory of the first shard: the shards of one checkpoint lie
+/// together.
 pub(crate) fn findings(
     system: &System,
     settings: &Settings,
@@ -51,7 +53,8 @@ pub(crate) fn findings(
     findings
 }
 
-/// Nothing is known of the way to it but that the headers came.
+/// Returns the finding about the object store. Nothing is known about it except that the headers
+/// could be read.
 fn object_store(checkpoint: &Checkpoint) -> Option<Finding> {
     let shards = checkpoint.shards().iter().map(tload::Shard::location);
     let remote: Vec<String> = shards
@@ -67,7 +70,7 @@ fn object_store(checkpoint: &Checkpoint) -> Option<Finding> {
     ))
 }
 
-/// The location that the user gave holds nothing that can be loaded, or what holds it did not answer in time.
+/// Returns the finding for a location that cannot be loaded or did not answer in time.
 pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Finding {
     if error.kind() == ErrorKind::TimedOut {
         return hangs(location, timeout, error);
@@ -76,17 +79,14 @@ pub(crate) fn no_answer(location: &str, timeout: Duration, error: &Error) -> Fin
 }
 
 fn hangs(location: &str, timeout: Duration, error: &Error) -> Finding {
-    let change = "see whether the server of the mount or store is there, and mount it again (umount -f frees what waits); \
-                  if it is only slow, raise --timeout";
+    let change = "check that the server of the mount or store is up, and mount it again (umount -f \
+                  releases blocked processes); if it is only slow, raise --timeout";
     Finding::ok(
         "checkpoint",
         "checkpoint",
         format!("{location} did not answer within {timeout:?}: {error}"),
     )
-    .advise(
-        Level::Fail,
-        format!("a load would wait as long as it does; {change}"),
-    )
+    .advise(Level::Fail, format!("a load would hang as well; {change}"))
     .change(Urgency::Hang, change)
 }
 
@@ -100,14 +100,14 @@ fn unreadable(error: &Error) -> Finding {
     }
     let advice = error
         .hint()
-        .unwrap_or("give the path of a checkpoint that can be read: see tload ls LOCATION");
+        .unwrap_or("give the path of a readable checkpoint: see tload ls LOCATION");
     let advice = with_flags(advice);
     Finding::ok("checkpoint", "checkpoint", value)
         .advise(Level::Fail, advice.clone())
         .change(Urgency::Failure, advice)
 }
 
-/// Whether the file system is reached over a network, and what there is to say of it.
+/// Returns whether the file system is reached over a network, and the findings about it.
 fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
     let found = match probe::file_system(path) {
         Ok(found) => found,
@@ -123,21 +123,22 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
     if found.in_memory {
         let finding = finding.advise(
             Level::Note,
-            "the files are in memory already: loads use threads, and cold and warm are the same",
+            "the files are already in memory: loads use threads, and cold and warm are the same",
         );
         return (false, vec![finding]);
     }
     if found.network {
         let finding = finding.advise(
             Level::Note,
-            "a network file system wants depth, which a load finds by itself; tload bench LOCATION --sweep shows how near it comes",
+            "a network file system needs depth, which a load tunes by itself; tload bench LOCATION --sweep shows how close it comes",
         );
         return (true, vec![finding]);
     }
     (false, vec![finding, disk::finding(system, found.device)])
 }
 
-/// `waits`: a network is on the way, and loads have no timeout.
+/// Returns the finding about the mount. `waits`: the file system is on a network, and loads have no
+/// timeout.
 fn mount(system: &System, path: &Path, waits: bool) -> Finding {
     let (id, title) = ("mount", "mount");
     let mount = match Mount::of(system, path) {
@@ -155,7 +156,7 @@ fn mount(system: &System, path: &Path, waits: bool) -> Finding {
             .advise(
                 Level::Warn,
                 format!(
-                    "when its server is gone, reads of a mount of this kind ({}) may wait for ever: {command}",
+                    "if its server is gone, reads from this kind of mount ({}) may hang: {command}",
                     mount.file_system
                 ),
             )
@@ -172,7 +173,7 @@ fn mount(system: &System, path: &Path, waits: bool) -> Finding {
         return finding
             .advise(
                 Level::Note,
-                format!("each read writes a time stamp: {command}"),
+                format!("each read updates the access time: {command}"),
             )
             .change(Urgency::Little, command);
     }
@@ -190,16 +191,16 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         let kind = &mount.file_system;
         format!("umount {point} && mount -t {kind} -o {options} {source} {point} (as root)")
     };
-    // The kernel shows one of both; `hard` is what it does when neither was asked for (nfs(5)).
+    // The kernel shows one of the two; `hard` is the default (nfs(5)).
     if !mount.has("soft") && !mount.has("softerr") {
         // Tenths of a second.
         let waits = number("timeo").map_or_else(String::new, |timeo| {
-            format!(" (timeo={timeo}: it asks again after {} s)", timeo / 10)
+            format!(" (timeo={timeo}: it retries after {} s)", timeo / 10)
         });
         let command = mount_with(NFS_OPTIONS);
         let advice = format!(
-            "mounted hard{waits}: when the server is gone, reads wait for ever and nothing can end them; weights are only read, so \
-             they can be mounted soft: {command}; else give loads a --timeout"
+            "mounted hard{waits}: if the server is gone, reads hang and cannot be interrupted; \
+             weights are only read, so they can be mounted soft: {command}; else give loads a --timeout"
         );
         return finding
             .advise(Level::Warn, advice)
@@ -219,7 +220,7 @@ fn nfs(finding: Finding, mount: &Mount) -> Finding {
         return finding
             .advise(
                 Level::Note,
-                format!("one TCP connection carries everything; with eight, measure: {command}"),
+                format!("one TCP connection carries everything; try eight, and measure: {command}"),
             )
             .change(Urgency::Little, command);
     }
@@ -240,7 +241,7 @@ fn direct_io(path: &Path) -> Finding {
             Finding::ok(
                 id,
                 title,
-                format!("yes; alignment of memory {memory}, of offsets {offset}"),
+                format!("yes; memory alignment {memory}, offset alignment {offset}"),
             )
         }
         Ok(direct) => {
@@ -283,7 +284,7 @@ mod tests {
     use super::*;
     use crate::host::testing::system;
 
-    /// What is found of a mount on `/models`, with this type and these options.
+    /// Returns the finding for a mount on `/` of this type with these options.
     fn of_mount(kind: &str, options: &str) -> Finding {
         waiting(kind, options, false)
     }
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hard_mount_can_hang_and_says_how_not_to() {
+    fn hard_mount_warns_and_advises_soft() {
         let hard = of_mount(
             "nfs4",
             "rw,hard,timeo=600,retrans=2,rsize=1048576,nconnect=8",
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!(hard.level, Level::Warn);
         let advice = hard.advice.expect("says why");
         assert!(
-            advice.contains("(timeo=600: it asks again after 60 s)"),
+            advice.contains("(timeo=600: it retries after 60 s)"),
             "{advice}"
         );
         let change = hard.change.expect("says what to do");

@@ -1,15 +1,15 @@
-//! `io_uring`: whether a ring can be set up here, and what forbids it.
+//! `io_uring`: availability of rings, and the settings that forbid them.
 
 use tload::{format_bytes, probe};
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;
 
-/// `EPERM`, and what a filter may answer instead.
+/// `EPERM`, and `ENOSYS`, which a filter may return instead.
 const NOT_PERMITTED: i32 = 1;
 const NO_SUCH_CALL: i32 = 38;
 
-/// How container runtimes are told to let rings through: theirs is one JSON file with system calls.
+/// Fix for container runtimes, whose profile is one JSON file with system calls.
 const PROFILE: &str = "docker run --security-opt seccomp=PROFILE.json, with io_uring_setup, io_uring_enter and io_uring_register \
      added to the allowed calls of the default profile";
 
@@ -24,7 +24,7 @@ fn found(system: &System, probed: &probe::Ring) -> Vec<Finding> {
     findings
 }
 
-/// Who forbids rings, and what makes them possible; nothing when the kernel has none.
+/// Returns the setting that forbids rings, and a fix; `None` if the kernel has no rings.
 fn remedy(system: &System, errno: Option<i32>) -> Option<(&'static str, String)> {
     let switch = system.read("proc/sys/kernel/io_uring_disabled");
     if errno == Some(NOT_PERMITTED) && switch.as_ref().is_ok_and(|it| it != "0") {
@@ -38,7 +38,7 @@ fn remedy(system: &System, errno: Option<i32>) -> Option<(&'static str, String)>
     if refused && filtered {
         return Some(("a seccomp filter", PROFILE.to_owned()));
     }
-    // Without /proc nobody can see a filter; nothing else says so.
+    // Without /proc, filters are invisible; nothing else explains the error.
     (errno == Some(NOT_PERMITTED)).then(|| ("probably a seccomp filter", PROFILE.to_owned()))
 }
 
@@ -67,27 +67,30 @@ fn ring(system: &System, ring: &probe::Ring) -> Finding {
         value = format!("{value}: {}", ring.features.join(", "));
     }
     if let Some(bytes) = ring.registered_bytes_max {
-        value = format!("{value}; buffers up to {} register", format_bytes(bytes));
+        value = format!(
+            "{value}; buffers of up to {} can be registered",
+            format_bytes(bytes)
+        );
     }
     Finding::ok("io_uring", "io_uring", value)
 }
 
-/// Nothing on kernels before 6.6, which have no such switch.
+/// Returns the finding about the sysctl; `None` on kernels before 6.6, which do not have it.
 fn disabled(system: &System) -> Option<Finding> {
     let switch = system.read("proc/sys/kernel/io_uring_disabled").ok()?;
     let finding = |value| Finding::ok("io_uring_disabled", "kernel.io_uring_disabled", value);
     Some(match switch.as_str() {
-        "0" => finding("0: everyone may use io_uring"),
+        "0" => finding("0: all processes may use io_uring"),
         "1" => finding("1: only root and the group of kernel.io_uring_group may").advise(
             Level::Note,
             "for other users: sysctl kernel.io_uring_disabled=0, or add them to that group",
         ),
-        _ => finding("2: nobody may use io_uring")
+        _ => finding("2: no process may use io_uring")
             .advise(Level::Warn, "as root: sysctl kernel.io_uring_disabled=0"),
     })
 }
 
-/// A filter that lets rings through is nobody's business.
+/// Returns the finding about seccomp. A filter that permits rings needs no advice.
 fn seccomp(system: &System, ring_available: bool) -> Finding {
     let mode = system
         .field("proc/self/status", "Seccomp")
@@ -114,14 +117,14 @@ mod tests {
     use super::*;
     use crate::host::testing::system;
 
-    /// Who is to blame for a refusal, and what to do, on a machine with these files.
+    /// Returns the cause of a refusal and its fix on a machine with these files.
     fn blamed(files: &[(&str, &str)], errno: i32) -> Option<(&'static str, String)> {
         let (_folder, system) = system(files);
         remedy(&system, Some(errno))
     }
 
     #[test]
-    fn whoever_forbids_rings_is_named() {
+    fn ring_refusal_names_its_cause() {
         let switch = |text| ("proc/sys/kernel/io_uring_disabled", text);
         let filter = |text| ("proc/self/status", text);
         let (on, off) = (filter("Seccomp:\t2\n"), filter("Seccomp:\t0\n"));
@@ -140,7 +143,7 @@ mod tests {
         }
         let (who, _) = blamed(&[], NOT_PERMITTED).expect("a remedy");
         assert_eq!(who, "probably a seccomp filter");
-        // An old kernel, or too little memory: no switch helps.
+        // An old kernel, or too little memory: no setting helps.
         assert_eq!(blamed(&[off], NO_SUCH_CALL), None);
         assert_eq!(blamed(&[on], 12), None);
     }

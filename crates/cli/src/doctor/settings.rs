@@ -1,4 +1,5 @@
-//! What the environment says of every load: how long, how often, how strict. Shown as loads understand it, without secrets.
+//! Environment variables that apply to every load: timeout, retries, hedging and verification.
+//! Shown as loads interpret them, without secrets.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,19 +12,19 @@ use crate::args::duration;
 const ID: &str = "settings";
 const TITLE: &str = "settings";
 
-/// The variables that decide how a load ends.
+/// Values of the variables.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) timeout: Option<Duration>,
     retries: Option<u32>,
     hedge: Option<bool>,
     verify: Option<Verify>,
-    /// Variables whose values loads refuse.
+    /// Variables whose values loads reject.
     refused: Vec<&'static str>,
 }
 
 impl Settings {
-    /// As `variable` says. A blank one is none.
+    /// Reads the settings through `variable`. A blank variable counts as unset.
     pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
         let mut refused = Vec::new();
         let mut value = |name: &'static str| variable(name).filter(|text| !text.trim().is_empty());
@@ -51,7 +52,7 @@ impl Settings {
             or(self.timeout.map(|it| format!("{it:?}")), "none"),
             or(
                 self.retries.map(|it| it.to_string()),
-                "8, of files on disks 0"
+                "8, 0 for files on disks"
             ),
             or(self.hedge.map(|it| it.to_string()), "true"),
             or(self.verify.as_ref().map(ToString::to_string), "off"),
@@ -65,7 +66,7 @@ impl Settings {
             .advise(
                 Level::Warn,
                 format!(
-                    "loads refuse the value of {}: set it right, or {command}",
+                    "loads reject the value of {}: correct it, or {command}",
                     self.refused.join(" and ")
                 ),
             )
@@ -103,12 +104,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_is_shown_and_the_rest_as_it_is_without() {
+    fn settings_show_values_and_defaults() {
         let none = of(&[("TLOAD_TIMEOUT", " ")]);
         assert_eq!((none.level, none.change), (Level::Ok, None));
         assert_eq!(
             none.value,
-            "timeout none (default), retries 8, of files on disks 0 (default), hedge true (default), verify off (default)"
+            "timeout none (default), retries 8, 0 for files on disks (default), hedge true (default), verify off (default)"
         );
         let all = of(&[
             ("TLOAD_TIMEOUT", "10m"),

@@ -27,7 +27,7 @@ fn find<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 }
 
 #[test]
-fn a_machine_that_shows_nothing_still_gets_findings() {
+fn bare_machine_gets_notes() {
     let (_folder, system) = system(&[]);
     let findings = examine(&system, &NONE, &Settings::default(), None);
     for id in ["kernel", "memory", "huge_pages"] {
@@ -42,7 +42,7 @@ fn a_machine_that_shows_nothing_still_gets_findings() {
 }
 
 #[test]
-fn a_location_that_cannot_be_opened_is_one_finding_more() {
+fn unopenable_location_adds_finding() {
     let (_folder, system) = system(&[]);
     let error = Error::new(ErrorKind::Io, "cannot open")
         .with_location("a")

@@ -1,13 +1,13 @@
-//! How many threads this process may start: the user's limit, and that of its control group.
+//! Limits of threads: that of the user, and that of the control group.
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;
 use crate::host::limits::Limit;
 
-/// Threads that a load may start: eight lanes, four readers where there is no ring, eight for requests, those that open files. With
-/// fewer it is slower; with none it fails.
+/// Threads that a load may start: eight lanes, four readers if there is no ring, eight for
+/// requests, and those that open files. With fewer, a load is slower; with none, it fails.
 const THREADS_ENOUGH: u64 = 40;
-/// With fewer not even one lane with its readers, and one thread for requests, can begin.
+/// Threads for one lane with its readers and for requests. With fewer, a load may not start.
 const THREADS_LEAST: u64 = 4;
 
 /// Bits of `CAP_SYS_ADMIN` and `CAP_SYS_RESOURCE`, which lift the user's limit (setrlimit(2)).
@@ -48,24 +48,21 @@ pub(super) fn finding(system: &System, limit: Limit) -> Finding {
         None => format!("ulimit -u {}", THREADS_ENOUGH.max(4096)),
     };
     let (urgency, effect) = if least < THREADS_LEAST {
-        (Urgency::Failure, "loads may not even begin")
+        (Urgency::Failure, "loads may fail to start")
     } else {
-        (
-            Urgency::Little,
-            "a load starts up to so many and does with fewer, slower",
-        )
+        (Urgency::Little, "with fewer, it is slower")
     };
-    let advice = format!("a load has use for {THREADS_ENOUGH}; {effect}: {command}");
+    let advice = format!("a load can use {THREADS_ENOUGH}; {effect}: {command}");
     finding.advise(Level::Warn, advice).change(urgency, command)
 }
 
-/// Threads that a control group has left.
+/// Threads left in a control group.
 struct Group {
     left: u64,
     file: String,
 }
 
-/// The tightest group, of version 2 or 1.
+/// Returns the group with the fewest threads left, of version 2 or 1.
 fn group(system: &System) -> Option<Group> {
     let groups = system.read("proc/self/cgroup").ok()?;
     let of_line = |line: &str| {
@@ -136,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_control_group_has_what_it_has_left() {
+    fn threads_left_in_cgroup_are_reported() {
         let (_folder, system) = system(&[
             ("proc/self/cgroup", "9:pids:/job\n0::/\n"),
             ("sys/fs/cgroup/pids/job/pids.max", "100\n"),

@@ -1,6 +1,6 @@
-//! Whether the bytes of a checkpoint can be compared with what somebody says of them.
+//! Availability of checksums for a checkpoint.
 //!
-//! What there is to compare with is the core's to find; here is only how it is shown.
+//! The core looks them up; this module only shows them.
 
 use std::path::Path;
 
@@ -15,10 +15,10 @@ use crate::output::quantity::format_count;
 const ID: &str = "verify";
 const TITLE: &str = "checksums";
 
-/// Of one shard: who says what its bytes should be, or why nobody does.
+/// Source of the digests of one shard, or the reason why there are none.
 type Authority = Result<String, String>;
 
-/// Asks as a load with `verify=auto` does.
+/// Looks up checksums as a load with `verify=auto` does.
 pub(super) fn finding(checkpoint: &Checkpoint) -> Finding {
     let expectations = match verify::find(checkpoint, &Verify::Auto) {
         Ok(expectations) => expectations,
@@ -44,7 +44,7 @@ pub(super) fn finding(checkpoint: &Checkpoint) -> Finding {
     shown(&command, refusal.as_deref(), &authorities)
 }
 
-/// Why no manifest can be written beside `path`. Nothing is written for that.
+/// Returns the reason why no manifest can be written beside `path`. Writes nothing.
 fn refusal_to_write_beside(path: &Path) -> Option<String> {
     let folder = if path.is_dir() {
         path
@@ -57,7 +57,7 @@ fn refusal_to_write_beside(path: &Path) -> Option<String> {
     Some(format!("not in {}: {refused}", folder.display()))
 }
 
-/// What there is to compare with cannot be read. Loads that compare fail of it; others do not.
+/// Returns the finding for checksums that cannot be read. Only loads that verify fail then.
 fn unknown(error: &Error) -> Finding {
     let finding = Finding::ok(ID, TITLE, format!("unknown: {error}"));
     match error.hint() {
@@ -69,7 +69,8 @@ fn unknown(error: &Error) -> Finding {
     }
 }
 
-/// All shards together; `command` makes a manifest of them, which stands beside them unless there is a refusal.
+/// Returns the finding for all shards. `command` writes a manifest, beside the shards unless there
+/// is a refusal.
 fn shown(command: &str, refusal: Option<&str>, authorities: &[Authority]) -> Finding {
     let of_shards = |count: usize| format_count(count as u64, "shard");
     let mut by: Vec<&str> = authorities.iter().flatten().map(String::as_str).collect();
@@ -85,17 +86,17 @@ fn shown(command: &str, refusal: Option<&str>, authorities: &[Authority]) -> Fin
         format!("none: {why}")
     } else {
         format!(
-            "{} of {}, by {}; not the others: {why}",
+            "{} of {}, by {}; none for the others: {why}",
             covered,
             of_shards(authorities.len()),
             by.join("; ")
         )
     };
     let advice = match refusal {
-        None => format!("damaged bytes are not noticed; where you trust them: {command}"),
+        None => format!("corrupt bytes go unnoticed; if you trust the files: {command}"),
         Some(refusal) => format!(
-            "damaged bytes are not noticed; a manifest can be written, but {refusal}; where you trust them: {command}, and give loads \
-             --verify=manifest.json"
+            "corrupt bytes go unnoticed; a manifest can be written, but {refusal}; if you trust the \
+             files: {command}, and give loads --verify=manifest.json"
         ),
     };
     Finding::ok(ID, TITLE, value)
@@ -108,7 +109,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_compared_says_why_and_how_it_could_be() {
+    fn missing_checksums_give_reason_and_write_command() {
         let manifest = || Ok("manifest /m/tload-manifest.json".to_owned());
         let none = || Err("no manifest, and not from a hub".to_owned());
         let command = "tload verify /m --write";
@@ -131,7 +132,7 @@ mod tests {
         let some = shown(command, None, &[manifest(), none(), none()]);
         assert_eq!(
             some.value,
-            "1 of 3 shards, by manifest /m/tload-manifest.json; not the others: no manifest, and not from a hub"
+            "1 of 3 shards, by manifest /m/tload-manifest.json; none for the others: no manifest, and not from a hub"
         );
     }
 }

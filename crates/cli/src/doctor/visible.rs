@@ -1,4 +1,5 @@
-//! Whether `/proc` and `/sys` are there: loads do without, but then neither they nor this command see limits.
+//! Presence of `/proc` and `/sys`. Loads run without them, but then neither loads nor this command
+//! see limits.
 
 use super::{Finding, Level, Urgency};
 use crate::host::System;
@@ -8,13 +9,13 @@ pub(super) fn findings(system: &System) -> Vec<Finding> {
         finding(
             system,
             ("proc", "/proc", "proc/self/status"),
-            "limits of memory are not seen, so that a load may be killed by one; mount and process limits are unknown here",
+            "memory limits are not visible, so a load may be killed; mounts and capabilities are unknown",
             "mount -t proc proc /proc",
         ),
         finding(
             system,
             ("sys", "/sys", "sys/kernel"),
-            "limits of control groups, disks and memory nodes are not seen",
+            "control group limits, disks and NUMA nodes are not visible",
             "mount -t sysfs sysfs /sys",
         ),
     ]
@@ -41,7 +42,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn what_is_not_mounted_is_named() {
+    fn unmounted_proc_and_sys_are_reported() {
         let (_folder, bare) = system(&[]);
         for finding in findings(&bare) {
             assert_eq!(

@@ -1,4 +1,4 @@
-//! One line per sample, for spreadsheets. An empty field is a value that could not be had.
+//! CSV export: one line per sample. An empty field is an unavailable value.
 
 use std::fmt::Display;
 
@@ -118,7 +118,7 @@ fn field(value: Option<impl Display>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// The name that the JSON export gives it.
+/// Returns the name of `value` in the JSON export.
 fn name(value: &impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(name)) => name,
@@ -126,7 +126,8 @@ fn name(value: &impl serde::Serialize) -> String {
     }
 }
 
-/// RFC 4180: fields with commas or quotes are quoted, quotes doubled. Line feeds are escaped before, as all that terminals obey.
+/// Quotes fields with commas or quotes and doubles quotes (RFC 4180). Line feeds and other control
+/// characters are escaped before that.
 fn quote(field: &str) -> String {
     let field = printable(field);
     if field.contains([',', '"']) {

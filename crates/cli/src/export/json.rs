@@ -1,4 +1,4 @@
-//! Everything, for programs. Keys are stable; `schema` is raised when one changes its meaning.
+//! JSON export of everything. Keys are stable; `schema` increases when one changes its meaning.
 
 use super::Format;
 use crate::bench::results::Results;

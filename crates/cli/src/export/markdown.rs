@@ -1,4 +1,4 @@
-//! The summary, for a README or an issue.
+//! Markdown export of the summary, for a README or an issue.
 
 use std::fmt::Write;
 
@@ -47,7 +47,7 @@ impl Format for Markdown {
     }
 }
 
-/// A row of a table. What ends a field, or a line, is escaped.
+/// Formats a row of a table. Characters that end a field or a line are escaped.
 fn line(fields: &[String]) -> String {
     let fields: Vec<String> = fields
         .iter()
@@ -56,7 +56,7 @@ fn line(fields: &[String]) -> String {
     format!("| {} |\n", fields.join(" | "))
 }
 
-/// Text between more backticks than it has in a row (`CommonMark`, 6.1).
+/// Formats a code span, with more backticks than the text has in a row (`CommonMark`, 6.1).
 fn code(text: &str) -> String {
     let text = printable(text);
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -70,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_field_ends_it() {
+    fn markdown_escapes_field_and_line_ends() {
         let fields = ["a|b".to_owned(), "c\nd\u{1b}".to_owned()];
         assert_eq!(line(&fields), "| a\\|b | c\\nd\\u{1b} |\n");
         assert_eq!(code("tload ls"), "`tload ls`");

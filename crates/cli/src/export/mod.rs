@@ -1,5 +1,5 @@
-//! Files that a benchmark leaves behind: created before the first run, so that a bad path fails early, and rewritten
-//! after each, so that a crash loses one run at most.
+//! Export files of a benchmark. They are created before the first run, so that a bad path fails
+//! early, and rewritten after each run, so that a crash loses at most one.
 
 mod csv;
 mod json;
@@ -17,13 +17,13 @@ use crate::output;
 use crate::output::error::file as file_error;
 use crate::output::failure::{Failure, Outcome};
 
-/// One format.
+/// File format.
 trait Format {
-    /// The whole file.
+    /// Returns the whole file.
     fn render(&self, results: &Results) -> String;
 }
 
-/// The files that the user asked for.
+/// Files requested by the user.
 #[derive(Default)]
 pub(crate) struct Exports {
     files: Vec<(PathBuf, Box<dyn Format>)>,
@@ -64,13 +64,13 @@ impl Exports {
     }
 }
 
-/// Writes what was measured before a failure, and the failure, for programs.
+/// Writes the samples measured before a failure, and the failure, as JSON.
 pub(crate) fn write_failure(path: &Path, results: Option<&Results>, failure: Failure<'_>) {
     let text = match results {
         Some(results) => output::json::text(&Outcome::new(results, Some(failure))),
         None => output::json::text(&Outcome::failed(failure)),
     };
-    // Where that fails too, standard error and the status tell of it.
+    // If this fails too, standard error and the exit status still report the failure.
     drop(text.and_then(|text| fs::write(path, text)));
 }
 
@@ -78,7 +78,7 @@ fn export_error(path: &Path, error: io::Error) -> Error {
     let is_missing = error.kind() == io::ErrorKind::NotFound;
     let error = file_error("cannot write the export", path, error);
     if is_missing {
-        error.with_hint("create the folder first")
+        error.with_hint("create the directory first")
     } else {
         error
     }

@@ -1,4 +1,4 @@
-//! Exports of a benchmark that never ran.
+//! Tests of exports, with made-up results.
 
 use super::*;
 use crate::bench::schedule;

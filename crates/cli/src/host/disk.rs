@@ -1,10 +1,10 @@
-//! The disk behind a file system, and its queue, from `/sys/dev/block` (see the kernel's sysfs-block).
+//! Disk behind a file system, and its queue, from `/sys/dev/block` (see the kernel's sysfs-block).
 
 use std::path::Path;
 
 use super::System;
 
-/// What `/sys` says about one disk; each is `None` when it does not say.
+/// Facts about one disk from `/sys`; `None` if unknown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Disk {
     pub(crate) name: String,
@@ -17,11 +17,12 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// The disk with this device number; `None` for file systems without one of their own (overlay, btrfs, NFS, tmpfs).
+    /// Returns the disk with this device number; `None` for file systems without a disk of their
+    /// own (overlay, btrfs, NFS, tmpfs).
     pub(crate) fn of(system: &System, (major, minor): (u32, u32)) -> Option<Self> {
         let number = format!("sys/dev/block/{major}:{minor}");
         let device = system.path(&number).canonicalize().ok()?;
-        // A partition has no queue; it lies in the folder of its disk, which has.
+        // A partition has no queue; it lies in the directory of its disk, which has one.
         let disk = if device.join("queue").exists() {
             device
         } else {
@@ -53,7 +54,7 @@ fn name(disk: &Path) -> String {
         .into_owned()
 }
 
-/// `"none"` of `"mq-deadline kyber [none]"`.
+/// Returns the chosen scheduler: `"none"` for `"mq-deadline kyber [none]"`.
 fn chosen(schedulers: &str) -> String {
     let bracketed = schedulers
         .split_once('[')
@@ -69,7 +70,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn a_partition_has_its_disks_queue() {
+    fn partition_reports_queue_of_its_disk() {
         let (folder, system) = system(&[
             (
                 "sys/devices/vda/queue/scheduler",

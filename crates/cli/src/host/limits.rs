@@ -1,23 +1,24 @@
-//! What this process is allowed: open files, locked memory, processes (`getrlimit(2)`, which needs no `/proc`).
+//! Resource limits of this process: open files, locked memory, processes (`getrlimit(2)`, which
+//! needs no `/proc`).
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// The limits that matter for a load, as the process was started with.
+/// Limits that matter for a load, as the process was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) files: Limit,
-    /// Bytes.
+    /// Locked memory, bytes.
     pub(crate) locked_memory: Limit,
-    /// Threads of this user's, all processes together.
+    /// Threads of all processes of this user.
     pub(crate) threads: Limit,
 }
 
-/// None: no limit.
+/// One limit; `None` means unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Limit {
-    /// The one that counts.
+    /// Soft limit, which is enforced.
     pub(crate) now: Option<u64>,
-    /// What a process without privileges may raise it to.
+    /// Hard limit, up to which a process without privileges may raise the soft limit.
     pub(crate) most: Option<u64>,
 }
 
@@ -37,8 +38,8 @@ impl Limits {
         }
     }
 
-    /// Lets this process open as many files as it may: a checkpoint can have more shards than the limit that shells start with (1024,
-    /// for programs that call `select`, which this one does not).
+    /// Raises the limit of open files to the maximum. A checkpoint can have more shards than the
+    /// usual limit of 1024, which exists for programs that call `select`; this one does not.
     pub(crate) fn raise_files(&self) {
         let most = self.files.most;
         let raised = Rlimit {
@@ -46,19 +47,19 @@ impl Limits {
             maximum: most,
         };
         if self.files.now != most {
-            // Whoever has too few descriptors hears of it when they run out.
+            // If this fails, a load without enough descriptors reports that.
             let _ = setrlimit(Resource::Nofile, raised);
         }
     }
 }
 
 impl Limit {
-    /// Whether `wanted` fit.
+    /// Returns whether the limit permits `wanted`.
     pub(crate) fn has(self, wanted: u64) -> bool {
         self.now.is_none_or(|now| now >= wanted)
     }
 
-    /// Whether the user may raise it to `wanted` by himself.
+    /// Returns whether the user may raise the limit to `wanted`.
     pub(crate) fn may_have(self, wanted: u64) -> bool {
         self.most.is_none_or(|most| most >= wanted)
     }

@@ -1,10 +1,11 @@
-//! How much memory a load may take: what is available, and what the control groups of this process leave of it.
+//! Memory available to a load: that of the machine, limited by the control groups of this process.
 
 use tload::probe::{self, GroupLimit};
 
 use super::System;
 
-/// Bytes that can be taken without swapping or being killed, as far as the kernel says.
+/// Returns the bytes that can be allocated without swapping or being killed, if the kernel reports
+/// them.
 pub(crate) fn available(system: &System) -> Option<u64> {
     let free = system.field_bytes("proc/meminfo", "MemAvailable").ok();
     let group = limit(system).filter(|limit| limit.used.is_some());
@@ -12,7 +13,7 @@ pub(crate) fn available(system: &System) -> Option<u64> {
     free.into_iter().chain(left).min()
 }
 
-/// The limit of the control group that has the least memory left; none without one.
+/// Returns the limit of the control group with the least memory left, if there is one.
 pub(crate) fn limit(system: &System) -> Option<GroupLimit> {
     probe::group_limit(&system.path(""))
 }
@@ -23,7 +24,7 @@ mod tests {
     use crate::host::testing::system;
 
     #[test]
-    fn available_is_what_machine_and_group_both_have() {
+    fn available_memory_is_minimum_of_machine_and_cgroup() {
         let files = |free| {
             [
                 ("proc/self/cgroup", "0::/a\n"),

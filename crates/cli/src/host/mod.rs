@@ -1,7 +1,7 @@
-//! What the kernel says about this machine, read from `/proc` and `/sys`. Used by `doctor` and by a benchmark's record.
+//! Facts about this machine from `/proc` and `/sys`, for `doctor` and the record of a benchmark.
 //!
-//! Nothing here fails: containers and other systems hide any of these files, and a missing one is an answer too
-//! ([`Unreadable`]).
+//! Nothing here fails: containers and other systems hide any of these files, and a missing file is
+//! reported as [`Unreadable`].
 
 pub(crate) mod disk;
 pub(crate) mod limits;
@@ -13,13 +13,13 @@ use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The root of `/proc` and `/sys`; a folder of files in tests.
+/// Root directory of `/proc` and `/sys`; a temporary directory in tests.
 #[derive(Debug)]
 pub(crate) struct System {
     root: PathBuf,
 }
 
-/// A file that could not be read, and why.
+/// File that could not be read, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable {
     path: PathBuf,
@@ -38,7 +38,7 @@ impl fmt::Display for Unreadable {
 }
 
 impl System {
-    /// This machine.
+    /// Returns this machine.
     pub(crate) fn real() -> Self {
         Self::at("/")
     }
@@ -47,12 +47,12 @@ impl System {
         Self { root: root.into() }
     }
 
-    /// The path of a file such as `proc/self/status`.
+    /// Returns the path of a file such as `proc/self/status`.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         self.root.join(path)
     }
 
-    /// A file's text, without white space at the ends.
+    /// Returns the text of a file, without white space at the ends.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> Result<String, Unreadable> {
         let path = self.path(path);
         match fs::read(&path) {
@@ -64,7 +64,7 @@ impl System {
         }
     }
 
-    /// The value after `key:` in a file of such lines.
+    /// Returns the value after `key:` in a file of such lines.
     pub(crate) fn field(&self, path: &str, key: &str) -> Result<String, Unreadable> {
         let text = self.read(path)?;
         text.lines()
@@ -77,7 +77,7 @@ impl System {
             })
     }
 
-    /// The same, of a value in kB, in bytes.
+    /// Returns the bytes of a [`field`](Self::field) in kB.
     pub(crate) fn field_bytes(&self, path: &str, key: &str) -> Result<u64, Unreadable> {
         let value = self.field(path, key)?;
         let kilobytes = value
@@ -91,7 +91,7 @@ impl System {
             })
     }
 
-    /// The names in a directory, sorted; none if it cannot be listed.
+    /// Returns the sorted names in a directory; none if it cannot be listed.
     pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = fs::read_dir(self.path(path))
             .into_iter()
@@ -107,11 +107,11 @@ impl System {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! A machine made of files.
+    //! Machine made of files.
 
     use super::*;
 
-    /// A system with these files; dropped with its folder.
+    /// Returns a system with these files, and the guard of its directory.
     pub(crate) fn system(files: &[(&str, &str)]) -> (tempfile::TempDir, System) {
         let folder = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_says_so() {
+    fn unreadable_file_reports_reason() {
         let (_folder, system) = testing::system(&[("proc/self/status", "Name:\tx\n")]);
         let missing = system
             .field("proc/self/status", "Seccomp")

@@ -1,4 +1,4 @@
-//! Which mount a path lies on, from `/proc/self/mountinfo` (see proc(5)).
+//! Mount that a path lies on, from `/proc/self/mountinfo` (see proc(5)).
 
 use std::path::{Path, PathBuf};
 
@@ -10,12 +10,13 @@ pub(crate) struct Mount {
     pub(crate) point: PathBuf,
     pub(crate) file_system: String,
     pub(crate) source: String,
-    /// Of the mount and of the file system, comma-separated as there.
+    /// Options of the mount and of the file system.
     pub(crate) options: Vec<String>,
 }
 
 impl Mount {
-    /// The mount that `path` lies on: the last mounted of those with the longest mount point.
+    /// Returns the mount that `path` lies on: among those with the longest mount point, the last
+    /// mounted.
     pub(crate) fn of(system: &System, path: &Path) -> Result<Self, Unreadable> {
         let file = "proc/self/mountinfo";
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -29,11 +30,11 @@ impl Mount {
             .max_by_key(|mount| mount.point.components().count())
             .ok_or_else(|| Unreadable {
                 path: system.path(file),
-                reason: format!("no mount holds {}", path.display()),
+                reason: format!("no mount contains {}", path.display()),
             })
     }
 
-    /// The value of an option such as `rsize=1048576`.
+    /// Returns the value of an option such as `rsize=1048576`.
     pub(crate) fn option(&self, name: &str) -> Option<&str> {
         self.options
             .iter()
@@ -46,7 +47,8 @@ impl Mount {
     }
 }
 
-/// `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda rw,errors=continue`
+/// Parses a line such as
+/// `36 35 98:0 /root /point rw,noatime master:1 - ext4 /dev/sda rw,errors=continue`.
 fn parse(line: &str) -> Option<Mount> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ');
@@ -69,7 +71,7 @@ fn parse(line: &str) -> Option<Mount> {
     })
 }
 
-/// Spaces, tabs, line feeds and backslashes are written as `\040` and so on.
+/// Decodes spaces, tabs, line feeds and backslashes, which the kernel writes as `\040` and so on.
 fn unescape(text: &str) -> String {
     [
         ("\\040", " "),

@@ -1,4 +1,4 @@
-//! The host record that every benchmark export carries.
+//! Record of the host in the exports of a benchmark.
 
 use std::path::Path;
 use std::thread;
@@ -10,7 +10,7 @@ use super::System;
 use super::disk::Disk;
 use super::mount::Mount;
 
-/// The machine and the storage that a result was measured on; `null` for what could not be found out.
+/// Machine and storage of a benchmark; `null` for unknown values.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct HostRecord {
     pub(crate) kernel: Option<String>,
@@ -23,15 +23,15 @@ pub(crate) struct HostRecord {
     pub(crate) disk: Option<String>,
     pub(crate) disk_model: Option<String>,
     pub(crate) disk_scheduler: Option<String>,
-    /// `s3 at 127.0.0.1:9000`: protocol and host of an object store.
+    /// Protocol and host of an object store: `s3 at 127.0.0.1:9000`.
     pub(crate) store: Option<String>,
-    /// `cuda:0, NVIDIA H200`: the GPU that tensors went to.
+    /// GPU that tensors went to: `cuda:0, NVIDIA H200`.
     pub(crate) gpu: Option<String>,
 }
 
 impl HostRecord {
-    /// `path`: a file of the checkpoint, if one is on a file system; `store`: the object store, if one is in it; `gpu`: where
-    /// tensors go, if not to CPU memory.
+    /// Collects the record. `path` is a file of the checkpoint, if one is on a file system; `store`
+    /// is the object store, if a shard is in one; `gpu` is the GPU that tensors go to, if any.
     pub(crate) fn collect(
         system: &System,
         path: Option<&Path>,

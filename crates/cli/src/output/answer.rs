@@ -1,5 +1,5 @@
-//! The answer of a command under `--json`: one whole object on standard output, also of a command
-//! that fails or is told to end at once.
+//! Answer of a command under `--json`: one complete object on standard output, even if the command
+//! fails or must exit at once.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,10 +13,10 @@ use super::error::standard_output;
 use super::failure::{Failure, Outcome};
 use super::json;
 
-/// At most one answer: the first one counts, later ones are dropped.
+/// Writes at most one answer: the first one. Later ones are dropped.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
-    /// The user wants JSON on standard output.
+    /// True if the user wants JSON on standard output.
     is_wanted: bool,
     /// Locked while an answer is being written.
     is_given: Mutex<bool>,
@@ -44,15 +44,14 @@ impl Answer {
     /// Answers with `error`, if JSON is wanted and nothing else was the answer.
     pub(crate) fn fail(&self, out: &mut dyn Write, error: &Error, exit_status: u8) {
         if self.is_wanted {
-            // If it cannot be written, standard error and the status still tell of it.
+            // If this fails, standard error and the exit status still report the error.
             let outcome = Outcome::failed(Failure::new(error, exit_status));
             drop(self.give(out, &outcome));
         }
     }
 
-    /// Like [`fail`](Self::fail), for a command that no longer answers and may hold the lock of
-    /// standard output. Leaves an answer alone that is just being written: see
-    /// [`finish`](Self::finish).
+    /// Like [`fail`](Self::fail), for a command that hangs and may hold the lock of standard
+    /// output. Does nothing if an answer is being written: see [`finish`](Self::finish).
     pub(crate) fn fail_at_once(&self, error: &Error, exit_status: u8) {
         let is_free = !matches!(self.is_given.try_lock(), Err(TryLockError::WouldBlock));
         if let (true, Ok(out)) = (is_free, io::stdout().as_fd().try_clone_to_owned()) {
@@ -60,7 +59,7 @@ impl Answer {
         }
     }
 
-    /// Waits until an answer that is being written is whole.
+    /// Waits until an answer that is being written is complete.
     pub(crate) fn finish(&self) {
         drop(self.is_given.lock());
     }

@@ -1,4 +1,4 @@
-//! Errors for people: once, on standard error, with their causes and a hint.
+//! Errors as text: once, on standard error, with their causes and a hint.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -7,15 +7,16 @@ use tload::{Error, printable};
 
 use super::flags::with_flags;
 
-/// `EPIPE`: nobody reads standard output any more.
+/// `EPIPE`: the reader of standard output is gone.
 const BROKEN_PIPE: i32 = 32;
 
-/// Prints `error` with its chain.
+/// Prints `error` with its chain of causes.
 pub(crate) fn print(error: &Error) {
     warn(&format!("error: {}", chain(error)));
 }
 
-/// [`Error::chain`] with flags for fields, but not in locations, names and causes: those are not the core's words.
+/// Returns [`Error::chain`] with flags in place of option fields. Locations, names and causes stay
+/// as they are, because the core did not write them.
 pub(crate) fn chain(error: &Error) -> String {
     let chain = error.chain();
     let message_end = error.to_string().len();
@@ -33,28 +34,28 @@ pub(crate) fn chain(error: &Error) -> String {
 /// Prints a warning or a report on standard error.
 pub(crate) fn warn(text: &str) {
     for line in text.lines() {
-        // When standard error is closed there is nowhere left to say so.
+        // If standard error is closed, the failure cannot be reported anywhere.
         drop(writeln!(io::stderr(), "{}", printable(line)));
     }
 }
 
-/// The error for a failed write to standard output.
+/// Returns the error for a failed write to standard output.
 pub(crate) fn standard_output(error: io::Error) -> Error {
     Error::from_io("cannot write", error).with_location("standard output")
 }
 
-/// The error for a failed operation on a file that the command writes.
+/// Returns the error for a failed operation on a file that the command writes.
 pub(crate) fn file(what: &str, path: &Path, error: io::Error) -> Error {
     let full = error.kind() == io::ErrorKind::StorageFull;
     let error = Error::from_io(what, error).with_location(path.display());
     if full {
-        error.with_hint("free some space, or ask for a smaller --size")
+        error.with_hint("free some space, or use a smaller --size")
     } else {
         error
     }
 }
 
-/// Whether `error` only means that the reader of standard output went away.
+/// Returns whether `error` only means that the reader of standard output is gone.
 pub(crate) fn is_closed_pipe(error: &Error) -> bool {
     error.location() == Some("standard output") && error.errno() == Some(BROKEN_PIPE)
 }
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_closed_standard_output_is_forgiven() {
+    fn only_closed_stdout_counts_as_closed_pipe() {
         let broken = || io::Error::from_raw_os_error(BROKEN_PIPE);
         assert!(is_closed_pipe(&standard_output(broken())));
         assert!(!is_closed_pipe(&file(

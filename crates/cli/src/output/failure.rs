@@ -1,4 +1,4 @@
-//! A failure as JSON: the value of `error` in whatever a command prints or writes for programs.
+//! Failure as JSON: the value of the key `error` in the JSON that commands print or write.
 
 use serde::Serialize;
 use tload::Error;
@@ -10,11 +10,11 @@ use super::flags::with_flags;
 #[derive(Debug, Serialize)]
 pub(crate) struct Failure<'a> {
     kind: &'static str,
-    /// As standard error has it: the causes and the hint too.
+    /// The text printed on standard error, with causes and hint.
     message: String,
     location: Option<&'a str>,
     tensor: Option<&'a str>,
-    /// First and end of the bytes, from the start of the file.
+    /// Start and end of the byte range in the file; the end is exclusive.
     range: Option<(u64, u64)>,
     hint: Option<String>,
     errno: Option<i32>,
@@ -56,8 +56,7 @@ impl<'a> Failure<'a> {
     }
 }
 
-/// The result of a command as far as there is one, and `error` beside its fields if the command
-/// failed.
+/// Result of a command, possibly partial, and `error` beside its fields if the command failed.
 #[derive(Debug, Serialize)]
 pub(crate) struct Outcome<'a, T> {
     #[serde(flatten)]
@@ -67,7 +66,7 @@ pub(crate) struct Outcome<'a, T> {
 }
 
 impl<'a, T> Outcome<'a, T> {
-    /// `result` must serialize as an object.
+    /// Combines `result`, which must serialize as an object, with `error`.
     pub(crate) fn new(result: &'a T, error: Option<Failure<'a>>) -> Self {
         Self {
             result: Some(result),
@@ -77,7 +76,7 @@ impl<'a, T> Outcome<'a, T> {
 }
 
 impl<'a> Outcome<'a, ()> {
-    /// For a command without a result.
+    /// Returns the outcome of a command without a result.
     pub(crate) fn failed(error: Failure<'a>) -> Self {
         Self {
             result: None,
@@ -126,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_stands_beside_the_error_and_alone_without_one() {
+    fn outcome_has_result_and_optional_error() {
         let error = Error::new(ErrorKind::Io, "failed");
         let result = json!({"files": 1});
         let failed = Outcome::new(&result, Some(Failure::new(&error, 1)));

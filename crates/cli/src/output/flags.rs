@@ -1,6 +1,7 @@
-//! The core speaks of its options by their fields; who typed a command knows them as flags.
+//! Flags in place of option fields: the core's messages name fields, users of the command know
+//! flags.
 
-/// A field, and its flag.
+/// Fields and their flags.
 const FLAGS: [(&str, &str); 6] = [
     ("device_memory_limit", "--device-memory-limit"),
     ("memory_limit", "--memory-limit"),
@@ -9,12 +10,13 @@ const FLAGS: [(&str, &str); 6] = [
     ("range_bytes", "--extent"),
     ("follow_symlinks", "--follow-symlinks"),
 ];
-/// Fields that the core writes with a value, as in `engine=pread`.
+/// Fields that the core's messages name with a value, as in `engine=pread`.
 const NAMES: [&str; 7] = [
     "engine", "cache", "order", "device", "depth", "lanes", "timeout",
 ];
 
-/// `text` with flags for fields: `set memory_limit to 8` → `set --memory-limit to 8`, `use cache=auto` → `use --cache auto`.
+/// Returns `text` with flags in place of fields: `set memory_limit to 8` → `set --memory-limit to
+/// 8`, `use cache=auto` → `use --cache auto`.
 pub(crate) fn with_flags(text: &str) -> String {
     text.replace("raise timeout", "raise --timeout")
         .split(' ')
@@ -23,7 +25,7 @@ pub(crate) fn with_flags(text: &str) -> String {
         .join(" ")
 }
 
-/// One word. What is in quotes is somebody's name and stays.
+/// Replaces one word. A word in double quotes is a name and stays.
 fn flag(word: &str) -> String {
     let bare = word.trim_start_matches(['(', '`']);
     let opening = &word[..word.len() - bare.len()];
@@ -39,7 +41,7 @@ fn flag(word: &str) -> String {
             return format!("{opening}--{name} {value}");
         }
     }
-    // `memory_limit/2` or `extent_bytes.rs` is something else.
+    // `memory_limit/2` or `extent_bytes.rs` is not an option.
     let stands_alone = rest
         .trim_end_matches([',', ';', ':', '.', ')', '`'])
         .is_empty();
@@ -89,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn all_else_stays() {
+    fn other_text_is_unchanged() {
         for text in [
             "",
             "longer than its timeout of 1s",

@@ -1,4 +1,4 @@
-//! JSON for programs that a terminal can show too: what terminals obey is escaped beyond what JSON demands.
+//! JSON that is safe to print on a terminal: control characters that JSON allows are escaped too.
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
@@ -6,18 +6,19 @@ use std::io::{self, Write};
 use serde::Serialize;
 use tload::printable;
 
-/// Writes `value` over several lines, and ends the last.
+/// Writes `value` as several lines, with a line feed after the last.
 pub(crate) fn write(out: &mut dyn Write, value: &impl Serialize) -> io::Result<()> {
     out.write_all(text(value)?.as_bytes())
 }
 
-/// The same as a text.
+/// Returns the text that [`write()`] writes.
 pub(crate) fn text(value: &impl Serialize) -> io::Result<String> {
     Ok(escaped(&serde_json::to_string_pretty(value)?) + "\n")
 }
 
-/// JSON itself is ASCII, so whatever is found here is in a text and may be written as `\u1234` there. Line feeds are the layout's: in
-/// texts they are escaped already.
+/// Escapes every character that is not printable. JSON syntax is ASCII, so such a character is
+/// inside a string, where `\u1234` is valid. Line feeds belong to the layout: inside strings they
+/// are already escaped.
 fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     let mut units = [0; 2];
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_read_what_terminals_do_not_obey() {
+    fn json_escapes_control_characters_reversibly() {
         let name = "a\u{1b}[2J\n\u{7f}\u{9b}\u{202e}\u{e0041}é\u{1f980}\"\\";
         let written = text(&[name]).unwrap();
         assert!(

@@ -1,4 +1,5 @@
-//! What people read: quantities with units, tables, progress and errors.
+//! Output for the terminal and for programs: quantities with units, tables, progress, errors and
+//! JSON.
 
 pub(crate) mod answer;
 pub(crate) mod error;

@@ -1,4 +1,4 @@
-//! The progress bar: bytes, GB/s and time left, on standard error, and only when that is a terminal.
+//! Progress bar with bytes, GB/s and the time left, shown only if standard error is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -6,7 +6,7 @@ const BYTES: &str =
     "{msg} [{bar:32}] {binary_bytes}/{binary_total_bytes} {decimal_bytes_per_sec} eta {eta}";
 const STEPS: &str = "{msg} [{bar:32}] {pos}/{len} eta {eta}";
 
-/// A bar that disappears when it is dropped.
+/// Progress bar that disappears when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Progress {
     bar: ProgressBar,
@@ -33,17 +33,17 @@ impl Progress {
         Self { bar }
     }
 
-    /// What it counts up to, where that becomes known later.
+    /// Sets the total, if it becomes known later.
     pub(crate) fn set_total(&self, total: u64) {
         self.bar.set_length(total);
     }
 
-    /// The total so far.
+    /// Sets the position.
     pub(crate) fn set(&self, position: u64) {
         self.bar.set_position(position);
     }
 
-    /// So much more.
+    /// Adds `count` to the position.
     pub(crate) fn advance(&self, count: u64) {
         self.bar.inc(count);
     }

@@ -1,8 +1,8 @@
-//! Numbers with units, for people and for arithmetic on them.
+//! Conversion and formatting of numbers with units.
 
 use std::time::Duration;
 
-/// A count as a number to divide by. Exact up to 2^53, which is 8 PiB.
+/// Converts a count for division. Exact up to 2^53, which is 8 PiB.
 #[expect(
     clippy::cast_precision_loss,
     reason = "rates and ratios need no more than 53 bits"
@@ -11,12 +11,12 @@ pub(crate) fn float(count: u64) -> f64 {
     count as f64
 }
 
-/// `bytes` as a multiple of a GiB.
+/// Converts `bytes` to GiB.
 pub(crate) fn gibibytes(bytes: u64) -> f64 {
     float(bytes) / float(1 << 30)
 }
 
-/// Bytes per second; zero when no time passed.
+/// Returns bytes per second; zero if no time passed.
 pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     if seconds > 0.0 {
         float(bytes) / seconds
@@ -25,12 +25,12 @@ pub(crate) fn rate(bytes: u64, seconds: f64) -> f64 {
     }
 }
 
-/// `"2.31 GB/s"`.
+/// Formats a rate: `"2.31 GB/s"`.
 pub(crate) fn format_rate(bytes_per_second: f64) -> String {
     format!("{:.2} GB/s", bytes_per_second / 1e9)
 }
 
-/// `"12.3 s"`, `"45.6 ms"` or `"789 µs"`.
+/// Formats seconds: `"12.30 s"`, `"45.6 ms"` or `"789 µs"`.
 pub(crate) fn format_seconds(seconds: f64) -> String {
     if seconds >= 1.0 {
         format!("{seconds:.2} s")
@@ -41,17 +41,17 @@ pub(crate) fn format_seconds(seconds: f64) -> String {
     }
 }
 
-/// The same, of a duration.
+/// Formats a duration like [`format_seconds`].
 pub(crate) fn format_duration(duration: Duration) -> String {
     format_seconds(duration.as_secs_f64())
 }
 
-/// `"97 %"`.
+/// Formats a share: `"97 %"`.
 pub(crate) fn format_share(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// `"1 shard"`, `"2 shards"`.
+/// Formats a count: `"1 shard"`, `"2 shards"`.
 pub(crate) fn format_count(count: u64, noun: &str) -> String {
     if count == 1 {
         format!("1 {noun}")

@@ -1,16 +1,16 @@
-//! Tables in plain columns: no lines, no colours, nothing that a pipe would mind.
+//! Tables in plain columns, without rules or colours, so that they can be piped.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use tload::printable;
 
-/// How a column is aligned.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Align {
     Left,
     Right,
 }
 
-/// The text of a table, with a line feed at its end.
+/// Returns the text of a table, with a line feed at its end.
 pub(crate) fn render(
     header: &[(&str, Align)],
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -20,7 +20,7 @@ pub(crate) fn render(
         .load_style(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled);
     table.set_header(header.iter().map(|(title, _)| *title));
-    // Names come from files.
+    // Names come from files and may contain control characters.
     let rows = rows.into_iter().map(|row| {
         let fields = row.iter().map(|field| printable(field));
         fields.collect::<Vec<_>>()

@@ -1,8 +1,9 @@
-//! A dense decoder as Llama 3 has it: BF16, grouped-query attention, gated feed-forward, an untied output head.
+//! Dense decoder in the shape of Llama 3: BF16, grouped-query attention, gated feed-forward, an
+//! untied output head.
 //!
-//! The proportions are Llama's (feed-forward about 3.5 × hidden, keys and values a quarter of the queries up to 1024,
-//! vocabulary 128,256); hidden size, layers and vocabulary shrink with the size, and the feed-forward width takes up what
-//! is left over.
+//! The proportions are Llama's (feed-forward about 3.5 × hidden, keys and values a quarter of the
+//! queries up to 1024, vocabulary 128,256). Hidden size, layers and vocabulary shrink with the
+//! size, and the feed-forward width uses up the remaining bytes.
 
 use serde_json::{Value, json};
 use tload::Dtype;
@@ -11,10 +12,11 @@ use super::{Entry, total};
 
 const VOCABULARY: u64 = 128_256;
 const HIDDEN_SIZES: [u64; 8] = [8192, 4096, 2048, 1024, 512, 256, 128, 64];
-/// The embedding may take this share of the whole; in Llama 3.2 1B it is 17 %, in Llama 3.1 8B 7 %.
+/// Maximum share of the embedding, as a divisor of the size. In Llama 3.2 1B it is 17 %, in Llama
+/// 3.1 8B 7 %.
 const EMBEDDING_SHARE: u64 = 8;
 const FEED_FORWARD_STEP: u64 = 4;
-/// BF16.
+/// Bytes of a BF16 element.
 const ELEMENT_BYTES: u64 = 2;
 
 #[derive(Clone, Copy, Debug)]
@@ -26,19 +28,20 @@ struct Dimensions {
     layers: u64,
 }
 
-/// The tensors and the `config.json` of a model of `size` bytes.
+/// Returns the tensors and the `config.json` of a model of `size` bytes.
 pub(super) fn model(size: u64) -> (Vec<Entry>, Value) {
     let dimensions = Dimensions::fit(size);
     (dimensions.entries(), dimensions.config())
 }
 
-/// Llama-shaped tensors of `size` bytes, for presets that fill up with them.
+/// Returns Llama-shaped tensors of `size` bytes, for presets that fill the rest of their size with
+/// them.
 pub(super) fn entries(size: u64) -> Vec<Entry> {
     Dimensions::fit(size).entries()
 }
 
 impl Dimensions {
-    /// The widest model that is still deep enough for its width.
+    /// Returns the widest model that is deep enough for its width.
     fn fit(size: u64) -> Self {
         let candidates = HIDDEN_SIZES.map(|hidden| Self::of_width(hidden, size));
         let deep = candidates
@@ -55,12 +58,12 @@ impl Dimensions {
             .bytes(),
         );
         let step_bytes = 3 * model.hidden * ELEMENT_BYTES * model.layers * FEED_FORWARD_STEP;
-        // To the nearest step, so that the total misses the size by half of one at most.
+        // Rounded to the nearest step, so that the total misses the size by at most half a step.
         model.feed_forward = ((rest + step_bytes / 2) / step_bytes).max(1) * FEED_FORWARD_STEP;
         model
     }
 
-    /// As many layers of the usual shape as fit `size` best.
+    /// Returns a model with the number of layers of the usual shape that fits `size` best.
     fn of_width(hidden: u64, size: u64) -> Self {
         let vocabulary = (size / EMBEDDING_SHARE / (hidden * ELEMENT_BYTES)).min(VOCABULARY);
         let mut model = Self {
@@ -76,7 +79,7 @@ impl Dimensions {
         model
     }
 
-    /// The sum of one layer's tensors times the layers: they are all alike.
+    /// Computes the bytes from those of one layer, because all layers are alike.
     fn bytes(self) -> u64 {
         let none = total(&Self { layers: 0, ..self }.entries());
         let one = total(&Self { layers: 1, ..self }.entries());

@@ -1,7 +1,8 @@
-//! Synthetic checkpoints: the tensors of a model that does not exist, with random numbers in them.
+//! Synthetic checkpoints: tensors of a model that does not exist, filled with random numbers.
 //!
-//! `llama`, `moe` and `tiny` say which tensors ([`Model`], pure); `shards` deals them out to files (pure); `safetensors`
-//! lays a file out (pure); `random` makes the numbers; `writer` ([`Synth`]) is the only one that touches the disk.
+//! `llama`, `moe` and `tiny` define the tensors ([`Model`], pure); `shards` distributes them over
+//! files (pure); `safetensors` lays out a file (pure); `random` generates the numbers; only
+//! `writer` ([`Synth`]) accesses the disk.
 
 mod llama;
 mod moe;
@@ -16,7 +17,7 @@ use tload::{Dtype, Error, ErrorKind, Result, format_bytes};
 
 pub(crate) use writer::{Synth, check_room, free_bytes};
 
-/// Which model to imitate.
+/// Model to imitate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preset {
     Llama,
@@ -33,7 +34,7 @@ impl Preset {
         }
     }
 
-    /// The size when the user names none.
+    /// Returns the default size.
     pub(crate) fn default_bytes(self) -> u64 {
         match self {
             Self::Llama | Self::Moe => 4 << 30,
@@ -41,7 +42,7 @@ impl Preset {
         }
     }
 
-    /// The smallest size that still has the shape of such a model.
+    /// Returns the smallest size in which the shape of the model is recognisable.
     pub(crate) fn smallest_bytes(self) -> u64 {
         match self {
             Self::Llama => 256 << 10,
@@ -67,13 +68,13 @@ impl Entry {
         }
     }
 
-    /// Presets hold dtypes of whole bytes only.
+    /// Returns the length in bytes. Presets have dtypes of whole bytes only.
     pub(crate) fn byte_len(&self) -> u64 {
         self.shape.iter().product::<u64>() * (self.dtype.bits() as u64 / 8)
     }
 }
 
-/// The tensors of a synthetic checkpoint, in the order of the model, and its `config.json`.
+/// Tensors of a synthetic checkpoint in the order of the model, and its `config.json`.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     pub(crate) entries: Vec<Entry>,
@@ -81,14 +82,14 @@ pub(crate) struct Model {
 }
 
 impl Model {
-    /// The model of `preset` whose tensors take `size` bytes, within 2 %.
+    /// Returns the model of `preset` whose tensors take `size` bytes, within 2 %.
     pub(crate) fn new(preset: Preset, size: u64) -> Result<Self> {
         if size < preset.smallest_bytes() {
             let (asked, least) = (format_bytes(size), format_bytes(preset.smallest_bytes()));
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
                 format!(
-                    "size is {asked}; the preset {} wants at least {least}",
+                    "size is {asked}; the preset {} needs at least {least}",
                     preset.name()
                 ),
             ));
@@ -101,7 +102,7 @@ impl Model {
         Ok(Self { entries, config })
     }
 
-    /// Bytes of all tensors.
+    /// Returns the bytes of all tensors.
     pub(crate) fn bytes(&self) -> u64 {
         total(&self.entries)
     }
@@ -115,10 +116,11 @@ fn total(entries: &[Entry]) -> u64 {
     entries.iter().map(Entry::byte_len).sum()
 }
 
-/// The largest multiple of `step` from `least` on for which `fits` holds, which must not change back; `least` if none.
+/// Returns the largest of `least`, `least + step`, … for which `fits` holds, or `least` if it holds
+/// for none. `fits` must be monotonic.
 fn largest(least: u64, step: u64, fits: impl Fn(u64) -> bool) -> u64 {
     let (mut fitting, mut steps) = (least, 1);
-    // Doubling, then halving: a binary search without an upper end to guess.
+    // Doubling, then halving: a binary search without an upper bound.
     while fits(fitting + steps * step) {
         fitting += steps * step;
         steps *= 2;

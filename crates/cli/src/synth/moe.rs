@@ -1,12 +1,14 @@
-//! A mixture of experts as DeepSeek-V3 is published: experts in F8_E4M3 with F32 scales per 128 × 128 tile, an F32 router,
-//! everything else in BF16. Thousands of tensors, most of them small: 2 GiB are about 6,000.
+//! Mixture of experts in the shape of the published DeepSeek-V3: experts in F8_E4M3 with F32 scales
+//! per 128 × 128 tile, an F32 router, everything else in BF16. Thousands of tensors, most of them
+//! small: 2 GiB are about 6,000.
 
 use serde_json::{Value, json};
 use tload::Dtype;
 
 use super::{Entry, largest, total};
 
-/// Layers and experts by size: real ones have up to 61 × 256; these keep a tensor's mean size near real proportions.
+/// Layers and experts by size. Real models have up to 61 × 256; these keep the mean size of a
+/// tensor in realistic proportion.
 const SHAPES: [(u64, u64, u64); 6] = [
     (64 << 30, 48, 128),
     (8 << 30, 24, 128),
@@ -16,7 +18,7 @@ const SHAPES: [(u64, u64, u64); 6] = [
     (0, 2, 4),
 ];
 const VOCABULARY: u64 = 129_280;
-/// Side of the tile that one scale stands for.
+/// Side of the tile that one scale covers.
 const TILE: u64 = 128;
 const HIDDEN_STEP: u64 = 16;
 const EXPERT_STEP: u64 = 4;
@@ -31,7 +33,7 @@ struct Dimensions {
     experts: u64,
 }
 
-/// The tensors and the `config.json` of a model of `size` bytes.
+/// Returns the tensors and the `config.json` of a model of `size` bytes.
 pub(super) fn model(size: u64) -> (Vec<Entry>, Value) {
     let dimensions = Dimensions::fit(size);
     (dimensions.entries(), dimensions.config())
@@ -61,7 +63,8 @@ impl Dimensions {
         Self { expert, ..model }
     }
 
-    /// The sum of one layer's tensors times the layers: they are all alike, and `fit` asks often.
+    /// Computes the bytes from those of one layer, because all layers are alike and `fit` calls
+    /// this often.
     fn bytes(self) -> u64 {
         let none = total(&Self { layers: 0, ..self }.entries());
         let one = total(
@@ -178,7 +181,7 @@ impl Dimensions {
     }
 }
 
-/// Name, rows and columns of an expert's three matrices.
+/// Returns name, rows and columns of the three matrices of an expert.
 fn projections(hidden: u64, width: u64) -> [(&'static str, u64, u64); 3] {
     [
         ("down_proj", hidden, width),

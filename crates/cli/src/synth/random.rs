@@ -1,15 +1,17 @@
-//! Random bytes that look like weights: the same for the same seed and tensor name for ever, whatever the sharding.
+//! Random bytes that look like weights. They depend only on the seed and the name of the tensor,
+//! and will never change.
 //!
-//! xoshiro256++ by David Blackman and Sebastiano Vigna (<https://prng.di.unimi.it/>, public domain), seeded by SplitMix64.
-//! Twenty lines of our own rather than a crate, so that no upgrade changes the bytes of a published seed.
+//! xoshiro256++ by David Blackman and Sebastiano Vigna (<https://prng.di.unimi.it/>, public
+//! domain), seeded by SplitMix64. Twenty lines here instead of a crate, so that no upgrade changes
+//! the bytes of a published seed.
 
 use tload::Dtype;
 
-/// The bytes of one tensor, in order.
+/// Generator of the bytes of one tensor.
 #[derive(Debug)]
 pub(super) struct Numbers {
     state: [u64; 4],
-    /// Applied to every 8 bytes: bits kept, then bits set.
+    /// Mask of bits to keep in every 8 bytes; `set` is applied after it.
     keep: u64,
     set: u64,
 }
@@ -22,7 +24,8 @@ impl Numbers {
         Self { state, keep, set }
     }
 
-    /// Fills `bytes` with what comes next. Only the last call may pass a length that is not a multiple of 8.
+    /// Fills `bytes` with the next bytes. Only the last call may pass a length that is not a
+    /// multiple of 8.
     pub(super) fn fill(&mut self, bytes: &mut [u8]) {
         let (words, rest) = bytes.as_chunks_mut::<8>();
         for word in words {
@@ -43,9 +46,10 @@ impl Numbers {
     }
 }
 
-/// Bits to keep and to set in every 8 bytes, so that the numbers are finite and small, as weights are: in floats the top
-/// exponent bit is cleared (below 2) and the next three set where there are so many (above 2^-16); in booleans only the
-/// lowest bit is left. Integers keep all bits.
+/// Returns the bits to keep and to set in every 8 bytes, so that the numbers are finite and small,
+/// like weights. In floats, the top exponent bit is cleared (below 2) and the next three are set if
+/// there are so many (above 2^-16); in booleans, only the lowest bit is left. Integers keep all
+/// bits.
 fn masks(dtype: Dtype) -> (u64, u64) {
     let repeat8 = |byte: u8| u64::from_le_bytes([byte; 8]);
     let repeat16 = |word: u64| word * 0x0001_0001_0001_0001;
@@ -73,7 +77,7 @@ fn masks(dtype: Dtype) -> (u64, u64) {
     }
 }
 
-/// FNV-1a, to give every tensor a sequence of its own.
+/// Computes FNV-1a, to give every tensor a sequence of its own.
 fn fnv(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -105,7 +109,8 @@ mod tests {
 
     #[test]
     fn the_generator_is_the_published_one() {
-        // The first outputs of xoshiro256++ for the state 1, 2, 3, 4, from the reference implementation.
+        // The first outputs of xoshiro256++ for the state 1, 2, 3, 4, from the reference
+        // implementation.
         let mut numbers = Numbers {
             state: [1, 2, 3, 4],
             keep: u64::MAX,
@@ -124,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn the_split_into_buffers_does_not_show() {
+    fn random_bytes_do_not_depend_on_buffer_size() {
         assert_eq!(bytes(Dtype::U8, &[64, 8, 31]), bytes(Dtype::U8, &[103]));
     }
 

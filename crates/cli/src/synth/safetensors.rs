@@ -1,7 +1,8 @@
-//! The layout of one safetensors file: which tensor where, and the header that says so.
+//! Layout of one safetensors file: the order of its tensors, and its header.
 //!
-//! Ordered and padded as the format's own writer does: by dtype from the widest to the narrowest, then by name; the header
-//! padded with spaces so that the tensors begin at a multiple of 8.
+//! Order and padding are those of the format's own writer: tensors are ordered by dtype from the
+//! widest to the narrowest, then by name; the header is padded with spaces so that the tensors
+//! begin at a multiple of 8.
 
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use serde_json::json;
@@ -11,7 +12,7 @@ use super::Entry;
 
 const ALIGNMENT: usize = 8;
 
-/// The tensors of one file, in the order of their bytes.
+/// Tensors of one file, in the order of their bytes.
 #[derive(Debug)]
 pub(super) struct Layout<'a> {
     entries: Vec<&'a Entry>,
@@ -32,7 +33,7 @@ impl<'a> Layout<'a> {
         &self.entries
     }
 
-    /// The length of the header, and the header with its padding.
+    /// Returns the length of the header, followed by the padded header.
     pub(super) fn header(&self) -> Vec<u8> {
         let mut json = serde_json::to_vec(self).expect("a map of strings and numbers is JSON");
         json.resize(json.len().next_multiple_of(ALIGNMENT), b' ');
@@ -42,7 +43,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Tensors in the order of their offsets, as readers that parse serially like it.
+/// Writes tensors in the order of their offsets, which suits readers that parse serially.
 impl Serialize for Layout<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.entries.len() + 1))?;
@@ -62,7 +63,7 @@ impl Serialize for Layout<'_> {
     }
 }
 
-/// The format's own order of dtypes, which [`Dtype::ALL`] follows.
+/// Returns the rank of `dtype` in the format's own order, which [`Dtype::ALL`] follows.
 fn rank(dtype: Dtype) -> Option<usize> {
     Dtype::ALL.into_iter().position(|other| other == dtype)
 }
@@ -88,7 +89,7 @@ mod tests {
             let shape: Vec<u64> = tensor.shape().iter().map(|size| *size as u64).collect();
             assert_eq!(shape, entry.shape);
         }
-        // Writing the same tensors with the format's own writer gives the same tensors in the same order.
+        // The format's own writer writes the same tensors in the same order.
         let own = ::safetensors::serialize(read.tensors(), None).unwrap();
         let own = ::safetensors::SafeTensors::deserialize(&own).unwrap();
         let order = |file: &::safetensors::SafeTensors| {

@@ -1,21 +1,22 @@
-//! Deals a model's tensors out to files: in order, about equally many bytes each, as model hubs do.
+//! Distribution of a model's tensors over files: in order, with about equally many bytes each, as
+//! model hubs do it.
 
 use tload::{Error, ErrorKind, Result};
 
 use super::Entry;
 
-/// Bytes of a file when the user does not say how many files.
+/// Bytes per file by default.
 const SHARD_BYTES: u64 = 1 << 30;
 const SHARDS_MAX: u64 = 64;
 
-/// The number of files for `bytes` of tensors when the user names none.
+/// Returns the default number of files for `bytes` of tensors.
 pub(super) fn default_count(bytes: u64) -> u32 {
-    // To the nearest: sizes are met within 2 %, and 4 GiB are to be four files whether a little more or less.
+    // Rounded to the nearest: sizes are accurate to 2 %, and about 4 GiB are to be four files.
     let nearest = bytes.saturating_add(SHARD_BYTES / 2) / SHARD_BYTES;
     u32::try_from(nearest.clamp(1, SHARDS_MAX)).unwrap_or(1)
 }
 
-/// `entries` in `count` runs, none of them empty.
+/// Splits `entries` into `count` runs, none of them empty.
 pub(super) fn deal(entries: &[Entry], count: u32) -> Result<Vec<&[Entry]>> {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     if count == 0 || count > entries.len() {
@@ -34,7 +35,8 @@ pub(super) fn deal(entries: &[Entry], count: u32) -> Result<Vec<&[Entry]>> {
     Ok(shards)
 }
 
-/// How many of `entries` the first of `left` shards gets: its share of the bytes, to the nearest tensor.
+/// Returns the number of `entries` for the first of `left` shards: its share of the bytes, to the
+/// nearest tensor.
 fn take(entries: &[Entry], left: usize) -> usize {
     let most = entries.len() - left;
     if left == 1 {

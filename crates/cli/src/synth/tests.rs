@@ -1,4 +1,4 @@
-//! Presets: sizes, names and shapes.
+//! Tests of the presets: sizes, names and shapes.
 
 use std::collections::HashSet;
 

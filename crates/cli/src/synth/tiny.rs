@@ -1,12 +1,13 @@
-//! Every dtype of whole bytes, each as a scalar, an empty tensor, an odd-sized vector and a matrix; then a small Llama that
-//! fills up the size. For tests of readers: frameworks disagree on dtypes of less than a byte, so they are left out.
+//! Checkpoint for tests of readers: every dtype of whole bytes as a scalar, an empty tensor, an
+//! odd-sized vector and a matrix, then a small Llama that fills up the size. Frameworks disagree on
+//! dtypes of less than a byte, so these are left out.
 
 use serde_json::{Value, json};
 use tload::Dtype;
 
 use super::{Entry, llama, total};
 
-/// The tensors and the `config.json` of a checkpoint of `size` bytes.
+/// Returns the tensors and the `config.json` of a checkpoint of `size` bytes.
 pub(super) fn model(size: u64) -> (Vec<Entry>, Value) {
     let mut entries = Vec::new();
     for dtype in Dtype::ALL.into_iter().filter(|dtype| dtype.bits() % 8 == 0) {

@@ -1,4 +1,5 @@
-//! Writes a model's files: to temporary names, flushed, renamed, dropped from the page cache; removed again on failure.
+//! Writer of a model's files: under temporary names, then flushed, renamed and dropped from the
+//! page cache; removed on failure.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,17 +19,18 @@ use crate::interrupt::Interrupt;
 use crate::output::error::file as file_error;
 use crate::output::progress::Progress;
 
-/// Random bytes are made and written this many at a time: small enough for a core's cache to keep them in between.
+/// Random bytes generated and written at a time: few enough to stay in a core's cache in between.
 const BUFFER_BYTES: usize = 1 << 20;
-/// Files written at once. Two keep a disk busy while the numbers of another are made; more only compete.
+/// Maximum number of files written at once. A few keep the disk busy while the numbers of another
+/// are generated; more only compete.
 const WRITERS_MAX: usize = 4;
-/// Headers, index and the file system's own needs, beside the tensors.
+/// Space for headers, index and the file system, in addition to the tensors.
 const OVERHEAD_BYTES: u64 = 16 << 20;
 
 const INDEX_NAME: &str = "model.safetensors.index.json";
 const CONFIG_NAME: &str = "config.json";
 
-/// A model, dealt out to files.
+/// Model, distributed over files.
 #[derive(Debug)]
 pub(crate) struct Synth<'a> {
     model: &'a Model,
@@ -37,7 +39,7 @@ pub(crate) struct Synth<'a> {
 }
 
 impl<'a> Synth<'a> {
-    /// `shards`: the number of files, or one per GiB.
+    /// Distributes `model` over `shards` files, by default one per GiB.
     pub(crate) fn new(model: &'a Model, shards: Option<u32>, seed: u64) -> Result<Self> {
         let count = shards.unwrap_or_else(|| shards::default_count(model.bytes()));
         Ok(Self {
@@ -53,7 +55,8 @@ impl<'a> Synth<'a> {
 
     /// Writes all files into `directory`, or leaves none of them.
     ///
-    /// A directory that is not empty is refused, unless `force`: then the checkpoint in it is replaced.
+    /// Refuses a directory that is not empty, unless `force` is set: then the checkpoint in it is
+    /// replaced.
     pub(crate) fn write(
         &self,
         directory: &Path,
@@ -85,7 +88,7 @@ impl<'a> Synth<'a> {
         Ok(())
     }
 
-    /// `model.safetensors`, or `model-00001-of-00004.safetensors`.
+    /// Returns `model.safetensors`, or `model-00001-of-00004.safetensors`.
     fn shard_name(&self, index: usize) -> String {
         match self.shards.len() {
             1 => "model.safetensors".to_owned(),
@@ -93,7 +96,7 @@ impl<'a> Synth<'a> {
         }
     }
 
-    /// The files beside the shards: name and text.
+    /// Returns name and text of the files beside the shards.
     fn companions(&self) -> Vec<(&'static str, String)> {
         let mut files = vec![(CONFIG_NAME, pretty(&self.model.config))];
         if self.shards.len() > 1 {
@@ -133,7 +136,7 @@ impl<'a> Writing<'a> {
                 match self.shard(index, shard) {
                     Ok(guard) => guards.lock().expect("no writer panics").push(guard),
                     Err(error) => {
-                        // The other writers find nothing left to do.
+                        // Leaves no shard for the other writers.
                         next.store(self.synth.shards.len(), Ordering::Relaxed);
                         return Err(error);
                     }
@@ -160,7 +163,7 @@ impl<'a> Writing<'a> {
         fs::rename(unfinished.path(), &path)
             .map_err(|error| file_error("cannot rename to", &path, error))?;
         unfinished.keep();
-        // Where the page cache cannot be dropped (tmpfs), the checkpoint is still a good one.
+        // If the page cache cannot be dropped (tmpfs), the checkpoint is still valid.
         drop(probe::evict(&path));
         Ok(finished)
     }
@@ -189,18 +192,19 @@ impl<'a> Writing<'a> {
     }
 }
 
-/// `.model.safetensors.partial`, beside the file it becomes.
+/// Returns the temporary name beside the final one: `.model.safetensors.partial`.
 fn temporary_name(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.partial"))
 }
 
-/// Makes sure that `directory` exists and holds no other checkpoint. Whether it was made.
+/// Makes sure that `directory` exists and holds no other checkpoint. Returns whether it was
+/// created.
 fn prepare(directory: &Path, force: bool) -> Result<bool> {
     if directory.is_file() {
         return Err(Error::new(ErrorKind::InvalidRequest, "is a file")
             .with_location(directory.display())
-            .with_hint("name a directory; it is made if it does not exist"));
+            .with_hint("name a directory; it is created if it does not exist"));
     }
     let exists = directory.exists();
     if exists {
@@ -215,12 +219,12 @@ fn prepare(directory: &Path, force: bool) -> Result<bool> {
         replace(directory, names, force)?;
     } else {
         fs::create_dir_all(directory)
-            .map_err(|error| file_error("cannot make the directory", directory, error))?;
+            .map_err(|error| file_error("cannot create the directory", directory, error))?;
     }
     Ok(!exists)
 }
 
-/// Removes the checkpoint among `paths`; whatever else is there stays.
+/// Removes the checkpoint among `paths`; other files stay.
 fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
     if paths.is_empty() {
         return Ok(());
@@ -238,7 +242,7 @@ fn replace(directory: &Path, paths: Vec<PathBuf>, force: bool) -> Result<()> {
     Ok(())
 }
 
-/// Whether [`Synth`] writes files of this name.
+/// Returns whether [`Synth`] writes files of this name.
 fn is_ours(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let name = name.strip_prefix('.').unwrap_or(&name);
@@ -247,7 +251,7 @@ fn is_ours(path: &Path) -> bool {
         || (name.starts_with("model-") && name.ends_with(".safetensors"))
 }
 
-/// Refuses to write `bytes` where there is no room for them. `directory` need not exist yet.
+/// Returns an error if there is no space for `bytes`. `directory` need not exist yet.
 pub(crate) fn check_room(directory: &Path, bytes: u64) -> Result<()> {
     let existing = directory.ancestors().find(|ancestor| ancestor.exists());
     let free = free_bytes(existing.unwrap_or(Path::new(".")))?;
@@ -255,21 +259,21 @@ pub(crate) fn check_room(directory: &Path, bytes: u64) -> Result<()> {
         return Err(Error::new(
             ErrorKind::OutOfMemory,
             format!(
-                "{} are free, {} are wanted",
+                "{} are free, {} are needed",
                 format_bytes(free),
                 format_bytes(bytes)
             ),
         )
         .with_location(directory.display())
-        .with_hint("free some space, ask for a smaller --size, or name another directory"));
+        .with_hint("free some space, use a smaller --size, or name another directory"));
     }
     Ok(())
 }
 
-/// Bytes that this user may still write to the file system of `directory`.
+/// Returns the bytes that this user may still write to the file system of `directory`.
 pub(crate) fn free_bytes(directory: &Path) -> Result<u64> {
     let stat = rustix::fs::statvfs(directory)
-        .map_err(|error| file_error("cannot ask for free space", directory, error.into()))?;
+        .map_err(|error| file_error("cannot query free space", directory, error.into()))?;
     Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
 }
 

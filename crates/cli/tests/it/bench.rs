@@ -1,4 +1,4 @@
-//! `bench`: what it measures, what it calls it, and what it leaves behind.
+//! `bench`: measurements, labels, exports and clean-up.
 
 use std::fs;
 use std::path::Path;
@@ -89,7 +89,7 @@ fn two_rounds_of_a_tiny_checkpoint_leave_three_exports_and_no_checkpoint() {
 }
 
 #[test]
-fn a_sweep_says_how_near_the_defaults_come_to_its_best() {
+fn sweep_reports_ratio_of_defaults_to_best() {
     let folder = tempfile::tempdir().unwrap();
     let (json, plot) = (
         folder.path().join("out.json"),
@@ -147,7 +147,7 @@ fn a_plot_that_is_no_svg_is_refused_before_anything_is_measured() {
         stderr(&output)
     );
     assert!(
-        stderr(&output).contains("hint: name the file .svg"),
+        stderr(&output).contains("hint: use a name with .svg"),
         "{}",
         stderr(&output)
     );
@@ -183,7 +183,7 @@ fn a_checkpoint_of_the_users_is_measured_cold_and_warm_and_stays() {
         assert_eq!(cell["cache_state"], state);
         let verified = cell["cache_state_verified"] == true;
         for sample in cell["samples"].as_array().unwrap() {
-            // Whatever it found, it says so; and it calls verified only what it found.
+            // The state found is reported, and only that state counts as verified.
             let found = sample["residency"]["found"].as_str().unwrap();
             assert!(["cold", "warm", "mixed", "unverified"].contains(&found));
             assert!(verified || found != state);
@@ -214,7 +214,10 @@ fn files_in_memory_are_not_called_cold() {
     assert!(text.contains("not cold"), "{text}");
     let warnings = stderr(&output);
     assert!(warnings.contains("keeps files in memory"), "{warnings}");
-    assert!(warnings.contains("page cache in play"), "{warnings}");
+    assert!(
+        warnings.contains("wrong state of the page cache"),
+        "{warnings}"
+    );
 }
 
 #[test]
@@ -245,7 +248,7 @@ fn fio_runs_beside_us_when_it_is_installed() {
     let results = read_json(&json);
     let samples = results["cells"][0]["samples"].as_array().unwrap();
     let contenders: Vec<_> = samples.iter().map(|sample| &sample["contender"]).collect();
-    // An fio that is there and cannot run is no fio.
+    // An installed fio that cannot run is left out.
     let errors = stderr(&output);
     let ran = errors
         .lines()
@@ -263,5 +266,5 @@ fn a_bad_export_path_fails_before_anything_is_measured() {
     let output = run(["bench", "--size", "4GiB", "--json", json.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     assert!(stderr(&output).contains("cannot write the export"));
-    assert!(stderr(&output).contains("hint: create the folder first"));
+    assert!(stderr(&output).contains("hint: create the directory first"));
 }

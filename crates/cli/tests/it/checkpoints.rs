@@ -29,7 +29,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// All files of a directory: name and bytes.
+/// Returns name and bytes of all files of a directory.
 fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap());
     entries
@@ -42,7 +42,7 @@ fn files(directory: &Path) -> BTreeMap<String, Vec<u8>> {
         .collect()
 }
 
-/// The digest as the help defines it, from the `safetensors` crate.
+/// Computes the digest as the help defines it, with the `safetensors` crate.
 fn expected_digest(directory: &Path) -> String {
     let mut lines = BTreeMap::new();
     for (name, bytes) in files(directory) {
@@ -150,7 +150,7 @@ fn files_are_named_and_indexed_as_hubs_do() {
 }
 
 #[test]
-fn a_full_directory_is_replaced_only_by_force_and_only_its_checkpoint() {
+fn synth_force_replaces_only_the_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path();
     fs::write(directory.join("notes.txt"), "mine").unwrap();

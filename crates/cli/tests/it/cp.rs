@@ -1,4 +1,4 @@
-//! `cp` between folders: what it takes, skips, replaces, resumes and refuses.
+//! `cp` between directories: copied, skipped, replaced, resumed and refused files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::requirement::requirement;
 use crate::{run, stderr, succeed};
 
-/// All files below a directory: path and bytes.
+/// Returns path and bytes of all files below a directory.
 pub(crate) fn tree(directory: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut files = BTreeMap::new();
     for entry in fs::read_dir(directory).unwrap() {
@@ -41,7 +41,7 @@ fn modified(path: &Path) -> (i64, i64) {
     (metadata.mtime(), metadata.mtime_nsec())
 }
 
-/// What `cp --json` says of a copy that must succeed.
+/// Returns the output of `cp --json` for a copy that must succeed.
 #[track_caller]
 fn copy(source: &Path, target: &Path, more: &[&str]) -> Value {
     let mut arguments = vec![
@@ -102,7 +102,7 @@ fn a_copy_is_whole_loads_the_same_and_is_not_made_twice() {
     let digest = |path| serde_json::from_str::<Value>(&digest(path)).unwrap()["digest"].clone();
     assert_eq!(digest(&target), digest(&model));
 
-    // The same length, and another time: copied again. The others are not.
+    // A file with the same length and another time is copied again, the others are not.
     let config = target.join("config.json");
     write(&config, vec![b' '; wanted["config.json"].len()]);
     let report = copy(&model, &target, &[]);
@@ -193,7 +193,7 @@ fn links_to_folders_are_followed_wherever_they_do_not_lead_round() {
 }
 
 #[test]
-fn what_is_left_out_is_not_looked_at() {
+fn excluded_files_are_not_opened() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write(&model.join("a.json"), "a");
@@ -214,7 +214,8 @@ fn what_is_left_out_is_not_looked_at() {
     );
 }
 
-/// A source of 12 KiB, and a target with a file in progress of which `done` is said to be there: of zeros, so that one sees.
+/// Copies a source of 12 KiB over a file in progress, whose journal lists the range `done`. That
+/// range holds zeros, so that the test sees whether it was read again.
 fn interrupted(folder: &Path, change: impl Fn(&mut Value)) -> (Vec<u8>, Vec<u8>) {
     interrupted_and(folder, change, || {})
 }
@@ -291,7 +292,7 @@ fn a_journal_of_something_else_is_not_believed() {
     }
 }
 
-/// Writes as tools do that give all files one time: Nix, reproducible builds.
+/// Writes a file with the same time as all others, like Nix and reproducible builds.
 fn write_at_epoch(path: &Path, bytes: &str) {
     write(path, bytes);
     let file = fs::File::options().write(true).open(path).unwrap();
@@ -308,14 +309,14 @@ fn another_version_of_the_same_length_and_time_is_copied() {
     assert_eq!(modified(&target.join("a.bin")), (0, 0));
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 
-    // In place of the old file, as a download does it.
+    // Replaces the old file, as a download does.
     write_at_epoch(&folder.path().join("next"), "new");
     fs::rename(folder.path().join("next"), model.join("a.bin")).unwrap();
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(read(), "new");
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 
-    // Into the old file.
+    // Overwrites the old file in place.
     write_at_epoch(&model.join("a.bin"), "wer");
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(read(), "wer");
@@ -326,7 +327,7 @@ fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
     let folder = tempfile::tempdir().unwrap();
     let (model, target) = (folder.path().join("model"), folder.path().join("copy"));
     write_at_epoch(&model.join("a.bin"), "right");
-    // A file of an older tload, or of another program: nothing says what it is a copy of.
+    // A file of an older tload, or of another program, has no record of its source.
     write_at_epoch(&target.join("a.bin"), "other");
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
     assert_eq!(names(&target), ["a.bin"]);
@@ -336,7 +337,7 @@ fn a_target_that_was_changed_or_is_not_known_to_be_a_copy_is_copied_again() {
         |copied: &Path| write_at_epoch(copied, "longer than before"),
         |copied: &Path| write(copied, "wrong"),
         |copied: &Path| {
-            // Another file, with the same length and time.
+            // Another file with the same length and time.
             write_at_epoch(&copied.with_extension("new"), "wrong");
             fs::rename(copied.with_extension("new"), copied).unwrap();
         },
@@ -378,17 +379,18 @@ fn a_file_in_progress_of_another_user_is_not_taken_over() {
     }
     fs::remove_file(&partial).unwrap();
 
-    // Nor is a finished one of another user's believed to be a copy.
+    // A finished file of another user is not trusted to be a copy either.
     copy(&model, &target, &[]);
     chown(target.join("a.bin"), Some(OTHER), Some(OTHER)).unwrap();
     assert_eq!(copy(&model, &target, &[])["copied_files"], 1);
-    // The folder's owner could put any file there.
+    // The owner of the directory could put any file there.
     chown(target.join("a.bin"), Some(OTHER), Some(OTHER)).unwrap();
     chown(&target, Some(OTHER), Some(OTHER)).unwrap();
     assert_eq!(copy(&model, &target, &[])["skipped_files"], 1);
 }
 
-/// Only what the file in progress and its journal have in common is believed, and only of one owner.
+/// A journal is trusted only as far as it agrees with the file in progress, and only if both have
+/// the same owner.
 #[test]
 fn a_journal_of_another_user_is_not_believed() {
     let is_root = rustix::process::geteuid().is_root();
@@ -431,7 +433,7 @@ fn nothing_is_written_through_links() {
     assert_eq!(fs::read_to_string(path("outside/a.bin")).unwrap(), "old");
     assert_eq!(names(&path("outside")), ["a.bin"]);
 
-    // A link under the file's own name is replaced, and one under the name in progress refused.
+    // A link under the final name is replaced; one under the name in progress is refused.
     fs::remove_file(path("copy/deep")).unwrap();
     fs::create_dir(path("copy/deep")).unwrap();
     symlink(path("outside/a.bin"), path("copy/deep/a.bin")).unwrap();

@@ -1,4 +1,4 @@
-//! GPUs, played by a driver over host memory: loads, benchmarks and findings, and what is said when one fails.
+//! GPUs, simulated by a stub driver over host memory: loads, benchmarks, findings and errors.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -8,19 +8,19 @@ use tempfile::TempDir;
 
 use crate::{command, stderr, succeed};
 
-/// A machine with a CUDA driver of ours, and a checkpoint.
+/// Machine with the stub CUDA driver, and a checkpoint.
 struct Machine {
     library: TempDir,
     folder: TempDir,
 }
 
 impl Machine {
-    /// With GPUs, two unless a test says otherwise.
+    /// Returns a machine with GPUs: two, unless a test sets another number.
     fn new() -> Self {
         Self::with_library(tload_cuda_stub::folder())
     }
 
-    /// Whatever is installed: what goes by the driver's names is none.
+    /// Returns a machine without a driver, regardless of what is installed.
     fn without_driver() -> Self {
         let library = tempfile::tempdir().unwrap();
         for name in ["libcuda.so", "libcuda.so.1"] {
@@ -44,7 +44,7 @@ impl Machine {
         self.folder.path().join(name).to_str().unwrap().to_owned()
     }
 
-    /// `settings` are the stub's, in lower case.
+    /// Returns the command. `settings` are those of the stub, in lower case.
     fn command(&self, arguments: &[&str], settings: &[(&str, &str)]) -> Command {
         let mut command = command(arguments);
         command.env("LD_LIBRARY_PATH", self.library.path());
@@ -74,7 +74,7 @@ impl Machine {
         }
     }
 
-    /// The findings about GPUs, by their ids.
+    /// Returns the findings about GPUs by their ids.
     fn doctor(&self, settings: &[(&str, &str)]) -> impl Fn(&str) -> Option<Value> + use<> {
         let output = self.command(&["doctor", "--json"], settings).output();
         let diagnosis = output_json(&output.unwrap());
@@ -228,7 +228,7 @@ fn digests_are_of_bytes_in_cpu_memory() {
     machine.fails(&["--digest", "--device", "cuda:1"], &[], 2, &wanted);
     let some = ["--digest", "--device-map", "lm_head.*=cuda:1"];
     machine.fails(&some, &[], 2, &wanted);
-    // Nothing of it goes there.
+    // No tensor goes to that GPU.
     let none = ["--digest", "--device", "cuda:1", "--device-map", "*=cpu"];
     let digest = machine.load(&none, &[]);
     assert!(digest.status.success(), "{}", stderr(&digest));
@@ -252,7 +252,7 @@ fn doctor_shows_every_gpu_and_pins_memory() {
 }
 
 #[test]
-fn doctor_says_what_stands_in_the_way_of_a_gpu() {
+fn doctor_reports_missing_driver() {
     let find = Machine::without_driver().doctor(&[]);
     let driver = find("cuda").unwrap();
     assert_eq!(driver["level"], "note");
@@ -275,7 +275,7 @@ fn doctor_says_what_stands_in_the_way_of_a_gpu() {
 }
 
 #[test]
-fn bench_says_where_to_and_what_the_way_took() {
+fn bench_reports_device_and_copy_time() {
     let machine = Machine::new();
     let (model, json, csv) = (
         machine.model(),

@@ -1,4 +1,4 @@
-//! `doctor` looks at this machine, whatever it is.
+//! `doctor` on the machine that runs the tests.
 
 use crate::{json, run, stderr, succeed};
 
@@ -29,7 +29,7 @@ fn every_finding_has_an_id_a_level_and_a_value() {
     for finding in findings {
         assert!(["ok", "note", "warn"].contains(&finding["level"].as_str().unwrap()));
         assert!(!finding["value"].as_str().unwrap().is_empty(), "{finding}");
-        // Whatever is not ok says what to do, or that it cannot be known.
+        // A finding that is not ok has advice, or its value is unknown.
         let advised = finding["advice"].is_string();
         let unknown = finding["value"].as_str().unwrap().starts_with("unknown");
         assert!(finding["level"] == "ok" || advised || unknown, "{finding}");
@@ -43,7 +43,7 @@ fn every_finding_has_an_id_a_level_and_a_value() {
 }
 
 #[test]
-fn a_checkpoint_adds_its_place() {
+fn checkpoint_adds_storage_findings() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();
@@ -64,7 +64,7 @@ fn a_checkpoint_adds_its_place() {
     assert!(text.contains(" in memory ("), "{text}");
     let mut last = text.lines().rev();
     let line = last.next().unwrap();
-    // Where something is to be changed, that is the last word.
+    // If a change is advised, it is on the last line.
     match report["change_first"]["command"].as_str() {
         Some(command) => {
             assert!(
@@ -99,7 +99,7 @@ fn checksums_are_a_note_until_there_is_a_manifest() {
         advice.ends_with(&format!(": tload verify {location} --write")),
         "{advice}"
     );
-    // What it advises helps.
+    // The advice helps.
     let (_, command) = advice.rsplit_once("tload ").unwrap();
     succeed(command.split(' '));
     let all = look();
@@ -119,7 +119,7 @@ fn checksums_are_a_note_until_there_is_a_manifest() {
 }
 
 #[test]
-fn a_bad_location_hides_nothing_of_the_machine() {
+fn bad_location_keeps_machine_findings() {
     let output = run(["doctor", "/nonexistent/model", "--json"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! Failures: the status that the help promises, and one message with its causes and a hint.
+//! Failures: the documented status, and one message with its causes and a hint.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -80,7 +80,7 @@ fn usage_errors_are_status_2() {
         2,
         &["cannot be used with"],
     );
-    fails(&["synth", "x", "--size", "1KiB"], 2, &["wants at least"]);
+    fails(&["synth", "x", "--size", "1KiB"], 2, &["needs at least"]);
     fails(&["fly"], 2, &["unrecognized subcommand"]);
 }
 
@@ -140,7 +140,7 @@ fn a_bad_variable_is_named_and_a_flag_wins_over_it() {
     );
     let output = with_variables(&[("TLOAD_ENGINE", "bogus")], &["--engine", "pread"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    // The command line's own mistake comes first.
+    // A mistake on the command line comes first.
     let output = with_variables(&[("TLOAD_ENGINE", "bogus")], &["--depth", "0"]);
     assert!(stderr(&output).contains("--depth"), "{}", stderr(&output));
 }
@@ -172,7 +172,7 @@ fn an_empty_variable_is_none_and_seconds_need_no_unit() {
     }
 }
 
-/// It fails when it has all bytes of a tensor, so it has begun.
+/// The load fails once it has all bytes of a tensor, which is after its start.
 #[test]
 fn a_load_that_began_and_failed_shows_its_report() {
     let folder = tempfile::tempdir().unwrap();
@@ -285,7 +285,7 @@ fn more_than_the_disk_holds_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_reader_that_leaves_is_no_failure() {
+fn closed_pipe_mid_output_exits_successfully() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     let location = model.to_str().unwrap();

@@ -1,5 +1,5 @@
-//! Help is part of the interface: a change of it is seen in review. `TLOAD_UPDATE_HELP=1 cargo test -p tload-cli help`
-//! accepts one.
+//! Snapshots of the help, which is part of the interface: they show changes in review.
+//! `TLOAD_UPDATE_HELP=1 cargo test -p tload-cli help` accepts a change.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ fn help_is_as_recorded() {
         if name != "tload" {
             arguments.insert(0, name);
         }
-        // clap wraps at the terminal's width, which it takes from here.
+        // clap takes the width of the terminal from this variable.
         let output = command(arguments)
             .env("COLUMNS", "100")
             .output()

@@ -1,7 +1,9 @@
-//! A mount that does not answer: commands end by a signal and at their deadline all the same, and say what they waited for.
+//! Mounts that do not answer: commands still end by a signal or at their deadline, and name the
+//! file that they waited for.
 //!
-//! A thread that waits for such a mount cannot be killed. So the process that ends is gone but for that thread until the mount answers:
-//! its first thread is a zombie (`Z`), and nobody is told its status yet.
+//! A thread that waits for such a mount cannot be killed. A process that ends keeps that thread
+//! until the mount answers: its main thread is a zombie (`Z`), and its parent does not get its
+//! status yet.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,16 +19,16 @@ use crate::interrupt::signal;
 use crate::requirement::requirement;
 use crate::{command, stderr, succeed};
 
-/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+/// Serves the file system. Not a test: the process that [`Mount::start`] starts runs it.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// How long anything may take before a test gives up.
+/// Time limit of any step of a test.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A checkpoint on a mount, which does not answer some request.
+/// Checkpoint on a mount that does not answer some request.
 struct Hung {
     mount: Mount,
     backing: TempDir,
@@ -37,7 +39,7 @@ impl Hung {
     fn start() -> Option<Self> {
         let backing = tempfile::tempdir().unwrap();
         succeed(["synth", text(backing.path()), "--size", "4MiB", "--force"]);
-        // Names and files are asked for each time.
+        // The kernel asks for names and files each time.
         let options = Options {
             ttl: Duration::ZERO,
             ..Options::default()
@@ -50,7 +52,7 @@ impl Hung {
         })
     }
 
-    /// Runs a command until such a request hangs; with this in `TLOAD_TIMEOUT`.
+    /// Runs a command with this `TLOAD_TIMEOUT` until such a request hangs.
     fn child(&self, name: &str, rule: &Rule, flags: &[&str], timeout: &str) -> Child {
         let child = self.start_child(name, rule, flags, timeout);
         assert!(
@@ -60,7 +62,7 @@ impl Hung {
         child
     }
 
-    /// Starts a command, from which such requests will hang.
+    /// Starts a command whose requests of this kind hang.
     fn start_child(&self, name: &str, rule: &Rule, flags: &[&str], timeout: &str) -> Child {
         self.mount.fault(rule);
         let model = text(self.mount.path());
@@ -77,10 +79,10 @@ impl Hung {
             .unwrap()
     }
 
-    /// What a command said that ends while the mount does not answer.
+    /// Returns the output of a command that must end while the mount does not answer.
     fn output(&self, name: &str, child: Child) -> Output {
         let ended = is_over(&child);
-        // Also if it is not: nobody could end it.
+        // Also if the command has not ended: otherwise it could not be killed.
         self.mount.clear_faults();
         let output = child.wait_with_output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -97,7 +99,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Waits until the process has ended, but for threads that cannot.
+/// Waits until the process has ended, except for threads that cannot end.
 fn is_over(child: &Child) -> bool {
     let started = Instant::now();
     while started.elapsed() < PATIENCE {
@@ -122,7 +124,7 @@ fn a_signal_ends_what_waits_for_a_mount() {
     {
         let mut rules = vec![hold(Request::Open), hold(Request::Read)];
         if name == "load" {
-            // When the headers are read, and files are opened once more, for reads.
+            // After the headers, when files are opened again for reads.
             rules.push(hold(Request::Open).after(1));
         }
         for rule in &rules {
@@ -146,8 +148,7 @@ fn a_signal_ends_what_waits_for_a_mount() {
     }
 }
 
-/// A name in the target stands for the whole file, whichever read does not come back, and the same
-/// command goes on from there.
+/// A file in the target is complete, whichever read hangs, and the same command resumes the copy.
 #[test]
 fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
     let Some(hung) = Hung::start() else {
@@ -156,7 +157,7 @@ fn a_copy_of_files_ended_at_any_moment_leaves_nothing_half_written() {
     let wanted = tree(hung.backing.path());
     let target = hung.scratch.path().join("cp");
     for round in 0..8 {
-        // Reads are at most 1 MiB, so one begins behind each of these bytes.
+        // Reads are at most 1 MiB, so one begins after each of these bytes.
         let rule = hold(Request::Read).from_byte(round << 18);
         let child = hung.child("cp", &rule, &["--extent", "256KiB"], "");
         assert!(signal(&child, "TERM"), "round {round}: it had ended");
@@ -192,7 +193,7 @@ fn a_deadline_ends_what_waits_for_a_mount() {
                 Request::Read => (&["--timeout", "200ms"], ""),
                 Request::Open | Request::Stat => (&[], "200ms"),
             };
-            // It may end before it has asked, where it is slow.
+            // On a slow machine it may end before its request.
             let child = hung.start_child(name, &hold(request), flags, variable);
             let output = hung.output(name, child);
             let errors = String::from_utf8_lossy(&output.stderr);
@@ -203,7 +204,7 @@ fn a_deadline_ends_what_waits_for_a_mount() {
     }
 }
 
-/// JSON is there however the command ends, also where it does not stop by itself, and is whole.
+/// The JSON is complete however the command ends, even if it does not stop by itself.
 #[test]
 fn json_tells_of_a_deadline_and_of_signals() {
     let Some(hung) = Hung::start() else {
@@ -234,7 +235,7 @@ fn json_tells_of_a_deadline_and_of_signals() {
 }
 
 #[test]
-fn the_doctor_says_that_a_mount_does_not_answer_and_all_else() {
+fn doctor_reports_hung_mount_and_machine_findings() {
     let Some(hung) = Hung::start() else {
         return;
     };

@@ -1,4 +1,4 @@
-//! A signal ends what is running, removes what it made, and is status 128 and the signal's number.
+//! Signals: the command ends, removes its files, and exits with 128 plus the signal's number.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -8,12 +8,13 @@ use std::thread;
 
 use crate::command;
 
-/// Ctrl-C is the same to us, but a test runner in the background of a script has its children ignore it.
+/// Sends SIGTERM. Ctrl-C would do the same, but children of a test runner in the background of a
+/// script ignore it.
 fn interrupt(child: &Child) {
     assert!(signal(child, "TERM"), "it had ended");
 }
 
-/// Whether there was still somebody to tell.
+/// Sends a signal and returns whether the child was still running.
 pub(crate) fn signal(child: &Child, name: &str) -> bool {
     let told = Command::new("kill")
         .args([&format!("-{name}"), &child.id().to_string()])
@@ -46,7 +47,7 @@ fn a_benchmark_removes_its_checkpoint() {
     .stderr(Stdio::piped())
     .spawn()
     .unwrap();
-    // It says what it measures once it has made it, before the first run.
+    // The head is printed after the checkpoint is written and before the first run.
     let mut line = String::new();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_line(&mut line).unwrap();
@@ -83,8 +84,8 @@ fn synth_removes_what_it_wrote() {
     assert!(!model.exists(), "{:?}", entries(&model));
 }
 
-/// Copies and loads that a signal ends in mid-work. A moment is a range that the store does not
-/// answer, so the command cannot get past it before the signal comes, on any machine.
+/// Copies and loads that a signal ends midway. A moment is a range that the store does not answer,
+/// so on no machine can the command get past it before the signal.
 #[cfg(feature = "object")]
 mod moments {
     use std::collections::BTreeMap;
@@ -100,7 +101,7 @@ mod moments {
 
     const MIB: u64 = 1 << 20;
 
-    /// Reads are this long, so one begins within so many bytes of any moment.
+    /// Length of a read, so that one begins within so many bytes of any moment.
     const EXTENT: u64 = MIB / 4;
 
     /// Puts a checkpoint of four shards of about six MiB into the store, and returns what it holds.
@@ -116,8 +117,8 @@ mod moments {
         files
     }
 
-    /// The requests that are never answered in this round: those from some byte on of one shard.
-    /// The first rounds are about lists and headers.
+    /// Returns the requests that are never answered in this round: those of one shard from some
+    /// byte on. The first rounds are about lists and headers.
     fn moment(files: &BTreeMap<String, Vec<u8>>, round: usize) -> Rule {
         let rule = Rule::always(if round.is_multiple_of(2) {
             Fault::StallHeaders
@@ -159,7 +160,7 @@ mod moments {
             .unwrap()
     }
 
-    /// Signals once or twice, by turns, and returns what the command said.
+    /// Sends one signal or two, by turns, and returns the output of the command.
     fn end(child: Child, round: usize) -> Output {
         let (name, status) = [("TERM", 143), ("HUP", 129)][round % 2];
         assert!(signal(&child, name), "round {round}: it had ended");
@@ -172,7 +173,7 @@ mod moments {
         output
     }
 
-    /// Asserts that every name in `target` stands for the whole file.
+    /// Asserts that every file in `target` is complete.
     #[track_caller]
     fn assert_whole(target: &Path, wanted: &BTreeMap<String, Vec<u8>>) {
         let found = if target.exists() {
@@ -209,7 +210,7 @@ mod moments {
         }
     }
 
-    /// A signal that comes before the command listens does what it does to every process.
+    /// A signal that arrives before the command listens takes its default action.
     #[test]
     fn a_copy_ended_before_it_listens_leaves_nothing_half_written() {
         let lab = Lab::start();

@@ -1,5 +1,5 @@
-//! A failure under `--json` is JSON on standard output, whenever it happens: one object with the
-//! error, beside the result as far as there is one. Deadlines and signals: `hung.rs`.
+//! Failures under `--json`: one object on standard output with the error, beside any partial
+//! result. Deadlines and signals: `hung.rs`.
 
 use std::fs;
 use std::process::Output;
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::errors::corrupted;
 use crate::{command, run, stderr, succeed};
 
-/// The commands that answer in JSON, for a location.
+/// Returns the commands that answer in JSON, for a location.
 fn commands<'a>(location: &'a str, target: &'a str) -> [Vec<&'a str>; 5] {
     [
         vec!["load", location],
@@ -21,7 +21,7 @@ fn commands<'a>(location: &'a str, target: &'a str) -> [Vec<&'a str>; 5] {
     ]
 }
 
-/// Asserts that this is the answer of a command that failed, and returns it.
+/// Returns the answer of a command that must have failed.
 #[track_caller]
 fn failure(output: &Output, status: i32, kind: &str) -> Value {
     let errors = stderr(output);
@@ -82,7 +82,7 @@ fn a_variable_that_is_refused_is_json() {
     }
 }
 
-/// Which arguments there are is not known then, so `--json` is none of them.
+/// The arguments are unknown then, `--json` included.
 #[test]
 fn a_mistake_on_the_command_line_is_text() {
     for arguments in commands("model", "target") {
@@ -101,7 +101,7 @@ fn a_location_that_cannot_be_opened_is_json() {
         let answer = failure(&output, 3, "not_found");
         assert_eq!(answer["error"]["location"], *model, "{answer}");
         assert_eq!(answer["error"]["errno"], 2, "{answer}");
-        // The doctor says all the same what the machine offers.
+        // `doctor` still prints the findings about the machine.
         assert_eq!(answer["findings"].is_array(), command[0] == "doctor");
     }
     fs::create_dir(&model).unwrap();
@@ -155,7 +155,7 @@ fn a_success_has_no_error() {
     }
 }
 
-/// It writes its JSON into a file.
+/// A benchmark writes its JSON to a file.
 #[test]
 fn a_benchmark_that_fails_writes_its_error() {
     let (_folder, model, target) = folder();
@@ -182,7 +182,7 @@ fn a_benchmark_that_fails_writes_its_error() {
     assert!(answer["cells"].is_array());
 }
 
-/// The store refuses reads of what it has let the command open.
+/// The store refuses reads of an object that the command has opened.
 #[test]
 #[cfg(feature = "object")]
 fn a_store_that_fails_in_mid_work_is_json() {
@@ -199,7 +199,7 @@ fn a_store_that_fails_in_mid_work_is_json() {
     for command in commands("s3://bucket/model", target) {
         let (rule, more) = match command[0] {
             "load" | "cp" => (refused().from_byte(1), &["--extent", "1MiB"][..]),
-            // One request is for all of a shard.
+            // One request reads a whole shard.
             "verify" => (refused().path(".safetensors"), &[][..]),
             _ => continue,
         };
@@ -214,8 +214,8 @@ fn a_store_that_fails_in_mid_work_is_json() {
     }
 }
 
-/// The time may be over in opening or in reading: in both cases there is JSON, and with more time
-/// it is in reading.
+/// The deadline may pass during opening or reading. There is JSON in both cases; with more time, it
+/// passes during reading.
 #[test]
 #[cfg(feature = "object")]
 fn a_load_that_times_out_is_json() {

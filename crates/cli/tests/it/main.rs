@@ -1,4 +1,4 @@
-//! The command, run as a user runs it: the binary, its output and its exit status.
+//! Tests of the command as a user runs it: the binary, its output and its exit status.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -30,7 +30,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// The binary, without the caller's `TLOAD_*` variables.
+/// Returns a command for the binary, without the caller's `TLOAD_*` variables.
 fn command<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tload"));
     command.args(arguments).stdin(Stdio::null());
@@ -48,7 +48,7 @@ fn run<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Output {
     output
 }
 
-/// Standard output of a run that must succeed.
+/// Returns the standard output of a run that must succeed.
 fn succeed<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> String {
     let output = run(arguments);
     assert!(

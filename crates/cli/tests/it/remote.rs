@@ -1,4 +1,5 @@
-//! `ls`, `load`, `bench` and `cp` of an object store and of a web server, which fail where a test says so.
+//! `ls`, `load`, `bench` and `cp` with an object store and a web server, which fail as a test
+//! demands.
 
 use std::fs;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::{command, stderr, succeed};
 
 const MIB: u64 = 1 << 20;
 const SECRET: &str = "hush-hush";
-/// Longer than any answer takes here.
+/// Time longer than any response takes here.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Lab {
@@ -36,7 +37,7 @@ impl Lab {
         self.folder.path().join(name)
     }
 
-    /// A checkpoint on disk and, with a hidden file, as `s3://bucket/model`.
+    /// Writes a checkpoint to disk and, with a hidden file, to `s3://bucket/model`.
     pub(crate) fn checkpoint(&self) -> PathBuf {
         let model = self.path("model");
         succeed([
@@ -57,7 +58,7 @@ impl Lab {
         model
     }
 
-    /// With the options that reach the server, and nothing from the environment.
+    /// Returns a command with the options that reach the server, and nothing from the environment.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let endpoint = format!("endpoint={}", self.server.url());
         let mut all = arguments.to_vec();
@@ -78,7 +79,7 @@ impl Lab {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// The ranges of objects that were asked for since `forget_requests`.
+    /// Returns the ranges of objects requested since `forget_requests`.
     fn ranges(&self) -> Vec<Range<u64>> {
         let gets = self.server.requests().into_iter();
         gets.filter(|request| request.operation == Operation::Get)
@@ -87,14 +88,14 @@ impl Lab {
     }
 }
 
-/// `cp` of one object in requests of 1 MiB, one at a time.
+/// Arguments of `cp` of one object in requests of 1 MiB, one at a time.
 fn cp<'a>(target: &'a Path, more: &[&'a str]) -> Vec<&'a str> {
     let head = ["cp", "s3://bucket/a.safetensors", target.to_str().unwrap()];
     let tail = ["--extent", "1MiB", "--depth", "1"];
     [&head[..], &tail, more].concat()
 }
 
-/// Eight MiB that differ from byte to byte and from `seed` to `seed`.
+/// Returns eight MiB that differ from byte to byte and from `seed` to `seed`.
 fn bytes(seed: u64) -> Vec<u8> {
     (0..8 * MIB)
         .map(|at| u8::try_from((at * 31 + at / 4096 + seed) % 251).unwrap())
@@ -109,7 +110,7 @@ fn status(output: &Output, wanted: i32) -> String {
 }
 
 #[test]
-fn listed_and_loaded_it_is_the_checkpoint_on_disk() {
+fn remote_checkpoint_equals_local_one() {
     let lab = Lab::start();
     let model = lab.checkpoint();
     let local = succeed(["ls", model.to_str().unwrap(), "--json"]);
@@ -227,7 +228,7 @@ fn a_benchmark_says_remote_and_counts_requests() {
     );
     let markdown = fs::read_to_string(markdown).unwrap();
     assert!(markdown.contains("| stream | remote |"), "{markdown}");
-    assert!(markdown.contains(" requests, 0 repeated, "), "{markdown}");
+    assert!(markdown.contains(" requests, 0 retried, "), "{markdown}");
 }
 
 #[test]
@@ -268,7 +269,7 @@ fn keys_that_lead_out_of_the_folder_are_refused() {
     assert_eq!(below, Vec::<String>::new());
 }
 
-/// A copy that failed at `MIB * 4` or a little later.
+/// Makes a copy that fails at `MIB * 4` or a little later.
 fn interrupted(lab: &Lab, target: &Path) -> String {
     lab.server.put("bucket/a.safetensors", bytes(1));
     lab.server
@@ -291,7 +292,7 @@ fn interrupted(lab: &Lab, target: &Path) -> String {
 }
 
 #[test]
-fn what_has_arrived_is_not_asked_for_again() {
+fn resumed_copy_skips_received_ranges() {
     let lab = Lab::start();
     let target = lab.path("copy");
     interrupted(&lab, &target);
@@ -303,7 +304,7 @@ fn what_has_arrived_is_not_asked_for_again() {
     assert!(fs::read(target.join("a.safetensors")).unwrap() == bytes(1));
     assert_eq!(names(&target), ["a.safetensors"]);
     let ranges = lab.ranges();
-    // One to see whether it is the same still.
+    // One request checks whether the object has changed.
     assert_eq!(ranges[0].start, 0);
     assert!(ranges[0].end <= 64 << 10, "{ranges:?}");
     assert_eq!(ranges.len(), 1 + 4, "{ranges:?}");
@@ -317,7 +318,7 @@ fn what_has_arrived_is_not_asked_for_again() {
 }
 
 #[test]
-fn an_object_that_was_replaced_is_begun_anew() {
+fn replaced_object_restarts_copy() {
     let lab = Lab::start();
     let target = lab.path("copy");
     interrupted(&lab, &target);
@@ -329,7 +330,7 @@ fn an_object_that_was_replaced_is_begun_anew() {
 }
 
 #[test]
-fn an_object_that_is_replaced_meanwhile_is_never_mixed() {
+fn object_replaced_during_copy_is_never_mixed() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
@@ -407,7 +408,7 @@ fn an_interrupt_ends_lists_and_opens_too() {
         lab.server
             .fault(Rule::always(Fault::StallHeaders).on(stalled));
         let target = lab.path(target);
-        // More workers than files: some wait for what others open.
+        // More workers than files: some wait for files that others open.
         let arguments = [
             "cp",
             location,
@@ -438,7 +439,8 @@ fn a_full_disk_is_not_a_cancelled_copy() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(1));
-    // One request waits for ever while another meets the end of the disk: here the longest file that is allowed, 4 MiB.
+    // One request hangs while another reaches the end of the disk: here the maximum length of a
+    // file, 4 MiB.
     lab.server
         .fault(Rule::once(Fault::StallBody(1000)).from_byte(MIB));
     let copy = lab.command(&[
@@ -485,7 +487,7 @@ fn hidden_folders_are_not_listed_and_deep_ones_refused() {
 }
 
 #[test]
-fn faults_on_the_way_do_not_show_in_the_copy() {
+fn copy_despite_faults_is_identical() {
     let lab = Lab::start();
     let target = lab.path("copy");
     lab.server.put("bucket/a.safetensors", bytes(3));
@@ -522,7 +524,7 @@ fn a_folder_of_a_web_server_is_copied_by_its_index() {
 }
 
 #[test]
-fn what_lies_beside_the_weights_is_left_out_only_if_it_is_not_there() {
+fn companion_files_are_skipped_only_if_missing() {
     let lab = Lab::start();
     lab.server.put(
         "bucket/m/model.safetensors",

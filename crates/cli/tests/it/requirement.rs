@@ -1,16 +1,20 @@
-//! Tests that need something which not every machine has: skipped loudly, or not at all.
+//! Requirements of tests that not every machine meets: such tests are skipped with a message, or
+//! fail.
 //!
-//! `TLOAD_REQUIRE=fio,shm` turns a skip for one of these names into a failure, `TLOAD_REQUIRE=all` every skip.
+//! `TLOAD_REQUIRE=fio,shm` turns a skip for one of these names into a failure, `TLOAD_REQUIRE=all`
+//! every skip.
 
 use std::io::Write;
 
-/// Whether `found` is there. If not: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` names `name`.
+/// Returns the value of `found`. On an error, prints that the test is skipped and why, or panics if
+/// `TLOAD_REQUIRE` names `name`.
 #[track_caller]
 pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> {
     found_or_skipped(name, found, is_required)
 }
 
-/// The same for what no package brings, only another machine: `all` does not mean it, its name does.
+/// Like [`requirement`], for properties of the machine that no package provides: only the name
+/// requires them, `all` does not.
 #[track_caller]
 pub(crate) fn of_machine<T>(name: &str, found: Result<T, String>) -> Option<T> {
     found_or_skipped(name, found, is_named)
@@ -44,9 +48,9 @@ fn is_required(name: &str, required: &str) -> bool {
     is_named(name, required) || is_named("all", required)
 }
 
-/// Past the test harness, which shows what a test prints only when it fails.
+/// Prints a line past the test harness, which shows the output of a test only if it fails.
 fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed standard error is no reason to fail.
     drop(writeln!(std::io::stderr(), "{line}"));
 }
 

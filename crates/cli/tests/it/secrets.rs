@@ -1,10 +1,11 @@
-//! Secrets in the environment and in arguments: no command shows one, whatever it is asked for and however it fails.
+//! Secrets in the environment and in arguments: no command shows one, whatever its arguments and
+//! however it fails.
 
 use std::process::Output;
 
 use crate::{command, stderr};
 
-/// Something of these is in every secret of any test.
+/// Parts, one of which is in every secret of any test.
 const SECRETS: &str = include_str!("../../../../tests/secrets.txt");
 
 const VARIABLES: [(&str, &str); 13] = [
@@ -29,7 +30,7 @@ const VARIABLES: [(&str, &str); 13] = [
     ("RUST_BACKTRACE", "1"),
 ];
 
-/// Panics without the secret when one was printed.
+/// Panics if a secret was printed, without showing it.
 #[track_caller]
 pub(crate) fn assert_none(what: &str, output: &Output) {
     for text in [&output.stdout, &output.stderr] {
@@ -78,7 +79,7 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
                 command.args(["--store", store, "--store", "open_timeout=10"]);
                 let output = command.envs(VARIABLES).output().unwrap();
                 let what = format!("{arguments:?} of {}", url.split_once(':').unwrap().0);
-                assert!(!output.status.success(), "{what}: nobody is there");
+                assert!(!output.status.success(), "{what}: no server listens");
                 assert!(!stderr(&output).contains("panicked"), "{what}");
                 assert_none(&what, &output);
             }
@@ -86,7 +87,7 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
     }
 }
 
-/// Servers say which token they refuse; commands do not, for people or as JSON.
+/// Servers echo the token that they refuse; commands do not, as text or as JSON.
 #[test]
 #[cfg(feature = "object")]
 fn no_command_repeats_a_secret_that_a_server_repeats() {

@@ -1,4 +1,4 @@
-//! `--store` and its variable: how mistakes are told, and that no secret is.
+//! `--store` and its variable: error messages, without secrets.
 
 use std::fs;
 
@@ -56,7 +56,7 @@ fn the_variable_has_an_option_on_each_line_and_the_flag_wins() {
         "{}",
         stderr(&output)
     );
-    // The flag wins for its key; the others count all the same.
+    // The flag takes precedence for its key; the other keys of the variable still apply.
     let output = ls("region=a\nhush-hush", &["--store", "region=b"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(ls("region=a", &["--store", "region=b"]).status.success());

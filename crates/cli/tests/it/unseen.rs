@@ -1,5 +1,5 @@
-//! A hostile checkpoint through every command: whatever names say, terminals are not given orders, and nothing is hidden or turned
-//! around.
+//! Hostile checkpoints in every command: names cannot send control sequences to a terminal, and
+//! cannot hide or reverse text.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -11,7 +11,8 @@ use tempfile::TempDir;
 
 use crate::run;
 
-/// Escapes, a new line, a bell, DEL, C1, bidirectional overrides, what nobody sees, and what ends a field of a table.
+/// Escapes, a new line, a bell, DEL, C1, bidirectional overrides, invisible characters, and
+/// characters that end a field of a table.
 const ODD: &str =
     "a\u{1b}[2J\u{1b}]0;title\u{7}\n\r\u{7f}\u{9b}31m\u{202e}b\u{200b}\u{2066}|`\"\\<b>é";
 
@@ -27,7 +28,7 @@ fn tensor(begin: usize, end: usize) -> Value {
     json!({"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]})
 }
 
-/// A folder with an odd name, in which everything has one.
+/// Returns a directory with an odd name in which everything has an odd name.
 fn model(folder: &TempDir) -> PathBuf {
     let model = folder.path().join(format!("m{ODD}").replace('/', ""));
     fs::create_dir(&model).unwrap();
@@ -43,7 +44,7 @@ fn model(folder: &TempDir) -> PathBuf {
     model
 }
 
-/// Of which it says what, and how: files that cannot be loaded.
+/// Returns files that cannot be loaded, so that errors quote their contents.
 fn broken(folder: &TempDir) -> Vec<PathBuf> {
     let mut paths = Vec::new();
     let mut add = |name: &str, bytes: Vec<u8>| {
@@ -87,7 +88,7 @@ fn broken(folder: &TempDir) -> Vec<PathBuf> {
     let parent = paths[0].parent().unwrap().to_owned();
     paths.push(parent.join("not-there\u{1b}[31m"));
     paths.push(parent.join(OsStr::from_bytes(b"not-utf-8\xff\x1b\x9b.safetensors")));
-    // Leads out of its folder.
+    // Leads out of its directory.
     let links = folder.path().join("links\u{1b}");
     fs::create_dir(&links).unwrap();
     std::os::unix::fs::symlink(&paths[0], links.join("x\u{202e}.safetensors")).unwrap();
@@ -104,7 +105,7 @@ fn assert_seen(what: &str, bytes: &[u8]) {
     assert_eq!(obeyed, None, "{what}: {text:?}");
 }
 
-/// Written down here once more: a test that asked tload would believe it.
+/// Repeated here, because a test that used tload's own list would not find its errors.
 fn is_obeyed(character: char) -> bool {
     let code = u32::from(character);
     let is_control = code < 0x20 && character != '\n' || (0x7F..0xA0).contains(&code);
@@ -128,7 +129,7 @@ fn check(arguments: &[&OsStr], succeeds: bool) -> Vec<u8> {
 }
 
 #[test]
-fn names_give_no_orders_in_any_command() {
+fn hostile_names_are_escaped_in_every_command() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let model = model(&folder);
     let os = OsStr::new;
@@ -177,11 +178,11 @@ fn names_give_no_orders_in_any_command() {
         assert!(!written.is_empty());
         assert_seen(kind, &written);
     }
-    // Programs get the names as they are.
+    // Programs get the names unchanged.
     let listed: Value = serde_json::from_slice(&listed).unwrap();
     assert_eq!(listed["tensors"][0]["name"], ODD);
     assert_eq!(listed["metadata"][ODD], ODD);
-    // Selections that find nothing.
+    // Selections without a match.
     for flag in ["--name", "--glob", "--regex"] {
         let odd = if flag == "--regex" {
             "x\u{1b}\u{202e}"
@@ -193,7 +194,7 @@ fn names_give_no_orders_in_any_command() {
 }
 
 #[test]
-fn errors_give_no_orders_in_any_command() {
+fn hostile_file_contents_are_escaped_in_errors() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     for path in broken(&folder) {
         for command in ["ls", "load", "bench", "doctor"] {

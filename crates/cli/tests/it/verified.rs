@@ -1,4 +1,4 @@
-//! `--verify`: right bytes are counted, wrong ones have an exit status of their own.
+//! `--verify`: correct bytes are counted, corrupt ones have an exit status of their own.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tload::verify::{Algorithm, Digest};
 
 use crate::{command, json, run, stderr, succeed};
 
-/// Its CRC and its SHA-256, as manifests have them.
+/// Returns CRC and SHA-256, as manifests have them.
 fn digests(bytes: &[u8]) -> Value {
     let hex = |algorithm| {
         let text = Digest::of(algorithm, bytes).to_string();
@@ -18,7 +18,7 @@ fn digests(bytes: &[u8]) -> Value {
     json!({"crc64nvme": hex(Algorithm::Crc64Nvme), "sha256": hex(Algorithm::Sha256)})
 }
 
-/// A manifest of the only file of a folder, beside it.
+/// Writes a manifest of the only file of a directory beside it.
 fn write_manifest(folder: &Path, name: &str) {
     let bytes = fs::read(folder.join(name)).unwrap();
     let first = bytes.first_chunk::<8>().unwrap();
@@ -53,7 +53,7 @@ fn a_wrong_bit_is_status_11_and_names_its_tensor() {
     let file = folder.join(&name);
     let file = file.to_str().unwrap();
 
-    // Nothing is there to compare with.
+    // There is nothing to compare with.
     let text = succeed(["load", file, "--verify"]);
     assert!(
         text.contains("\nverify   0 B; not fully verified: "),

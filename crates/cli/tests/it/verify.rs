@@ -1,4 +1,4 @@
-//! `verify`: what it prints, what it writes, and its exit status.
+//! `verify`: output, manifests and exit status.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{run, stderr, succeed};
 
-/// A checkpoint of three shards.
+/// Checkpoint of three shards.
 struct Model {
     _folder: tempfile::TempDir,
     path: PathBuf,
@@ -35,7 +35,7 @@ impl Model {
         self.path.to_str().unwrap()
     }
 
-    /// The path of a file, as text.
+    /// Returns the path of a file as text.
     fn at(&self, name: &str) -> String {
         self.path.join(name).to_str().unwrap().to_owned()
     }
@@ -154,7 +154,7 @@ fn a_manifest_that_is_there_stays_unless_forced() {
 }
 
 #[test]
-fn statuses_tell_what_is_wrong() {
+fn exit_statuses_match_error_kinds() {
     let model = Model::new();
     let output = run(["verify", model.text()]);
     assert_eq!(output.status.code(), Some(7), "{}", stderr(&output));
@@ -206,7 +206,7 @@ fn put_link(model: &Model) -> String {
 }
 
 #[test]
-fn a_link_that_is_refused_is_told_as_the_command_would_have_it() {
+fn refused_link_hint_names_flag() {
     let model = Model::new();
     succeed(["verify", model.text(), "--write"]);
     let link = put_link(&model);
@@ -225,7 +225,7 @@ fn a_link_that_is_refused_is_told_as_the_command_would_have_it() {
 }
 
 #[test]
-fn what_cannot_be_written_is_known_first_and_leaves_nothing() {
+fn unwritable_target_fails_before_work_and_leaves_nothing() {
     let model = Model::new();
     let output = run(["verify", model.text(), "--write", &model.at("none/m.json")]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));

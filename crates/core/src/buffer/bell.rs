@@ -1,13 +1,14 @@
 //! Wakes lanes that wait for memory or for depth.
 //!
-//! A lane notes the bell's count, finds that it can do nothing, and sleeps until the count has moved. Because the count is
-//! taken before the look, a ring between look and sleep is never missed.
+//! A lane takes the bell's count, looks for work, finds none, and sleeps until the count has
+//! changed. Because the count is taken before the lane looks for work, an event between the look
+//! and the sleep is never missed.
 
 use std::sync::PoisonError;
 
 use crate::sync::{Condvar, Mutex, MutexGuard};
 
-/// A counter of events with sleepers.
+/// Event counter that threads can sleep on.
 #[derive(Debug, Default)]
 pub struct Bell {
     state: Mutex<State>,
@@ -17,7 +18,8 @@ pub struct Bell {
 #[derive(Debug, Default)]
 struct State {
     rung: u64,
-    /// Waking nobody would still be a system call, once per extent.
+    /// Threads in `wait_past`: without them, an event needs no system call (there is one event per
+    /// extent).
     sleepers: usize,
 }
 
@@ -26,12 +28,12 @@ impl Bell {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How often the bell has rung: take it *before* looking for work.
+    /// Returns the number of events so far: take it *before* looking for work.
     pub fn count(&self) -> u64 {
         self.lock().rung
     }
 
-    /// Something changed: memory was given back, a job ended, the load stopped.
+    /// Counts an event (memory came back, a job ended, the load stopped) and wakes the sleepers.
     pub fn ring(&self) {
         let mut state = self.lock();
         state.rung = state.rung.wrapping_add(1);
@@ -40,7 +42,7 @@ impl Bell {
         }
     }
 
-    /// Sleeps until the bell has rung since `count` was taken.
+    /// Sleeps until an event has happened since `count` was taken.
     pub fn wait_past(&self, count: u64) {
         let mut state = self.lock();
         state.sleepers += 1;
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_ring_before_the_wait_is_not_missed() {
+    fn event_before_wait_is_not_missed() {
         let bell = Bell::default();
         let seen = bell.count();
         bell.ring();
@@ -67,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn wakes_a_sleeper() {
+    fn event_wakes_sleeper() {
         let bell = Bell::default();
         let seen = bell.count();
         std::thread::scope(|scope| {

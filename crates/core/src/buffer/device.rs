@@ -1,4 +1,5 @@
-//! Device memory of tensors: one large tensor, or a run of small neighbours, charged to the budget of its device.
+//! Device memory of tensors: one large tensor or a run of small neighbours, charged to the budget
+//! of its device.
 
 use std::fmt;
 use std::process;
@@ -9,7 +10,7 @@ use super::bell::Bell;
 use super::target::KeepAlive;
 use crate::cuda::Allocation;
 
-/// How many bytes of one device a load may hold that the caller has not received yet.
+/// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
 pub struct DeviceBudget(Arc<Shared>);
 
@@ -28,7 +29,7 @@ struct Usage {
     peak: u64,
 }
 
-/// The right to bytes of a device; dropping it gives them back to the budget.
+/// Charge against a device budget, released on drop.
 #[derive(Debug)]
 pub struct DeviceCharge {
     budget: DeviceBudget,
@@ -36,7 +37,8 @@ pub struct DeviceCharge {
 }
 
 impl DeviceBudget {
-    /// `limit` bytes of GPU `ordinal`; rings `bell` whenever some come back.
+    /// Creates a budget of `limit` bytes on GPU `ordinal`, which rings `bell` whenever bytes come
+    /// back.
     pub fn new(ordinal: usize, limit: u64, bell: Arc<Bell>) -> Self {
         Self(Arc::new(Shared {
             ordinal,
@@ -47,7 +49,7 @@ impl DeviceBudget {
         }))
     }
 
-    /// The right to `bytes` bytes, or none while the budget is used up.
+    /// Charges `bytes` bytes, or returns `None` while the budget is used up.
     pub fn try_charge(&self, bytes: u64) -> Option<DeviceCharge> {
         let mut usage = self.usage();
         let charged = usage.charged.checked_add(bytes)?;
@@ -60,17 +62,17 @@ impl DeviceBudget {
         Some(DeviceCharge { budget, bytes })
     }
 
-    /// The GPU.
+    /// Ordinal of the GPU.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
     }
 
-    /// Bytes.
+    /// Size of the budget in bytes.
     pub fn limit(&self) -> u64 {
         self.0.limit
     }
 
-    /// The most that was ever charged, bytes.
+    /// Peak of the charged bytes.
     pub fn peak(&self) -> u64 {
         self.usage().peak
     }
@@ -83,7 +85,7 @@ impl DeviceBudget {
 impl Drop for DeviceCharge {
     fn drop(&mut self) {
         if self.budget.0.process != process::id() {
-            // Forked: a thread that is not here may hold the lock.
+            // After a fork: a thread that does not exist in this process may hold the lock.
             return;
         }
         self.budget.usage().charged -= self.bytes;
@@ -91,14 +93,14 @@ impl Drop for DeviceCharge {
     }
 }
 
-/// Device memory that the caller's own allocator has given.
+/// Device memory allocated by the caller's own allocator.
 pub struct ForeignMemory {
     pub(crate) address: u64,
     pub(crate) len: usize,
     pub(crate) owner: KeepAlive,
 }
 
-/// Where the bytes are.
+/// Owner of the bytes.
 #[derive(Debug)]
 enum Memory {
     Own(Allocation),
@@ -115,12 +117,12 @@ pub struct DeviceRegion {
 }
 
 impl DeviceRegion {
-    /// Memory of our own for `tensors` tensors (at least one).
+    /// Creates a region for `tensors` tensors (at least one) over memory that the load allocated.
     pub fn own(memory: Allocation, tensors: u32, charge: DeviceCharge) -> Self {
         Self::new(Memory::Own(memory), tensors, charge)
     }
 
-    /// The same with memory of the caller's allocator.
+    /// Creates a region for `tensors` tensors (at least one) over memory of the caller's allocator.
     pub fn foreign(memory: ForeignMemory, tensors: u32, charge: DeviceCharge) -> Self {
         Self::new(Memory::Foreign(memory), tensors, charge)
     }
@@ -135,7 +137,7 @@ impl DeviceRegion {
         }
     }
 
-    /// Where it begins on the device.
+    /// Address of the first byte on the device.
     pub fn address(&self) -> u64 {
         match &self.memory {
             Memory::Own(memory) => memory.address(),
@@ -143,7 +145,7 @@ impl DeviceRegion {
         }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         match &self.memory {
@@ -152,7 +154,7 @@ impl DeviceRegion {
         }
     }
 
-    /// One of the region's tensors now belongs to the caller.
+    /// Records that the caller has received one of the region's tensors.
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
             drop(
@@ -165,7 +167,7 @@ impl DeviceRegion {
     }
 }
 
-/// Bytes of a device region that are there for good.
+/// Completed bytes of a device region, never written again.
 #[derive(Clone, Debug)]
 pub struct DeviceBytes {
     region: Arc<DeviceRegion>,
@@ -174,7 +176,8 @@ pub struct DeviceBytes {
 }
 
 impl DeviceBytes {
-    /// The `len` bytes at `offset` of `region`, all of which have been copied there.
+    /// Creates a handle to the `len` bytes at `offset` of `region`, all of which have been copied
+    /// there.
     pub(crate) fn new(region: Arc<DeviceRegion>, offset: usize, len: usize) -> Self {
         let end = offset.checked_add(len);
         assert!(
@@ -188,23 +191,24 @@ impl DeviceBytes {
         }
     }
 
-    /// Where they begin on the device.
+    /// Address of the first byte on the device.
     pub fn address(&self) -> u64 {
         self.region.address() + self.offset as u64
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// The GPU that they are on.
+    /// Ordinal of the GPU that holds them.
     pub fn ordinal(&self) -> usize {
         self.region.ordinal
     }
 
-    /// What the caller's allocator gave for the region that they lie in, and where in it they begin; none for memory of our own.
+    /// Returns the owner of the memory given by the caller's allocator, and the offset of these
+    /// bytes in it; `None` for memory that the load allocated.
     pub fn owner(&self) -> Option<(&KeepAlive, usize)> {
         match &self.region.memory {
             Memory::Own(_) => None,
@@ -237,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn charges_end_with_their_owner_and_the_peak_stays() {
+    fn device_charge_released_on_drop_peak_kept() {
         let budget = DeviceBudget::new(0, 100, Arc::default());
         let first = budget.try_charge(60).expect("fits");
         assert!(budget.try_charge(41).is_none());
@@ -250,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bell_rings_when_bytes_come_back() {
+    fn released_charge_notifies_waiters() {
         let bell = Arc::<Bell>::default();
         let budget = DeviceBudget::new(0, 1, Arc::clone(&bell));
         let before = bell.count();

@@ -1,9 +1,11 @@
-//! A file as memory: private, read by everybody who maps it from the same pages of the page cache, never copied.
+//! Private mapping of a file: all processes that map the file share its pages in the page cache,
+//! and nothing is copied.
 //!
-//! The hazard that no loader can take away: when somebody truncates the file, touching what is gone kills the process (`SIGBUS`).
-//! While a load runs this is an error ([`FileView::populate`]); afterwards it is the owner's of the tensors to keep the file whole.
+//! No loader can remove one hazard: when the file is truncated, touching the missing pages kills
+//! the process (`SIGBUS`). While a load runs, a truncated file is an error
+//! ([`FileView::populate`]); afterwards the owner of the tensors must keep the file whole.
 
-#![expect(unsafe_code, reason = "maps files, and asks for their pages")]
+#![expect(unsafe_code, reason = "maps files and populates their pages")]
 
 use std::io;
 use std::os::fd::AsFd;
@@ -28,12 +30,14 @@ unsafe impl Send for FileView {}
 unsafe impl Sync for FileView {}
 
 impl FileView {
-    /// Maps the first `bytes` bytes of `file`, at least one, to the end of the last page. Whoever writes to a `writable` view writes
-    /// to pages of the process's own; writing to any other kills it (`SIGSEGV`).
+    /// Maps the first `bytes` bytes of `file`, at least one, to the end of the last page. Writes to
+    /// a `writable` view go to private pages of the process; a write to any other view kills the
+    /// process (`SIGSEGV`).
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] when the file system has no mappings, [`ErrorKind::OutOfMemory`] when there is no room for one.
+    /// [`ErrorKind::Unsupported`] when the file system does not support mappings,
+    /// [`ErrorKind::OutOfMemory`] when the kernel has no room for one.
     pub fn new(file: impl AsFd, bytes: u64, writable: bool) -> Result<Self> {
         let len = usize::try_from(bytes)
             .ok()
@@ -44,7 +48,7 @@ impl FileView {
         } else {
             ProtFlags::READ
         };
-        // NORESERVE: a page is only taken when somebody writes to it.
+        // NORESERVE: a page takes memory only once it is written to.
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null hint and a fresh mapping: no existing memory is touched.
         let mapped = unsafe { mmap(ptr::null_mut(), len, protection, flags, file, 0) };
@@ -66,25 +70,26 @@ impl FileView {
         })
     }
 
-    /// The file's first byte.
+    /// Pointer to the file's first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes, whole pages.
+    /// Length in bytes, whole pages.
     #[expect(clippy::len_without_is_empty, reason = "a view is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether its owner may write to it.
+    /// Returns whether the owner may write to it.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Brings the pages of `len` bytes from `offset` on into memory and maps them: touching them faults no more.
+    /// Reads the pages of `len` bytes at `offset` into memory and maps them, so that touching them
+    /// does not fault.
     ///
-    /// Does nothing, silently, where the kernel is older than 5.14: then the first touch does it.
+    /// Does nothing, silently, on kernels older than 5.14: the pages are then read at first touch.
     ///
     /// # Errors
     ///
@@ -104,16 +109,16 @@ impl FileView {
 
 impl Drop for FileView {
     fn drop(&mut self) {
-        // SAFETY: mapped in `new`, and nobody has it any more.
+        // SAFETY: mapped in `new`, and no other owner is left.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
 
-/// Reads in and maps every page of the range.
+/// Reads and maps every page of the range.
 ///
 /// # Safety
 ///
-/// The range must be a mapping of the caller's.
+/// The range must be a mapping that the caller owns.
 #[cfg(target_os = "linux")]
 unsafe fn populate(start: *mut u8, len: usize) -> io::Result<()> {
     use rustix::io::Errno;
@@ -152,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_region_over_a_file_shows_its_bytes_and_nobody_writes_there() {
+    fn view_region_exposes_file_bytes_read_only() {
         let view = FileView::new(file(10_000), 10_000, false).expect("maps");
         let mut writer = RegionWriter::over(&Arc::new(view), 4096, 5904, 1);
         let lease = writer.carve(5904);
@@ -166,8 +171,8 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "nobody writes to a view")]
-    fn a_view_is_no_memory_to_fill() {
+    #[should_panic(expected = "a load never writes to a view")]
+    fn view_as_uninit_panics() {
         let view = FileView::new(file(4096), 4096, true).expect("maps");
         let _ = RegionWriter::over(&Arc::new(view), 0, 4096, 1)
             .carve(4096)
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_gone_are_an_error_and_no_signal() {
+    fn view_populate_truncated_file_returns_efault() {
         let file = file(3 * 4096);
         let view = FileView::new(&file, 3 * 4096, false).expect("maps");
         file.set_len(4096).expect("truncates");

@@ -1,38 +1,39 @@
-//! The end of a load's right to write into memory of the caller's.
+//! Gate that ends a load's right to write into the caller's memory.
 //!
-//! A load that was cancelled tells its caller so at once, while reads are still in flight. What they bring must not be written to
-//! memory that the caller may be using again by then. So whoever writes there enters the gate first, and closing it waits for those
-//! who are inside: for a copy, never for storage.
+//! A cancelled load returns to its caller at once, while reads are still in flight. Their bytes
+//! must not be written to memory that the caller may be using again by then. Every writer therefore
+//! enters the gate first, and closing the gate waits for the writers inside: for a copy, never for
+//! storage.
 
 use std::fmt;
 use std::sync::PoisonError;
 
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
-/// Open while the load may write into memory of the caller's.
+/// Gate that is open while the load may write into the caller's memory.
 #[derive(Default)]
 pub struct Gate {
     closed: RwLock<bool>,
-    /// Wait for what was only queued inside.
+    /// Callbacks that wait for writes queued inside the gate.
     drains: Mutex<Vec<Drain>>,
 }
 
 type Drain = Box<dyn Fn() + Send + Sync>;
 
-/// The right to write, until it is dropped.
+/// Permission to write, until it is dropped.
 #[derive(Debug)]
 pub struct Inside<'a> {
     _open: RwLockReadGuard<'a, bool>,
 }
 
 impl Gate {
-    /// The right to write; none when the gate is closed.
+    /// Enters the gate; returns `None` once it is closed.
     pub fn enter(&self) -> Option<Inside<'_>> {
         let open = self.closed.read().unwrap_or_else(PoisonError::into_inner);
         (!*open).then_some(Inside { _open: open })
     }
 
-    /// `drain` is to wait, when the gate is closed, for writes that have only been queued.
+    /// Registers `drain`, which waits for queued writes when the gate is closed.
     pub fn on_close(&self, drain: impl Fn() + Send + Sync + 'static) {
         self.drains
             .lock()
@@ -40,10 +41,11 @@ impl Gate {
             .push(Box::new(drain));
     }
 
-    /// Lets nobody in any more, and returns when nobody writes: also where somebody else is closing it already.
+    /// Admits no more writers, and returns when the last one has finished, also when another thread
+    /// has begun to close the gate.
     pub fn close(&self) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
-        // Under the lock to the last one: who comes second must not return before the first has drained.
+        // Held to the end: a second caller must not return before the first one has drained.
         let mut drains = self.drains.lock().unwrap_or_else(PoisonError::into_inner);
         for drain in drains.drain(..) {
             drain();
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_waits_for_who_is_inside_and_for_what_they_queued() {
+    fn gate_close_waits_for_writers_and_drains() {
         let gate = Gate::default();
         let (written, drained) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
         let seen = Arc::clone(&drained);

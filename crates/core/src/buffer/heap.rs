@@ -1,8 +1,13 @@
-//! Memory under Miri, which knows no mapping that is unmapped in pieces: from the heap, and given back when all pieces have been.
+//! Heap memory in place of mappings under Miri, which does not support unmapping a mapping in
+//! pieces. It is freed when all of its pieces have been unmapped.
 //!
-//! Not zeroed, as mappings are: Miri reports whoever looks at bytes that nobody has written.
+//! Unlike a mapping, the memory is not zeroed: Miri reports every read of bytes that were never
+//! written.
 
-#![expect(unsafe_code, reason = "allocates, and frees when nobody has any of it")]
+#![expect(
+    unsafe_code,
+    reason = "allocates, and frees when every piece was unmapped"
+)]
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
@@ -10,29 +15,29 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::param::page_size;
 
-/// By address.
+/// Live mappings by address.
 static MAPPED: Mutex<BTreeMap<usize, Mapped>> = Mutex::new(BTreeMap::new());
 
 struct Mapped {
     start: *mut u8,
     layout: Layout,
-    /// Bytes that have not been unmapped.
+    /// Bytes not yet unmapped.
     left: usize,
 }
 
-// SAFETY: plain memory, which is freed once, under the lock.
+// SAFETY: plain memory, freed once, under the lock.
 unsafe impl Send for Mapped {}
 
 fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapped>> {
     MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `len` bytes, at least one, that begin on a page.
+/// Allocates `len` bytes, at least one, that begin on a page.
 pub(super) fn map(len: usize) -> rustix::io::Result<*mut u8> {
-    // A page that nobody has behind them: two mappings never touch.
+    // An unused page follows each mapping, so that two mappings never touch.
     let layout = Layout::from_size_align(len + page_size(), page_size());
     let layout = layout.map_err(|_| rustix::io::Errno::NOMEM)?;
-    // SAFETY: the layout has bytes.
+    // SAFETY: the layout is not empty.
     let start = unsafe { alloc(layout) };
     let left = len;
     let found = Mapped {
@@ -44,7 +49,7 @@ pub(super) fn map(len: usize) -> rustix::io::Result<*mut u8> {
     Ok(start)
 }
 
-/// `len` bytes of a mapping, which nobody has any more.
+/// Unmaps `len` bytes of a mapping, which the caller no longer uses.
 pub(super) fn unmap(start: *mut u8, len: usize) {
     if len == 0 {
         return;
@@ -57,7 +62,7 @@ pub(super) fn unmap(start: *mut u8, len: usize) {
     assert!(len <= found.left, "unmapped twice");
     found.left -= len;
     if found.left == 0 {
-        // SAFETY: allocated with this layout, and the last of it goes.
+        // SAFETY: allocated with this layout, and the last piece was unmapped.
         unsafe { dealloc(found.start, found.layout) };
         let address = *address;
         all.remove(&address);

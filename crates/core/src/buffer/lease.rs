@@ -1,12 +1,13 @@
-//! The exclusive right to one window of memory.
+//! Exclusive right to one window of memory.
 //!
 //! ```text
-//!  Region::carve / Slab::lease ──▶ Lease ──engine: submit … reap──▶ Filled ──sink──▶ dropped: the window is free
-//!                                    └──────────── failed ──────────────────────────▶ dropped: the window is free
+//! Region::carve / Slab::try_lease ─▶ Lease ─ engine: submit … reap ─▶ Filled ─ sink ─▶ dropped
+//!                                      └────────────── failed ───────────────────────▶ dropped
 //! ```
 //!
-//! The engine owns the lease while the kernel may write, so a read can never outlive its memory. A [`Filled`] is a lease whose
-//! first bytes are known to be written; only engines can make one.
+//! Dropping the lease frees the window. The engine owns the lease while the kernel may write, so a
+//! read can never outlive its memory. A [`Filled`] is a lease whose first bytes are known to be
+//! written; only engines can make one.
 
 #![expect(
     unsafe_code,
@@ -20,7 +21,7 @@ use super::region::Region;
 use super::slab::SlotGuard;
 use crate::sync::Arc;
 
-/// The exclusive right to a window; dropping it gives the window back.
+/// Exclusive right to a window, which is released on drop.
 #[derive(Debug)]
 pub struct Lease {
     start: NonNull<u8>,
@@ -28,48 +29,48 @@ pub struct Lease {
     owner: Owner,
 }
 
-/// What keeps the window's memory alive.
+/// Owner that keeps the window's memory alive.
 #[derive(Debug)]
 pub(super) enum Owner {
-    /// Final memory of tensors, and where in it the window starts.
+    /// Final memory of tensors, and the offset of the window in it.
     Region { region: Arc<Region>, offset: usize },
-    /// Staging memory, used again after the lease.
+    /// Staging memory, reused after the lease.
     Slot(SlotGuard),
 }
 
-// SAFETY: the window is reachable through this lease alone (`Region::carve` and `Slab::lease` hand out each window to one
-// lease at a time), and the owners are `Send`.
+// SAFETY: the window is reachable through this lease alone (`Region::carve` and
+// `Slab::try_lease` hand out each window to one lease at a time), and the owners are `Send`.
 unsafe impl Send for Lease {}
 // SAFETY: `&Lease` gives out no access to the bytes.
 unsafe impl Sync for Lease {}
 
 impl Lease {
-    /// A lease of `len` bytes at `start`.
+    /// Creates a lease of `len` bytes at `start`.
     ///
     /// # Safety
     ///
-    /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader may reach it until this
-    /// lease is dropped.
+    /// The window must lie in memory that `owner` keeps mapped, and no other lease and no reader
+    /// may reach it until this lease is dropped.
     pub(super) unsafe fn new(start: NonNull<u8>, len: usize, owner: Owner) -> Self {
         Self { start, len, owner }
     }
 
-    /// The address of the first byte: what tells one window from another.
+    /// Address of the first byte, which identifies the window.
     pub(crate) fn start(&self) -> usize {
         self.start.as_ptr().addr()
     }
 
-    /// Bytes in the window.
+    /// Length of the window in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether the window has no bytes.
+    /// Returns whether the window is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether the window shows a file: its bytes are there already, and nobody may write to it.
+    /// Returns whether the window is a view of a file, which is populated and never written to.
     pub fn is_view(&self) -> bool {
         match &self.owner {
             Owner::Region { region, .. } => region.view().is_some(),
@@ -77,11 +78,12 @@ impl Lease {
         }
     }
 
-    /// Brings the pages of a view into memory and maps them, `needed` bytes of it.
+    /// Reads the first `needed` bytes of a view into memory and maps their pages.
     ///
     /// # Errors
     ///
-    /// What the system says, and the lease: `EFAULT` when the file has become shorter than that, or its pages could not be read.
+    /// The lease and the system's error: `EFAULT` when the file has become shorter than that, or
+    /// its pages could not be read.
     pub fn populate(self, needed: usize) -> Result<Filled, (Self, std::io::Error)> {
         assert!(needed <= self.len, "a view leaves its window");
         let Owner::Region { region, offset } = &self.owner else {
@@ -92,33 +94,34 @@ impl Lease {
         if let Err(error) = populated {
             return Err((self, error));
         }
-        // SAFETY: the file's bytes are mapped so far, as the system has just said.
+        // SAFETY: the system has just confirmed that these bytes of the file are mapped.
         Ok(unsafe { self.assume_filled(needed) })
     }
 
-    /// The first byte, for the kernel to write to. Valid for writes of [`Self::len`] bytes while the lease lives.
+    /// Pointer to the first byte, for the kernel to write to. Valid for writes of [`Self::len`]
+    /// bytes while the lease lives.
     ///
     /// # Panics
     ///
     /// For a view.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        assert!(!self.is_view(), "nobody writes to a view of a file");
+        assert!(!self.is_view(), "a load never writes to a view");
         self.start.as_ptr()
     }
 
-    /// The window as memory that may not be initialised yet.
+    /// Returns the window as memory that may not be initialised yet.
     ///
     /// # Panics
     ///
     /// For a view.
     pub fn as_uninit(&mut self) -> &mut [MaybeUninit<u8>] {
-        assert!(!self.is_view(), "nobody writes to a view of a file");
-        // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self` makes it exclusive,
-        // and `MaybeUninit` says nothing about its contents.
+        assert!(!self.is_view(), "a load never writes to a view");
+        // SAFETY: `new`'s caller promised a mapped window that only this lease reaches; `&mut self`
+        // makes it exclusive, and `MaybeUninit` makes no claim about its contents.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len) }
     }
 
-    /// The index under which an engine may have registered the window's memory with the kernel.
+    /// Index under which an engine may have registered the window's memory with the kernel.
     pub fn registration(&self) -> Option<u16> {
         match &self.owner {
             Owner::Region { .. } => None,
@@ -126,11 +129,11 @@ impl Lease {
         }
     }
 
-    /// Says that the first `len` bytes have been written.
+    /// Converts a lease whose first `len` bytes have been written.
     ///
     /// # Safety
     ///
-    /// The first `len` bytes must be initialised, and nobody may write to the window any more.
+    /// The first `len` bytes must be initialised, and nothing may write to the window any more.
     pub unsafe fn assume_filled(self, len: usize) -> Filled {
         assert!(
             len <= self.len,
@@ -140,20 +143,20 @@ impl Lease {
         Filled { lease: self, len }
     }
 
-    /// Fills the window's first bytes from memory: for engines that have the bytes already.
+    /// Fills the start of the window from memory: for engines that already have the bytes.
     pub fn fill_from(self, bytes: &[u8]) -> Filled {
         let mut filling = self.filling();
         filling.push(bytes);
         filling.finish()
     }
 
-    /// Fills the window from memory, front to back: for engines that get the bytes bit by bit.
+    /// Fills the window from memory, front to back: for engines that receive the bytes in parts.
     ///
     /// # Panics
     ///
     /// For a view.
     pub fn filling(self) -> Filling {
-        assert!(!self.is_view(), "nobody writes to a view of a file");
+        assert!(!self.is_view(), "a load never writes to a view");
         Filling {
             lease: self,
             len: 0,
@@ -161,7 +164,7 @@ impl Lease {
     }
 }
 
-/// A lease of which the first bytes are written.
+/// Lease whose first bytes are written.
 #[derive(Debug)]
 pub struct Filling {
     lease: Lease,
@@ -169,17 +172,17 @@ pub struct Filling {
 }
 
 impl Filling {
-    /// Bytes written so far.
+    /// Number of bytes written so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether none is.
+    /// Returns whether no byte has been written.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Writes the next bytes.
+    /// Appends bytes.
     ///
     /// # Panics
     ///
@@ -193,19 +196,20 @@ impl Filling {
         );
         // SAFETY: `len` is inside the window.
         let end = unsafe { self.lease.start.add(self.len) };
-        // SAFETY: the window has room for so many bytes, only this lease reaches them, and so `bytes` lies elsewhere.
+        // SAFETY: the window has room for these bytes, and only this lease reaches them, so `bytes`
+        // lies elsewhere.
         unsafe { end.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
         self.len += bytes.len();
     }
 
-    /// The lease with what was written.
+    /// Returns the lease with the written bytes.
     pub fn finish(self) -> Filled {
-        // SAFETY: `push` wrote the first `len` bytes, and nobody can call it any more.
+        // SAFETY: `push` wrote the first `len` bytes and cannot be called any more.
         unsafe { self.lease.assume_filled(self.len) }
     }
 }
 
-/// A lease whose first bytes have been read from storage.
+/// Lease whose first bytes have been read from storage.
 #[derive(Debug)]
 pub struct Filled {
     lease: Lease,
@@ -213,29 +217,31 @@ pub struct Filled {
 }
 
 impl Filled {
-    /// The bytes that were read.
+    /// Bytes that were read.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer written to.
+        // SAFETY: `assume_filled`'s caller promised that these bytes are initialised and no longer
+        // written to.
         unsafe { std::slice::from_raw_parts(self.lease.start.as_ptr(), self.len) }
     }
 
-    /// The bytes that were read, to be moved about.
+    /// Bytes that were read, for moving them within the window.
     ///
     /// # Panics
     ///
     /// For a view.
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
-        assert!(!self.lease.is_view(), "nobody writes to a view of a file");
-        // SAFETY: as `bytes`; the lease is the only one that reaches them, and `&mut self` makes this exclusive.
+        assert!(!self.lease.is_view(), "a load never writes to a view");
+        // SAFETY: as in `bytes`; only this lease reaches them, and `&mut self` makes the access
+        // exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.lease.start.as_ptr(), self.len) }
     }
 
-    /// The address of the first byte.
+    /// Address of the first byte.
     pub(crate) fn start(&self) -> usize {
         self.lease.start()
     }
 
-    /// The region that the window lies in, and where in it; none for staging memory.
+    /// Returns the region that the window lies in and its offset there; `None` for staging memory.
     pub fn region(&self) -> Option<(&Arc<Region>, usize)> {
         match &self.lease.owner {
             Owner::Region { region, offset } => Some((region, *offset)),

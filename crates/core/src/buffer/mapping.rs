@@ -1,6 +1,7 @@
-//! One anonymous memory mapping: asked for with huge pages, unmapped on drop.
+//! One anonymous memory mapping: requests huge pages, unmapped on drop.
 //!
-//! The only file that maps memory. Everything above deals in whole mappings; files are mapped in `file_view.rs`.
+//! The only file that maps anonymous memory. Everything above works with whole mappings;
+//! `file_view.rs` maps files.
 
 #![expect(unsafe_code, reason = "mmap, madvise and munmap of anonymous memory")]
 
@@ -19,27 +20,30 @@ use rustix::param::page_size;
 use super::heap::{map, unmap};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Mappings of this size and more start on such a boundary and ask for huge pages: reading 4 GiB into fresh memory took
-/// 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4 KiB-page arm64).
+/// Alignment and minimum size of mappings that request huge pages: reading 4 GiB into fresh memory
+/// took 1.24 CPU seconds with 4 KiB pages and 0.55 with huge ones (measured 2026-11; x86-64 and 4
+/// KiB-page arm64).
 pub const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Fewer bytes are not given back on their own.
+/// Smallest range that is released to the system.
 const RELEASE_BYTES_MIN: usize = 64 << 10;
 
-/// Threads that touch fresh memory side by side: clearing pages is bound by memory from about so many on.
+/// Maximum number of threads that touch fresh memory in parallel: with about this many, clearing
+/// pages is bound by memory bandwidth.
 const POPULATE_THREADS_MAX: usize = 8;
 
-/// Bytes of all mappings of the process that are alive.
+/// Bytes in all live mappings of the process.
 #[cfg(feature = "testing")]
 static MAPPED: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-/// Bytes of all mappings of the process that are alive, for tests that want none left. Views of files are not among them.
+/// Returns the bytes in all live mappings of the process, for tests that check for leaks. Views of
+/// files are not counted.
 #[cfg(feature = "testing")]
 pub fn mapped_bytes() -> usize {
     MAPPED.load(std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Zeroed anonymous memory, page-aligned, at least as long as asked for.
+/// Zeroed, page-aligned anonymous memory, at least as long as requested.
 #[derive(Debug)]
 pub struct Mapping {
     start: NonNull<u8>,
@@ -52,12 +56,12 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// How many bytes a mapping for `len` bytes takes: whole pages, at least one.
+    /// Returns the number of bytes that a mapping for `len` bytes takes: whole pages, at least one.
     pub fn charge(len: usize) -> usize {
         len.max(1).next_multiple_of(page_size())
     }
 
-    /// Maps at least `len` bytes. Nothing is touched yet: the first write or read of a page makes it real.
+    /// Maps at least `len` bytes. Pages are allocated when they are first touched.
     ///
     /// # Errors
     ///
@@ -65,8 +69,8 @@ impl Mapping {
     pub fn anonymous(len: usize) -> Result<Self> {
         let len = Self::charge(len);
         let huge = len >= HUGE_PAGE_BYTES;
-        // Worked example: 3 MiB asked. 5 MiB are mapped at 0x7f00_0010_0000; the next 2 MiB boundary is 0x7f00_0020_0000,
-        // so 1 MiB is cut off in front and 1 MiB behind.
+        // Example: for 3 MiB, 5 MiB are mapped at 0x7f00_0010_0000; the next 2 MiB boundary is
+        // 0x7f00_0020_0000, so 1 MiB is cut off in front and 1 MiB behind.
         let mapped_len = if huge { len + HUGE_PAGE_BYTES } else { len };
         let mapped = map(mapped_len)
         .map_err(|errno| {
@@ -75,7 +79,7 @@ impl Mapping {
                 format!("the system refused to map {len} bytes of memory"),
             )
             .with_hint(
-                "ask for less at once, or raise the process's address-space limit (ulimit -v) or its number of mappings \
+                "request less at once, or raise the process's address-space limit (ulimit -v) or its number of mappings \
                  (sysctl vm.max_map_count)",
             )
             .with_source(std::io::Error::from(errno))
@@ -89,7 +93,7 @@ impl Mapping {
         if huge {
             unmap(mapped, front);
             unmap(start.wrapping_add(len), mapped_len - front - len);
-            // SAFETY: the range was just mapped and is ours.
+            // SAFETY: the range was just mapped and belongs to this function.
             unsafe { advise_huge_pages(start, len) };
         }
         let start = NonNull::new(start).expect("mmap never returns null");
@@ -98,21 +102,22 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
-    /// The first byte.
+    /// Pointer to the first byte.
     pub fn start(&self) -> NonNull<u8> {
         self.start
     }
 
-    /// Bytes, whole pages.
+    /// Length in bytes, whole pages.
     #[expect(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Makes every page real, a range for each of a few threads: memory that is to be pinned would otherwise be touched by one.
-    /// From a node of host memory, if one is given and the system lets us choose.
+    /// Allocates every page, with a few threads that take one range each: a single thread would
+    /// otherwise touch all memory that is about to be pinned. Pages come from the given NUMA node,
+    /// if one is given and the system allows the choice.
     ///
-    /// Does less, silently, where the kernel is older than 5.14 or takes no wishes.
+    /// Silently does less on kernels older than 5.14 and where the memory policy is refused.
     pub(super) fn populate(&self, node: Option<u32>) {
         if let Some(node) = node {
             // SAFETY: the range is the mapping's own, and nothing is in it yet.
@@ -124,7 +129,8 @@ impl Mapping {
         let step = self.len.div_ceil(threads).next_multiple_of(HUGE_PAGE_BYTES);
         let populate_from = |from: usize| {
             let len = step.min(self.len - from);
-            // SAFETY: inside the mapping, which this call borrows; nobody looks at its bytes.
+            // SAFETY: inside the mapping, which this call borrows; its bytes are not accessed
+            // meanwhile.
             unsafe { populate(self.start.as_ptr().wrapping_add(from), len) };
         };
         std::thread::scope(|scope| {
@@ -132,7 +138,7 @@ impl Mapping {
                 let here = move || populate_from(from);
                 let thread = std::thread::Builder::new().spawn_scoped(scope, here);
                 if thread.is_err() {
-                    // The system has no more threads for us.
+                    // The system refused another thread.
                     populate_from(from);
                 }
             }
@@ -140,24 +146,25 @@ impl Mapping {
         });
     }
 
-    /// Keeps the memory out of processes that fork makes of this one: a page that the kernel or a GPU writes to must not become
-    /// a copy. A forked process that touches it dies.
+    /// Keeps the memory out of forked child processes: a page that the kernel or a GPU writes to
+    /// must not become a copy. A child that touches the memory dies.
     pub(super) fn keep_from_forks(&self) {
         // SAFETY: the range is the mapping's own.
         unsafe { advise_no_fork(self.start.as_ptr(), self.len) };
     }
 
-    /// Gives the pages behind `len` back to the system, when there are enough to be worth a call; they stay mapped, and are zero when
-    /// next looked at. What is in them is lost.
+    /// Releases the pages behind `len` to the system if there are enough to be worth a call. They
+    /// stay mapped and read as zero; their contents are lost.
     pub(super) fn release_from(&self, len: usize) {
         let from = len.next_multiple_of(page_size());
         if self.len.saturating_sub(from) >= RELEASE_BYTES_MIN {
-            // SAFETY: whole pages inside the mapping; nobody looks at their bytes any more, says our caller.
+            // SAFETY: whole pages inside the mapping; the caller no longer uses their bytes.
             unsafe { release(self.start.as_ptr().wrapping_add(from), self.len - from) };
         }
     }
 
-    /// Cuts off everything from `len` on (whole pages, inside the mapping): two mappings that live and end on their own.
+    /// Splits off everything from `len` on (whole pages, inside the mapping) as a mapping of its
+    /// own.
     pub(super) fn split_off(&mut self, len: usize) -> Self {
         assert!(
             0 < len && len < self.len && len.is_multiple_of(page_size()),
@@ -174,30 +181,31 @@ impl Mapping {
         rest
     }
 
-    /// Takes `next` in behind this mapping if it begins where this one ends; gives it back if not.
+    /// Appends `next` if it begins where this mapping ends; otherwise returns it.
     pub(super) fn try_join(&mut self, next: Self) -> Result<(), Self> {
         if self.end() != next.start.as_ptr().addr() {
             return Err(next);
         }
         self.len += next.len;
-        // Its pages are this mapping's now; it must not unmap them.
+        // Its pages now belong to this mapping; it must not unmap them.
         let _ = ManuallyDrop::new(next);
         Ok(())
     }
 
-    /// The address behind the last byte.
+    /// Address behind the last byte.
     fn end(&self) -> usize {
         self.start.as_ptr().addr() + self.len
     }
 }
 
-/// Faults in and frees `bytes` of memory, huge pages where the kernel gives them: for measurements on virtual machines, whose host
-/// may have taken the guest's free memory back. What is timed afterwards is the guest's own first touch only.
+/// Faults in and frees `bytes` of memory, with huge pages where the kernel grants them: for
+/// measurements on virtual machines, whose host may have reclaimed the guest's free memory. A
+/// measurement that follows then pays only for the guest's own first touch.
 ///
-/// Does less, silently, where the memory is not there or the kernel is older than 5.14.
+/// Silently does less when there is too little memory or the kernel is older than 5.14.
 pub fn prefault(bytes: usize) {
     if let Ok(mapping) = Mapping::anonymous(bytes) {
-        // SAFETY: the range is the mapping's own, and nobody looks at its bytes.
+        // SAFETY: the range is the mapping's own, and its bytes are not accessed.
         unsafe { populate(mapping.start.as_ptr(), mapping.len) };
     }
 }
@@ -219,64 +227,66 @@ fn map(len: usize) -> rustix::io::Result<*mut u8> {
     mapped.map(<*mut _>::cast)
 }
 
-/// Unmaps `len` bytes of our own; nothing for 0.
+/// Unmaps `len` bytes of a mapping of this module; does nothing for 0.
 #[cfg(not(miri))]
 fn unmap(start: *mut u8, len: usize) {
     if len > 0 {
-        // SAFETY: callers pass ranges of a mapping that they made and own, and give up every pointer into it.
+        // SAFETY: callers pass ranges of a mapping that they made and own, and give up every
+        // pointer into it.
         let _ = unsafe { munmap(start.cast(), len) };
     }
 }
 
-/// Only advice: without huge pages everything works, slower.
+/// Requests huge pages. Only advice: without them everything works, more slowly.
 ///
 /// # Safety
 ///
-/// The range must be a mapping of the caller's.
+/// The range must be a mapping that the caller owns.
 #[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn advise_huge_pages(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the advice changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxHugepage) };
 }
 
-/// Makes every page of the range real.
+/// Allocates every page of the range.
 ///
 /// # Safety
 ///
-/// The range must be a mapping of the caller's.
+/// The range must be a mapping that the caller owns.
 #[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn populate(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; populating anonymous memory changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxPopulateWrite) };
 }
 
-/// Only advice: without it, memory stays taken.
+/// Releases the pages of the range. Only advice: if it is refused, the memory stays allocated.
 ///
 /// # Safety
 ///
-/// The range must be whole pages of a mapping of the caller's, whose contents nobody wants any more.
+/// The range must be whole pages of a mapping that the caller owns, and their contents must no
+/// longer be needed.
 #[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn release(start: *mut u8, len: usize) {
-    // SAFETY: the caller's promise: what is lost, nobody wants.
+    // SAFETY: the caller's promise: the lost contents are no longer needed.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontNeed) };
 }
 
-/// Only advice: without it, a fork costs more.
+/// Keeps the range out of forked processes. Only advice: if it is refused, a fork costs more.
 ///
 /// # Safety
 ///
-/// The range must be a mapping of the caller's.
+/// The range must be a mapping that the caller owns.
 #[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn advise_no_fork(start: *mut u8, len: usize) {
     // SAFETY: the caller's promise; the advice changes no byte.
     let _ = unsafe { madvise(start.cast(), len, Advice::LinuxDontFork) };
 }
 
-/// Asks for pages of a node of host memory, and takes others when it has none.
+/// Prefers pages of one NUMA node; the kernel uses others when that node has none.
 ///
 /// # Safety
 ///
-/// The range must be a mapping of the caller's.
+/// The range must be a mapping that the caller owns.
 #[cfg(all(target_os = "linux", not(miri)))]
 unsafe fn prefer_node(start: *mut u8, len: usize, node: u32) {
     /// `MPOL_PREFERRED` of `set_mempolicy(2)`.
@@ -337,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn halves_are_joined_again_only_in_order() {
+    fn mapping_join_requires_adjacent_order() {
         let mut front = Mapping::anonymous(8192).expect("two pages can be mapped");
         let back = front.split_off(4096);
         assert_eq!((front.len(), back.len()), (4096, 4096));
@@ -351,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn an_impossible_mapping_is_an_error() {
+    fn oversized_mapping_returns_out_of_memory() {
         let error = Mapping::anonymous(1 << 60).expect_err("an exbibyte cannot be mapped");
         assert_eq!(error.kind(), ErrorKind::OutOfMemory);
     }

@@ -1,9 +1,9 @@
-//! Memory for reads: who owns which window, and how many bytes a load may hold.
+//! Memory for reads: the owner of each window, and the number of bytes that a load may hold.
 //!
-//! Owns allocations and the budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive right to one
-//! window of memory: an engine holds it while the kernel may write there, a sink while the bytes are on their way out.
-//! Windows come from a [`Region`] (final memory of tensors, or a [`FileView`]) or from a [`Slab`] (staging memory that is used
-//! again).
+//! Owns allocations and budgets; knows nothing of files and tensors. A [`Lease`] is the exclusive
+//! right to one window of memory: an engine holds it while the kernel may write there, a sink while
+//! the bytes are being copied out. Windows come from a [`Region`] (final memory of tensors, or a
+//! [`FileView`]) or from a [`Slab`] (staging memory, reused).
 
 mod bell;
 mod device;

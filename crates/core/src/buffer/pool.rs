@@ -1,8 +1,9 @@
-//! The budget, and regions that are used again.
+//! The budget, and reuse of regions.
 //!
-//! Charged are regions whose tensors the caller has not received, and free mappings kept for the next region. What the caller
-//! has received is the caller's. First touch of fresh memory is expensive (a zeroed page per fault), so mappings that come
-//! back are handed out again while they fit into the budget. A [`Shelf`] carries them over to the next load.
+//! A pool charges regions whose tensors the caller has not received, and free mappings kept for the
+//! next region. Tensors that the caller has received are the caller's. First touch of fresh memory
+//! is expensive (a zeroed page per fault), so returned mappings are reused while they fit into the
+//! budget. A [`Shelf`] keeps them for the next load.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -14,24 +15,26 @@ use super::region::RegionWriter;
 use crate::error::Result;
 use crate::sync::{Mutex, MutexGuard};
 
-/// Memory is mapped at least so much at a time when the budget allows it. Small regions then lie in huge pages side by side: with
-/// a mapping of 4 KiB pages for each, 6,000 small tensors were read at 0.6 of the raw speed, at 65 ms of CPU per GiB (2026-11,
-/// `benches/results/`). And a process has 65,530 mappings (`vm.max_map_count`), fewer than some models have tensors.
+/// Minimum size of a mapping if the budget allows it. Small regions then share huge pages: with a
+/// mapping of 4 KiB pages for each region, 6,000 small tensors were read at 0.6 of the raw speed,
+/// at 65 ms of CPU per GiB (2026-11, `benches/results/`). A process is also limited to 65,530
+/// mappings (`vm.max_map_count`), fewer than the tensors of some models.
 const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 
-/// Hands out regions within a budget of bytes.
+/// Allocates regions within a budget of bytes.
 #[derive(Debug)]
 pub struct Pool {
     link: PoolLink,
-    /// Who wants the memory when the load is over.
+    /// Shelf that takes the memory when the load is over.
     shelf: Weak<Mutex<Option<Shelved>>>,
-    /// What was used, once the load is over.
+    /// Usage at the end of the load.
     ended: OnceLock<PoolUsage>,
 }
 
-/// Keeps the memory of dropped tensors from one load to the next, as long as it lives. Clones are the same shelf.
+/// Cache that keeps the memory of dropped tensors from one load to the next. Clones share the
+/// cache.
 ///
-/// In a process that fork makes of its own it is empty: the parent's threads may hold its locks.
+/// It is empty in a forked child process: the parent's threads may hold its locks.
 #[derive(Clone, Debug)]
 pub struct Shelf {
     shelved: Arc<Mutex<Option<Shelved>>>,
@@ -47,7 +50,7 @@ impl Default for Shelf {
     }
 }
 
-/// A pool between two loads; frees everything unless the next load takes it.
+/// Pool between two loads; frees everything unless the next load takes it.
 #[derive(Debug)]
 struct Shelved(Option<PoolLink>);
 
@@ -62,7 +65,8 @@ impl Drop for Shelved {
 }
 
 impl Shelf {
-    /// The pool of the last load if it had the same limit and nothing of it is waiting for its caller any more, else a new one.
+    /// Returns the pool of the last load if it had the same limit and the caller has received or
+    /// dropped everything from it, else a new pool.
     pub fn pool(&self, limit: u64) -> Pool {
         if self.process != process::id() {
             return Pool::new(limit, Arc::default());
@@ -84,10 +88,10 @@ impl Shelf {
         pool
     }
 
-    /// What it keeps for the next load, bytes.
+    /// Bytes kept for the next load.
     pub fn kept_bytes(&self) -> u64 {
         if self.process != process::id() {
-            // The parent's, whose threads may have held the lock during the fork.
+            // After a fork: the parent's threads may have held the lock.
             return 0;
         }
         let shelved = self.lock();
@@ -100,7 +104,7 @@ impl Shelf {
     }
 }
 
-/// What a region keeps of its pool.
+/// Reference from a region to its pool.
 #[derive(Clone, Debug)]
 pub(super) struct PoolLink(Arc<Shared>);
 
@@ -115,7 +119,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     charged: u64,
-    /// By address; no two touch.
+    /// Free mappings by address; no two are adjacent.
     free: BTreeMap<usize, Mapping>,
     closed: bool,
     peak: u64,
@@ -123,23 +127,23 @@ struct State {
     recycled: u64,
 }
 
-/// How the budget was used.
+/// Usage of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolUsage {
-    /// The budget, bytes.
+    /// Size of the budget in bytes.
     pub limit: u64,
-    /// Charged now, bytes.
+    /// Bytes charged now.
     pub charged: u64,
-    /// The most that was ever charged, bytes.
+    /// Peak of the charged bytes.
     pub peak: u64,
-    /// Regions for which memory was mapped.
+    /// Number of regions for which memory was mapped.
     pub fresh: u64,
-    /// Regions cut from memory that was there.
+    /// Number of regions cut from memory that was already mapped.
     pub recycled: u64,
 }
 
 impl Pool {
-    /// A pool of at most `limit` bytes that rings `bell` whenever memory comes back.
+    /// Creates a pool of at most `limit` bytes that rings `bell` whenever memory comes back.
     pub fn new(limit: u64, bell: Arc<Bell>) -> Self {
         let link = PoolLink(Arc::new(Shared {
             limit,
@@ -154,12 +158,13 @@ impl Pool {
         }
     }
 
-    /// The bell that rings whenever memory comes back.
+    /// Bell that rings whenever memory comes back.
     pub fn bell(&self) -> &Arc<Bell> {
         &self.link.0.bell
     }
 
-    /// A region of `len` bytes for `tensors` tensors, or none while the budget is used up.
+    /// Allocates a region of `len` bytes for `tensors` tensors, or returns `None` while the budget
+    /// is used up.
     ///
     /// # Errors
     ///
@@ -172,7 +177,8 @@ impl Pool {
             state.recycled += 1;
             mapping
         } else {
-            // Free mappings that are too small make room. They are unmapped after the lock is gone: that can take a while.
+            // Evicts free mappings that are too small. They are unmapped after the lock is
+            // released, because that can take a while.
             let Some(evicted) = state.make_room(wanted as u64, shared.limit) else {
                 return Ok(None);
             };
@@ -192,7 +198,8 @@ impl Pool {
         Ok(Some(RegionWriter::new(mapping, tensors, self.link.clone())))
     }
 
-    /// How the budget was used: until now, or until the load was over; what is charged is always as of now.
+    /// Returns the usage until now, or until the load was over; `charged` is always the current
+    /// value.
     pub fn usage(&self) -> PoolUsage {
         let now = self.link.0.usage();
         self.ended.get().map_or(now, |ended| PoolUsage {
@@ -201,7 +208,7 @@ impl Pool {
         })
     }
 
-    /// The load is over: keeps nothing more, unless a shelf waits for the memory.
+    /// Ends the load: frees unused memory unless a shelf keeps it.
     pub fn close(&self) {
         let mut first = false;
         self.ended.get_or_init(|| {
@@ -232,14 +239,15 @@ impl Drop for Pool {
 }
 
 impl Shared {
-    /// Returns whether this is the process that made it: in one that was forked, a thread that is not
+    /// Returns whether this process made the pool: in a forked child, a thread that does not exist
     /// there may hold the lock.
     fn is_here(&self) -> bool {
         self.process == process::id()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every update is complete before anything can panic, so a poisoned state is still true.
+        // Every update is complete before anything can panic, so a poisoned state is still
+        // consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -254,8 +262,9 @@ impl Shared {
         }
     }
 
-    /// Begins another load with what the last one left. Not while something of it waits for its caller: a caller who never comes
-    /// back would hold the new load's budget.
+    /// Prepares the pool for another load, and returns whether that is possible. It is not if the
+    /// limit differs, or while the caller has not received everything from the last load: a caller
+    /// who never takes it would hold the new load's budget.
     fn restart(&self, limit: u64) -> bool {
         let mut state = self.lock();
         let idle = self.limit == limit && state.charged == state.free_bytes();
@@ -272,7 +281,7 @@ impl Shared {
             state.charged -= state.free_bytes();
             std::mem::take(&mut state.free)
         };
-        // Without the lock: unmapping can take a while.
+        // Unmapped without the lock: that can take a while.
         drop(free);
         self.bell.ring();
     }
@@ -283,7 +292,8 @@ impl State {
         self.free.values().map(|mapping| mapping.len() as u64).sum()
     }
 
-    /// How much to map for `wanted` bytes: all but the largest regions are cut from a stride, if the budget has it.
+    /// Returns the number of bytes to map for `wanted` bytes: small regions are cut from a stride
+    /// if the budget has room for one.
     fn stride(&self, wanted: usize, limit: u64) -> usize {
         let fits = self.charged + STRIDE_BYTES as u64 <= limit;
         if wanted <= STRIDE_BYTES / 2 && fits {
@@ -293,7 +303,8 @@ impl State {
         }
     }
 
-    /// Takes out as much free memory as `wanted` bytes need to fit under `limit`; none if even all of it is not enough.
+    /// Removes as much free memory as `wanted` bytes need to fit under `limit`; `None` if all of it
+    /// is not enough.
     fn make_room(&mut self, wanted: u64, limit: u64) -> Option<Vec<Mapping>> {
         let mut missing = (self.charged + wanted).saturating_sub(limit);
         if missing > self.free_bytes() {
@@ -310,7 +321,8 @@ impl State {
         Some(evicted)
     }
 
-    /// `wanted` bytes from the smallest free mapping that has them; the rest of it stays free.
+    /// Takes `wanted` bytes from the smallest free mapping that has them; the rest of it stays
+    /// free.
     fn take_fitting(&mut self, wanted: usize) -> Option<Mapping> {
         let fitting = self
             .free
@@ -325,7 +337,7 @@ impl State {
         Some(mapping)
     }
 
-    /// Keeps a mapping, joined with the free ones that it touches.
+    /// Adds a mapping to the free ones and joins it with its neighbours.
     fn keep(&mut self, mapping: Mapping) {
         let address = mapping.start().as_ptr().addr();
         let mut mapping = mapping;
@@ -343,16 +355,17 @@ impl State {
 }
 
 impl PoolLink {
-    /// `len` bytes now belong to the caller, or were never mapped.
+    /// Removes `len` bytes from the charge: they now belong to the caller, or were never mapped.
     pub(super) fn uncharge(&self, len: usize) {
         self.0.lock().charged -= len as u64;
         self.0.bell.ring();
     }
 
-    /// A region is gone. `charged`: its tensors had not all been received.
+    /// Takes back the memory of a dropped region. `charged`: not all of its tensors had been
+    /// received.
     pub(super) fn give_back(&self, mapping: Mapping, charged: bool) {
         if !self.0.is_here() {
-            // This process's copy of it is just unmapped.
+            // A forked child only unmaps its own copy.
             return;
         }
         let len = mapping.len() as u64;
@@ -384,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_beyond_the_limit_and_recovers_when_a_region_is_dropped() {
+    fn pool_at_limit_refuses_until_region_dropped() {
         let pool = pool(64 << 10);
         let first = pool.try_region(48 << 10, 1).expect("maps").expect("fits");
         assert!(
@@ -398,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn received_regions_leave_the_budget_and_come_back_recycled() {
+    fn received_region_uncharged_then_recycled() {
         let pool = pool(8192);
         let mut writer = pool.try_region(8192, 2).expect("maps").expect("fits");
         let lease = writer.carve(8192);
@@ -417,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_pool_keeps_nothing() {
+    fn closed_pool_keeps_no_memory() {
         let pool = pool(8192);
         let writer = pool.try_region(4096, 1).expect("maps").expect("fits");
         pool.close();
@@ -426,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_carries_memory_to_the_next_load_of_the_same_limit() {
+    fn region_cache_same_limit_reuses_memory() {
         let shelf = Shelf::default();
         let first = shelf.pool(8192);
         drop(first.try_region(8192, 1).expect("maps").expect("fits"));
@@ -450,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shelf_frees_with_its_loader_and_refuses_a_pool_that_owes_memory() {
+    fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
         let shelf = Shelf::default();
         let owing = shelf.pool(8192);
         let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
@@ -467,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn small_regions_share_a_stride_if_the_budget_has_it() {
+    fn small_regions_within_budget_share_stride() {
         let pool = pool(STRIDE_BYTES as u64);
         let two: Vec<_> = (0..2)
             .map(|_| pool.try_region(1 << 20, 1).expect("maps").expect("fits"))
@@ -482,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_mapping_is_cut_to_measure_and_joined_again() {
+    fn free_mapping_split_and_rejoined() {
         let pool = pool(64 << 10);
         drop(pool.try_region(64 << 10, 1).expect("maps").expect("fits"));
         let halves: Vec<_> = (0..2)
@@ -495,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn free_memory_of_another_size_makes_room() {
+    fn free_mapping_too_small_is_evicted() {
         let pool = pool(64 << 10);
         drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
         drop(pool.try_region(60 << 10, 1).expect("maps").expect("fits"));

@@ -1,8 +1,9 @@
 //! One destination allocation: one large tensor, or a run of small neighbours.
 //!
-//! Windows are carved off front to back, so no two can overlap; tensors read the bytes once every window over them has been
-//! filled and let go. The last reference gives the memory back to the pool, which may hand it out again. A region may also be a
-//! view of a file: then there is nothing to fill, only pages to be there.
+//! Windows are carved off front to back, so no two can overlap; tensors read the bytes once every
+//! window over them has been filled and its lease dropped. The last reference returns the memory to
+//! the pool, which may reuse it. A region may also be a view of a file: then nothing is filled, and
+//! only its pages are populated.
 
 #![expect(
     unsafe_code,
@@ -18,7 +19,7 @@ use super::mapping::Mapping;
 use super::pool::PoolLink;
 use crate::sync::{Arc, AtomicU32};
 
-/// Memory that tensors will own together.
+/// Memory that tensors own together.
 #[derive(Debug)]
 pub struct Region {
     memory: Memory,
@@ -28,13 +29,13 @@ pub struct Region {
 
 #[derive(Debug)]
 enum Memory {
-    /// Of the budget.
+    /// Memory charged to the budget.
     Pooled {
         /// Only `None` while being dropped.
         mapping: Option<Mapping>,
         pool: PoolLink,
     },
-    /// `len` bytes of a file from `offset` on.
+    /// `len` bytes of a file at `offset`.
     View {
         view: Arc<FileView>,
         offset: usize,
@@ -54,7 +55,7 @@ impl Region {
         }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> usize {
         match &self.memory {
@@ -63,7 +64,8 @@ impl Region {
         }
     }
 
-    /// The file that the region shows, and where in it the region begins, if it is a view.
+    /// Returns the view that the region shows and the offset of the region in it, if the region is
+    /// a view.
     pub(super) fn view(&self) -> Option<(&Arc<FileView>, usize)> {
         match &self.memory {
             Memory::View { view, offset, .. } => Some((view, *offset)),
@@ -71,12 +73,12 @@ impl Region {
         }
     }
 
-    /// Whether the owner of its tensors may write to them.
+    /// Returns whether the owner of its tensors may write to them.
     pub fn is_writable(&self) -> bool {
         self.view().is_none_or(|(view, _)| view.is_writable())
     }
 
-    /// Gives the pages behind `len` back to the system; they stay mapped, and are zero when next looked at.
+    /// Releases the pages behind `len` to the system; they stay mapped and read as zero.
     fn release_from(&self, len: usize) {
         if let Memory::Pooled { mapping, .. } = &self.memory
             && let Some(mapping) = mapping
@@ -85,7 +87,7 @@ impl Region {
         }
     }
 
-    /// One of the region's tensors now belongs to the caller.
+    /// Records that the caller has received one of the region's tensors.
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1
             && let Memory::Pooled { pool, .. } = &self.memory
@@ -100,7 +102,7 @@ impl Drop for Region {
         if let Memory::Pooled { mapping, pool } = &mut self.memory
             && let Some(mapping) = mapping.take()
         {
-            // Nobody else has the region any more.
+            // No other reference to the region is left.
             let charged = self.unreceived.load(Ordering::Relaxed) > 0;
             pool.give_back(mapping, charged);
         }
@@ -115,14 +117,16 @@ pub struct RegionWriter {
 }
 
 impl RegionWriter {
-    /// A region over `mapping` that `tensors` (at least one) will share; `pool` gets the mapping back.
+    /// Creates a region over `mapping` for `tensors` tensors (at least one); the mapping returns to
+    /// `pool`.
     pub(super) fn new(mapping: Mapping, tensors: u32, pool: PoolLink) -> Self {
         assert!(tensors > 0, "a region belongs to at least one tensor");
         let mapping = Some(mapping);
         Self::of(Memory::Pooled { mapping, pool }, tensors)
     }
 
-    /// A region that shows `len` bytes of a file from `offset` on, to be shared by `tensors` tensors (at least one).
+    /// Creates a region over `len` bytes of a file at `offset`, for `tensors` tensors (at least
+    /// one).
     pub fn over(view: &Arc<FileView>, offset: usize, len: usize, tensors: u32) -> Self {
         assert!(tensors > 0, "a region belongs to at least one tensor");
         assert!(
@@ -144,7 +148,7 @@ impl RegionWriter {
         }
     }
 
-    /// The next `len` bytes, for one read.
+    /// Carves off a lease of the next `len` bytes, for one read.
     pub fn carve(&mut self, len: usize) -> Lease {
         let offset = self.next;
         assert!(
@@ -158,13 +162,13 @@ impl RegionWriter {
         };
         // SAFETY: `offset + len <= len()`, asserted above, so the address stays inside the mapping.
         let start = unsafe { self.region.start().add(offset) };
-        // SAFETY: `next` only grows, so no other lease gets these bytes; a `RegionBytes` over them is made only when
-        // they are filled and this lease is gone; `owner` keeps the mapping.
+        // SAFETY: `next` only grows, so no other lease gets these bytes; a `RegionBytes` over them
+        // is made only when they are filled and this lease is gone; `owner` keeps the mapping.
         unsafe { Lease::new(start, len, owner) }
     }
 }
 
-/// Bytes of a region that are filled for good.
+/// Filled bytes of a region, never written again by the load.
 #[derive(Clone, Debug)]
 pub struct RegionBytes {
     region: Arc<Region>,
@@ -172,13 +176,13 @@ pub struct RegionBytes {
     len: usize,
 }
 
-// SAFETY: the bytes are only read from here on, and the region's counters are atomic.
+// SAFETY: the load only reads the bytes from here on, and the region's counters are atomic.
 unsafe impl Send for RegionBytes {}
 // SAFETY: as above.
 unsafe impl Sync for RegionBytes {}
 
 impl RegionBytes {
-    /// The `len` bytes at `offset` of `region`.
+    /// Creates a handle to the `len` bytes at `offset` of `region`.
     ///
     /// # Safety
     ///
@@ -192,39 +196,41 @@ impl RegionBytes {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `new`'s caller promised that they are initialised and that no lease can write to them; `self.region`
-        // keeps them mapped.
+        // SAFETY: `new`'s caller promised that they are initialised and that no lease can write to
+        // them; `self.region` keeps them mapped.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 
-    /// The first byte's address. Whoever the tensor belongs to may write there as well as read, unless it is in a view that is not
-    /// writable: nobody else reaches these bytes.
+    /// Pointer to the first byte. The owner of the tensor may read and write there, unless the
+    /// bytes are in a view that is not writable: nothing else reaches these bytes.
     pub fn as_ptr(&self) -> *const u8 {
         self.start.as_ptr()
     }
 
-    /// The region they lie in.
+    /// Region that the bytes lie in.
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// The bytes of `pieces` of a region (where each begins, and its length, in order), moved together to its start. What they leave
-    /// behind is given back to the system as far as whole pages go.
+    /// Moves `pieces` of a region (offset and length of each, in order) together to its start.
+    /// Whole pages behind them are released to the system.
     ///
-    /// Returns them and how many bytes were copied.
+    /// Returns the joined bytes and the number of bytes copied.
     ///
     /// # Panics
     ///
-    /// For a view, which may not be written to, and for pieces that are not inside the region, in order.
+    /// For a view, which a load never writes to, and for pieces that are out of order or outside of
+    /// the region.
     ///
     /// # Safety
     ///
-    /// All of the pieces must have been filled and the leases over them dropped; no other tensor may live in the region.
+    /// All of the pieces must have been filled and the leases over them dropped; no other tensor
+    /// may live in the region.
     pub(crate) unsafe fn join(
         region: Arc<Region>,
         pieces: impl Iterator<Item = (usize, usize)>,
     ) -> (Self, usize) {
-        assert!(region.view().is_none(), "nobody writes to a view");
+        assert!(region.view().is_none(), "a load never writes to a view");
         let start = region.start();
         let (mut len, mut copied) = (0, 0);
         for (offset, bytes) in pieces {
@@ -235,9 +241,10 @@ impl RegionBytes {
             if len < offset {
                 // SAFETY: inside the mapping, asserted above.
                 let from = unsafe { start.add(offset) };
-                // SAFETY: before that.
+                // SAFETY: `to` lies before `from`, inside the mapping.
                 let to = unsafe { start.add(len) };
-                // SAFETY: both are inside the mapping, which our caller promised is ours alone; `copy_to` allows the overlap.
+                // SAFETY: both are inside the mapping, to which the caller promised exclusive
+                // access; `copy_to` allows the overlap.
                 unsafe { from.copy_to(to, bytes) };
                 copied += bytes;
             }
@@ -247,27 +254,32 @@ impl RegionBytes {
         (Self { region, start, len }, copied)
     }
 
-    /// Moves the bytes down to the next lower multiple of `alignment`, when they are not on one.
+    /// Moves the bytes down to the next lower multiple of `alignment` if they are misaligned.
     ///
-    /// Returns how many bytes were copied.
+    /// Returns the number of bytes copied.
     ///
     /// # Panics
     ///
-    /// For a view, which may not be written to.
+    /// For a view, which a load never writes to.
     ///
     /// # Safety
     ///
-    /// No other tensor may live in the region, no lease may be out, and nobody else may hold these bytes.
+    /// No other tensor may live in the region, no lease may be out, and no other reference to these
+    /// bytes may exist.
     pub(crate) unsafe fn align_down(&mut self, alignment: usize) -> usize {
         let excess = self.start.as_ptr().addr() % alignment;
         if excess == 0 {
             return 0;
         }
-        assert!(self.region.view().is_none(), "nobody writes to a view");
-        // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this one.
+        assert!(
+            self.region.view().is_none(),
+            "a load never writes to a view"
+        );
+        // SAFETY: mappings start on a page, so rounding down by less than a page stays inside this
+        // one.
         let target = unsafe { self.start.sub(excess) };
-        // SAFETY: source and target lie inside the mapping, which our caller promised is ours alone; `copy_to` allows the
-        // overlap.
+        // SAFETY: source and target lie inside the mapping, to which the caller promised exclusive
+        // access; `copy_to` allows the overlap.
         unsafe { self.start.copy_to(target, self.len) };
         self.start = target;
         self.len

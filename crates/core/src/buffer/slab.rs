@@ -1,7 +1,8 @@
-//! Staging memory: cut into slots of equal size that are used again and again.
+//! Staging memory, cut into reusable slots of equal size.
 //!
-//! Long-lived, so engines may register it with the kernel, one entry a slot. Used where bytes do not stay: on their way to a GPU or
-//! to memory of the caller's, and when reading without making tensors (the ceiling that `tload bench` compares with).
+//! A slab is long-lived, so engines may register it with the kernel, one entry per slot. It is used
+//! where bytes do not stay: on their way to a GPU or to the caller's memory, and when reading
+//! without making tensors (the ceiling that `tload bench` compares with).
 
 #![expect(
     unsafe_code,
@@ -18,15 +19,16 @@ use super::staging::{Staging, StagingFacts};
 use crate::error::Result;
 use crate::sync::{Mutex, MutexGuard};
 
-/// The most entries that the kernel takes in one table of registered buffers (`IORING_MAX_REG_BUFFERS`, Linux 5.13+).
+/// Maximum number of entries in the kernel's table of registered buffers (`IORING_MAX_REG_BUFFERS`,
+/// Linux 5.13+).
 const REGISTRATIONS_MAX: usize = 16_384;
 
-/// All slots.
+/// Staging memory of one load.
 #[derive(Debug)]
 pub struct Slab {
     memory: Memory,
     slot_bytes: usize,
-    /// Where each slot begins.
+    /// Offset of each slot in the memory.
     offsets: Vec<usize>,
     free: Mutex<Vec<usize>>,
     bell: Arc<Bell>,
@@ -34,14 +36,15 @@ pub struct Slab {
 
 #[derive(Debug)]
 enum Memory {
-    /// Its own, gone with the slab.
+    /// Memory owned by the slab and freed with it.
     Own(Mapping),
-    /// Kept for the next load.
+    /// Memory kept for the next load.
     Staging(ManuallyDrop<Staging>),
 }
 
 impl Slab {
-    /// `slots` slots of `slot_bytes` bytes (rounded up to whole pages); rings `bell` when one comes back.
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and rings `bell`
+    /// when one comes back.
     ///
     /// # Errors
     ///
@@ -53,8 +56,8 @@ impl Slab {
         Ok(Self::over(Memory::Own(mapping), slot_bytes, offsets, bell))
     }
 
-    /// `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as `staging` has room for; rings `bell` when one
-    /// comes back.
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as
+    /// `staging` has room for, and rings `bell` when one comes back.
     pub fn staging(
         staging: Staging,
         slot_bytes: usize,
@@ -69,7 +72,8 @@ impl Slab {
     }
 
     fn over(memory: Memory, slot_bytes: usize, offsets: Vec<usize>, bell: Arc<Bell>) -> Arc<Self> {
-        // Popped from the back: the lowest slots are used first, so an over-sized slab stays untouched at its end.
+        // Popped from the back: the lowest slots are used first, so the end of an oversized slab
+        // stays untouched.
         let free = Mutex::new((0..offsets.len()).rev().collect());
         Arc::new(Self {
             memory,
@@ -80,7 +84,8 @@ impl Slab {
         })
     }
 
-    /// Every slot's address and length, to register with the kernel in this order; none when there are too many.
+    /// Returns every slot's address and length, in the order to register them with the kernel;
+    /// empty when there are too many.
     pub fn registrations(&self) -> Vec<(*mut u8, usize)> {
         if self.offsets.len() > REGISTRATIONS_MAX {
             return Vec::new();
@@ -92,12 +97,13 @@ impl Slab {
             .collect()
     }
 
-    /// Whether a slot is free. Leases are taken under the lock of who asks; others only give back.
+    /// Returns whether a slot is free. Leases are taken under the caller's lock; other threads only
+    /// return slots.
     pub fn has_free_slot(&self) -> bool {
         !self.free().is_empty()
     }
 
-    /// The first `len` bytes of a free slot, or none while all are out.
+    /// Leases the first `len` bytes of a free slot, or returns `None` while all are in use.
     pub fn try_lease(self: &Arc<Self>, len: usize) -> Option<Lease> {
         assert!(len <= self.slot_bytes, "an extent is larger than a slot");
         let index = self.free().pop()?;
@@ -107,17 +113,17 @@ impl Slab {
         };
         // SAFETY: every slot lies inside the mapping.
         let start = unsafe { self.mapping().start().add(self.offsets[index]) };
-        // SAFETY: the index was just taken out of `free` and returns there only when the guard, which the lease owns, is
-        // dropped; the guard keeps the slab.
+        // SAFETY: the index was just taken out of `free` and returns there only when the guard,
+        // which the lease owns, is dropped; the guard keeps the slab.
         Some(unsafe { Lease::new(start, len, Owner::Slot(guard)) })
     }
 
-    /// Slots.
+    /// Number of slots.
     pub fn slots(&self) -> usize {
         self.offsets.len()
     }
 
-    /// What its memory is like, if it is staging memory.
+    /// Properties of its memory, if it is staging memory.
     pub fn facts(&self) -> Option<&StagingFacts> {
         match &self.memory {
             Memory::Own(_) => None,
@@ -140,14 +146,14 @@ impl Slab {
 impl Drop for Slab {
     fn drop(&mut self) {
         if let Memory::Staging(staging) = &mut self.memory {
-            // SAFETY: taken once, here; nobody uses the slab any more.
+            // SAFETY: taken once, here; no other reference to the slab is left.
             let staging = unsafe { ManuallyDrop::take(staging) };
             staging.give_back();
         }
     }
 }
 
-/// Gives the slot back when dropped.
+/// Returns the slot when dropped.
 #[derive(Debug)]
 pub(super) struct SlotGuard {
     slab: Arc<Slab>,
@@ -172,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_slot_is_out_once_and_comes_back() {
+    fn slot_leased_once_until_dropped() {
         let slab = Slab::new(5000, 2, Arc::default()).expect("maps");
         let first = slab.try_lease(5000).expect("free");
         let second = slab.try_lease(1).expect("free");

@@ -1,8 +1,9 @@
-//! Staging memory for bytes that go on elsewhere: populated once, pinned for GPUs, and kept for the next load of the process.
+//! Staging memory for bytes that are copied elsewhere: populated once, pinned for GPUs, and kept
+//! for the next load of the process.
 //!
-//! Touching and pinning half a gigabyte takes longer than reading it, so what a load has let go of waits here for the next one that
-//! it fits. [`release_staging`] frees it. Teardown: rings have let go before, because they keep the slab; then it is unpinned, then
-//! unmapped.
+//! Touching and pinning half a gigabyte takes longer than reading it, so memory returned by a load
+//! is kept here for the next load that it fits. [`release_staging`] frees it. Teardown: rings are
+//! gone before, because they keep the slab; then the memory is unpinned, then unmapped.
 
 #![expect(unsafe_code, reason = "pins a mapping that it owns")]
 
@@ -15,26 +16,26 @@ use crate::cuda::{Context, Pinned};
 use crate::error::{Error, Result};
 use crate::per_process::PerProcess;
 
-/// What is pinned at a time when the driver refuses all at once. (Some kernels refuse gigabytes and take 256 MiB; pinning is as
-/// fast in steps of 64 MiB as in one, 2026-11.)
+/// Size of one registration when the driver refuses to pin all memory at once. (Some kernels refuse
+/// gigabytes and accept 256 MiB; pinning is as fast in steps of 64 MiB as in one, 2026-11.)
 const PIECE_BYTES: usize = 64 << 20;
 
-/// Most that is kept between loads, bytes: two loads of the default size.
+/// Maximum of the bytes kept between loads: two loads of the default size.
 const IDLE_BYTES_MAX: usize = 1 << 30;
 
-/// Memory that no load has at present.
+/// Memory that no load uses at present.
 static IDLE: PerProcess<Vec<Staging>> = PerProcess::new();
 
-/// What a load needs.
+/// Staging memory that a load needs.
 #[derive(Clone, Copy, Debug)]
 pub struct StagingNeed<'a> {
-    /// Bytes of one slot, whole pages.
+    /// Size of one slot in bytes, whole pages.
     pub slot_bytes: usize,
-    /// Slots, at least one.
+    /// Number of slots, at least one.
     pub slots: usize,
-    /// Most bytes in all.
+    /// Maximum of the bytes in all.
     pub bytes_max: usize,
-    /// The GPU that reads it; none when only the processor does.
+    /// GPU that reads the memory; `None` when only the processor does.
     pub context: Option<&'a Context>,
 }
 
@@ -42,33 +43,33 @@ pub struct StagingNeed<'a> {
 #[derive(Debug)]
 pub struct Staging {
     pins: Vec<Pinned>,
-    /// Ranges that no slot may leave: a copy must not begin in one registration and end in another.
+    /// Ranges that no slot may cross: a copy must not begin in one registration and end in another.
     spans: Vec<Range<usize>>,
-    /// Unmapped when all registrations have ended.
+    /// Mapping, unmapped when all registrations have ended.
     mapping: ManuallyDrop<Mapping>,
     facts: StagingFacts,
-    /// Whose memory it is.
+    /// Process that owns the memory.
     process: u32,
 }
 
-/// What the staging memory of a load is like.
+/// Properties of a load's staging memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StagingFacts {
-    /// Bytes.
+    /// Length in bytes.
     pub bytes: usize,
-    /// Bytes that the GPU reads by itself.
+    /// Bytes that the GPU reads directly.
     pub pinned_bytes: usize,
-    /// Whether an earlier load of the process had it.
+    /// Memory came from an earlier load of the process.
     pub reused: bool,
-    /// Why not all of it is pinned.
+    /// Reason why not all of it is pinned.
     pub refusal: Option<String>,
-    /// Whether pinning was asked for.
+    /// Pinning was requested.
     for_gpu: bool,
     node: Option<u32>,
 }
 
 impl Staging {
-    /// Memory for `need`: what an earlier load left, or fresh.
+    /// Takes memory for `need` that an earlier load left, or allocates it.
     ///
     /// # Errors
     ///
@@ -95,7 +96,7 @@ impl Staging {
                 (None, others)
             }
         };
-        // Makes room, without the lock: unpinning takes a while.
+        // Frees the others to make room, without the lock: unpinning takes a while.
         drop(others);
         match fitting {
             Some(mut staging) => {
@@ -103,7 +104,7 @@ impl Staging {
                 if staging.pins.is_empty()
                     && let Some(context) = need.context
                 {
-                    // What was refused then may be granted now.
+                    // The driver may now accept what it refused then.
                     staging.pin(context, need.slot_bytes);
                 }
                 Ok(staging)
@@ -134,7 +135,8 @@ impl Staging {
         Ok(staging)
     }
 
-    /// Pins everything; in pieces if the driver refuses that; and what it still refuses stays as it is.
+    /// Pins all of the memory, or pieces of it if the driver refuses that; pieces that it still
+    /// refuses stay unpinned.
     fn pin(&mut self, context: &Context, slot_bytes: usize) {
         let len = self.mapping.len();
         self.facts.refusal = None;
@@ -142,7 +144,7 @@ impl Staging {
         let Err(refusal) = whole else {
             return;
         };
-        // Whole slots, so that there are as many of them.
+        // Whole slots, so that the number of slots stays the same.
         let piece = (PIECE_BYTES / slot_bytes).max(1) * slot_bytes;
         let pieces: Vec<_> = (0..len)
             .step_by(piece)
@@ -162,19 +164,19 @@ impl Staging {
 
     fn pin_range(&mut self, context: &Context, range: Range<usize>) -> Result<()> {
         let start = self.mapping.start().as_ptr().wrapping_add(range.start);
-        // SAFETY: the range lies in the mapping, which goes after the pins.
+        // SAFETY: the range lies in the mapping, which is unmapped after the pins have ended.
         let pinned = unsafe { Pinned::register(context, start, range.len()) }?;
         self.pins.push(pinned);
         self.facts.pinned_bytes += range.len();
         Ok(())
     }
 
-    /// How many slots of so many bytes it has room for.
+    /// Returns the number of slots of `slot_bytes` bytes that it has room for.
     pub(super) fn slots(&self, slot_bytes: usize) -> usize {
         self.spans.iter().map(|span| span.len() / slot_bytes).sum()
     }
 
-    /// Where slots of so many bytes begin.
+    /// Returns the offsets of slots of `slot_bytes` bytes.
     pub(super) fn offsets(&self, slot_bytes: usize) -> Vec<usize> {
         let starts = |span: &Range<usize>| {
             let start = span.start;
@@ -183,7 +185,8 @@ impl Staging {
         self.spans.iter().flat_map(starts).collect()
     }
 
-    /// What belongs to the process that this one was forked from is not here.
+    /// Returns whether this process made the memory: in a forked child, the parent's memory is not
+    /// mapped.
     pub(super) fn is_ours(&self) -> bool {
         self.process == process::id()
     }
@@ -192,12 +195,12 @@ impl Staging {
         &self.mapping
     }
 
-    /// What it is like.
+    /// Properties of the memory.
     pub fn facts(&self) -> &StagingFacts {
         &self.facts
     }
 
-    /// Keeps it for the next load, unless there is enough already.
+    /// Keeps the memory for the next load, and frees the oldest if too much is kept.
     pub(super) fn give_back(self) {
         if !self.is_ours() {
             return;
@@ -208,14 +211,14 @@ impl Staging {
             let mut bytes: usize = idle.iter().map(|kept| kept.facts.bytes).sum();
             let mut unwanted = Vec::new();
             while bytes > IDLE_BYTES_MAX {
-                // The oldest: the next load is likely to be like the last.
+                // The oldest first: the next load is likely to resemble the last.
                 let oldest = idle.remove(0);
                 bytes -= oldest.facts.bytes;
                 unwanted.push(oldest);
             }
             unwanted
         };
-        // Without the lock: unpinning takes a while.
+        // Dropped without the lock: unpinning takes a while.
         drop(unwanted);
     }
 }
@@ -223,7 +226,7 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         if !self.is_ours() {
-            // Neither the memory nor the driver is here.
+            // The memory and the driver are the parent's.
             let _not_ours = ManuallyDrop::new(std::mem::take(&mut self.pins));
             return;
         }
@@ -232,7 +235,7 @@ impl Drop for Staging {
             ended &= pin.end();
         }
         if ended {
-            // SAFETY: dropped once, here, and nobody uses it any more.
+            // SAFETY: dropped once, here, and no longer used.
             unsafe { ManuallyDrop::drop(&mut self.mapping) };
         } else {
             tracing::warn!(
@@ -243,7 +246,7 @@ impl Drop for Staging {
     }
 }
 
-/// The refusal and the driver's own word for it, on one line.
+/// Returns the refusal and the driver's own message, on one line.
 fn reason(refusal: &Error) -> String {
     match std::error::Error::source(refusal) {
         Some(cause) => format!("{refusal}: {cause}"),
@@ -251,15 +254,15 @@ fn reason(refusal: &Error) -> String {
     }
 }
 
-/// Frees the staging memory that loads of this process have left, and says how many bytes that were. What a running load uses
-/// stays.
+/// Frees the staging memory that earlier loads of this process have left, and returns its size in
+/// bytes. Memory in use by a running load is not freed.
 pub fn release_staging() -> usize {
     crate::cuda::free_leftovers();
     let staging = std::mem::take(&mut *IDLE.lock());
     staging.iter().map(|staging| staging.facts.bytes).sum()
 }
 
-/// Bytes that wait for the next load.
+/// Bytes kept for the next load.
 pub fn kept_staging() -> usize {
     let idle = IDLE.lock();
     idle.iter().map(|staging| staging.facts.bytes).sum()
@@ -279,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_back_is_used_again_if_it_fits_and_freed_on_request() {
+    fn returned_staging_reused_if_fitting_and_freed_on_release() {
         release_staging();
         let first = Staging::take(&need(4096, 8)).expect("maps");
         assert!(!first.facts().reused);
@@ -297,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_stay_inside_their_spans() {
+    fn staging_slots_do_not_cross_spans() {
         let mut staging = Staging::fresh(&need(4096, 8), None).expect("maps");
         staging.spans = vec![0..12288, 12288..32768];
         assert_eq!(staging.offsets(8192), [0, 12288, 20480]);

@@ -1,4 +1,4 @@
-//! Memory of the caller's that a load writes into.
+//! Memory of the caller that a load writes into.
 
 #![expect(
     unsafe_code,
@@ -10,10 +10,10 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Whatever keeps memory of the caller's alive.
+/// Owner that keeps the caller's memory alive.
 pub type KeepAlive = Arc<dyn Any + Send + Sync>;
 
-/// Where one tensor's bytes are to go: contiguous memory of the caller's, on the host or on a GPU.
+/// Destination of one tensor's bytes: contiguous memory of the caller, on the host or on a GPU.
 #[derive(Clone)]
 pub struct Target {
     place: Place,
@@ -31,30 +31,33 @@ enum Place {
     },
 }
 
-// SAFETY: `host`'s caller promised that only the load uses the memory, from whichever thread; the owner is `Send` and `Sync`.
+// SAFETY: `host`'s caller promised that only the load uses the memory, from any thread; the owner
+// is `Send` and `Sync`.
 unsafe impl Send for Target {}
-// SAFETY: as above; `write` says what it needs.
+// SAFETY: as above; `write` documents its requirements.
 unsafe impl Sync for Target {}
 
 impl Target {
-    /// `len` bytes of host memory at `start`.
+    /// Creates a target of `len` bytes of host memory at `start`.
     ///
     /// # Safety
     ///
-    /// The memory must be valid for writes while `owner` lives, and nobody else may use it until the load's stream has ended or
-    /// handed out the tensor.
+    /// The memory must be valid for writes while `owner` lives, and nothing else may use it until
+    /// the load's stream has ended or handed out the tensor.
     pub unsafe fn host(start: NonNull<u8>, len: usize, owner: Option<KeepAlive>) -> Self {
         let place = Place::Host(start);
         Self { place, len, owner }
     }
 
-    /// `len` bytes at `address` of GPU `ordinal`. Copies begin behind what `stream` has been given by the time the load starts:
-    /// `0` or `1` is the default stream, `2` the calling thread's own, else its address.
+    /// Creates a target of `len` bytes at `address` of GPU `ordinal`. Copies begin after the work
+    /// that was queued on `stream` when the load starts: `0` or `1` is the default stream, `2` the
+    /// calling thread's own, else its address.
     ///
     /// # Safety
     ///
-    /// The memory must be the device's, and valid while `owner` lives; nobody else may use it, but in work given to `stream`
-    /// before, until the load's stream has ended or handed out the tensor. `stream` must be live when the load starts.
+    /// The memory must belong to the device and be valid while `owner` lives; until the load's
+    /// stream has ended or handed out the tensor, nothing else may use it except work queued on
+    /// `stream` before. `stream` must be live when the load starts.
     pub unsafe fn cuda(
         ordinal: usize,
         address: u64,
@@ -70,17 +73,17 @@ impl Target {
         Self { place, len, owner }
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the target is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The GPU; none for host memory.
+    /// Ordinal of the GPU; `None` for host memory.
     pub fn ordinal(&self) -> Option<usize> {
         match self.place {
             Place::Host(_) => None,
@@ -88,7 +91,7 @@ impl Target {
         }
     }
 
-    /// The stream that its memory is ordered with, on a GPU.
+    /// Stream that orders access to the memory, on a GPU.
     pub(crate) fn stream(&self) -> Option<u64> {
         match self.place {
             Place::Host(_) => None,
@@ -96,7 +99,7 @@ impl Target {
         }
     }
 
-    /// Where it begins: an address of the host or of its GPU.
+    /// Address of the first byte, on the host or on the GPU.
     pub fn address(&self) -> u64 {
         match self.place {
             Place::Host(start) => start.as_ptr().expose_provenance() as u64,
@@ -108,7 +111,7 @@ impl Target {
     ///
     /// # Safety
     ///
-    /// Nobody else may write to these bytes meanwhile: a load writes each byte of a tensor once.
+    /// Nothing else may write to these bytes meanwhile: a load writes each byte of a tensor once.
     ///
     /// # Panics
     ///
@@ -125,8 +128,8 @@ impl Target {
         );
         // SAFETY: inside the target, asserted above.
         let to = unsafe { start.add(offset) };
-        // SAFETY: `host`'s caller promised memory that is valid for writes and that only the load uses; the bytes come from staging
-        // memory, which is elsewhere.
+        // SAFETY: `host`'s caller promised memory that is valid for writes and that only the load
+        // uses; the bytes come from staging memory, which is elsewhere.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
     }
 }

@@ -1,4 +1,4 @@
-//! The primary context of a device, and what the device says of itself.
+//! Primary context of a device, and the device's properties.
 
 #![expect(
     unsafe_code,
@@ -27,7 +27,7 @@ use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::per_process::PerProcess;
 
-/// The primary context of one device. Clones are the same; the last one releases it.
+/// Primary context of one device. Clones share it; the last one releases it.
 #[derive(Clone)]
 pub struct Context(Arc<Inner>);
 
@@ -36,58 +36,60 @@ struct Inner {
     device: CUdevice,
     raw: CUcontext,
     driver: &'static Driver,
-    /// Whether the device has memory pools: then allocations are ordered with streams.
+    /// The device has memory pools, so that allocations can be ordered with streams.
     has_pools: bool,
-    /// Where memory is freed: once nothing that the context had been given can use it any more.
+    /// Stream that frees memory after all work that the context was given before.
     freeing: OnceLock<Stream>,
-    /// The process that retained it.
+    /// Process that retained the context.
     process: u32,
 }
 
-// SAFETY: a context may be bound by any thread, by several at a time; the rest is plain.
+// SAFETY: any thread may bind a context, several threads at a time; the rest is plain data.
 unsafe impl Send for Inner {}
 // SAFETY: as above.
 unsafe impl Sync for Inner {}
 
-/// The contexts that loads of this process have.
+/// Contexts in use by loads of this process.
 static KNOWN: PerProcess<Vec<Weak<Inner>>> = PerProcess::new();
 
-/// Free and all memory of a device.
+/// Free and total memory of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
-    /// Bytes that nobody has.
+    /// Unallocated bytes.
     pub free: u64,
-    /// Bytes.
+    /// Bytes of the device's memory.
     pub total: u64,
 }
 
-/// What a device says of itself.
+/// Properties of a device.
 #[derive(Clone, Debug)]
 pub struct DeviceFacts {
-    /// Its number in this process.
+    /// Ordinal of the device in this process.
     pub ordinal: usize,
-    /// For example `"NVIDIA H200"`.
+    /// Name, for example `"NVIDIA H200"`.
     pub name: String,
     /// Bytes of memory.
     pub total_bytes: u64,
-    /// The node of host memory that it is closest to, where the system says so.
+    /// NUMA node of host memory closest to the device, where the system reports it.
     pub numa_node: Option<u32>,
 }
 
-/// The context is current on this thread until this is dropped; then what was current before is again.
+/// Guard that keeps a context current on this thread; on drop, the previous context is current
+/// again.
 #[derive(Debug)]
 pub struct Bound {
     pushed: bool,
-    /// The thread's capture mode before.
+    /// Capture mode of the thread before.
     mode: Option<CUstreamCaptureMode>,
-    /// What is current is a thread's.
+    /// The current context belongs to a thread, so the guard must stay on it.
     _thread: PhantomData<*const ()>,
 }
 
-/// Sets the thread's mode of stream capture, and returns the one before.
+/// Sets the thread's mode of stream capture, and returns the previous one.
 ///
-/// In the usual mode, calls of ours such as asking an event would fail while another thread captures a graph, and would end that
-/// capture. What we call has nothing to do with anybody's capture, which is what the relaxed mode is for.
+/// In the default mode, calls such as querying an event would fail while another thread captures a
+/// graph, and would invalidate that capture. The relaxed mode is for calls that, like these, have
+/// nothing to do with any capture.
 fn capture_mode(mode: CUstreamCaptureMode) -> Option<CUstreamCaptureMode> {
     let mut mode = mode;
     // SAFETY: the pointer is to a local variable.
@@ -102,29 +104,30 @@ impl Drop for Bound {
         }
         if self.pushed {
             let mut popped = ptr::null_mut();
-            // SAFETY: the pointer is to a local variable; what is popped is what `bind` pushed, on this thread.
+            // SAFETY: the pointer is to a local variable; the popped context is the one that `bind`
+            // pushed, on this thread.
             let _ = unsafe { cuCtxPopCurrent_v2(&raw mut popped) };
         }
     }
 }
 
 impl Context {
-    /// The primary context of device `ordinal`: made if nobody has it yet.
+    /// Opens the primary context of device `ordinal`, creating it if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] without a driver, [`ErrorKind::InvalidRequest`] for a device that is not there,
-    /// [`ErrorKind::Device`] when the driver cannot make a context.
+    /// [`ErrorKind::Unsupported`] without a driver, [`ErrorKind::InvalidRequest`] for a device that
+    /// does not exist, [`ErrorKind::Device`] when the driver cannot make a context.
     pub fn open(ordinal: usize) -> Result<Self> {
         let driver = driver::open()?;
-        // Loads of one device share a context of ours, and with it the stream that memory is freed on.
+        // Loads of one device share a context, and with it the stream that memory is freed on.
         let mut known = KNOWN.lock();
         let of_device = |inner: &Arc<Inner>| inner.ordinal == ordinal;
         if let Some(inner) = known.iter().filter_map(Weak::upgrade).find(of_device) {
             return Ok(Self(inner));
         }
         let device = device(ordinal)?;
-        // SAFETY: the device is the driver's own.
+        // SAFETY: the device comes from the driver.
         let raw = unsafe { result::primary_ctx::retain(device) }
             .map_err(|error| failure(format!("cannot use GPU cuda:{ordinal}"), error))?;
         let has_pools = attribute(
@@ -146,12 +149,12 @@ impl Context {
         Ok(context)
     }
 
-    /// The device's number in this process.
+    /// Ordinal of the device in this process.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
     }
 
-    /// What the device says of itself.
+    /// Returns the properties of the device.
     pub fn facts(&self) -> DeviceFacts {
         DeviceFacts {
             ordinal: self.ordinal(),
@@ -161,12 +164,12 @@ impl Context {
         }
     }
 
-    /// Returns whether it was made in this process: one that fork has made of another cannot use it.
+    /// Returns whether it was made in this process: a forked child cannot use it.
     pub(super) fn is_here(&self) -> bool {
         self.0.process == process::id()
     }
 
-    /// How much of the device's memory is free now.
+    /// Returns the device's free and total memory.
     ///
     /// # Errors
     ///
@@ -174,21 +177,21 @@ impl Context {
     pub fn free_memory(&self) -> Result<FreeMemory> {
         let _bound = self.bind()?;
         let (free, total) = result::mem_get_info()
-            .map_err(|error| self.failure("cannot ask for free memory", error))?;
+            .map_err(|error| self.failure("cannot query the free memory", error))?;
         Ok(FreeMemory {
             free: free as u64,
             total: total as u64,
         })
     }
 
-    /// Whether the GPU has stopped, and so uses no memory any more: `error` says so, or the context answers nothing, not even what
-    /// costs nothing.
+    /// Returns whether the GPU has stopped, and so no longer uses any memory: either `error`
+    /// reports it, or the context fails even a trivial query.
     pub fn is_lost(&self, error: &Error) -> bool {
         driver::is_lost_context(error) || self.free_memory().is_err()
     }
 
-    /// How much of the device's memory a load that brings no allocator could get: what is free, and what the device's pool keeps
-    /// of memory that was freed.
+    /// Returns how many bytes a load without an allocator of the caller could get: the device's
+    /// free memory, and freed memory that the device's pool keeps.
     ///
     /// # Errors
     ///
@@ -197,7 +200,7 @@ impl Context {
         super::memory::free_leftovers();
         let _bound = self.bind()?;
         if let Some(freeing) = self.0.freeing.get() {
-            // What was let go of a moment ago is free when the GPU is done with it.
+            // Memory that was just released becomes free when the GPU is done with it.
             freeing.synchronize()?;
         }
         let idle = if self.0.has_pools {
@@ -210,7 +213,7 @@ impl Context {
 
     fn idle_in_pool(&self) -> Option<u64> {
         let attribute = |name| {
-            // SAFETY: the device is the driver's own.
+            // SAFETY: the device comes from the driver.
             let pool = unsafe { result::device::get_default_mem_pool(self.0.device) }.ok()?;
             let mut bytes = 0_u64;
             let value: *mut u64 = &raw mut bytes;
@@ -223,11 +226,12 @@ impl Context {
         reserved.checked_sub(used)
     }
 
-    /// The node of host memory that the device is closest to; none where the system has one node, or does not say.
+    /// Returns the NUMA node of host memory closest to the device; `None` where the system has one
+    /// node or does not report it.
     pub fn numa_node(&self) -> Option<u32> {
         let mut name = [0; 32];
         let len = i32::try_from(name.len()).expect("32");
-        // SAFETY: the buffer has as many bytes as the call is told.
+        // SAFETY: the length passed is the buffer's.
         let asked = unsafe { cuDeviceGetPCIBusId(name.as_mut_ptr(), len, self.0.device) };
         asked.result().ok()?;
         let bytes: Vec<u8> = name
@@ -239,11 +243,11 @@ impl Context {
         let file = Path::new("/sys/bus/pci/devices")
             .join(bus)
             .join("numa_node");
-        // -1 when the firmware does not say.
+        // -1 when the firmware does not report it.
         std::fs::read_to_string(file).ok()?.trim().parse().ok()
     }
 
-    /// Waits until everything that the context was given is done.
+    /// Waits until all work of the context is done.
     ///
     /// # Errors
     ///
@@ -288,25 +292,25 @@ impl Context {
         self.0.has_pools
     }
 
-    /// Returns the primary contexts of other devices that this process has in use, by whichever
-    /// library: they may copy from the memory of this one. Contexts that are not primary, the driver
-    /// does not name.
+    /// Returns the primary contexts of other devices in use in this process, by any library: they
+    /// may copy from the memory of this one. The driver does not list contexts that are not
+    /// primary.
     pub(super) fn others(&self) -> Vec<Self> {
         let devices = driver::driver().map_or(0, |facts| facts.devices);
         let others =
             (0..devices).filter(|ordinal| *ordinal != self.ordinal() && is_in_use(*ordinal));
-        // One that cannot be retained is lost, and copies nothing any more.
+        // A context that cannot be retained is lost and copies nothing any more.
         others
             .filter_map(|ordinal| Self::open(ordinal).ok())
             .collect()
     }
 
-    /// The stream that memory is freed on.
+    /// Stream that memory is freed on.
     pub(super) fn freeing(&self) -> Result<&Stream> {
         if let Some(stream) = self.0.freeing.get() {
             return Ok(stream);
         }
-        // Without a reference to the context: it would hold itself.
+        // Without a reference to the context, which would otherwise keep itself alive.
         let made = Stream::unowned(self)?;
         Ok(self.0.freeing.get_or_init(|| made))
     }
@@ -334,18 +338,19 @@ impl Drop for Inner {
             };
             drop(freeing);
         }
-        // SAFETY: retained once in `open`. When nobody else has the context, the driver destroys it with all that is left in it.
+        // SAFETY: retained once in `open`. When no other owner is left, the driver destroys the
+        // context with all that is in it.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// Returns whether anything in this process has the primary context of device `ordinal`.
+/// Returns whether anything in this process uses the primary context of device `ordinal`.
 fn is_in_use(ordinal: usize) -> bool {
     let Ok(device) = device(ordinal) else {
         return false;
     };
     let (mut flags, mut active) = (0, 0);
-    // SAFETY: the device is the driver's own, and both pointers are to local variables.
+    // SAFETY: the device comes from the driver, and both pointers are to local variables.
     let asked = unsafe { cuDevicePrimaryCtxGetState(device, &raw mut flags, &raw mut active) };
     asked.result().is_ok() && active != 0
 }
@@ -363,15 +368,13 @@ fn device(ordinal: usize) -> Result<CUdevice> {
                 ErrorKind::InvalidRequest,
                 format!("there is no cuda:{ordinal}: this process sees {seen}"),
             )
-            .with_hint(
-                "CUDA_VISIBLE_DEVICES says which GPUs a process sees, and numbers them from 0",
-            )
+            .with_hint("CUDA_VISIBLE_DEVICES selects the GPUs that a process sees, numbered from 0")
         }
         _ => failure(format!("cannot use GPU cuda:{ordinal}"), error),
     })
 }
 
 fn attribute(device: CUdevice, name: CUdevice_attribute) -> Option<i32> {
-    // SAFETY: the device is the driver's own.
+    // SAFETY: the device comes from the driver.
     unsafe { result::device::get_attribute(device, name) }.ok()
 }

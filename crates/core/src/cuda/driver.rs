@@ -1,4 +1,4 @@
-//! Finding the driver, and its failures as errors.
+//! Loading the driver, and its failures as errors.
 
 #![expect(
     unsafe_code,
@@ -17,45 +17,49 @@ use libloading::Library;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The names that the driver goes by, in the order in which the bindings look.
+/// File names of the driver, in the order in which the bindings try them.
 const NAMES: [&str; 2] = ["libcuda.so", "libcuda.so.1"];
 
-/// The oldest driver that has every function we use: memory pools came with 11.2, and what is tested begins here.
+/// Oldest driver with every function used here: memory pools came with 11.2, and this is the oldest
+/// version tested.
 const VERSION_MIN: i32 = 11_040;
 
-/// The driver that brought `cuCtxRecordEvent`.
+/// First driver version with `cuCtxRecordEvent`.
 const RECORD_CONTEXT_SINCE: i32 = 12_050;
 
-/// What is known of the driver.
+/// Properties of the driver.
 #[derive(Clone, Debug)]
 pub struct DriverFacts {
-    /// The newest CUDA that it supports, for example `12080`.
+    /// Newest CUDA version that it supports, for example `12080`.
     pub version: i32,
-    /// Devices that it shows to this process.
+    /// Number of devices that it shows to this process.
     pub devices: usize,
 }
 
-/// `cuCtxRecordEvent`, which drivers have since 12.5.
+/// Signature of `cuCtxRecordEvent`, which drivers have since 12.5.
 type RecordContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;
 
-/// `cuEventElapsedTime`: the bindings for CUDA 13 call a newer one, which older drivers lack.
+/// Signature of `cuEventElapsedTime`: the bindings for CUDA 13 call a newer function, which older
+/// drivers lack.
 type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
 
-/// A driver that answers.
+/// Initialised driver.
 pub(super) struct Driver {
     library: Library,
     version: i32,
 }
 
-/// The driver, loaded and initialised once for the process. A failure is not remembered: the next load looks again.
+/// Returns the driver, loaded and initialised once per process. A failure is not cached: the next
+/// load tries again.
 pub(super) fn open() -> Result<&'static Driver> {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     if let Some(driver) = DRIVER.get() {
         return Ok(driver);
     }
-    // The bindings panic when there is none, so this must come first.
+    // The bindings panic when there is none, so the driver must be loaded before their first call.
     let mut tries = NAMES.iter().map(|name| {
-        // SAFETY: loading the vendor's driver runs its initialisers, which is what every CUDA program does.
+        // SAFETY: loading the vendor's driver runs its initialisers, which is what every CUDA
+        // program does.
         unsafe { Library::new(*name) }
     });
     let Some(library) = tries.find_map(std::result::Result::ok) else {
@@ -73,7 +77,7 @@ pub(super) fn open() -> Result<&'static Driver> {
     let asked = unsafe { cuDriverGetVersion(&raw mut version) };
     asked
         .result()
-        .map_err(|error| failure("cannot ask the CUDA driver for its version", error))?;
+        .map_err(|error| failure("cannot query the version of the CUDA driver", error))?;
     if version < VERSION_MIN {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -88,15 +92,15 @@ pub(super) fn open() -> Result<&'static Driver> {
     Ok(DRIVER.get_or_init(|| Driver { library, version }))
 }
 
-/// What is known of the driver.
+/// Returns the properties of the driver.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`] without a driver that can be used.
+/// [`ErrorKind::Unsupported`] without a usable driver.
 pub fn driver() -> Result<DriverFacts> {
     let version = open()?.version;
     let devices = result::device::get_count()
-        .map_err(|error| failure("cannot ask the CUDA driver for its devices", error))?;
+        .map_err(|error| failure("cannot query the devices of the CUDA driver", error))?;
     Ok(DriverFacts {
         version,
         devices: usize::try_from(devices).unwrap_or(0),
@@ -104,21 +108,21 @@ pub fn driver() -> Result<DriverFacts> {
 }
 
 impl Driver {
-    /// Records an event behind everything that any stream of a context has been given.
+    /// Looks up the function that records an event behind all work of a context.
     pub(super) fn record_context(&self) -> Option<RecordContext> {
         if self.version < RECORD_CONTEXT_SINCE {
             return None;
         }
-        // SAFETY: the type is the one that CUDA's manual gives for this name.
+        // SAFETY: the type is the one in the CUDA manual for this name.
         let found = unsafe { self.library.get::<RecordContext>(b"cuCtxRecordEvent\0") };
         found.ok().map(|symbol| *symbol)
     }
 }
 
 impl Driver {
-    /// Milliseconds between two events.
+    /// Looks up the function that returns the milliseconds between two events.
     pub(super) fn elapsed_time(&self) -> Option<ElapsedTime> {
-        // SAFETY: the type is the one that CUDA's manual gives for this name.
+        // SAFETY: the type is the one in the CUDA manual for this name.
         let found = unsafe { self.library.get::<ElapsedTime>(b"cuEventElapsedTime\0") };
         found.ok().map(|symbol| *symbol)
     }
@@ -128,24 +132,24 @@ fn dotted(version: i32) -> String {
     format!("{}.{}", version / 1000, version % 1000 / 10)
 }
 
-/// The driver is there and does not want to begin.
+/// Returns the error for a driver that was found and fails to initialise.
 fn refused(error: DriverError) -> Error {
     let (message, hint) = match error.0 {
         CUresult::CUDA_ERROR_STUB_LIBRARY => (
-            "the CUDA driver that was found is the toolkit's stub, which only serves to link programs",
-            "take the toolkit's `stubs` folder out of LD_LIBRARY_PATH, or install the NVIDIA driver",
+            "the CUDA driver found is the toolkit's stub library, which is only for linking",
+            "remove the toolkit's `stubs` directory from LD_LIBRARY_PATH, or install the NVIDIA driver",
         ),
         CUresult::CUDA_ERROR_NO_DEVICE => (
             "the CUDA driver sees no GPU",
-            "look at CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use device=cpu",
+            "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use device=cpu",
         ),
         CUresult::CUDA_ERROR_NOT_INITIALIZED => (
-            "the CUDA driver cannot be used in a process that fork made after CUDA was in use",
+            "the CUDA driver cannot be used in a process forked after CUDA was initialised",
             "start the process with multiprocessing's start method \"spawn\"",
         ),
         _ => (
             "the CUDA driver cannot be initialised",
-            "see whether `nvidia-smi` works, and what the kernel's log says of the NVIDIA driver",
+            "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
         ),
     };
     Error::new(ErrorKind::Unsupported, message)
@@ -153,23 +157,23 @@ fn refused(error: DriverError) -> Error {
         .with_source(Cause::of(error))
 }
 
-/// The driver could not do `what`.
+/// Returns the error for a call of the driver that failed; `what` names the operation.
 pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
     let hint = match error.0 {
         CUresult::CUDA_ERROR_NOT_INITIALIZED | CUresult::CUDA_ERROR_DEINITIALIZED => {
-            "CUDA cannot be used in a process that fork made after CUDA was in use, nor while a process exits"
+            "CUDA cannot be used in a process forked after CUDA was initialised, nor while a process exits"
         }
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            "free memory of the GPU: `nvidia-smi` shows which processes have it"
+            "free memory of the GPU: `nvidia-smi` shows which processes use it"
         }
         CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
-            "another process has the GPU for itself (its compute mode is exclusive), or the GPU is gone"
+            "another process uses the GPU in exclusive compute mode, or the GPU is gone"
         }
         code if is_lost(code) => {
-            "the GPU's context is lost, by this or an earlier failure: start a new process; the kernel's log (dmesg, Xid) may say \
+            "this or an earlier failure has lost the GPU's context: start a new process; the kernel log (dmesg, Xid) may show \
              why"
         }
-        _ => "see whether `nvidia-smi` works, and what the kernel's log says of the NVIDIA driver",
+        _ => "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
     };
     let kind = match error.0 {
         CUresult::CUDA_ERROR_OUT_OF_MEMORY => ErrorKind::OutOfMemory,
@@ -180,7 +184,8 @@ pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
         .with_source(Cause::of(error))
 }
 
-/// Whether an error of this module says that the GPU has stopped, and so uses no memory any more.
+/// Returns whether an error of this module means that the GPU has stopped, and so no longer uses
+/// any memory.
 pub(super) fn is_lost_context(error: &Error) -> bool {
     let cause = std::error::Error::source(error).and_then(|source| source.downcast_ref::<Cause>());
     cause.is_some_and(|cause| {
@@ -188,8 +193,8 @@ pub(super) fn is_lost_context(error: &Error) -> bool {
     })
 }
 
-/// Whether a context that answers so answers nothing else any more (CUDA driver API, "Error handling": the process must be
-/// terminated and relaunched).
+/// Returns whether a context that returns `code` fails every later call (CUDA driver API, "Error
+/// handling": the process must be terminated and relaunched).
 fn is_lost(code: CUresult) -> bool {
     matches!(
         code,
@@ -210,7 +215,8 @@ fn is_lost(code: CUresult) -> bool {
     )
 }
 
-/// What the driver said: `CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was encountered`.
+/// Error of the driver: `CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access was
+/// encountered`.
 #[derive(Debug)]
 struct Cause {
     code: CUresult,

@@ -1,6 +1,6 @@
-//! Events: marks in a stream that fire when all before them is done.
+//! Events: marks in a stream that fire when all work before them is done.
 
-#![expect(unsafe_code, reason = "records and asks events of the driver")]
+#![expect(unsafe_code, reason = "records and queries events of the driver")]
 
 use cudarc::driver::result;
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUresult, CUstream, cuEventCreate};
@@ -9,19 +9,20 @@ use super::context::Context;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 
-/// An event. One that was never recorded has fired.
+/// Event of the driver. An event that was never recorded counts as fired.
 pub struct Event {
     raw: CUevent,
     context: Context,
 }
 
-// SAFETY: events may be used by any thread.
+// SAFETY: any thread may use an event.
 unsafe impl Send for Event {}
-// SAFETY: by several at a time, too: the driver has locks.
+// SAFETY: several threads at a time may use one, too: the driver locks.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// A new event of `context`. Who waits for it sleeps: a thread that spins would take a whole core from the readers.
+    /// Creates an event of `context`. A thread that waits for it sleeps: a spinning thread would
+    /// take a whole core from the readers.
     ///
     /// # Errors
     ///
@@ -40,7 +41,7 @@ impl Event {
         })
     }
 
-    /// Marks the place that `stream` has come to. Forgets where it was recorded before.
+    /// Records the event at the current end of `stream`, in place of any earlier record.
     ///
     /// # Errors
     ///
@@ -49,7 +50,8 @@ impl Event {
         self.record_raw(stream.raw())
     }
 
-    /// Marks the place that somebody else's stream has come to: `0` or `1` is the default stream, `2` the thread's own.
+    /// Records the event at the current end of a stream of another library: `0` or `1` is the
+    /// default stream, `2` the calling thread's own.
     ///
     /// # Safety
     ///
@@ -65,12 +67,13 @@ impl Event {
 
     fn record_raw(&self, stream: CUstream) -> Result<()> {
         let _bound = self.context.bind()?;
-        // SAFETY: the event lives as long as `self`, and the stream is live: ours, or by the promise to `record_foreign`.
+        // SAFETY: the event lives as long as `self`, and the stream is live: either ours, or
+        // promised by the caller of `record_foreign`.
         unsafe { result::event::record(self.raw, stream) }
             .map_err(|error| self.context.failure("cannot record an event", error))
     }
 
-    /// Marks the place that all streams of the context have come to.
+    /// Records the event at the current end of all streams of the context.
     pub(super) fn record_context(&self) -> Option<std::result::Result<(), Error>> {
         let record = self.context.driver().record_context()?;
         // SAFETY: context and event live as long as `self`.
@@ -79,11 +82,11 @@ impl Event {
         Some(recorded.result().map_err(failure))
     }
 
-    /// Whether all before it is done.
+    /// Returns whether all work before the event is done.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]: what was before it failed, or the context is lost.
+    /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
     pub fn has_fired(&self) -> Result<bool> {
         let _bound = self.context.bind()?;
         // SAFETY: the event lives as long as `self`.
@@ -94,11 +97,11 @@ impl Event {
         }
     }
 
-    /// Sleeps until all before it is done.
+    /// Sleeps until all work before the event is done.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]: what was before it failed, or the context is lost.
+    /// [`crate::ErrorKind::Device`]: that work failed, or the context is lost.
     pub fn wait(&self) -> Result<()> {
         let _bound = self.context.bind()?;
         // SAFETY: the event lives as long as `self`.
@@ -106,7 +109,7 @@ impl Event {
             .map_err(|error| self.context.failure("copying to the GPU failed", error))
     }
 
-    /// Seconds between two events of one stream that have fired; 0 if the driver cannot say.
+    /// Returns the seconds between two fired events of one stream, or 0 if the driver cannot tell.
     pub fn seconds_since(&self, earlier: &Self) -> f64 {
         let Some(elapsed) = self.context.driver().elapsed_time() else {
             return 0.0;
@@ -130,7 +133,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _bound = self.context.bind();
-        // SAFETY: the event is ours, and a stream that still waits for it keeps what it needs of it.
+        // SAFETY: this is the event's owner, and a stream that still waits for it keeps what it
+        // needs.
         let _ = unsafe { result::event::destroy(self.raw) };
     }
 }

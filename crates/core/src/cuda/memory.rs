@@ -1,8 +1,8 @@
-//! Device memory of our own, for loads whose caller brings none.
+//! Device memory that tload allocates, for loads whose caller brings no allocator.
 //!
-//! Comes from the device's memory pool, in the order of a stream, so that nothing waits for it. Freed behind everything that the
-//! process had given to its GPUs by then: its user may have given work with it to a stream that we know nothing of,
-//! also to one of another GPU, which copies from it.
+//! Memory comes from the device's memory pool, in stream order, so that nothing waits for it. It is
+//! freed behind all work that the process had given to its GPUs by then: its user may have queued
+//! work with it on a stream unknown to tload, also on one of another GPU that copies from it.
 
 #![expect(unsafe_code, reason = "allocates and frees memory of the driver")]
 
@@ -15,11 +15,12 @@ use super::stream::Stream;
 use crate::error::Result;
 use crate::per_process::PerProcess;
 
-/// Memory that could not be freed when it was let go of, because a graph was being captured for example. It keeps its context:
-/// where that is gone, the address may be somebody else's.
+/// Memory that could not be freed when it was dropped, for example because a graph was being
+/// captured. Each entry keeps its context: once that is gone, the address may belong to another
+/// allocation.
 static UNFREED: PerProcess<Vec<(Context, u64)>> = PerProcess::new();
 
-/// Device memory. Dropping it frees it once the GPU is done with it.
+/// Device memory, freed on drop once the GPU is done with it.
 #[derive(Debug)]
 pub struct Allocation {
     context: Context,
@@ -28,8 +29,9 @@ pub struct Allocation {
 }
 
 impl Allocation {
-    /// `len` bytes (at least 1) of the device of `context`, to be used by `stream` from here on, and by others behind an event of
-    /// it; none when the device has not so many.
+    /// Allocates `len` bytes (at least 1) on the device of `context`, for use on `stream` from here
+    /// on, and on other streams behind an event of it; returns `None` when the device has too
+    /// little memory.
     ///
     /// # Errors
     ///
@@ -39,16 +41,16 @@ impl Allocation {
         free_leftovers();
         let allocate = || {
             if context.has_pools() {
-                // SAFETY: the stream is live, and nobody has the memory yet.
+                // SAFETY: the stream is live, and the memory has no other user yet.
                 unsafe { result::malloc_async(stream.raw(), len) }
             } else {
-                // SAFETY: nobody has the memory yet.
+                // SAFETY: the memory has no other user yet.
                 unsafe { result::malloc_sync(len) }
             }
         };
         let allocated = match allocate() {
             Err(error) if error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-                // What was let go of may be free now.
+                // Memory that was just dropped may be free now.
                 if let Ok(freeing) = context.freeing() {
                     let _ = freeing.synchronize();
                 }
@@ -67,12 +69,12 @@ impl Allocation {
         }
     }
 
-    /// Where it begins on the device.
+    /// Address of the first byte on the device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "an allocation is never empty")]
     pub fn len(&self) -> usize {
         self.len
@@ -82,22 +84,25 @@ impl Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if !self.context.is_here() {
-            // The parent's, and so is the stream to free it on, which the parent may just have been making.
+            // After a fork, the memory and the stream to free it on belong to the parent, which may
+            // have been creating that stream during the fork.
             return;
         }
         let Err(error) = free(&self.context, self.address) else {
             return;
         };
-        // A context that answers nothing is lost, and its memory with it: it must not be kept for ever.
+        // A context that fails every call is lost, and its memory with it: it must not be kept
+        // forever.
         if self.context.free_memory().is_ok() {
-            tracing::debug!(%error, "memory of the GPU is to be freed later");
+            tracing::debug!(%error, "cannot free GPU memory yet, retrying later");
             let left = (self.context.clone(), self.address);
             UNFREED.lock().push(left);
         }
     }
 }
 
-/// Tries again to free device memory that could not be freed when it was let go of. Every allocation does the same.
+/// Retries freeing the device memory that could not be freed when it was dropped. Every allocation
+/// does so, too.
 pub fn free_leftovers() {
     let left = std::mem::take(&mut *UNFREED.lock());
     if left.is_empty() {
@@ -117,7 +122,7 @@ fn free(context: &Context, address: u64) -> Result<()> {
         for other in &others {
             unless_lost(other, other.synchronize())?;
         }
-        // SAFETY: allocated by `malloc_sync`, and freed once. Waits for its own device by itself.
+        // SAFETY: allocated by `malloc_sync`, and freed once. The call waits for its own device.
         return unsafe { result::free_sync(address) }.map_err(cannot);
     }
     let freeing = context.freeing()?;
@@ -129,17 +134,18 @@ fn free(context: &Context, address: u64) -> Result<()> {
     unsafe { result::free_async(address, freeing.raw()) }.map_err(cannot)
 }
 
-/// Orders what `freeing` is given next behind everything that `context` has been given.
+/// Orders the next work of `freeing` behind all work of `context` so far.
 fn wait_for_all(freeing: &Stream, context: &Context) -> Result<()> {
     let event = Event::new(context)?;
     match event.record_context() {
         Some(Ok(())) => freeing.wait(&event),
-        // A driver older than CUDA 12.5, or one that will not, cannot name all streams but by waiting for them.
+        // A driver older than CUDA 12.5, or one that refuses, can only cover all streams by waiting
+        // for the context.
         Some(Err(_)) | None => context.synchronize(),
     }
 }
 
-/// A GPU that has stopped copies nothing any more.
+/// Ignores the failure of a GPU that has stopped: it copies nothing any more.
 fn unless_lost(context: &Context, waited: Result<()>) -> Result<()> {
     waited.or_else(|error| {
         if context.is_lost(&error) {

@@ -1,8 +1,9 @@
-//! The CUDA driver: contexts, streams, events, pinned memory. All that the crate knows of it, and no more than it needs.
+//! The CUDA driver: contexts, streams, events, pinned memory. All use of the driver is here.
 //!
-//! Nothing is linked: the driver is looked for when a load wants it, and a machine without one is told so. Everything works in
-//! the primary context of a device, the one that PyTorch and others use, and leaves the calling thread's current context as it
-//! was. Knows nothing of files and tensors; staging memory (`buffer`) and the CUDA sink are built on it.
+//! Nothing is linked: the driver is loaded when a load needs it, and without one the load fails
+//! with an error. Everything works in the primary context of a device, which PyTorch and others use
+//! as well, and leaves the calling thread's current context unchanged. Knows nothing of files and
+//! tensors; staging memory (`buffer`) and the CUDA sink are built on it.
 
 mod context;
 mod driver;

@@ -1,4 +1,4 @@
-//! Host memory that the GPU may read by itself, without the driver's own staging copy.
+//! Host memory that the GPU reads directly, without the driver's own staging copy.
 
 #![expect(unsafe_code, reason = "registers memory with the driver")]
 
@@ -11,15 +11,15 @@ use cudarc::driver::sys::{
 use super::context::Context;
 use crate::error::Result;
 
-/// A registration, until [`Self::end`].
+/// Registration of host memory, until [`Self::end`].
 pub struct Pinned {
     start: *mut c_void,
     context: Context,
 }
 
-// SAFETY: the address is only given back to the driver, which any thread may do.
+// SAFETY: the address is only passed back to the driver, which any thread may do.
 unsafe impl Send for Pinned {}
-// SAFETY: `&Pinned` gives out nothing.
+// SAFETY: `&Pinned` gives access to nothing.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -27,11 +27,11 @@ impl Pinned {
     ///
     /// # Safety
     ///
-    /// The memory must stay mapped until [`Self::end`] has said that it need not.
+    /// The memory must stay mapped until [`Self::end`] has returned `true`.
     ///
     /// # Errors
     ///
-    /// [`crate::ErrorKind::Device`]; copies from this memory still work, slower.
+    /// [`crate::ErrorKind::Device`]; copies from this memory still work, more slowly.
     pub unsafe fn register(context: &Context, start: *mut u8, len: usize) -> Result<Self> {
         let _bound = context.bind()?;
         let start: *mut c_void = start.cast();
@@ -47,8 +47,8 @@ impl Pinned {
 }
 
 impl Pinned {
-    /// Ends the registration. Whether the memory may be unmapped now: if not, the driver would go on to read the old pages whatever
-    /// is mapped there next.
+    /// Ends the registration and returns whether the memory may be unmapped now. If not, the driver
+    /// would go on reading the old pages, whatever is mapped there next.
     #[must_use]
     pub fn end(self) -> bool {
         let bound = self.context.bind();

@@ -1,4 +1,4 @@
-//! Streams of our own: copies in order, beside everything else that the device does.
+//! Streams: ordered copies that run beside the device's other work.
 
 #![expect(unsafe_code, reason = "gives work to streams of the driver")]
 
@@ -10,21 +10,22 @@ use super::context::{Bound, Context};
 use super::event::Event;
 use crate::error::{Error, Result};
 
-/// A stream that does not wait for the default stream, nor that for it. Dropping it lets its work finish.
+/// Non-blocking stream: neither it nor the default stream waits for the other. Its work goes on
+/// after a drop.
 pub struct Stream {
     raw: CUstream,
     ordinal: usize,
-    /// Keeps the context; none for a stream that the context itself owns.
+    /// Keeps the context alive; `None` for a stream that the context itself owns.
     context: Option<Context>,
 }
 
-// SAFETY: streams may be used by any thread.
+// SAFETY: any thread may use a stream.
 unsafe impl Send for Stream {}
-// SAFETY: by several at a time, too: the driver has locks.
+// SAFETY: several threads at a time may use one, too: the driver locks.
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A new stream of `context`.
+    /// Creates a stream of `context`.
     ///
     /// # Errors
     ///
@@ -35,10 +36,10 @@ impl Stream {
         Ok(stream)
     }
 
-    /// A stream that does not keep its context.
+    /// Creates a stream that does not keep its context alive.
     pub(super) fn unowned(context: &Context) -> Result<Self> {
         let _bound = context.bind()?;
-        // Not through cudarc's safe layer: its first new stream waits for the whole context.
+        // Not through cudarc's safe layer, whose first new stream waits for the whole context.
         let raw = result::stream::create(StreamKind::NonBlocking)
             .map_err(|error| context.failure("cannot make a stream", error))?;
         Ok(Self {
@@ -48,12 +49,13 @@ impl Stream {
         })
     }
 
-    /// Copies `bytes` to device memory at `to`, after all that the stream was given before. Returns when that is queued.
+    /// Queues a copy of `bytes` to device memory at `to`, behind all earlier work of the stream.
     ///
     /// # Safety
     ///
-    /// The stream's context must be current on this thread; `bytes` must stay as they are until the copy has run (an event recorded behind it has fired), and `to` must have room for
-    /// them that nobody uses meanwhile.
+    /// The stream's context must be current on this thread. `bytes` must stay unchanged until the
+    /// copy has run (an event recorded behind it has fired). `to` must have room for them, which
+    /// nothing else uses meanwhile.
     ///
     /// # Errors
     ///
@@ -68,7 +70,7 @@ impl Stream {
         })
     }
 
-    /// What the stream is given from here on begins when `event` has fired.
+    /// Makes later work of the stream wait until `event` has fired.
     ///
     /// # Errors
     ///
@@ -81,7 +83,7 @@ impl Stream {
             .map_err(|error| self.failure("cannot make a stream wait", error))
     }
 
-    /// Waits until all that the stream was given is done.
+    /// Waits until all work of the stream is done.
     ///
     /// # Errors
     ///
@@ -93,7 +95,8 @@ impl Stream {
             .map_err(|error| self.failure("copying to the GPU failed", error))
     }
 
-    /// The stream that a context owns is used where the context is bound already.
+    /// Binds the context. A stream that the context owns is only used where the context is already
+    /// bound.
     fn bind(&self) -> Result<Option<Bound>> {
         self.context.as_ref().map(Context::bind).transpose()
     }
@@ -110,7 +113,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _bound = self.context.as_ref().map(Context::bind);
-        // SAFETY: the stream is ours, and the driver lets its work finish. One that the context owns goes where that is bound.
+        // SAFETY: this is the stream's owner, and the driver lets its work finish. A stream owned
+        // by the context is dropped where that is bound.
         let _ = unsafe { result::stream::destroy(self.raw) };
     }
 }

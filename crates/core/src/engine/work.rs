@@ -125,7 +125,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(1000);
 
     #[test]
-    fn what_is_put_off_comes_after_its_pause_and_holds_up_nothing_else() {
+    fn delayed_task_runs_after_its_delay_without_blocking_others() {
         let work = Work::default();
         work.put_off("later", LONG);
         work.put_off("soon", Duration::ZERO);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_waits_hears_of_what_is_put_off() {
+    fn waiting_thread_wakes_for_delayed_task() {
         let work = Work::default();
         std::thread::scope(|scope| {
             let taker = scope.spawn(|| work.take());
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn stopping_ends_pauses_and_closing_ends_threads() {
+    fn stop_ends_delays_and_close_ends_take() {
         let work = Work::default();
         std::thread::scope(|scope| {
             let taker = scope.spawn(|| (work.take(), work.take()));

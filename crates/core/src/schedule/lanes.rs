@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_waits_for_storage_stays_alone() {
+    fn idle_lane_adds_no_lane() {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 100, 60, |_| 3000);
         assert_eq!(lanes.wanted(), 1);
     }
 
     #[test]
-    fn busy_lanes_get_company_while_more_comes() {
+    fn saturated_lanes_grow_while_throughput_rises() {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 100, 97, |lanes| 9000 * lanes.min(3) as u64);
         assert_eq!(lanes.wanted(), 3, "the fourth brought no gain and ended");
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_are_asked_by_number() {
+    fn wants_and_may_want_depend_on_lane_index() {
         let lanes = LaneCount::up_to(3, 8);
         assert_eq!((lanes.wanted(), lanes.most()), (3, 8));
         assert_eq!([0, 2, 3].map(|lane| lanes.wants(lane)), [true, true, false]);
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_could_not_begin_is_the_end_of_trying() {
+    fn failed_lane_start_ends_growth() {
         let mut lanes = LaneCount::up_to(1, 8);
         run(&mut lanes, 2, 100, |_| 1000);
         assert_eq!(lanes.wanted(), 2);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_is_long_and_has_half_of_the_lanes_in_it() {
+    fn window_needs_duration_and_half_of_lanes() {
         let last = [false, false, false, true];
         assert_eq!(changes(&mut LaneCount::up_to(1, 8), [10, 20, 30, 40]), last);
         assert_eq!(changes(&mut LaneCount::up_to(1, 8), [19, 38, 57, 76]), last);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_stays_for_a_tenth_more() {
+    fn lane_with_ten_percent_gain_stays() {
         assert_eq!([0, 9, 10, 50].map(lanes_with_gain), [1, 1, 2, 2]);
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 20, 84, |lanes| 1000 * lanes as u64);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trial_counts_from_its_second_window_on() {
+    fn trial_ignores_first_window() {
         let trial = |second: [u64; 3]| {
             let mut lanes = LaneCount::up_to(1, 2);
             run(&mut lanes, 2, 100, |_| 1000);
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_counts_by_the_second() {
+    fn trial_compares_rates_not_bytes() {
         let mut lanes = LaneCount::up_to(1, 2);
         assert!(changes(&mut lanes, [10, 20, 30, 40])[3]);
         // Twice as many bytes in windows that are twice as long.
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_there_can_be_and_none_when_they_were_asked_for() {
+    fn lane_count_respects_maximum_and_fixed_count() {
         let mut lanes = LaneCount::up_to(1, 2);
         run(&mut lanes, 100, 100, |lanes| 1000 * lanes as u64);
         assert_eq!(lanes.wanted(), 2);
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn one_busy_window_proves_nothing() {
+    fn single_busy_window_adds_no_lane() {
         let mut lanes = LaneCount::up_to(1, 2);
         for _ in 0..20 {
             run(&mut lanes, 1, 100, |_| 1000);

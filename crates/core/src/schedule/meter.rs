@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_a_whole_turn_from_the_first_read_on() {
+    fn sample_spans_whole_turn_from_first_read() {
         for reads in [1, 4] {
             let found = samples(&mut meter(reads), &[110; 4]);
             assert_eq!(found, [None, None, None, Some(sample(4, 10, true))]);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn it_counts_when_there_was_room_for_no_more_for_four_fifths() {
+    fn sample_full_for_four_fifths_counts() {
         for (full_at, counts) in [(108, true), (107, false)] {
             let mut meter = meter(1);
             let found = samples(&mut meter, &[full_at, full_at, 110, 110]);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_of_another_limit_are_left_out() {
+    fn sample_skips_reads_of_previous_limit() {
         let mut meter = meter(1);
         meter.restart(meter.needs, 2 * READ as u64, 0.0);
         let found = samples(&mut meter, &[110, 120, 130, 130, 130, 130]);
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn at_half_of_what_is_expected_it_need_not_be_a_whole_turn() {
+    fn sample_at_half_expected_rate_ends_early() {
         let mut meter = meter(2);
         // At this rate two turns take 20.97 ms.
         meter.restart(meter.needs, 0, 1.6e9);

@@ -54,7 +54,7 @@ fn drain(schedule: &mut Schedule, plan: &Plan) -> Vec<usize> {
 }
 
 #[test]
-fn every_extent_is_given_out_once_and_in_order_within_its_region() {
+fn schedule_returns_each_extent_once_in_region_order() {
     let plan = plan(3);
     for order in [Order::Ready, Order::File] {
         let mut schedule = Schedule::new(&plan, order, Groups::one(Depth::fixed(4, 64 * MIB)));
@@ -72,7 +72,7 @@ fn every_extent_is_given_out_once_and_in_order_within_its_region() {
 }
 
 #[test]
-fn sources_are_interleaved_unless_file_order_is_asked_for() {
+fn sources_interleave_except_in_file_order() {
     let plan = plan(3);
     let sources = |order| {
         let mut schedule = Schedule::new(&plan, order, Groups::one(Depth::fixed(8, 64 * MIB)));
@@ -89,7 +89,7 @@ fn sources_are_interleaved_unless_file_order_is_asked_for() {
 }
 
 #[test]
-fn depth_bounds_jobs_and_bytes_but_never_stops_everything() {
+fn depth_bounds_jobs_and_bytes_but_admits_one() {
     let plan = plan(1);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(2, 64 * MIB)));
     assert!(matches!(take(&mut schedule, &plan, true), Next::Extent(_)));
@@ -106,7 +106,7 @@ fn depth_bounds_jobs_and_bytes_but_never_stops_everything() {
 }
 
 #[test]
-fn without_memory_open_regions_go_on_and_then_the_lane_waits() {
+fn schedule_without_memory_continues_open_regions_then_starves() {
     let plan = plan(2);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(16, 64 * MIB)));
     let only_first = schedule.next(0, Duration::ZERO, &plan, |region| {
@@ -127,7 +127,7 @@ fn a_stopped_schedule_is_done() {
 }
 
 #[test]
-fn a_schedule_says_how_it_stands() {
+fn schedule_reports_its_state() {
     let plan = plan(3);
     let mut schedule = Schedule::new(&plan, Order::Ready, two_groups(0));
     let limit = InFlight {
@@ -149,7 +149,7 @@ fn a_schedule_says_how_it_stands() {
 }
 
 #[test]
-fn memory_that_is_short_is_named_as_the_limit() {
+fn starved_schedule_reports_memory() {
     let plan = plan(1);
     let most = InFlight {
         jobs: 64,
@@ -163,7 +163,7 @@ fn memory_that_is_short_is_named_as_the_limit() {
 }
 
 #[test]
-fn limits_are_what_somebody_said() {
+fn fixed_depth_reports_given_limits() {
     let depth = Depth::fixed(4, 64 * MIB);
     assert_eq!((depth.jobs(), depth.bytes()), (4, 64 * MIB));
     let reads = [1, 31, 32, 33, 65].map(|mib| depth.reads_of(mib << 20));
@@ -175,7 +175,7 @@ fn limits_are_what_somebody_said() {
 }
 
 #[test]
-fn what_more_brought_is_told_in_words() {
+fn settled_text_follows_gain() {
     let told = [0.0, 0.96, 0.97, 1.0, 1.02, 1.03, 1.09].map(|gain| Settled::by(gain).text());
     let (slower, same, little) = (
         "a higher limit was slower",
@@ -211,7 +211,7 @@ fn a_group_reads_its_own_sources_within_its_own_limits() {
 }
 
 #[test]
-fn in_file_order_a_group_waits_for_what_comes_first() {
+fn file_order_group_waits_for_its_turn() {
     let plan = plan(3);
     let mut schedule = Schedule::new(&plan, Order::File, two_groups(0));
     let next = |schedule: &mut Schedule, group| {
@@ -242,7 +242,7 @@ fn in_file_order_a_group_waits_for_what_comes_first() {
 }
 
 #[test]
-fn memory_comes_in_the_order_of_sources_side_by_side_or_of_the_file() {
+fn beginnings_follow_order() {
     let plan = plan(3);
     assert_eq!(
         beginnings(&plan, Order::Ready),
@@ -252,7 +252,7 @@ fn memory_comes_in_the_order_of_sources_side_by_side_or_of_the_file() {
 }
 
 #[test]
-fn a_source_keeps_its_turn_for_a_stride() {
+fn source_keeps_turn_for_stride() {
     let plan = plan(2);
     let depth = Depth::fixed(64, 64 * MIB).with_stride(3 * MIB);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
@@ -278,7 +278,7 @@ fn sources_of(plan: &Plan, extents: &[usize]) -> usize {
 }
 
 #[test]
-fn as_many_sources_are_read_as_there_are_reads() {
+fn reads_spread_over_as_many_sources() {
     let plan = plan(64);
     for jobs in [1, 2, 5, 40, 64] {
         let depth = Depth::fixed(jobs, 1 << 30);
@@ -303,7 +303,7 @@ fn as_many_sources_are_read_as_there_are_reads() {
 }
 
 #[test]
-fn more_reads_than_sources_are_spread_evenly() {
+fn excess_reads_spread_evenly_over_sources() {
     let plan = plan(4);
     let depth = Depth::fixed(12, 1 << 30);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));
@@ -317,7 +317,7 @@ fn more_reads_than_sources_are_spread_evenly() {
 }
 
 #[test]
-fn a_limit_that_grows_reaches_more_sources() {
+fn growing_limit_reaches_more_sources() {
     let plan = plan(64);
     let limit = |jobs: usize| InFlight {
         jobs,
@@ -346,7 +346,7 @@ fn a_limit_that_grows_reaches_more_sources() {
 }
 
 #[test]
-fn memory_that_is_short_is_not_asked_for_a_thousand_times_while_something_can_be_read() {
+fn starved_regions_are_skipped_in_bounded_steps() {
     let plan = plan(1000);
     let depth = Depth::fixed(2000, 1 << 40);
     let mut schedule = Schedule::new(&plan, Order::Ready, Groups::one(depth));

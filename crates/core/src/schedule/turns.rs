@@ -112,7 +112,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     #[test]
-    fn the_least_busy_comes_first_and_equals_take_turns() {
+    fn least_busy_source_is_first_and_equals_rotate() {
         let mut turns = Turns::new(4);
         assert_eq!(turns.first(), None);
         for (source, reads) in [(0, 2), (1, 1), (2, 1), (3, 500)] {
@@ -133,7 +133,7 @@ mod tests {
 
     /// Compares with a sorted map over thousands of random moves.
     #[test]
-    fn as_a_sorted_map_would_do_it() {
+    fn turns_match_sorted_map() {
         let mut random = 1_u64;
         let mut below = |bound: usize| {
             random = random

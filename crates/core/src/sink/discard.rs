@@ -1,4 +1,5 @@
-//! Throws bytes away: reading at full speed without making tensors, as the ceiling to compare loads with.
+//! Discards bytes: reads at full speed without making tensors, as the ceiling to compare loads
+//! with.
 
 use super::Sink;
 use crate::buffer::Filled;
@@ -6,20 +7,20 @@ use crate::engine::Wait;
 use crate::error::Result;
 use crate::plan::Extent;
 
-/// Takes leases and completes nothing.
+/// Sink that takes leases and completes no tensor.
 #[derive(Debug, Default)]
 pub struct DiscardSink {
-    /// Windows that are kept to the end instead of being used again.
+    /// Windows kept to the end instead of being reused.
     kept: Option<Vec<Filled>>,
 }
 
 impl DiscardSink {
-    /// Gives every window back at once.
+    /// Creates a sink that returns every window at once.
     pub fn recycling() -> Self {
         Self::default()
     }
 
-    /// Keeps every window, so that all bytes end up in memory of their own.
+    /// Creates a sink that keeps every window, so that all bytes end up in memory of their own.
     pub fn keeping() -> Self {
         Self {
             kept: Some(Vec::new()),

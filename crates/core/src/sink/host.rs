@@ -1,7 +1,8 @@
-//! Tensors in host memory, in place: the engine has read straight into the memory that the tensor will own.
+//! Tensors in host memory, in place: the engine has read straight into the memory that the tensor
+//! will own.
 //!
-//! Nothing is copied. All that is left to do is to count: a tensor is complete when its last piece has arrived, on whichever
-//! lane that was.
+//! Nothing is copied; the sink only counts. A tensor is complete when its last piece has arrived,
+//! on any lane.
 
 #![expect(
     unsafe_code,
@@ -18,7 +19,7 @@ use crate::error::Result;
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
-/// Completes tensors of one load on one lane; clones share the count.
+/// Sink that completes host tensors of one load on one lane; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct HostSink {
     shared: Arc<Shared>,
@@ -29,13 +30,13 @@ pub struct HostSink {
 struct Shared {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
-    /// Pieces that have not arrived, by tensor.
+    /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copied_bytes: AtomicU64,
 }
 
 impl HostSink {
-    /// A sink for `plan`, which was made of `tensors` in this order.
+    /// Creates a sink for `plan`, which was made of `tensors` in this order.
     pub fn new(plan: Arc<Plan>, tensors: Arc<[TensorInfo]>) -> Self {
         let missing = plan
             .targets
@@ -54,7 +55,8 @@ impl HostSink {
         }
     }
 
-    /// Bytes that this load copied in memory: 0 unless a file holds tensors at offsets that no address can be congruent to.
+    /// Number of bytes that this load copied in memory: 0 unless a file holds tensors at offsets
+    /// that no address can be congruent to.
     pub fn copied_bytes(&self) -> u64 {
         self.shared.copied_bytes.load(Ordering::Relaxed)
     }
@@ -75,10 +77,11 @@ impl Sink for HostSink {
             filled.bytes().len() >= extent.needed,
             "engines fill whole extents"
         );
-        // The window's last owner lets go before its tensors may be read.
+        // The window's last owner must be gone before its tensors may be read.
         drop(filled);
         for piece in &shared.plan.pieces[extent.pieces.clone()] {
-            // Acquire and release: the lane that brings the last piece sees what the others' reads have written.
+            // Acquire and release: the lane that completes the tensor sees the bytes that other
+            // lanes have read.
             if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
                 continue;
             }
@@ -90,7 +93,7 @@ impl Sink for HostSink {
                 let pieces = shared.plan.pieces_in_place(at);
                 // SAFETY: as below, and the plan puts such a tensor alone into its region.
                 let (bytes, copied) = unsafe { RegionBytes::join(Arc::clone(&region), pieces) };
-                // What goes wrong in a plan must not become a tensor.
+                // An error in a plan must not become a tensor.
                 assert_eq!(bytes.as_slice().len(), len, "all pieces of a slice");
                 shared
                     .copied_bytes
@@ -99,12 +102,12 @@ impl Sink for HostSink {
                     .push((piece.tensor, Tensor::new(info, TensorBytes::Host(bytes))));
                 continue;
             }
-            // SAFETY: every piece of the tensor has arrived: its windows were filled as far as needed and their leases were
-            // dropped before the count went down.
+            // SAFETY: every piece of the tensor has arrived: its windows were filled as far as
+            // needed and their leases were dropped before the count went down.
             let mut bytes = unsafe { RegionBytes::new(Arc::clone(&region), offset, len) };
             if target.realign {
-                // SAFETY: the plan puts such a tensor alone into its region, all of whose leases are gone: each brought a
-                // piece of this tensor.
+                // SAFETY: the plan puts such a tensor alone into its region, all of whose leases
+                // are gone: each brought a piece of this tensor.
                 let copied = unsafe { bytes.align_down(info.dtype().alignment()) };
                 shared
                     .copied_bytes

@@ -1,6 +1,8 @@
-//! Sinks take filled leases and complete tensors: the seam between the pipeline and where tensors live.
+//! Sinks take filled leases and complete tensors: the interface between the pipeline and tensor
+//! memory.
 //!
-//! A sink knows tensors and memory, not files. It owns what it was given until the bytes have left it.
+//! A sink knows tensors and memory, not files. It owns each lease until the bytes have been copied
+//! out.
 
 mod cuda;
 mod discard;
@@ -22,22 +24,23 @@ use crate::engine::Wait;
 use crate::error::Result;
 use crate::plan::Extent;
 
-/// Takes filled leases and turns them into tensors somewhere.
+/// Takes filled leases and turns them into tensors in some memory.
 pub trait Sink {
-    /// What it completes.
+    /// Output of the sink.
     type Tensor;
 
-    /// Leases that it still holds.
+    /// Number of leases that the sink still holds.
     fn in_flight(&self) -> usize;
 
-    /// Takes an extent's bytes. Never blocks; the sink owns the lease until its bytes have left it.
+    /// Takes an extent's bytes. Never blocks; the sink owns the lease until its bytes have been
+    /// copied out.
     ///
     /// # Errors
     ///
     /// The extent's bytes cannot be taken; the load is over.
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()>;
 
-    /// Lets go of leases whose bytes have left, and moves finished tensors into `ready`.
+    /// Releases leases whose bytes have been copied out, and moves finished tensors into `ready`.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! The sink of a load to several destinations: gives each extent to the sink of its own.
+//! Sink of a load to several destinations: passes each extent to its destination's sink.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,18 @@ use crate::error::Result;
 use crate::plan::{Extent, Plan};
 use crate::tensor::Tensor;
 
-/// How long a lane with copies to several devices, and nothing to read, sleeps between two looks at them: a copy of 1 MiB takes half as
-/// long on a GPU of 2026.
+/// Interval at which a lane polls several devices when it has nothing to read: a copy of 1 MiB
+/// takes half as long on a GPU of 2026.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-/// Sinks by destination of a plan.
+/// Sinks, by destination of a plan.
 pub struct RouteSink {
     plan: Arc<Plan>,
     sinks: Vec<Box<dyn Sink<Tensor = (usize, Tensor)>>>,
 }
 
 impl RouteSink {
-    /// One sink for each destination of `plan`, in order.
+    /// Creates a sink from one sink for each destination of `plan`, in order.
     pub fn new(plan: Arc<Plan>, sinks: Vec<Box<dyn Sink<Tensor = (usize, Tensor)>>>) -> Self {
         Self { plan, sinks }
     }
@@ -56,7 +56,7 @@ impl Sink for RouteSink {
             let mut busy = self.sinks.iter_mut().filter(|sink| sink.in_flight() > 0);
             match (busy.next(), busy.next()) {
                 (Some(only), None) => return only.reap(Wait::ForOne, ready),
-                // No event stands for all of them, and one may wait for what another one brings.
+                // No event covers several devices, and one may wait for data from another.
                 _ => std::thread::sleep(LOOK_AGAIN),
             }
         }

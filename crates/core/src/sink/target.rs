@@ -1,4 +1,4 @@
-//! Tensors in host memory of the caller's: filled slots are copied there by the lane itself.
+//! Tensors in host memory of the caller: the lane copies filled slots there itself.
 
 #![expect(
     unsafe_code,
@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
-/// Fills memory of the caller's on one lane of a load; clones share the count.
+/// Sink that fills the caller's memory on one lane of a load; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct TargetSink {
     shared: Arc<Shared>,
@@ -28,14 +28,14 @@ struct Shared {
     tensors: Arc<[TensorInfo]>,
     targets: Arc<[Option<Target>]>,
     gate: Arc<Gate>,
-    /// Pieces that have not arrived, by tensor.
+    /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copied_bytes: AtomicU64,
 }
 
 impl TargetSink {
-    /// A sink for `plan`, which was made of `tensors` in this order, into `targets`, one for each tensor that it gets, as long as
-    /// `gate` is open.
+    /// Creates a sink for `plan`, which was made of `tensors` in this order, into `targets`, one
+    /// for each tensor of this sink, as long as `gate` is open.
     pub fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
@@ -59,7 +59,7 @@ impl TargetSink {
         }
     }
 
-    /// Bytes that were copied so far.
+    /// Number of bytes copied so far.
     pub fn copied_bytes(&self) -> u64 {
         self.shared.copied_bytes.load(Ordering::Relaxed)
     }
@@ -75,7 +75,7 @@ impl Sink for TargetSink {
     fn submit(&mut self, extent: &Extent, filled: Filled) -> Result<()> {
         let shared = &*self.shared;
         let Some(_inside) = shared.gate.enter() else {
-            // The load is over, and the memory the caller's again.
+            // The load is over, and the memory is the caller's again.
             return Ok(());
         };
         for piece in &shared.plan.pieces[extent.pieces.clone()] {
@@ -84,12 +84,14 @@ impl Sink for TargetSink {
                 .expect("tensors of this destination have targets");
             let bytes = &filled.bytes()[piece.extent_offset..piece.extent_offset + piece.len];
             let offset = usize::try_from(piece.tensor_offset).expect("inside the target's memory");
-            // SAFETY: the plan has each byte of a tensor in one piece, and each extent is submitted once.
+            // SAFETY: the plan has each byte of a tensor in one piece, and each extent is submitted
+            // once.
             unsafe { target.write(offset, bytes) };
             shared
                 .copied_bytes
                 .fetch_add(piece.len as u64, Ordering::Relaxed);
-            // Acquire and release: the lane that brings the last piece sees what the others have written.
+            // Acquire and release: the lane that completes the tensor sees the bytes that other
+            // lanes have written.
             if shared.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) == 1 {
                 let info = shared.tensors[piece.tensor].clone();
                 let bytes = TensorBytes::Target(target.clone());

@@ -157,14 +157,14 @@ const TABLE: [Wanted; 21] = [
     wanted(
         "cuMemGetInfo_v2:999:1:1",
         ErrorKind::Device,
-        "cannot ask for free memory",
+        "cannot query the free memory",
         LOOK,
         "UNKNOWN",
     ),
     wanted(
         "cuDeviceGetCount:999:1:1",
         ErrorKind::Device,
-        "for its devices",
+        "query the devices",
         LOOK,
         "UNKNOWN",
     ),

@@ -111,7 +111,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a ring fails while its engine is dropped",
         "memory of its reads is kept and counted (`parked_bytes`)",
-        "crates/core/src/engine/uring/mod.rs::a_ring_that_fails_while_the_engine_is_dropped_frees_no_memory_in_flight",
+        "crates/core/src/engine/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
     ),
     (
         "the last check of a load panics",

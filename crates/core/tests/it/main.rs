@@ -9,6 +9,7 @@ mod faults;
 mod files;
 mod fuzz;
 mod hostile;
+mod language;
 mod links;
 mod load;
 mod memory;

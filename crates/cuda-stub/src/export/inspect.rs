@@ -1,4 +1,4 @@
-//! What tests use beside the driver's own functions. `Stub` in `harness.rs` has the same with Rust's types.
+//! Functions for tests, beside the driver's own. `Stub` in `harness.rs` has them with Rust's types.
 
 use std::ffi::{c_char, c_int};
 

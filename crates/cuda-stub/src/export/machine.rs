@@ -1,4 +1,4 @@
-//! The driver itself, devices, primary contexts and the current context.
+//! Functions of the driver itself, devices, primary contexts and the current context.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
@@ -147,7 +147,7 @@ super::driver_functions! {
 
     Context fn cuCtxGetDevice(device: Out<c_int>) |_, here| device.put(here);
 
-    // One priority: "0 to 0" says that there are none to choose from.
+    // One priority: "0 to 0" means that there is no choice.
     Context fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) |_, _| {
         least.put_if_wanted(0);
         greatest.put_if_wanted(0);
@@ -159,10 +159,11 @@ super::driver_functions! {
 
 const PCI_BUS_ID: u32 = 33;
 
-/// Device attributes by their number in `cuda.h`. Those not listed are 0: what this stand-in does not have.
+/// Returns a device attribute by its number in `cuda.h`. Attributes not listed are 0: features that
+/// the stub lacks.
 fn attribute(what: u32, device: i32) -> i32 {
     match what {
-        // Sizes of kernels, which some libraries ask for: of a Hopper device.
+        // Limits of kernel sizes, which some libraries query: those of a Hopper device.
         1 => 1024,
         10 => 32,
         16 => 132,
@@ -173,22 +174,24 @@ fn attribute(what: u32, device: i32) -> i32 {
         PCI_BUS_ID => device + 1,
         // COMPUTE_CAPABILITY_MAJOR; the minor one, 76, is 0.
         75 => 9,
-        // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED, READ_ONLY_HOST_REGISTER_SUPPORTED and
-        // MEMORY_POOLS_SUPPORTED.
+        // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, HOST_REGISTER_SUPPORTED,
+        // READ_ONLY_HOST_REGISTER_SUPPORTED and MEMORY_POOLS_SUPPORTED.
         91 | 99 | 113 | 115 => 1,
-        // Among them INTEGRATED (18), PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID (134).
+        // Among them INTEGRATED (18), PCI_DEVICE_ID (34), PCI_DOMAIN_ID (50) and HOST_NUMA_ID
+        // (134).
         _ => 0,
     }
 }
 
-/// A device's UUID: that of no real one, and the same in all processes.
+/// Returns a device's UUID, unlike that of any real device and the same in all processes.
 fn name_of(device: i32) -> [u8; 16] {
     let mut bytes = *b"tload-cuda-stub\0";
     bytes[15] = device.to_le_bytes()[0];
     bytes
 }
 
-/// An exported function by its name in `cuda.h` with or without a suffix, and how the search went.
+/// Looks up an exported function by its name in `cuda.h`, with or without a suffix, and returns its
+/// address and the status of the search.
 fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uint) {
     const FOUND: c_uint = 0;
     const SYMBOL_NOT_FOUND: c_uint = 1;
@@ -216,7 +219,8 @@ fn look_up(driver: &Driver, symbol: &str, version: c_int) -> (*mut c_void, c_uin
     }
 }
 
-/// The version of CUDA that brought a function, where that is later than what this crate's callers require.
+/// Returns the CUDA version that introduced a function, if it is later than the version that this
+/// crate's callers require.
 fn since(symbol: &str) -> i32 {
     match symbol {
         "cuCtxRecordEvent" => 12_050,

@@ -1,4 +1,4 @@
-//! Device memory, pools, pinned host memory and what a pointer is.
+//! Functions of device memory, pools, pinned host memory and pointer attributes.
 
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -9,7 +9,7 @@ use crate::memory::{self, Origin};
 use crate::pool::{Pool, Value};
 use crate::status::{INVALID_VALUE, Outcome};
 
-/// The beginning of `CUmemPoolProps`, the same in all versions; `max` came with 12.2 where there were zeros.
+/// Start of `CUmemPoolProps`, the same in all versions; `max` came with 12.2 in place of zeros.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(crate) struct PoolProperties {
@@ -117,7 +117,8 @@ super::driver_functions! {
     };
 }
 
-/// What the driver knows of an address: nothing of ordinary host memory, for which it returns `INVALID_VALUE`.
+/// Stores an attribute of an address. Ordinary host memory is unknown to the driver:
+/// `INVALID_VALUE`.
 fn pointer_attribute(
     driver: &mut Driver,
     value: Out<c_void>,
@@ -139,10 +140,10 @@ fn pointer_attribute(
         1 => value.of().put(driver.known(ordinal).context),
         // MEMORY_TYPE
         2 => value.of().put(kind),
-        // DEVICE_POINTER, and HOST_POINTER, which device memory has not.
+        // DEVICE_POINTER, and HOST_POINTER, which device memory does not have.
         3 => value.of().put(address),
         4 if kind == HOST => value.of().put(address),
-        // BUFFER_ID: of pinned memory its start is as good.
+        // BUFFER_ID: for pinned memory its start serves as one.
         7 => {
             let start = u64::try_from(start).expect("addresses have 64 bits");
             let serial = of_device.map_or(start, |memory| memory.serial);

@@ -1,7 +1,9 @@
-//! The C functions that others see: names and types as in NVIDIA's `cuda.h`, and how values cross.
+//! Exported C functions, with names and types as in NVIDIA's `cuda.h`, and the conversion of their
+//! values.
 //!
-//! All unsafe code of the exports is here: the types of arguments that are read or written through, and the macro that makes a
-//! function. Its files say for each function what it needs and what it calls.
+//! All unsafe code of the exports is here: the types of arguments that are read or written through,
+//! and the macro that defines a function. The files below state for each function its precondition
+//! and the code it calls.
 
 #![expect(
     unsafe_code,
@@ -17,21 +19,21 @@ use std::ffi::{CStr, c_char, c_void};
 
 use crate::status::{INVALID_VALUE, Outcome};
 
-/// Where a function puts a result. Null or writable, says its caller.
+/// Output argument of a function. The caller promises that it is null or writable.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(crate) struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// `INVALID_VALUE` for null.
+    /// Writes the value. `INVALID_VALUE` for null.
     fn put(self, value: T) -> Outcome {
         self.check()?;
-        // SAFETY: not null, and a C caller has said that such a value may be written here.
+        // SAFETY: not null, and the C caller promises that such a value may be written here.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
 
-    /// The same before something is done that would have to be undone.
+    /// Checks for null before work that would otherwise have to be undone.
     fn check(&self) -> Outcome {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
@@ -39,15 +41,16 @@ impl<T> Out<T> {
         Ok(())
     }
 
-    /// Writes where the caller wants to know.
+    /// Writes the value unless the pointer is null.
     fn put_if_wanted(self, value: T) {
-        // Null is how a caller says that it does not.
+        // A null pointer means that the caller does not want the value.
         let _ = self.put(value);
     }
 }
 
 impl<T: Copy> Out<T> {
-    /// What is there before, where a function takes and gives. `INVALID_VALUE` for null.
+    /// Returns the present value of an argument that is both read and written. `INVALID_VALUE` for
+    /// null.
     fn get(&self) -> Outcome<T> {
         In(self.0.cast_const()).get()
     }
@@ -60,7 +63,7 @@ impl Out<c_void> {
 }
 
 impl Out<c_char> {
-    /// A text with a zero byte at its end, cut to `len` bytes.
+    /// Writes a text with a zero byte at its end, cut to `len` bytes.
     fn put_text(self, text: &str, len: usize) -> Outcome {
         let room = len.checked_sub(1).ok_or(INVALID_VALUE)?;
         let bytes = &text.as_bytes()[..text.len().min(room)];
@@ -71,18 +74,19 @@ impl Out<c_char> {
     }
 }
 
-/// A value or a text that a function reads. Null or readable, says its caller.
+/// Input argument of a function, a value or a text. The caller promises that it is null or
+/// readable.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// `INVALID_VALUE` for null.
+    /// Reads the value. `INVALID_VALUE` for null.
     fn get(self) -> Outcome<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: not null, and a C caller has said that such a value is here.
+        // SAFETY: not null, and the C caller promises that such a value is here.
         Ok(unsafe { self.0.read_unaligned() })
     }
 }
@@ -90,13 +94,15 @@ impl<T: Copy> In<T> {
 impl In<c_char> {
     fn text(&self) -> Outcome<&str> {
         self.get()?;
-        // SAFETY: not null, and a C caller has said that a text with a zero byte at its end is here, which stays for this call.
+        // SAFETY: not null, and the C caller promises a text with a zero byte at its end that stays
+        // valid for this call.
         let text = unsafe { CStr::from_ptr(self.0) };
         text.to_str().map_err(|_| INVALID_VALUE)
     }
 }
 
-/// Functions of the driver: what each needs, its C declaration, and a closure over the locked driver and the current device.
+/// Defines functions of the driver: the precondition of each, its C declaration, and a closure over
+/// the locked driver and the current device.
 macro_rules! driver_functions {
     ($(
         $need:ident fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:expr;
@@ -108,7 +114,8 @@ macro_rules! driver_functions {
             }
         )*
 
-        /// Where the function of this exact name is; null where it is not in this file.
+        /// Returns the address of the function with this exact name, or null if it is not in this
+        /// file.
         pub(super) fn address(name: &str) -> *mut std::ffi::c_void {
             match name {
                 $(stringify!($name) => ($name as *const ()).cast_mut().cast(),)*
@@ -119,7 +126,8 @@ macro_rules! driver_functions {
 }
 use driver_functions;
 
-/// The inspecting functions, which work at any time. In a child of fork they return -1 and do nothing.
+/// Defines the inspection functions, which work at any time. In a forked child they return -1 and
+/// do nothing.
 macro_rules! inspecting_functions {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => {
         $(
@@ -135,7 +143,7 @@ macro_rules! inspecting_functions {
 }
 use inspecting_functions;
 
-/// The exported function with this exact name, or null.
+/// Returns the exported function with this exact name, or null.
 fn address(name: &str) -> *mut c_void {
     let found = [
         machine::address(name),

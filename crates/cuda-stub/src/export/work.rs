@@ -1,4 +1,4 @@
-//! Copies, fills, streams and events.
+//! Functions of copies, fills, streams and events.
 
 use std::ffi::{c_int, c_uint};
 
@@ -8,7 +8,7 @@ use crate::event;
 use crate::status::INVALID_VALUE;
 use crate::stream::{self, Kind};
 
-/// The stream of functions that take none.
+/// Stream of functions without a stream argument.
 const DEFAULT: u64 = 0;
 
 super::driver_functions! {
@@ -37,7 +37,8 @@ super::driver_functions! {
         copy::submit(driver, sides, len, DEFAULT, here, Return::WhenDone)
     };
 
-    // Without the host, so that it need not wait for it: "no host-side synchronization is performed".
+    // Without the host, so that the copy need not wait for it: "no host-side synchronization is
+    // performed".
     Context fn cuMemcpyDtoD_v2(to: usize, from: usize, len: usize) |driver, here| {
         let sides = (Side::Device(from), Side::Device(to));
         copy::submit(driver, sides, len, DEFAULT, here, Return::AtOnce)
@@ -116,7 +117,7 @@ super::driver_functions! {
     };
 }
 
-/// Whether a stream with these flags takes its turn with the legacy default stream.
+/// Returns whether a stream with these flags is ordered with the legacy default stream.
 fn is_blocking(flags: u32) -> Result<bool, u32> {
     match flags {
         0 => Ok(true),

@@ -1,4 +1,5 @@
-//! The stub's C functions with Rust's types, for these tests: each call goes through the address that the loader gives.
+//! The stub's C functions with Rust's types, for these tests: each call goes through the address
+//! that the loader gives.
 
 #![expect(unsafe_code, reason = "calls C functions by address")]
 #![expect(clippy::unwrap_used, reason = "all of this is for tests")]
@@ -20,12 +21,13 @@ pub(crate) const ILLEGAL_ADDRESS: u32 = 700;
 pub(crate) const CONTEXT_IS_DESTROYED: u32 = 709;
 pub(crate) const LAUNCH_FAILED: u32 = 719;
 
-/// So long that a test only ends when it sets the delay back.
+/// Delay that outlasts every test, unless the test resets it.
 pub(crate) const FOR_EVER: &str = "3600000000";
 
 pub(crate) type Result<T = ()> = std::result::Result<T, u32>;
 
-/// The driver and a context of device 0, bound to this thread. Faults and counters are of the process: one test at a time.
+/// The driver and a context of device 0, bound to this thread. Faults and counters are per process:
+/// one test at a time.
 pub(crate) struct Session {
     pub(crate) stub: &'static Stub,
     pub(crate) context: u64,
@@ -54,7 +56,7 @@ impl Session {
         self.stub.count("violations")
     }
 
-    /// Ends the test: everything goes with the context.
+    /// Ends the test: the context is destroyed with all that is in it.
     fn end(&self) {
         self.stub.reset();
         // Some tests have released or unbound it themselves.
@@ -73,18 +75,18 @@ fn status(status: u32) -> Result {
     if status == 0 { Ok(()) } else { Err(status) }
 }
 
-/// An argument as the register that carries it.
+/// Argument as the register that carries it.
 fn call(name: &str, arguments: [usize; 5]) -> Result {
     type Function = extern "C" fn(usize, usize, usize, usize, usize) -> u32;
     let address = Stub::load().symbol(name).expect(name);
-    // SAFETY: a function of the driver. All its arguments are integers and pointers, which one calling convention passes in
-    // registers of their own, so that further ones do no harm.
+    // SAFETY: a function of the driver. All its arguments are integers and pointers, which one
+    // calling convention passes in registers of their own, so that further ones do no harm.
     let function = unsafe { std::mem::transmute::<*mut c_void, Function>(address.as_ptr()) };
     let [first, second, third, fourth, fifth] = arguments;
     status(function(first, second, third, fourth, fifth))
 }
 
-/// The same for a function that puts its result where its first argument points.
+/// Calls a function that stores its result at its first argument.
 fn get<T: Default>(name: &str, arguments: [usize; 4]) -> Result<T> {
     let mut result = T::default();
     let out = (&raw mut result).expose_provenance();
@@ -146,7 +148,7 @@ pub(crate) fn error_name(of: u32) -> Result<String> {
     Ok(text.to_str().unwrap().to_owned())
 }
 
-/// The address and the status of the search.
+/// Returns the address and the status of the search.
 pub(crate) fn proc_address(symbol: &str, version: usize) -> Result<(usize, u32)> {
     let symbol = CString::new(symbol).unwrap();
     let (mut address, mut found) = (0_usize, 9_u32);
@@ -185,7 +187,7 @@ pub(crate) fn context_synchronize() -> Result {
     call("cuCtxSynchronize", [0; 5])
 }
 
-/// Free and total bytes.
+/// Returns free and total bytes.
 pub(crate) fn memory() -> Result<(usize, usize)> {
     let mut total = 0_usize;
     let out = (&raw mut total).expose_provenance();
@@ -221,7 +223,8 @@ pub(crate) fn default_pool(of: i32) -> Result<u64> {
 }
 
 pub(crate) fn pool_create(of: i32) -> Result<u64> {
-    // allocType, handleTypes, location.type and location.id, then pointer, limit and reserved bytes.
+    // allocType, handleTypes, location.type and location.id, then pointer, limit and reserved
+    // bytes.
     let mut properties = [0_u32; 22];
     (properties[0], properties[2], properties[3]) = (1, 1, of.cast_unsigned());
     let start = properties.as_ptr().expose_provenance();
@@ -366,17 +369,18 @@ impl Buffer {
     }
 
     pub(crate) fn fill(&self, byte: u8) {
-        // SAFETY: the memory is this buffer's, in cells. The stub's workers may read it meanwhile, as a device would.
+        // SAFETY: the memory is this buffer's, in cells. The stub's workers may read it meanwhile,
+        // as a device would.
         unsafe { std::ptr::write_bytes(self.pointer(), byte, self.0.len()) };
     }
 
     pub(crate) fn bytes(&self) -> Vec<u8> {
-        // SAFETY: all of the buffer; tests look when copies into it have run.
+        // SAFETY: all of the buffer; tests read it when copies into it have run.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.0.len()) }.to_vec()
     }
 }
 
-/// What device memory holds, by a copy that waits.
+/// Returns the contents of device memory, by a copy that waits.
 pub(crate) fn read(from: usize, len: usize) -> Vec<u8> {
     let buffer = Buffer::new(len, 0);
     dtoh(buffer.start(), from, len).unwrap();

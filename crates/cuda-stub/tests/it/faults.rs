@@ -1,9 +1,9 @@
-//! Faults on demand, and what a child of fork sees.
+//! Injected faults, and the driver in a forked child.
 
 use crate::driver::*;
 
 #[test]
-fn a_function_fails_when_it_was_told_to() {
+fn injected_fault_fails_function() {
     let session = session();
     session
         .stub
@@ -21,7 +21,7 @@ fn a_function_fails_when_it_was_told_to() {
 }
 
 #[test]
-fn a_copy_fails_while_it_runs_and_the_context_is_lost() {
+fn failing_copy_loses_context() {
     let session = session();
     let stream = stream(1).unwrap();
     let (memory, buffer) = (alloc(10).unwrap(), Buffer::new(10, 4));
@@ -35,14 +35,14 @@ fn a_copy_fails_while_it_runs_and_the_context_is_lost() {
     session.stub.set("copy_delay_us", "0");
     assert_eq!(stream_synchronize(stream), Err(LAUNCH_FAILED));
     assert_eq!(memset_async(memory, 1, 10, stream), Err(LAUNCH_FAILED));
-    // What is let go is gone, and is no violation: there is no way to wait any more.
+    // Memory is freed all the same, without a violation: nothing can be waited for any more.
     assert_eq!(unregister(buffer.start()), Err(LAUNCH_FAILED));
     assert_eq!(free(memory), Err(LAUNCH_FAILED));
     assert_eq!(session.stub.live("registrations"), 0);
     assert_eq!(session.stub.live("allocations"), 0);
     assert_eq!(session.violations(), 0);
     release(0).unwrap();
-    // A context that is made anew is not lost.
+    // A context that is created anew is not lost.
     retain(0).unwrap();
     assert!(alloc(10).is_ok());
 }
@@ -57,7 +57,7 @@ fn nonsense_is_refused() {
 }
 
 #[test]
-fn a_child_of_fork_has_no_driver() {
+fn forked_child_gets_not_initialized() {
     let _session = session();
     assert_eq!(child::status(), i32::try_from(NOT_INITIALIZED).unwrap());
 }
@@ -65,9 +65,11 @@ fn a_child_of_fork_has_no_driver() {
 mod child {
     #![expect(unsafe_code, reason = "forks")]
 
-    /// What a child gets from the driver, as its exit status; 99 when two functions differ.
+    /// Returns the driver's status in a forked child, as its exit status; 99 when two functions
+    /// differ.
     pub(crate) fn status() -> i32 {
-        // SAFETY: the child calls two functions that take no lock there, allocates nothing of its own, and exits.
+        // SAFETY: the child calls two functions that take no lock there, allocates nothing of its
+        // own, and exits.
         let child = unsafe { libc::fork() };
         if child == 0 {
             let status = (super::init(), super::set_current(0));

@@ -1,4 +1,4 @@
-//! Devices, contexts, versions, symbols, and how the library is found.
+//! Devices, contexts, versions, symbols, and the name of the library.
 
 use std::ptr::NonNull;
 
@@ -6,7 +6,7 @@ use crate::driver::*;
 use tload_cuda_stub::{Stub, folder, library};
 
 #[test]
-fn nothing_works_without_a_context() {
+fn calls_without_context_fail() {
     let session = session();
     set_current(0).unwrap();
     assert_eq!(current(), Ok(0));
@@ -64,7 +64,7 @@ fn a_released_context_is_destroyed_and_everything_in_it_abandoned() {
 }
 
 #[test]
-fn there_are_as_many_devices_as_were_asked_for() {
+fn device_count_follows_setting() {
     let session = session();
     assert_eq!((device_count(), device(1)), (Ok(2), Ok(1)));
     assert_eq!(
@@ -119,7 +119,7 @@ fn versions_symbols_and_names() {
 }
 
 #[test]
-fn the_library_of_the_toolkit_can_be_played() {
+fn stub_library_setting_fails_init() {
     let session = session();
     session.stub.set("stub_library", "1");
     assert_eq!(init(), Err(34));

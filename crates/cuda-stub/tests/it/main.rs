@@ -1,4 +1,5 @@
-//! The stub's tests: they drive the opened library through its C functions, as a user of the driver would.
+//! The stub's tests: they drive the opened library through its C functions, as a user of the driver
+//! would.
 //!
 //! One process, so one test at a time: `driver::session` sees to it.
 

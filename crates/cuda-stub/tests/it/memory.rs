@@ -1,4 +1,4 @@
-//! Device memory, pools, pinned host memory: who has what, and how much is left.
+//! Device memory, pools and pinned host memory: ownership and free bytes.
 
 use crate::driver::*;
 
@@ -59,7 +59,7 @@ fn copies_outside_one_live_allocation_are_refused() {
 }
 
 #[test]
-fn registrations_do_not_overlap_and_end_where_they_began() {
+fn overlapping_or_inner_registration_refused() {
     let session = session();
     let buffer = Buffer::new(300, 1);
     let start = buffer.start();
@@ -122,7 +122,7 @@ fn host_memory_can_be_allocated() {
 }
 
 #[test]
-fn pointers_know_what_they_are() {
+fn pointer_attributes_report_memory_kind() {
     let session = session();
     let buffer = Buffer::new(10, 1);
     let memory = alloc(100).unwrap();
@@ -139,7 +139,7 @@ fn pointers_know_what_they_are() {
 }
 
 #[test]
-fn pools_keep_what_their_threshold_says() {
+fn pool_keeps_bytes_up_to_threshold() {
     let session = session();
     let stream = stream(1).unwrap();
     let pool = default_pool(0).unwrap();
@@ -180,24 +180,24 @@ fn pools_keep_what_their_threshold_says() {
 }
 
 #[test]
-fn pools_run_out_too() {
+fn pool_at_limit_returns_out_of_memory() {
     let session = session();
     session.stub.set("memory", "1000");
     let stream = stream(1).unwrap();
     let first = alloc_async(1000, stream).unwrap();
     assert_eq!(alloc_async(1, stream), Err(OUT_OF_MEMORY));
     free_async(first, stream).unwrap();
-    // The stream's order allows the same memory again, before any of this has run.
+    // The stream's order allows reusing the same memory before any of this has run.
     alloc_async(1000, stream).unwrap();
     assert_eq!(alloc(1), Err(OUT_OF_MEMORY));
-    // With the context goes what the pool holds.
+    // Destroying the context frees what the pool holds.
     release(0).unwrap();
     retain(0).unwrap();
     assert_eq!(memory(), Ok((1000, 1000)));
 }
 
 #[test]
-fn other_peoples_memory_can_play_a_devices() {
+fn adopted_memory_acts_as_device_memory() {
     let session = session();
     let (foreign, buffer) = (Buffer::new(100, 0), Buffer::new(100, 7));
     session.stub.adopt(foreign.pointer(), 100, 1);

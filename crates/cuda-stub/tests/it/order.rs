@@ -1,11 +1,11 @@
-//! What the stub is for: use of memory in an order that nobody gave is seen, and the same use in order is not.
+//! Detection of memory used without an order, and none for the same use in order.
 
 use crate::driver::*;
 
 const NON_BLOCKING: usize = 1;
 
 #[test]
-fn a_pinned_buffer_written_before_its_copy_has_run_is_seen() {
+fn pinned_buffer_overwritten_before_copy_is_violation() {
     let session = session();
     let (stream, done) = (stream(NON_BLOCKING).unwrap(), event(2).unwrap());
     let memory = alloc(1000).unwrap();
@@ -26,7 +26,7 @@ fn a_pinned_buffer_written_before_its_copy_has_run_is_seen() {
             .last_violation()
             .contains("written before its copy")
     );
-    // What is there when the copy runs is what arrives.
+    // The bytes at the time of the copy arrive.
     assert_eq!(read(memory, 1000), [2; 1000]);
 
     htod_async(memory, buffer.start(), 1000, stream).unwrap();
@@ -99,7 +99,7 @@ fn order_goes_through_third_streams() {
 }
 
 #[test]
-fn a_wait_takes_the_record_of_its_call() {
+fn stream_wait_uses_record_at_call() {
     let session = session();
     let (one, two) = (stream(NON_BLOCKING).unwrap(), stream(NON_BLOCKING).unwrap());
     let event = event(2).unwrap();
@@ -159,7 +159,7 @@ fn a_free_needs_an_order_after_all_uses() {
 }
 
 #[test]
-fn a_free_at_once_needs_a_wait_of_the_host() {
+fn immediate_free_without_host_wait_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let memory = alloc(10).unwrap();
@@ -169,7 +169,7 @@ fn a_free_at_once_needs_a_wait_of_the_host() {
     assert_eq!(session.violations(), 0, "{}", session.stub.last_violation());
     let memory = alloc(10).unwrap();
     memset_async(memory, 1, 10, stream).unwrap();
-    // Whether the context is lost by this depends on whether the fill has run.
+    // Whether this loses the context depends on whether the fill has run.
     let _ = free(memory);
     assert_eq!(session.violations(), 1);
     assert_eq!(session.stub.live("allocations"), 0);
@@ -188,7 +188,7 @@ fn memory_that_is_freed_before_its_copy_runs_loses_the_context() {
     assert_eq!(session.violations(), 1);
     session.stub.set("copy_delay_us", "0");
     assert_eq!(event_synchronize(done), Err(ILLEGAL_ADDRESS));
-    // Every later call says so, and what it lets go is gone all the same.
+    // Every later call fails with it, and still frees its argument.
     assert_eq!(alloc(10), Err(ILLEGAL_ADDRESS));
     assert_eq!(event_query(done), Err(ILLEGAL_ADDRESS));
     assert_eq!(event_destroy(done), Err(ILLEGAL_ADDRESS));
@@ -204,7 +204,7 @@ fn memory_that_is_freed_before_its_copy_runs_loses_the_context() {
 }
 
 #[test]
-fn pinned_memory_goes_when_its_copies_are_known_to_have_run() {
+fn unregister_before_copy_completes_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let buffer = Buffer::new(10, 1);
@@ -223,7 +223,7 @@ fn pinned_memory_goes_when_its_copies_are_known_to_have_run() {
     session.stub.set("copy_delay_us", "50000");
     copied();
     unregister(buffer.start()).unwrap();
-    // The driver has waited, so that its copy does not read what is gone.
+    // The driver has waited, so that its copy does not read freed memory.
     assert_eq!(session.stub.count("copied_bytes"), 30);
     assert_eq!(session.violations(), 1);
     assert!(
@@ -235,7 +235,7 @@ fn pinned_memory_goes_when_its_copies_are_known_to_have_run() {
 }
 
 #[test]
-fn adopted_memory_is_watched_as_the_drivers_own() {
+fn adopted_memory_misuse_is_violation() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let foreign = Buffer::new(10, 1);

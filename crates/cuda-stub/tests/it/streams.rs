@@ -1,4 +1,4 @@
-//! Streams and events: asynchronous, in order, and gone when they are let go.
+//! Streams and events: asynchronous, ordered, and removed when destroyed.
 
 use crate::driver::*;
 
@@ -107,7 +107,7 @@ fn a_second_record_replaces_the_first() {
 }
 
 #[test]
-fn what_is_queued_outlives_its_stream() {
+fn queued_work_runs_after_stream_destroyed() {
     let session = session();
     let stream = stream(NON_BLOCKING).unwrap();
     let (memory, buffer) = (alloc(10).unwrap(), Buffer::new(10, 4));
@@ -150,7 +150,7 @@ fn unknown_streams_and_events_are_refused() {
 }
 
 #[test]
-fn a_threads_default_stream_ends_with_it() {
+fn thread_default_stream_ends_with_thread() {
     let session = session();
     let context = session.context;
     let memory = alloc(10).unwrap();
@@ -165,7 +165,7 @@ fn a_threads_default_stream_ends_with_it() {
 }
 
 #[test]
-fn bandwidth_makes_copies_of_a_device_take_turns() {
+fn bandwidth_limit_serialises_device_copies() {
     let session = session();
     let streams = [(); 2].map(|()| stream(NON_BLOCKING).unwrap());
     let (memory, buffer) = (alloc(1000).unwrap(), Buffer::new(1000, 4));
@@ -183,7 +183,7 @@ fn bandwidth_makes_copies_of_a_device_take_turns() {
     }
     event_record(end, streams[1]).unwrap();
     event_synchronize(end).unwrap();
-    // Nothing is faster than that; how much slower it is, is the machine's affair.
+    // No copy is faster than that; how much slower it is depends on the machine.
     assert!(elapsed(start, end).unwrap() >= 79.0);
     let untimed = event(2).unwrap();
     event_record(untimed, 0).unwrap();

@@ -1,5 +1,5 @@
-//! What a plot shows, from the results: which setting the axis is, which cells make a line, which ceilings are one. Pure; where
-//! on the paper it goes is `draw`'s.
+//! Content of a plot: the setting on the axis, the cells of each line, and the shared ceilings.
+//! Pure; `draw` does the layout.
 
 use crate::bench::results::{CellResults, Results, Summary};
 use crate::bench::stats::Spread;
@@ -7,7 +7,7 @@ use crate::bench::table::{self, describe_checkpoint, describe_host, short_bytes}
 use crate::bench::{Configuration, Contender};
 use crate::output::quantity::{float, format_count};
 
-/// Ceilings of one panel that differ by no more are drawn as one.
+/// Ratio up to which the ceilings of one panel are drawn as one.
 const NEARLY_SAME: f64 = 1.05;
 
 pub(super) struct Chart {
@@ -18,18 +18,18 @@ pub(super) struct Chart {
 
 pub(super) enum Body {
     Sweep(Sweep),
-    /// Nothing was swept: a group of bars for each cell.
+    /// A group of bars for each cell, if no setting was swept.
     Bars(Vec<Group>),
 }
 
 pub(super) struct Sweep {
     pub(super) axis: &'static str,
-    /// Values that were asked for: their binary logarithms, and what they are called.
+    /// Binary logarithms and labels of the requested values.
     pub(super) ticks: Vec<(f64, String)>,
     pub(super) panels: Vec<Panel>,
 }
 
-/// The cells of one mode and state of the page cache, which has a ceiling of its own.
+/// Cells of one mode and state of the page cache, which share a ceiling.
 pub(super) struct Panel {
     pub(super) label: String,
     pub(super) series: Vec<Series>,
@@ -39,7 +39,7 @@ pub(super) struct Panel {
 /// Cells that differ in the swept setting only.
 pub(super) struct Series {
     pub(super) label: String,
-    /// Whether the core chose the swept setting: one point at the most.
+    /// True if the core chose the swept setting; there is at most one point then.
     pub(super) is_default: bool,
     pub(super) curves: Vec<Curve>,
 }
@@ -50,13 +50,13 @@ pub(super) struct Curve {
 }
 
 pub(super) struct Point {
-    /// Binary logarithm of the swept setting; `None` if nobody knows what the core chose.
+    /// Binary logarithm of the swept setting; `None` if the choice of the core is unknown.
     pub(super) at: Option<f64>,
     pub(super) rate: Spread,
     pub(super) hover: String,
 }
 
-/// A ceiling that is nearly the same in all of a panel.
+/// Ceiling that is nearly the same in a whole panel.
 pub(super) struct Level {
     pub(super) contender: Contender,
     pub(super) rate: f64,
@@ -73,7 +73,7 @@ pub(super) struct Bar {
     pub(super) hover: String,
 }
 
-/// What can be swept.
+/// Setting that can be swept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Setting {
     Depth,
@@ -112,7 +112,7 @@ impl Chart {
     }
 }
 
-/// The setting with the most values, if any has several.
+/// Returns the setting with the most values, if any has several.
 fn swept(results: &Results) -> Option<Setting> {
     let counts = SETTINGS.map(|setting| (values(results, setting).len(), setting));
     let mut best = None;
@@ -124,7 +124,7 @@ fn swept(results: &Results) -> Option<Setting> {
     best.map(|(_, setting)| setting)
 }
 
-/// What was asked for, ascending.
+/// Returns the requested values in ascending order.
 fn values(results: &Results, setting: Setting) -> Vec<u64> {
     let cells = results.cells.iter();
     let mut values: Vec<u64> = cells
@@ -145,7 +145,7 @@ impl Setting {
         }
     }
 
-    /// What the core chose.
+    /// Returns the value that the core chose.
     fn effective(self, cell: &CellResults) -> Option<u64> {
         let sample = cell.of(Contender::Tload).next_back()?;
         let report = sample.measurement.report.as_ref()?;
@@ -165,7 +165,7 @@ impl Setting {
         }
     }
 
-    /// On the axis, and of a series.
+    /// Returns the labels of a value on the axis and in a series.
     fn names(self, value: u64) -> (String, String) {
         match self {
             Self::Depth => (value.to_string(), format!("depth {value}")),
@@ -175,7 +175,7 @@ impl Setting {
     }
 }
 
-/// What cells are called: by what they do not share.
+/// Properties in which cells differ, for their labels.
 struct Names {
     with_mode: bool,
     with_cache: bool,
@@ -202,7 +202,7 @@ impl Names {
         }
     }
 
-    /// Mode and state of the page cache.
+    /// Returns the labels of mode and state of the page cache.
     fn of_panel(&self, cell: &CellResults) -> Vec<String> {
         let mut names = Vec::new();
         names.extend(self.with_mode.then(|| table::mode(cell)));
@@ -210,7 +210,7 @@ impl Names {
         names
     }
 
-    /// The engine, and settings other than `swept`.
+    /// Returns the labels of the engine and of settings other than `swept`.
     fn of_configuration(&self, cell: &CellResults, swept: Option<Setting>) -> Vec<String> {
         let mut names = Vec::new();
         names.extend(self.with_engine.then(|| engine(cell)));
@@ -223,7 +223,7 @@ impl Names {
     }
 }
 
-/// As asked for; and the one that was used, if that is another.
+/// Returns the requested engine, and the one that was used if it differs.
 fn engine(cell: &CellResults) -> String {
     let (asked, used) = (
         cell.cell.configuration.engine.to_string(),
@@ -255,7 +255,8 @@ fn sweep(results: &Results, setting: Setting, names: &Names) -> Sweep {
     }
 }
 
-/// Cells that were to be cold and were not are none of those that were.
+/// Returns whether two cells share a panel. Cells that were not cold, although requested, do not
+/// share one with those that were.
 fn is_one_panel(one: &CellResults, other: &CellResults) -> bool {
     one.cell.mode == other.cell.mode && table::cache(one) == table::cache(other)
 }
@@ -294,7 +295,7 @@ fn panel(cells: &[&CellResults], setting: Setting, names: &Names) -> Panel {
     }
 }
 
-/// The median of the contender's medians, if they are nearly the same.
+/// Returns the median of the contender's medians, if these are nearly the same.
 fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
     let medians = cells
         .iter()
@@ -326,7 +327,7 @@ fn start(cell: &CellResults, setting: Setting, names: &Names) -> Series {
     }
 }
 
-/// Whether cells of one panel differ in a value of the swept setting only.
+/// Returns whether two cells of one panel differ only in the value of the swept setting.
 fn is_one_series(one: &CellResults, other: &CellResults, swept: Setting) -> bool {
     let (a, b) = (&one.cell.configuration, &other.cell.configuration);
     let mut others = SETTINGS.iter().filter(|setting| **setting != swept);
@@ -350,7 +351,8 @@ fn point(cell: &CellResults, summary: &Summary, setting: Setting) -> Point {
     }
 }
 
-/// The reads, too: memory and the sizes of tensors may have made less of them than was asked for.
+/// Returns the text under the pointer. It includes the reads, because memory and tensor sizes may
+/// have made them smaller than requested.
 fn hover(cell: &CellResults, name: &str, summary: &Summary) -> String {
     let rate = summary.bytes_per_second;
     let reads = match summary.contender {

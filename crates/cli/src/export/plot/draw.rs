@@ -1,4 +1,4 @@
-//! A chart on paper: where frames, axes, lines and points go. Knows nothing of results.
+//! Layout of a chart: frames, axes, lines and points. Does not know results.
 
 use super::chart::{Bar, Body, Chart, Curve, Group, Panel, Point, Sweep, contender};
 use super::marks::{Entry, FIRST, INK, PAPER, Style, pen};
@@ -12,26 +12,27 @@ const LEFT: f64 = 72.0;
 const TOP: f64 = 96.0;
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 400.0;
-/// Where there are several panels.
+/// Height of a panel if there are several.
 const PANEL_HEIGHT: f64 = 280.0;
-/// From one panel to the next: values of the axis below, names and unit above.
+/// Gap between panels, for the values of the axis and the labels of the next panel.
 const PANEL_GAP: f64 = 88.0;
 const BELOW: f64 = 64.0;
-/// So that three bars with their values above and three names below fit into a group.
+/// Width of a group: fits three bars with their values above and three names below.
 const GROUP_WIDTH: f64 = 128.0;
 const LEGEND_GAP: f64 = 24.0;
 const LEGEND_ROW: f64 = 20.0;
 const NAME_ROW: f64 = 16.0;
-/// A letter at the size of 12, generously.
+/// Width of a letter at size 12, rounded up.
 const LETTER: f64 = 7.0;
-/// Longer titles, which locations make, lose their middle. The second is set smaller.
+/// Length at which a title is shortened in the middle; locations can be long. The subtitle has a
+/// smaller font.
 const TITLE_LETTERS: usize = 88;
 const SUBTITLE_LETTERS: usize = 120;
-/// Series at one value stand side by side over no more than this, or whiskers would hide one another.
+/// Maximum width over which series at one value are spread, so that their whiskers do not overlap.
 const SPREAD_WIDTH: f64 = 24.0;
 
 impl Chart {
-    /// The picture.
+    /// Returns the SVG.
     pub(super) fn draw(&self) -> String {
         let (body, legend) = match &self.body {
             Body::Sweep(sweep) => (sweep.size(), sweep.legend()),
@@ -74,18 +75,18 @@ fn shorten(text: &str, most: usize) -> String {
     head.iter().chain(['…'].iter()).chain(tail).collect()
 }
 
-/// The axis of speeds, and the place between it and the end of the other.
+/// Axis of speeds, and the plot area next to it.
 struct Frame {
     top: f64,
     width: f64,
     height: f64,
-    /// GB/s from line to line, and at the top.
+    /// GB/s between grid lines; `most` is the speed at the top.
     step: f64,
     most: f64,
 }
 
 impl Frame {
-    /// Up to the fastest of `rates`, bytes per second, in about five round steps.
+    /// Returns a frame up to the fastest of `rates`, bytes per second, in about five round steps.
     fn new(top: f64, (width, height): (f64, f64), rates: impl Iterator<Item = f64>) -> Self {
         let fastest = rates.fold(0.0, f64::max) / 1e9;
         let fastest = if fastest > 0.0 { fastest } else { 1.0 };
@@ -99,7 +100,7 @@ impl Frame {
             width,
             height,
             step,
-            // What is as fast as the last step needs a little room above it.
+            // A speed close to the last step needs some space above it.
             most: ((fastest * 1.02) / step).ceil() * step,
         }
     }
@@ -149,7 +150,7 @@ impl Frame {
     }
 }
 
-/// A line without dashes that is no contender's.
+/// Returns the pen for a solid line that belongs to no contender.
 fn plain(class: &'static str, colour: &'static str) -> Pen {
     Pen {
         class,
@@ -173,7 +174,7 @@ impl Sweep {
         (WIDTH, height)
     }
 
-    /// Labels of series, each once: a series has one style in all panels.
+    /// Returns the labels of series without duplicates: a series has the same style in all panels.
     fn labels(&self) -> Vec<&str> {
         let mut labels = Vec::new();
         for series in self.panels.iter().flat_map(|panel| &panel.series) {
@@ -243,7 +244,8 @@ impl Panel {
         for level in &self.levels {
             let y = frame.y(level.rate);
             frame.across(svg, y, pen(level.contender, INK));
-            // One name above its line at the right, the other below its own at the left: lines may be near one another.
+            // One name is above its line at the right, the other below its line at the left,
+            // because the lines may be close to each other.
             let (at, anchor) = if level.contender == Contender::Ceiling {
                 ((LEFT + WIDTH, y - 5.0), Anchor::End)
             } else {
@@ -264,7 +266,7 @@ impl Panel {
             for curve in &series.curves {
                 let pen = pen(curve.contender, style.colour);
                 if series.is_default {
-                    // Whatever it is, it is to be compared with everything.
+                    // The defaults are compared with every value, so their line spans the panel.
                     for point in &curve.points {
                         frame.across(svg, frame.y(point.rate.median), pen);
                     }
@@ -292,7 +294,7 @@ fn polyline(svg: &mut Svg, pen: Pen, curve: &Curve, at: impl Fn(&Point) -> Optio
     }
 }
 
-/// The swept setting.
+/// Axis of the swept setting.
 struct Axis {
     first: f64,
     last: f64,
@@ -307,7 +309,7 @@ impl Axis {
         Self { first, last }
     }
 
-    /// With some paper left at both ends.
+    /// Returns the coordinate of `value`, with a margin at both ends.
     fn x(&self, value: f64) -> f64 {
         let share = (value - self.first) / (self.last - self.first).max(f64::EPSILON);
         LEFT + WIDTH * (0.05 + 0.9 * share)

@@ -1,19 +1,20 @@
-//! What tells lines and points apart: colours, shapes, dashes; and the legend that says so.
+//! Styles of lines and points (colours, shapes, dashes), and the legend.
 
 use super::chart::{Series, contender};
 use super::svg::{Anchor, At, Pen, Svg};
 use crate::bench::Contender;
 
-/// Okabe and Ito's colours, which people with any colour vision tell apart, without yellow, which white paper swallows.
+/// Okabe and Ito's colours, which are distinguishable with any colour vision, without yellow, which
+/// is hard to see on white.
 const COLOURS: [&str; 7] = [
     "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000",
 ];
 pub(super) const INK: &str = "#333";
 pub(super) const PAPER: &str = "#fff";
-/// Of a load that is alone.
+/// Colour of a load that is the only one.
 pub(super) const FIRST: &str = COLOURS[0];
 
-/// How a series is told from the others.
+/// Style of a series.
 #[derive(Clone, Copy)]
 pub(super) struct Style {
     pub(super) colour: &'static str,
@@ -30,7 +31,7 @@ enum Mark {
 
 impl Style {
     pub(super) fn of(index: usize, series: &Series) -> Self {
-        // As many as have no common divisor with colours: only after 21 series do both come again.
+        // 3 marks and 7 colours have no common divisor, so combinations repeat after 21 series.
         const MARKS: [Mark; 3] = [Mark::Disc, Mark::Square, Mark::Triangle];
         Self {
             colour: COLOURS[index % COLOURS.len()],
@@ -42,7 +43,7 @@ impl Style {
         }
     }
 
-    /// The mark of a point there.
+    /// Returns the path of the mark at a point.
     pub(super) fn path(self, x: f64, y: f64) -> String {
         let (x, y) = (At(x), At(y));
         match self.mark {
@@ -54,7 +55,7 @@ impl Style {
     }
 }
 
-/// Of a contender's lines and edges.
+/// Returns the pen for a contender's lines and edges.
 pub(super) fn pen(contender: Contender, colour: &'static str) -> Pen {
     let (class, dashes) = match contender {
         Contender::Tload => ("tload", ""),
@@ -68,7 +69,7 @@ pub(super) fn pen(contender: Contender, colour: &'static str) -> Pen {
     }
 }
 
-/// A line of the legend: of a series, which is a load's, or of a contender.
+/// Line of the legend, for a series of loads or for a contender.
 pub(super) struct Entry {
     pub(super) label: String,
     contender: Contender,

@@ -1,4 +1,5 @@
-//! A picture of the speeds, as SVG: `chart` what it shows, `draw` where that goes, `marks` what tells it apart, `svg` how it is written.
+//! Plot of the speeds as SVG: `chart` holds the content, `draw` the layout, `marks` the colours and
+//! symbols, `svg` the syntax.
 
 mod chart;
 mod draw;
@@ -16,15 +17,17 @@ use crate::bench::results::Results;
 pub(super) struct Plot;
 
 impl Plot {
-    /// For `path`, whose name says in which format.
+    /// Returns a plot for `path`, whose extension must be that of SVG.
     pub(super) fn of(path: &Path) -> Result<Self> {
         let extension = path.extension().unwrap_or_default();
         if extension.eq_ignore_ascii_case("svg") {
             return Ok(Self);
         }
-        let message = format!("--plot draws SVG, and {} is no .svg", path.display());
-        let hint =
-            "name the file .svg: browsers show it, and rsvg-convert or Inkscape make a .png of it";
+        let message = format!(
+            "--plot draws SVG, but {} does not end in .svg",
+            path.display()
+        );
+        let hint = "use a name with .svg: browsers show it, and rsvg-convert or Inkscape convert it to .png";
         Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
     }
 }

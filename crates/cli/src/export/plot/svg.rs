@@ -1,22 +1,24 @@
-//! SVG as text: the few elements that a plot is made of, with attributes and texts that cannot break out of their quotes.
+//! Writer of SVG: the few elements of a plot, with attributes and texts escaped.
 //!
-//! By hand, because it is so little. Of the libraries, plotters has had no release since 2024 and draws a dashed line as
-//! hundreds of short ones; others change with every month, or bring dozens of crates.
+//! Written by hand because it is small. Of the libraries, plotters has had no release since 2024
+//! and draws a dashed line as hundreds of short ones; others change every month, or bring dozens of
+//! crates.
 
 use std::fmt::{Display, Write};
 
-/// A coordinate. A tenth of a pixel is finer than any screen, and the file stays small.
+/// Coordinate, rounded to a tenth of a pixel: finer than any screen, and the file stays small.
 pub(super) struct At(pub(super) f64);
 
 impl Display for At {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // No negative zero, which would make files differ that look the same.
+        // Adding 0.0 turns negative zero into zero; otherwise files that look the same would
+        // differ.
         let tenths = (self.0 * 10.0).round() + 0.0;
         write!(f, "{}", tenths / 10.0)
     }
 }
 
-/// Which end of a text its place is.
+/// Alignment of a text at its coordinate.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -24,7 +26,7 @@ pub(super) enum Anchor {
     End,
 }
 
-/// How a line is drawn, and what it is for.
+/// Style and class of a line.
 #[derive(Clone, Copy)]
 pub(super) struct Pen {
     pub(super) class: &'static str,
@@ -38,7 +40,7 @@ pub(super) struct Svg {
 }
 
 impl Svg {
-    /// A white picture. Fonts are those of whoever looks at it.
+    /// Returns a white picture. Fonts are those of the viewer's system.
     pub(super) fn new(width: f64, height: f64) -> Self {
         let mut svg = Self {
             text: String::new(),
@@ -85,7 +87,7 @@ impl Svg {
         let _ = writeln!(self.text, ">{text}</text>");
     }
 
-    /// A line along `path`.
+    /// Draws a line along `path`.
     pub(super) fn line(&mut self, pen: Pen, path: &str) {
         self.tag("path", &[("class", &pen.class), ("d", &path)]);
         self.stroke(pen);
@@ -93,7 +95,7 @@ impl Svg {
         self.close("path", "");
     }
 
-    /// What `path` goes around, filled. `hover` shows under the pointer.
+    /// Fills the area inside `path`. `hover` is shown under the pointer.
     pub(super) fn area(
         &mut self,
         class: &'static str,
@@ -108,7 +110,7 @@ impl Svg {
         self.close("path", hover);
     }
 
-    /// A rectangle with an edge; likewise.
+    /// Draws a filled rectangle with an edge, and `hover` like [`area`](Self::area).
     pub(super) fn rectangle(
         &mut self,
         pen: Pen,
@@ -132,7 +134,7 @@ impl Svg {
         self.close("rect", hover);
     }
 
-    /// The file.
+    /// Returns the file.
     pub(super) fn finish(mut self) -> String {
         self.text.push_str("</svg>\n");
         self.text
@@ -167,7 +169,7 @@ impl Svg {
     }
 }
 
-/// Text for elements and attributes. What XML has no way to write, not even escaped, becomes U+FFFD.
+/// Escapes text for elements and attributes. Characters that XML cannot express become U+FFFD.
 fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -176,7 +178,8 @@ fn escape(text: &str) -> String {
             '<' => escaped.push_str("&lt;"),
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
-            // White space in attributes would become blanks, and a lone carriage return a line feed.
+            // XML parsers turn white space in attributes into spaces, and a carriage return into a
+            // line feed.
             '\t' | '\n' | '\r' => escaped.push(' '),
             '\0'..='\u{1f}' | '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
             other => escaped.push(other),
@@ -190,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_text_stays_text() {
+    fn svg_escapes_any_text() {
         let text = "a<b> & \"c\" ]]> 'd'\n\u{1b}[0m\0\u{ffff} é";
         let mut svg = Svg::new(10.0, 10.0);
         svg.text((1.0, 2.0), 12, Anchor::Start, text);
@@ -205,7 +208,7 @@ mod tests {
         let shown = "a<b> & \"c\" ]]> 'd' \u{fffd}[0m\u{fffd}\u{fffd} é";
         let texts: Vec<_> = document.descendants().filter_map(|it| it.text()).collect();
         let texts: Vec<_> = texts.into_iter().filter(|it| it.trim() != "").collect();
-        // Of an element and of the text in it.
+        // Two elements, each counted with the text in it.
         assert_eq!(texts, [shown; 4]);
         let class = document
             .descendants()

@@ -1,4 +1,5 @@
-//! Plots of benchmarks that never ran. `TLOAD_UPDATE_PLOT=1 cargo test -p tload-cli plot` accepts a change of `sweep.svg`.
+//! Tests of plots, with made-up results. `TLOAD_UPDATE_PLOT=1 cargo test -p tload-cli plot` accepts
+//! a change of `sweep.svg`.
 
 use std::path::PathBuf;
 
@@ -28,7 +29,8 @@ fn swept() -> Plan {
     plan
 }
 
-/// Three rounds, 10 MB/s apart, of loads that are faster from cell to cell. `ceiling` is that of a cell.
+/// Three rounds, 10 MB/s apart, of loads that are faster from cell to cell. `ceiling` is that of a
+/// cell.
 fn measured(plan: &Plan, ceiling: impl Fn(f64) -> f64) -> Results {
     let mut results = results(plan);
     results.checkpoint.synthetic = None;
@@ -53,7 +55,7 @@ fn measured(plan: &Plan, ceiling: impl Fn(f64) -> f64) -> Results {
     results
 }
 
-/// What the core chose: eight reads of 1 MiB.
+/// Sets the choice of the core: eight reads of 1 MiB.
 fn chosen() -> Report {
     let mut report = Report::default();
     report.depth = 8;
@@ -91,7 +93,7 @@ fn lines(svg: &str, class: &str) -> (usize, usize) {
     (across, lines.len() - across)
 }
 
-/// Where the marks of loads are, and what they say.
+/// Positions and texts of the marks of loads.
 fn points(svg: &str) -> Vec<(f64, f64, String)> {
     let document = Document::parse(svg).expect("XML");
     let place = |node: Node<'_, '_>| {
@@ -148,7 +150,7 @@ fn marks_are_where_their_values_are() {
         points[0].2,
         "tload, default, here depth 8: 1.52 GB/s, 1.51–1.53 in 3 rounds; read 8 × 1.0 MiB"
     );
-    // The first of a series each: logarithms are as far apart.
+    // The first point of each series: their logarithms are equally far apart.
     let (four, eight, sixteen) = (
         named("depth 4:"),
         named("depth 8: 1.67"),
@@ -156,7 +158,7 @@ fn marks_are_where_their_values_are() {
     );
     assert!(near(eight.0 - four.0, sixteen.0 - eight.0), "{points:?}");
     assert!(eight.0 - four.0 > 200.0, "{points:?}");
-    // What the core chose is at its place; series are a few pixels apart.
+    // The choice of the core is at its position; series are a few pixels apart.
     assert!((named("default").0 - eight.0).abs() < 12.0, "{points:?}");
     // From 0 at 496 in equal steps: 1.57 GB/s at depth 4, 1.67 at 8.
     assert!(
@@ -170,7 +172,7 @@ fn marks_are_where_their_values_are() {
 fn ceilings_that_differ_are_a_line_for_each_series() {
     let rising = measured(&swept(), |index| 1.6e9 + 6e7 * index);
     let svg = Plot.render(&rising);
-    // Of the defaults and of each series; fio's is still one.
+    // One for the defaults and one for each series; fio still has one in all.
     assert_eq!(lines(&svg, "ceiling"), (1, 2));
     assert_eq!(lines(&svg, "fio"), (1, 0));
     let document = Document::parse(&svg).expect("XML");
@@ -196,7 +198,7 @@ fn modes_and_states_of_the_page_cache_have_panels_of_their_own() {
     // A series has one style, and one entry in the legend.
     assert_eq!(["default", "1 MiB", "4 MiB"].map(count), [1, 1, 1]);
 
-    // What was to be cold and was not is not drawn as cold.
+    // A requested cold run that was not cold is not drawn as cold.
     let mut results = measured(&swept(), |_| 2e9);
     for sample in &mut results.cells[3].samples {
         sample.measurement.residency.found = Found::Mixed;
@@ -236,7 +238,7 @@ fn without_a_sweep_there_are_bars() {
     for sample in &mut results.cells[1].samples {
         sample.measurement.residency.found = Found::Warm;
     }
-    // Summed up again with a sample more.
+    // Summarised again with one more sample.
     let mut warm: Sample = sample(4, Contender::Tload, 1.7e9);
     warm.measurement.residency.found = Found::Warm;
     results.add(1, warm);
@@ -250,7 +252,7 @@ fn without_a_sweep_there_are_bars() {
 }
 
 #[test]
-fn what_is_not_measured_yet_is_not_drawn() {
+fn unmeasured_cells_are_not_drawn() {
     for plan in [swept(), plan(1, 1)] {
         let svg = Plot.render(&results(&plan));
         let found = counts(&svg, ["point", "whisker", "tload", "ceiling", "fio"]);
@@ -263,7 +265,7 @@ fn what_is_not_measured_yet_is_not_drawn() {
 #[test]
 fn a_sweep_is_drawn_as_recorded() {
     let mut results = measured(&swept(), |_| 2e9);
-    // Of the machine that runs the test.
+    // Facts of the machine that runs the test.
     (results.host.cores, results.host.architecture) = (Some(8), "x86_64");
     (results.host.cpu, results.host.memory_bytes) = (None, None);
     let svg = Plot.render(&results);

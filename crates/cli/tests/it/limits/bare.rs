@@ -6,7 +6,7 @@ use crate::command;
 
 const EMPTY: &str = "mount -t tmpfs none";
 
-/// What an empty file system is mounted over.
+/// Directories that an empty file system is mounted over.
 const HIDDEN: [&[&str]; 6] = [
     &["/proc"],
     &["/sys"],
@@ -17,11 +17,11 @@ const HIDDEN: [&[&str]; 6] = [
 ];
 
 #[test]
-fn what_is_not_mounted_is_not_missed() {
+fn load_without_proc_and_sys_succeeds() {
     let model = Model::with_shards(3);
     for hidden in HIDDEN {
         let what = hidden.join(" ");
-        // Of links that lead to one another the second is there already.
+        // If the directories are links to each other, the second already exists.
         let mounts: Vec<_> = hidden
             .iter()
             .map(|place| format!("{EMPTY} {place}"))
@@ -58,7 +58,7 @@ fn what_is_not_mounted_is_not_missed() {
 }
 
 #[test]
-fn without_an_environment_or_a_home_everything_is_found() {
+fn load_without_environment_or_home_succeeds() {
     let model = Model::with_shards(3);
     let bare = || {
         let mut command = command(["load", &model.text(), "--digest"]);
@@ -80,9 +80,10 @@ fn without_an_environment_or_a_home_everything_is_found() {
     }
 }
 
-/// A load writes no temporary files; a benchmark of its own checkpoint does, and says where it could not.
+/// A load writes no temporary files; a benchmark of a synthetic checkpoint does, and names the
+/// directory where it cannot.
 #[test]
-fn a_folder_for_temporary_files_is_not_wanted() {
+fn load_without_temp_dir_succeeds() {
     let model = Model::with_shards(3);
     let output = command(["load", &model.text(), "--digest"])
         .env("TMPDIR", "/nonexistent")

@@ -1,4 +1,4 @@
-//! What the system denies: rings, writing, a network.
+//! Denials by the system: rings, writing, a network.
 
 use super::under::Under;
 use super::{Model, assert_refused, shown};
@@ -8,7 +8,7 @@ use crate::stderr;
 const REFUSALS: [(i32, &str); 2] = [(libc::EPERM, "seccomp"), (libc::ENOSYS, "gVisor")];
 
 #[test]
-fn without_rings_everything_works_and_says_why_it_is_threads() {
+fn load_without_rings_uses_threads_and_reports_reason() {
     let model = Model::with_shards(3);
     for (errno, hint) in REFUSALS {
         let under = Under::new().without_rings(errno);
@@ -95,9 +95,10 @@ fn without_a_network_a_store_is_an_error_that_says_so() {
     }
 }
 
-/// A shard that is another user's: the others are compared, and what the system said of it is told once, as it is.
+/// A shard of another user: the other shards are compared, and the system's error is printed once,
+/// unchanged.
 #[test]
-fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
+fn unreadable_file_does_not_stop_verification() {
     use std::os::unix::fs::PermissionsExt;
     let model = Model::with_shards(3);
     crate::succeed(["verify", &model.text(), "--write"]);
@@ -126,9 +127,9 @@ fn a_file_that_may_not_be_read_keeps_none_from_being_verified() {
     assert!(!stderr(&output).contains("\\n"), "{}", shown(&output));
 }
 
-/// The record of a copied file is then a hidden file beside it, which only `cp` looks at.
+/// The record of a copied file is then a hidden file beside it, which only `cp` reads.
 #[test]
-fn without_extended_attributes_a_copy_is_known_all_the_same() {
+fn copy_without_xattrs_is_recognised_by_record_file() {
     let model = Model::with_shards(3);
     let folder = model.folder.path();
     let place = folder.join("ramfs");

@@ -1,4 +1,4 @@
-//! `tload doctor` under each limit: it finds it, and puts the one that stops loads first.
+//! `tload doctor` under each limit: it reports the limit, and puts the one that stops loads first.
 
 use rustix::process::Resource;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::under::Under;
 use super::{Model, shown};
 
-/// What it finds under limits, by the id of a finding, and all of it.
+/// Returns the report of `tload doctor` under limits.
 fn examine(under: &Under, model: &Model) -> Value {
     let output = under
         .command(["doctor", &model.text(), "--json"])
@@ -28,7 +28,7 @@ fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 }
 
 #[test]
-fn a_filter_of_system_calls_is_named_as_what_forbids_rings() {
+fn seccomp_filter_is_named_as_cause() {
     let model = Model::with_shards(3);
     for errno in [libc::EPERM, libc::ENOSYS] {
         let report = examine(&Under::new().without_rings(errno), &model);
@@ -57,7 +57,7 @@ fn the_sysctl_is_named_where_it_forbids_them() {
         switch.display()
     );
     if !std::path::Path::new("/proc/sys/kernel/io_uring_disabled").exists() {
-        // Kernels before 6.6 have no such switch.
+        // Kernels before 6.6 do not have this sysctl.
         return;
     }
     let Some(under) = Under::new().without_rings(libc::EPERM).mounts(&script) else {
@@ -80,11 +80,11 @@ fn the_sysctl_is_named_where_it_forbids_them() {
 fn too_few_descriptors_for_the_checkpoint_come_first() {
     let model = Model::with_shards(100);
     let raised = Under::new().limits(Resource::Nofile, 64, 4096);
-    // Slower things are to be changed after it.
+    // Changes for speed come after it.
     let report = examine(&raised.without_rings(libc::EPERM), &model);
     assert_eq!(report["change_first"]["id"], "open_files", "{report}");
     assert_eq!(report["change_first"]["command"], "ulimit -n 264");
-    // Of the limit that the command was started with.
+    // The value is the limit that the command was started with.
     assert_eq!(
         find(&report, "open_files")["value"],
         "64, may be raised to 4096"

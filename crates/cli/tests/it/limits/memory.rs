@@ -1,4 +1,4 @@
-//! A control group with little memory, and little address space.
+//! Little memory in a control group, and little address space.
 
 use std::fs;
 use std::io::Write;
@@ -16,13 +16,13 @@ use crate::requirement::of_machine;
 const MIB: u64 = 1 << 20;
 const LIMIT: u64 = 256 * MIB;
 
-/// A control group with a memory limit, below the one that this process is in.
+/// Control group with a memory limit, below the group of this process.
 struct Group {
     folder: PathBuf,
 }
 
 impl Group {
-    /// None where no group can be made, said loudly.
+    /// Creates the group; if it cannot, prints that the test is skipped and returns `None`.
     fn with_limit(name: &str, bytes: u64) -> Option<Self> {
         let found = Self::make(name, bytes);
         of_machine("cgroup", found)
@@ -50,7 +50,7 @@ impl Group {
                 continue;
             }
             let group = Self { folder };
-            // Not `create`: without the controller the file is not there.
+            // Not `create`: without the controller the file does not exist.
             let written = fs::OpenOptions::new()
                 .write(true)
                 .open(group.folder.join(limit))
@@ -63,7 +63,7 @@ impl Group {
         Err(reasons.join("; "))
     }
 
-    /// Runs `tload` in it.
+    /// Runs `tload` in the group.
     fn run(&self, arguments: &[&str]) -> Output {
         let script = "echo $$ > \"$1/cgroup.procs\" && shift && exec \"$@\"";
         let mut command = Command::new("sh");
@@ -85,7 +85,7 @@ impl Drop for Group {
     }
 }
 
-/// A checkpoint of so many tensors of this size, all of it a hole: zeros that take no disk.
+/// Writes a checkpoint of so many tensors of this size as a hole: zeros that take no disk space.
 fn sparse(tensors: u64, bytes: u64) -> TempDir {
     let folder = open_folder();
     let model = folder.path().join("model");
@@ -113,7 +113,8 @@ fn assert_not_killed(what: &str, output: &Output) {
     assert_eq!(output.status.signal(), None, "{what}: {}", shown(output));
 }
 
-/// The digest is slow, so a load fills its budget: without a look at the group that is twice what there is.
+/// The digest is slow, so a load fills its budget, which would be twice the memory of the group if
+/// the load ignored the limit.
 #[test]
 fn a_load_without_a_limit_of_its_own_lives_in_a_group_of_256_mib() {
     let model = Model::of(sparse(40, 20 * MIB));
@@ -191,7 +192,7 @@ fn the_doctor_sees_the_group_and_what_it_leaves() {
     );
 }
 
-/// An address space without room is no panic, and no signal.
+/// A full address space causes neither a panic nor a signal.
 #[test]
 fn little_address_space_is_an_error_of_memory() {
     let folder = sparse(30, 20 * MIB);

@@ -1,7 +1,9 @@
-//! Small limits and bare machines: the command works there, with the right bytes, or says exactly why not and what to do.
+//! Small limits and bare machines: the command works there, with the right bytes, or reports the
+//! exact reason and a remedy.
 //!
-//! Each test runs the real command in a process that is denied something: by a limit, another user, a filter of system calls, or a
-//! namespace of its own. Some of it wants root; a machine that cannot do it skips loudly.
+//! Each test runs the real command in a process that is restricted by a limit, another user, a
+//! filter of system calls, or a namespace of its own. Some tests need root; where that is missing,
+//! they are skipped with a message.
 
 mod bare;
 mod denied;
@@ -20,14 +22,14 @@ use tempfile::TempDir;
 
 use crate::{stderr, succeed};
 
-/// A checkpoint that anybody may read, and the digest of its bytes.
+/// Checkpoint that all users may read, and the digest of its bytes.
 struct Model {
     folder: TempDir,
     digest: String,
 }
 
 impl Model {
-    /// So many shards, 16 MiB in thousands of tensors.
+    /// Writes so many shards: 16 MiB in thousands of tensors.
     fn with_shards(shards: usize) -> Self {
         let folder = open_folder();
         let model = folder.path().join("model");
@@ -56,7 +58,7 @@ impl Model {
         self.path().to_str().unwrap().to_owned()
     }
 
-    /// The load has succeeded, and brought these bytes.
+    /// Asserts that the load has succeeded with these bytes.
     #[track_caller]
     fn assert_loaded(&self, what: &str, output: &Output) {
         assert!(output.status.success(), "{what}: {}", shown(output));
@@ -71,14 +73,14 @@ impl Model {
     }
 }
 
-/// A folder that everybody may look into.
+/// Returns a directory that all users may list.
 fn open_folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).unwrap();
     folder
 }
 
-/// Of a report for people, or in JSON.
+/// Returns the digest in a report, as text or JSON.
 fn digest_of(stdout: &str) -> Option<String> {
     if let Ok(json) = serde_json::from_str::<serde_json::Value>(stdout) {
         return Some(json["digest"].as_str()?.to_owned());
@@ -94,7 +96,7 @@ fn shown(output: &Output) -> String {
     format!("{}\n{stdout}{}", output.status, stderr(output))
 }
 
-/// The command has failed as its help promises, and said these things.
+/// Asserts that the command has failed with this status and printed these texts.
 #[track_caller]
 fn assert_refused(what: &str, output: &Output, status: i32, said: &[&str]) {
     let text = stderr(output);

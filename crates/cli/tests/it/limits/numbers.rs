@@ -1,4 +1,4 @@
-//! Limits that are numbers: locked memory, open files, threads, stacks.
+//! Resource limits: locked memory, open files, threads, stacks.
 
 use rustix::process::Resource;
 
@@ -6,7 +6,7 @@ use super::under::Under;
 use super::{Model, assert_refused, shown};
 use crate::stderr;
 
-/// What an old shell gives a user.
+/// Locked memory that an old shell allows a user.
 const LITTLE_LOCKED: u64 = 64 << 10;
 
 #[test]
@@ -21,7 +21,7 @@ fn a_user_with_64_kib_of_locked_memory_loads_and_measures() {
             .command(["load", &model.text(), "--digest", "--engine", engine])
             .output()
             .unwrap();
-        // Where rings cannot be had at all, demanding one is an error that says so.
+        // If rings are unavailable, requesting one is an error that names the reason.
         if engine.contains("uring") && output.status.code() == Some(7) {
             assert_refused(engine, &output, 7, &["hint: "]);
             continue;
@@ -62,7 +62,7 @@ fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
         ];
         assert_refused(subcommand[0], &output, 1, &said);
     }
-    // Headers can be read, and the second descriptor of each file is missing.
+    // Headers can be read, but the limit leaves no second descriptor for each file.
     let output = Under::new()
         .limit(Resource::Nofile, 150)
         .command(load)
@@ -74,7 +74,7 @@ fn a_hundred_shards_in_64_descriptors_name_the_limit_and_what_is_wanted() {
         1,
         &["the limit of open files is 150; "],
     );
-    // Whoever follows the hint succeeds.
+    // Following the hint helps.
     let output = Under::new()
         .limit(Resource::Nofile, 264)
         .command(load)
@@ -96,7 +96,7 @@ fn the_command_raises_its_limit_of_open_files_as_far_as_it_may() {
 }
 
 #[test]
-fn however_few_descriptors_there_are_it_loads_or_says_that() {
+fn few_descriptors_load_or_report_the_limit() {
     let model = Model::with_shards(2);
     let mut loaded = Vec::new();
     for descriptors in (3..24).chain([40, 64]) {
@@ -110,7 +110,7 @@ fn however_few_descriptors_there_are_it_loads_or_says_that() {
             model.assert_loaded(&what, &output);
             loaded.push(descriptors);
         } else {
-            // The dynamic linker wants one to begin with.
+            // The dynamic linker needs one first.
             let began = output.status.code() != Some(127);
             if began {
                 let status = output.status.code().unwrap_or(0);
@@ -123,7 +123,7 @@ fn however_few_descriptors_there_are_it_loads_or_says_that() {
 }
 
 #[test]
-fn however_few_threads_there_are_it_loads_or_says_that() {
+fn few_threads_load_or_report_the_limit() {
     let model = Model::with_shards(3);
     let mut loaded = Vec::new();
     for threads in [1, 2, 3, 4, 5, 6, 8, 12] {
@@ -154,7 +154,7 @@ fn however_few_threads_there_are_it_loads_or_says_that() {
     }
 }
 
-/// Threads for requests: fewer of them, or an error; never a panic.
+/// Too few threads for requests: the load uses fewer, or returns an error; it never panics.
 #[test]
 #[cfg(feature = "object")]
 fn however_few_threads_there_are_a_store_is_asked_or_the_limit_is_named() {

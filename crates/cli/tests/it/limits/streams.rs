@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 use super::{Model, shown};
 use crate::stderr;
 
-/// Runs a line of shell, in which `tload` is `"$0"` and the checkpoint `"$1"`.
+/// Runs a line of shell in which `"$0"` is `tload` and `"$1"` the checkpoint.
 fn shell(line: &str, model: &Model) -> Output {
     Command::new("bash")
         .args(["-o", "pipefail", "-c", line, env!("CARGO_BIN_EXE_tload")])
@@ -16,7 +16,7 @@ fn shell(line: &str, model: &Model) -> Output {
 }
 
 #[test]
-fn a_reader_that_has_seen_enough_is_no_failure() {
+fn closed_pipe_exits_successfully() {
     let model = Model::with_shards(3);
     for line in [
         r#""$0" ls "$1" | head -1"#,
@@ -50,7 +50,7 @@ fn closed_streams_change_nothing() {
 }
 
 #[test]
-fn an_output_that_takes_nothing_is_an_error() {
+fn unwritable_stdout_is_an_error() {
     let model = Model::with_shards(3);
     for subcommand in ["ls", "load", "doctor"] {
         let output = shell(&format!(r#""$0" {subcommand} "$1" > /dev/full"#), &model);

@@ -1,4 +1,4 @@
-//! What a command runs under.
+//! Restrictions for a command.
 
 #![expect(
     unsafe_code,
@@ -17,10 +17,10 @@ use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::requirement::{of_machine, requirement};
 
-/// Users that nobody is: a limit of threads counts all processes of a user.
+/// First of the unused user ids: a limit of threads counts all processes of a user.
 const FIRST_USER: u32 = 61_000;
 
-/// Limits, a user, and things that are not there; none of it until it is asked for.
+/// Limits, a user and missing file systems; by default, none of them.
 #[derive(Debug, Default)]
 pub(super) struct Under {
     limits: Vec<(Resource, u64, u64)>,
@@ -35,18 +35,18 @@ impl Under {
         Self::default()
     }
 
-    /// Both limits of a resource.
+    /// Sets the soft and the hard limit of a resource.
     pub(super) fn limit(self, resource: Resource, limit: u64) -> Self {
         self.limits(resource, limit, limit)
     }
 
-    /// The limit that counts, and what the process may raise it to.
+    /// Sets the soft limit, and the hard limit up to which the process may raise it.
     pub(super) fn limits(mut self, resource: Resource, now: u64, most: u64) -> Self {
         self.limits.push((resource, now, most));
         self
     }
 
-    /// A user without any rights; none without root, said loudly.
+    /// Sets a user without privileges; without root, prints that the test is skipped.
     pub(super) fn user(mut self) -> Option<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let is_root = rustix::process::geteuid().is_root();
@@ -59,18 +59,19 @@ impl Under {
         Some(self)
     }
 
-    /// `io_uring_setup` fails with `errno`, as under a container's filter.
+    /// Makes `io_uring_setup` fail with `errno`, as under a container's filter.
     pub(super) fn without_rings(mut self, errno: i32) -> Self {
         self.ring_errno = Some(errno);
         self
     }
 
-    /// Mounts as `script` leaves them, seen by the command only; none where namespaces cannot be had, said loudly.
+    /// Changes mounts with `script`, for the command only; without namespaces, prints that the test
+    /// is skipped.
     pub(super) fn mounts(self, script: &str) -> Option<Self> {
         self.within("--mount", script)
     }
 
-    /// No network but a loopback that is down.
+    /// Removes the network, except for a loopback interface that is down.
     pub(super) fn no_network(self) -> Option<Self> {
         self.within("--net", "")
     }
@@ -89,13 +90,13 @@ impl Under {
         Some(self)
     }
 
-    /// `tload` with these arguments.
+    /// Returns a command for `tload` with these arguments.
     pub(super) fn command<S: AsRef<OsStr>>(
         &self,
         arguments: impl IntoIterator<Item = S>,
     ) -> Command {
         let program = env!("CARGO_BIN_EXE_tload");
-        // By its descriptor: another user may not enter the folders that it is in.
+        // By its descriptor: another user may not enter the directories above it.
         let opened = File::open(program).unwrap();
         let by_descriptor = format!("/proc/self/fd/{}", opened.as_raw_fd());
         let mut command = if self.namespaces.is_empty() {
@@ -122,7 +123,7 @@ impl Under {
         let limits = self.limits.clone();
         let filter = self.ring_errno.map(filter);
         let prepare = move || {
-            // Open until the process has become the command.
+            // Keeps the descriptor open until the process has executed the command.
             let _opened = &opened;
             for (resource, now, most) in &limits {
                 let limit = Rlimit {
@@ -139,7 +140,8 @@ impl Under {
     }
 }
 
-/// Instructions that make `io_uring_setup` (425 on every architecture) fail with `errno`, and allow all else.
+/// Returns instructions that make `io_uring_setup` (425 on every architecture) fail with `errno`
+/// and allow all other calls.
 fn filter(errno: i32) -> [libc::sock_filter; 4] {
     let errno = u32::try_from(errno).unwrap();
     let instruction = |code, jump_true, jump_false, k| libc::sock_filter {

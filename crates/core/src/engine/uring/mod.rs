@@ -210,7 +210,7 @@ mod tests {
     const SLOT: usize = 64 << 10;
 
     #[test]
-    fn a_ring_that_fails_while_the_engine_is_dropped_frees_no_memory_in_flight() {
+    fn engine_drop_with_failed_ring_leaks_memory_in_flight() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m");
         std::fs::write(&path, vec![1; SLOT]).expect("ours");

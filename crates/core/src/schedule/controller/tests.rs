@@ -44,7 +44,7 @@ fn turns(
 
 /// Follows the worked example of `depth.rs`.
 #[test]
-fn it_jumps_looks_between_and_comes_back() {
+fn search_jump_beyond_plateau_returns_via_middle() {
     let mut controller = controller(8, 256);
     let mut now = Duration::ZERO;
     let mut seen = Vec::new();
@@ -96,7 +96,7 @@ fn searched(start: u64, rates: &'static [f64]) -> (u64, Settled, f64) {
 }
 
 #[test]
-fn a_jump_that_was_worth_it_after_all_goes_on() {
+fn search_jump_better_than_middle_continues() {
     let (seen, controller) = tried(8, &[1.6, 3.2, 3.6, 6.0, 6.1], 5);
     assert_eq!(seen, [8, 16, 64, 32, 128]);
     assert_eq!(controller.report.limit.bytes, 64 * MIB);
@@ -106,7 +106,7 @@ fn a_jump_that_was_worth_it_after_all_goes_on() {
 }
 
 #[test]
-fn between_two_limits_may_be_the_best_one() {
+fn search_middle_best_settles_there() {
     let (limit, settled, _) = searched(8, &[1.6, 3.2, 5.0, 5.2]);
     assert_eq!((limit, settled), (32, Settled::LittleGain));
     assert_eq!(
@@ -116,7 +116,7 @@ fn between_two_limits_may_be_the_best_one() {
 }
 
 #[test]
-fn what_the_search_saw_above_is_evidence_for_later() {
+fn search_result_above_seeds_evidence() {
     // In the middle of a jump, and one step up.
     let middle = searched(8, &[1.6, 3.2, 3.4, 3.4]);
     assert_eq!(middle, (16, Settled::LittleGain, 6.0));
@@ -133,7 +133,7 @@ fn what_the_search_saw_above_is_evidence_for_later() {
 }
 
 #[test]
-fn past_a_knee_it_goes_down_and_says_that_more_was_slower() {
+fn search_past_knee_descends_and_reports_slower() {
     let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
     assert_eq!(controller.report.settled, Settled::Slower);
@@ -148,7 +148,7 @@ fn past_a_knee_it_goes_down_and_says_that_more_was_slower() {
 }
 
 #[test]
-fn what_began_at_the_ceiling_and_stays_there_says_so() {
+fn search_started_at_ceiling_reports_ceiling() {
     let (mut controller, mut now) = (controller(256, 256), Duration::ZERO);
     while !matches!(controller.phase, Phase::Hold { .. }) {
         turns(&mut controller, 1, &mut now, true, |reads| {
@@ -160,7 +160,7 @@ fn what_began_at_the_ceiling_and_stays_there_says_so() {
 }
 
 #[test]
-fn what_is_tried_goes_back_when_depth_is_not_the_limit() {
+fn attempt_without_saturation_is_undone() {
     let (mut controller, mut now) = (controller(16, 256), Duration::ZERO);
     let rate = |reads: u32| f64::from(reads) * 0.5e9;
     while !matches!(controller.phase, Phase::Climb { .. }) {
@@ -211,7 +211,7 @@ fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, Settled)> {
 }
 
 #[test]
-fn one_probe_must_show_more_than_several() {
+fn single_probe_needs_larger_gain_than_several() {
     assert_eq!(
         probes_to_move(true, 0.06, 256),
         Some((1, Settled::Unfinished))
@@ -231,7 +231,7 @@ fn one_probe_must_show_more_than_several() {
 }
 
 #[test]
-fn a_probe_below_that_brings_much_goes_on_down() {
+fn probe_below_with_large_gain_starts_descent() {
     for (gain, goes_on) in [(0.2, true), (0.08, false)] {
         let mut controller = holding(256);
         let probe = Point {
@@ -252,7 +252,7 @@ fn a_probe_below_that_brings_much_goes_on_down() {
 }
 
 #[test]
-fn limits_are_whole_reads_and_at_least_one_more_or_less() {
+fn scaled_limit_is_whole_reads_and_differs_by_one() {
     let controller = holding(256);
     for (mib, by, over, scaled) in [
         (32, 3, 2, 48),
@@ -293,7 +293,7 @@ fn probes(start: u64, most: u64, rate: impl Fn(u32) -> f64) -> String {
 }
 
 #[test]
-fn probes_go_up_more_often_than_down_and_turn_about_beside_a_knee() {
+fn probes_favour_up_and_alternate_near_knee() {
     let bend = |reads: u32| (f64::from(reads) * 0.5e9).min(4e9);
     assert_eq!(probes(16, 256, bend), "+++-+++-");
     let knee = |reads: u32| match reads {
@@ -309,7 +309,7 @@ fn probes_go_up_more_often_than_down_and_turn_about_beside_a_knee() {
 }
 
 #[test]
-fn what_never_was_full_never_climbs_whatever_arrives() {
+fn controller_never_saturated_keeps_limit() {
     let mut controller = controller(16, 256);
     let (mut now, growing) = (Duration::ZERO, std::cell::Cell::new(1e8));
     turns(&mut controller, 500, &mut now, false, |_| {
@@ -322,7 +322,7 @@ fn what_never_was_full_never_climbs_whatever_arrives() {
 }
 
 #[test]
-fn memory_is_named_when_it_was_the_limit_and_depth_never() {
+fn starved_controller_reports_memory() {
     let mut starving = controller(16, 256);
     let mut now = Duration::ZERO;
     starving.starved();
@@ -336,7 +336,7 @@ fn memory_is_named_when_it_was_the_limit_and_depth_never() {
 }
 
 #[test]
-fn it_stops_at_the_ceiling_and_says_so() {
+fn controller_at_ceiling_stops_and_reports_ceiling() {
     let mut controller = controller(16, 100);
     let mut now = Duration::ZERO;
     turns(&mut controller, 100, &mut now, true, |reads| {
@@ -348,7 +348,7 @@ fn it_stops_at_the_ceiling_and_says_so() {
 }
 
 #[test]
-fn with_little_left_it_tries_nothing() {
+fn controller_with_little_left_starts_no_search() {
     let mut controller = controller(16, 256);
     let mut now = Duration::ZERO;
     for _ in 0..20 {
@@ -366,7 +366,7 @@ fn with_little_left_it_tries_nothing() {
 }
 
 #[test]
-fn a_rate_that_falls_sends_it_down_and_one_that_rises_up() {
+fn rate_change_moves_limit_in_same_direction() {
     let mut controller = controller(16, 256);
     let mut now = Duration::ZERO;
     let up_to = |most: f64| move |reads: u32| (f64::from(reads) * 0.5e9).min(most);
@@ -382,7 +382,7 @@ fn a_rate_that_falls_sends_it_down_and_one_that_rises_up() {
 }
 
 #[test]
-fn without_noise_it_stays_where_it_is() {
+fn controller_without_noise_keeps_limit() {
     let mut controller = controller(16, 256);
     let mut now = Duration::ZERO;
     let rate = |reads: u32| (f64::from(reads) * 0.5e9).min(4e9);
@@ -394,7 +394,7 @@ fn without_noise_it_stays_where_it_is() {
 
 /// Queues that drain at a change raise the rate for a moment: that is no reason to stay.
 #[test]
-fn a_step_up_that_brings_nothing_in_the_long_run_is_undone() {
+fn step_up_without_lasting_gain_is_undone() {
     let mut controller = controller(16, 256);
     let mut now = Duration::ZERO;
     let (mut before, mut raised) = (u64::MAX, Duration::ZERO);

@@ -1,8 +1,9 @@
 //! Tensors in GPU memory: filled slots are copied there while later ones are being read.
 //!
-//! One sink, with a stream of its own, per lane and device. It owns a slot until the copy's event has fired: until then the GPU
-//! reads from it. A tensor is handed on when the events of all its copies have fired, so whoever gets it may use it in any stream,
-//! and nothing ever waits for the device as a whole.
+//! Each lane and device has one sink with a stream of its own. The sink owns a slot until the
+//! copy's event has fired: until then the GPU reads from it. A tensor is handed on when the events
+//! of all its copies have fired, so it may be used on any stream, and no load waits for the device
+//! as a whole.
 //!
 //! ```text
 //!  submit: wait for the region's memory ─▶ event ─▶ copy (copy …) ─▶ event ─▶ copying
@@ -36,33 +37,35 @@ use crate::error::Result;
 use crate::plan::{Extent, Piece, Plan};
 use crate::tensor::{Tensor, TensorInfo};
 
-/// What the sinks of one load and one device share.
+/// State shared by the sinks of one load and one device.
 #[derive(Debug)]
 pub struct CudaLoad {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     context: Context,
     places: CudaPlaces,
-    /// Pieces that have not arrived, by tensor.
+    /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copies: AtomicU64,
     copied_bytes: AtomicU64,
     copying_nanos: AtomicU64,
 }
 
-/// What was copied to a device.
+/// Statistics of the copies to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct CudaUsage {
-    /// Copies.
+    /// Number of copies.
     pub copies: u64,
-    /// Bytes of them.
+    /// Bytes copied.
     pub bytes: u64,
-    /// Seconds in which a copy was running or waiting for its turn at the device's copy engine, added up over the lanes.
+    /// Seconds in which a copy was running or queued for the device's copy engine, summed over the
+    /// lanes.
     pub seconds: f64,
 }
 
 impl CudaLoad {
-    /// For `plan`, which was made of `tensors` in this order; tensors go to `places`.
+    /// Creates the shared state for `plan`, which was made of `tensors` in this order; tensors go
+    /// to `places`.
     pub fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
@@ -84,17 +87,17 @@ impl CudaLoad {
         })
     }
 
-    /// Where its tensors go.
+    /// Destinations of its tensors.
     pub fn places(&self) -> &CudaPlaces {
         &self.places
     }
 
-    /// The GPU.
+    /// Ordinal of the GPU.
     pub fn ordinal(&self) -> usize {
         self.context.ordinal()
     }
 
-    /// What was copied so far.
+    /// Statistics of the copies so far.
     pub fn usage(&self) -> CudaUsage {
         CudaUsage {
             copies: self.copies.load(Ordering::Relaxed),
@@ -103,46 +106,47 @@ impl CudaLoad {
         }
     }
 
-    /// Where a piece goes on the device.
+    /// Address of a piece on the device.
     fn address(&self, region: Option<&DeviceRegion>, piece: &Piece) -> u64 {
         self.places.start(&self.plan, region, piece.tensor) + piece.tensor_offset
     }
 }
 
-/// Copies filled slots of one lane to one device.
+/// Sink that copies filled slots of one lane to one device.
 #[derive(Debug)]
 pub struct CudaSink {
-    // Before the stream and the events, whose drop would not wait.
+    // Declared before the stream and the events, whose drop would not wait.
     copying: VecDeque<Copying>,
     stream: Arc<Stream>,
-    /// Events to use again.
+    /// Events to reuse.
     spare: Vec<Marks>,
     ready: Vec<(usize, Tensor)>,
     load: Arc<CudaLoad>,
 }
 
-/// A slot on its way to the device.
+/// Slot being copied to the device.
 #[derive(Debug)]
 struct Copying {
     marks: Marks,
-    /// Whether the second mark stands behind its copies: it may be one that was used before.
+    /// The second event was recorded behind these copies; before that, it may hold an earlier
+    /// record.
     queued: bool,
     /// The GPU reads from it until the event has fired.
     filled: Filled,
     pieces: Range<usize>,
     region: usize,
-    /// The GPU writes to it until then.
+    /// The GPU writes to it until the event has fired.
     open: Option<Arc<OpenRegion>>,
 }
 
-/// Events around the copies of one slot.
+/// Events before and behind the copies of one slot.
 #[derive(Debug)]
 struct Marks {
     began: Event,
     ended: Event,
 }
 
-/// Pieces that one copy brings.
+/// Pieces joined into one copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     from: usize,
@@ -151,7 +155,7 @@ struct Run {
 }
 
 impl CudaSink {
-    /// A sink for the calling thread's lane.
+    /// Creates a sink for the calling thread's lane.
     ///
     /// # Errors
     ///
@@ -201,16 +205,16 @@ impl CudaSink {
         let join = load.places.joins_tensors();
         for run in runs(pieces, join, |piece| load.address(memory, piece)) {
             let bytes = &filled.bytes()[run.from..run.from + run.len];
-            // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind the copy has fired, or until the
-            // stream has been waited for; the plan gives each byte of the memory to one piece, and so to one copy, and the memory
-            // is kept with `filled`.
+            // SAFETY: the context is bound. `filled` is kept in `copying` until the event behind
+            // the copy has fired, or until the stream has been waited for; the plan gives each byte
+            // of the memory to one piece, and so to one copy, and the memory is kept with `filled`.
             unsafe { self.stream.copy_in(run.to, bytes) }?;
             load.copies.fetch_add(1, Ordering::Relaxed);
         }
         marks.ended.record(&self.stream)
     }
 
-    /// The GPU is done with the oldest slot.
+    /// Counts the pieces of the oldest slot, with which the GPU is done, and releases it.
     fn finish(&mut self, copying: Copying) {
         let load = &*self.load;
         let Copying {
@@ -232,7 +236,8 @@ impl CudaSink {
         for piece in &load.plan.pieces[pieces] {
             load.copied_bytes
                 .fetch_add(piece.len as u64, Ordering::Relaxed);
-            // Acquire and release: the lane that brings the last piece sees that the others' copies have run.
+            // Acquire and release: the lane that completes the tensor sees that the other lanes'
+            // copies have run.
             if load.missing[piece.tensor].fetch_sub(1, Ordering::AcqRel) > 1 {
                 continue;
             }
@@ -260,8 +265,8 @@ impl CudaSink {
         Ok(())
     }
 
-    /// Waits until the GPU is done with all slots, whatever came of it, and lets go of them. What it may still use is never let go
-    /// of.
+    /// Waits until the GPU is done with all slots, failed or not, and releases them. A slot that
+    /// the GPU may still use is leaked.
     fn abandon(&mut self) {
         let load = Arc::clone(&self.load);
         let is_over = |waited: Result<()>| match waited {
@@ -272,9 +277,7 @@ impl CudaSink {
         for copying in self.copying.drain(..) {
             let done = all || (copying.queued && is_over(copying.marks.ended.wait()));
             if !done {
-                tracing::warn!(
-                    "the GPU does not say whether it is done with a slot, so the slot is given up"
-                );
+                tracing::warn!("cannot tell whether the GPU is done with a slot, leaking the slot");
                 let _in_use = ManuallyDrop::new(copying);
             }
         }
@@ -297,11 +300,11 @@ impl Sink for CudaSink {
         let load = Arc::clone(&self.load);
         let inside = load.places.gate().map(Gate::enter);
         if matches!(inside, Some(None)) {
-            // The load is over, and the memory the caller's again.
+            // The load is over, and the memory is the caller's again.
             return Ok(());
         }
         let marks = self.marks()?;
-        // First of all: from the first copy on, only the queue may let go of the slot.
+        // Before the first copy: from then on, only the queue may release the slot.
         self.copying.push_back(Copying {
             marks,
             queued: false,
@@ -338,15 +341,16 @@ impl Drop for CudaSink {
     }
 }
 
-/// An event behind what somebody else's stream has been given by now.
+/// Returns an event recorded behind the present work of a stream of another library.
 fn record_foreign(context: &Context, stream: u64) -> Result<Event> {
     let event = Event::new(context)?;
-    // SAFETY: whoever named the stream (`Target::cuda`, `DeviceMemory::new`) promised that it is live.
+    // SAFETY: the caller of `Target::cuda` or `DeviceMemory::new` promised that the stream is live.
     unsafe { event.record_foreign(stream) }?;
     Ok(event)
 }
 
-/// Joins pieces that keep their distance on the way, if they may be joined: `address` says where a piece goes.
+/// Joins pieces that are as far apart on the device as in the window, if joining is allowed;
+/// `address` returns the destination of a piece.
 fn runs(
     pieces: &[Piece],
     join: bool,
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_that_keep_their_distance_share_a_copy() {
+    fn pieces_with_equal_distance_share_copy() {
         let pieces = [piece(10, 5), piece(15, 5), piece(24, 6), piece(30, 10)];
         let all: Vec<_> = runs(&pieces, true, |piece| 1000 + piece.extent_offset as u64).collect();
         let whole = Run {

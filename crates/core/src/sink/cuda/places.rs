@@ -1,4 +1,4 @@
-//! Where on a device the tensors of a load go: regions of the load's, or memory of the caller's.
+//! Destinations of a load's tensors on a device: the load's own regions, or memory of the caller.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,16 +10,16 @@ use crate::error::Result;
 use crate::plan::Plan;
 use crate::tensor::{TensorBytes, TensorInfo};
 
-/// Where tensors go.
+/// Destinations of tensors on one device.
 #[derive(Debug)]
 pub enum CudaPlaces {
-    /// Memory of the load's.
+    /// Memory of the load.
     Regions(Arc<DeviceRegions>),
-    /// Memory of the caller's.
+    /// Memory of the caller.
     Targets(TargetPlaces),
 }
 
-/// Memory of the caller's, by tensor, and what must have happened before it is written to.
+/// The caller's memory, by tensor, and the events that must fire before it is written to.
 #[derive(Debug)]
 pub struct TargetPlaces {
     targets: Arc<[Option<Target>]>,
@@ -28,8 +28,8 @@ pub struct TargetPlaces {
 }
 
 impl TargetPlaces {
-    /// The memory in `targets` that is on the device of `context`. It may be written to behind what its streams have been given by
-    /// now, and as long as `gate` is open.
+    /// Collects the memory in `targets` on the device of `context`. It may be written to behind the
+    /// work that its streams have now, and as long as `gate` is open.
     ///
     /// # Errors
     ///
@@ -50,22 +50,23 @@ impl TargetPlaces {
 }
 
 impl CudaPlaces {
-    /// Lets `stream` begin once the caller's memory may be written to, and end before it may not.
+    /// Makes `stream` begin when the caller's memory may be written to, and end before the gate has
+    /// closed.
     pub(super) fn order(&self, stream: &Arc<Stream>) -> Result<()> {
         let Self::Targets(places) = self else {
-            // Each region has an event of its own, and nobody else's memory is written to.
+            // Each region has an event of its own, and no memory of the caller is written to.
             return Ok(());
         };
         let queued = Arc::clone(stream);
         places.gate.on_close(move || {
-            // What cannot be waited for has stopped.
+            // A stream that cannot be waited for has stopped.
             let _ = queued.synchronize();
         });
         let mut usable = places.usable.iter();
         usable.try_for_each(|event| stream.wait(event))
     }
 
-    /// The gate of memory of the caller's.
+    /// Gate of the caller's memory.
     pub(super) fn gate(&self) -> Option<&Gate> {
         match self {
             Self::Regions(_) => None,
@@ -73,7 +74,7 @@ impl CudaPlaces {
         }
     }
 
-    /// A region that has begun; none when its tensors have memory of the caller's.
+    /// Returns a region that has begun; `None` when its tensors go to the caller's memory.
     pub(super) fn open(&self, region: usize) -> Option<Arc<OpenRegion>> {
         match self {
             Self::Regions(regions) => Some(regions.open(region)),
@@ -81,13 +82,13 @@ impl CudaPlaces {
         }
     }
 
-    /// Whether one copy may bring several tensors, and what is between them: in memory of the caller's, something else may be
-    /// between them, or the end of an allocation.
+    /// Returns whether one copy may carry several tensors and the gaps between them. In the
+    /// caller's memory, a gap may hold other data, or the end of an allocation.
     pub(super) fn joins_tensors(&self) -> bool {
         matches!(self, Self::Regions(_))
     }
 
-    /// Where a tensor begins on the device.
+    /// Address of a tensor's first byte on the device.
     pub(super) fn start(&self, plan: &Plan, region: Option<&DeviceRegion>, tensor: usize) -> u64 {
         match (self, region) {
             (Self::Regions(_), Some(region)) => region.address() + offset(plan, tensor) as u64,
@@ -96,7 +97,7 @@ impl CudaPlaces {
         }
     }
 
-    /// The bytes of a tensor that has arrived.
+    /// Returns the bytes of a completed tensor.
     pub(super) fn complete(
         &self,
         plan: &Plan,
@@ -115,7 +116,7 @@ impl CudaPlaces {
         }
     }
 
-    /// An extent of a region is on the device.
+    /// Records that an extent of a region has been copied to the device.
     pub(super) fn copied(&self, region: usize) {
         if let Self::Regions(regions) = self {
             regions.copied(region);

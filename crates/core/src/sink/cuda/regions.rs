@@ -1,8 +1,9 @@
 //! Device memory for the regions of a load, within the budget of the device.
 //!
-//! Of our own: taken by a lane when a region begins. Of the caller's allocator: taken on the caller's thread, ahead of the reads,
-//! whenever the budget has room, which is when the caller has received something. An allocator such as PyTorch's belongs to the
-//! caller's thread: its current stream, its memory pool, its interpreter lock.
+//! A lane allocates the load's own memory when a region begins. Memory of the caller's allocator is
+//! allocated on the caller's thread, ahead of the reads, whenever the budget has room, which is
+//! when the caller has received something. An allocator such as PyTorch's belongs to the caller's
+//! thread: its current stream, its memory pool, its interpreter lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,38 +15,39 @@ use crate::plan::Plan;
 use crate::request::format_bytes;
 use crate::tensor::TensorInfo;
 
-/// The regions of one load and one device.
+/// Regions of one load on one device.
 #[derive(Debug)]
 pub struct DeviceRegions {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     context: Context,
     budget: DeviceBudget,
-    /// The stream that memory of our own is ordered with; none when the caller allocates.
+    /// Stream that orders the load's own memory; `None` when the caller allocates.
     own: Option<Stream>,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// Memory that the caller has given and that no read has begun for.
+    /// Memory of the caller's allocator, by region, for which no read has begun.
     given: HashMap<usize, OpenRegion>,
-    /// Regions that still get bytes, and how many of their extents are missing.
+    /// Regions with missing extents, and the number of these.
     open: HashMap<usize, (Arc<OpenRegion>, usize)>,
-    /// Regions that the caller has not given memory for, in the order in which they may begin.
+    /// Regions still without memory of the caller's allocator, in the order in which they may
+    /// begin.
     wanted: VecDeque<usize>,
     closed: bool,
 }
 
-/// The memory of a region that still gets bytes.
+/// Memory of a region with missing extents.
 #[derive(Debug)]
 pub(super) struct OpenRegion {
     pub(super) memory: Arc<DeviceRegion>,
-    /// Fires when the memory may be written to.
+    /// Event that fires when the memory may be written to.
     pub(super) usable: Event,
 }
 
-/// What the caller's allocator is asked for.
+/// Request to the caller's allocator.
 #[derive(Debug)]
 pub struct MemoryRequest {
     region: usize,
@@ -53,27 +55,28 @@ pub struct MemoryRequest {
     charge: DeviceCharge,
 }
 
-/// Memory that the caller's allocator has given.
+/// Memory returned by the caller's allocator.
 pub struct DeviceMemory {
     memory: ForeignMemory,
     stream: u64,
 }
 
 impl MemoryRequest {
-    /// Bytes, at least 1.
+    /// Requested size in bytes, at least 1.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 }
 
 impl DeviceMemory {
-    /// `len` bytes at `address` on the device that was asked for, kept by `owner`. They may be written to behind what `stream` has
-    /// been given by now: `0` or `1` is the default stream, `2` the calling thread's own, else its address.
+    /// Describes `len` bytes at `address` on the requested device, kept alive by `owner`. They may
+    /// be written to behind the present work of `stream`: `0` or `1` is the default stream, `2` the
+    /// calling thread's own, else its address.
     ///
     /// # Safety
     ///
-    /// The memory must be the device's, valid as long as `owner` lives, and used by nobody else but in work given to `stream`
-    /// before. `stream` must be live.
+    /// The memory must belong to the device, be valid as long as `owner` lives, and have no other
+    /// user except work queued on `stream` before. `stream` must be live.
     #[expect(unsafe_code, reason = "the caller must vouch for the memory")]
     pub unsafe fn new(address: u64, len: usize, stream: u64, owner: KeepAlive) -> Self {
         let memory = ForeignMemory {
@@ -86,7 +89,8 @@ impl DeviceMemory {
 }
 
 impl DeviceRegions {
-    /// Memory of our own for the regions of `plan`, which was made of `tensors`.
+    /// Creates the regions of `plan`, which was made of `tensors`, in memory that the load
+    /// allocates.
     ///
     /// # Errors
     ///
@@ -108,7 +112,8 @@ impl DeviceRegions {
         })
     }
 
-    /// Memory of the caller's allocator for `wanted` regions of `plan`, in this order.
+    /// Creates the regions of `plan` in memory of the caller's allocator, requested for `wanted`
+    /// regions in this order.
     pub fn given(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
@@ -130,12 +135,12 @@ impl DeviceRegions {
         }
     }
 
-    /// The budget.
+    /// Budget of the device.
     pub fn budget(&self) -> &DeviceBudget {
         &self.budget
     }
 
-    /// Whether a region that is to begin has memory now.
+    /// Returns whether a region that is to begin has memory now.
     ///
     /// # Errors
     ///
@@ -170,7 +175,8 @@ impl DeviceRegions {
         Ok(Some(OpenRegion { memory, usable }))
     }
 
-    /// What the caller's allocator is to give next: none while the budget has no room, and when there is nothing left to ask for.
+    /// Returns the next request to the caller's allocator; `None` while the budget has no room, and
+    /// when nothing is left to request.
     pub fn next_request(&self) -> Option<MemoryRequest> {
         let mut state = self.state();
         if state.closed {
@@ -187,11 +193,11 @@ impl DeviceRegions {
         })
     }
 
-    /// Takes what the caller's allocator has given. Somebody must ring the lanes' bell then.
+    /// Takes memory of the caller's allocator. The caller must then ring the lanes' bell.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] when it is less than was asked for, [`ErrorKind::Device`].
+    /// [`ErrorKind::InvalidRequest`] when it is less than requested, [`ErrorKind::Device`].
     pub fn give(&self, request: MemoryRequest, given: DeviceMemory) -> Result<()> {
         let MemoryRequest {
             region,
@@ -202,7 +208,7 @@ impl DeviceRegions {
             let len = given.memory.len;
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                format!("the allocator was asked for {bytes} bytes and gave {len}"),
+                format!("the allocator returned {len} of {bytes} requested bytes"),
             ));
         }
         let usable = super::record_foreign(&self.context, given.stream)?;
@@ -219,7 +225,7 @@ impl DeviceRegions {
         Ok(())
     }
 
-    /// The error for a device that has no room for what was asked for.
+    /// Returns the error for a device without room for a request.
     pub fn no_room_for(&self, request: &MemoryRequest) -> Error {
         self.no_room(request.region, request.bytes)
     }
@@ -249,7 +255,7 @@ impl DeviceRegions {
         }
     }
 
-    /// A region that has begun.
+    /// Returns a region that has begun.
     pub(super) fn open(&self, region: usize) -> Arc<OpenRegion> {
         let state = self.state();
         let open = state.open.get(&region);
@@ -257,7 +263,8 @@ impl DeviceRegions {
         Arc::clone(open)
     }
 
-    /// An extent of a region is on the device: behind the last one, only its tensors keep the region.
+    /// Records that an extent of a region is on the device; after the last one, only its tensors
+    /// keep the region.
     pub(super) fn copied(&self, region: usize) {
         let whole = {
             let mut state = self.state();
@@ -273,7 +280,7 @@ impl DeviceRegions {
         drop(whole);
     }
 
-    /// The load is over: lets go of what no tensor has. Copies in flight keep theirs.
+    /// Ends the load: releases memory that no tensor uses. Copies in flight keep theirs.
     pub fn close(&self) {
         let left = {
             let mut state = self.state();
@@ -284,7 +291,7 @@ impl DeviceRegions {
                 std::mem::take(&mut state.open),
             )
         };
-        // Without the lock: freeing can take a while.
+        // Dropped without the lock: freeing can take a while.
         drop(left);
     }
 

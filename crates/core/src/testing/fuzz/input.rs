@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_take_what_they_need_and_end_in_zeros() {
+    fn input_numbers_use_minimal_bytes_then_zero() {
         let mut input = Input::new(&[7, 1, 2, 9]);
         assert_eq!(input.up_to(4), 2);
         assert_eq!(input.up_to(0x300), 0x201);
