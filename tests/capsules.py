@@ -51,7 +51,7 @@ _USED = b"used_dltensor_versioned"
 
 @dataclass(frozen=True)
 class Seen:
-    """What a capsule holds."""
+    """Content of a capsule."""
 
     name: str
     version: tuple[int, int] | None
@@ -95,7 +95,8 @@ def look(capsule: object) -> Seen:
 
 
 class Taken:
-    """A versioned capsule taken over, as a consumer does: its memory is this object's until `free`."""
+    """A versioned capsule that has been taken over, as a consumer does: this object owns its memory
+    until `free`."""
 
     def __init__(self, capsule: object) -> None:
         self._address = _get_pointer(capsule, b"dltensor_versioned")
@@ -106,5 +107,6 @@ class Taken:
         return ctypes.string_at(tensor.start, tensor.shape[0])
 
     def free(self) -> None:
-        """Call the producer's deleter. ctypes lets go of the interpreter meanwhile, as a consumer in C may."""
+        """Call the producer's deleter. ctypes releases the GIL meanwhile, as a consumer in C
+        may."""
         _ManagedVersioned.from_address(self._address).deleter(self._address)

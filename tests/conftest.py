@@ -1,4 +1,4 @@
-"""What the tests share: loud skips, and checkpoints to load."""
+"""Shared fixtures of the tests: loud skips, and checkpoints to load."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Search everything that the session shows for the secrets that its tests plant."""
+    """Search all output of the session for the secrets that its tests plant."""
     secrecy.search(config)
-    # A shell has its background jobs ignore Ctrl-C, and so would the processes that tests start and interrupt.
+    # Background jobs of a shell ignore Ctrl-C, and so would the processes that tests start and
+    # interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def skip_loudly(name: str, reason: str) -> NoReturn:
-    """Skip the test that needs `name`, or fail it when `TLOAD_REQUIRE` (a list, or `all`) says that it must run."""
+    """Skip the test that needs `name`, or fail it if `TLOAD_REQUIRE` (a list, or `all`) requires
+    it."""
     message = f"SKIPPED: needs {name}: {reason}"
     required = {word.strip() for word in os.environ.get("TLOAD_REQUIRE", "").split(",")}
     if required & {name, "all"}:
@@ -55,13 +57,13 @@ def require_root() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the caller's variables of tload and of clouds, and notes that an earlier test logged, out of the tests."""
+    """Hide the caller's variables of tload and of clouds, and notes that an earlier test logged."""
     for name in list(os.environ):
         own = name.startswith("TLOAD_") and name != "TLOAD_REQUIRE"
         clouds = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "HUGGING", "RUNAI_STREAMER_", "CLOUD_STORAGE_", "TRANSFORMERS_")
         if own or name.startswith(clouds) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
-    # Nor are credentials looked for in files or asked of the machine's cloud.
+    # Also hide credentials in files and from the machine's cloud.
     for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
         monkeypatch.setenv(name, os.devnull)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -80,13 +82,13 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.S3]:
 
 @pytest.fixture
 def web() -> Iterator[servers.Web]:
-    """A web server with ranges, which can be told to stall."""
+    """A web server with ranges, which can be made to stall."""
     with servers.web() as server:
         yield server
 
 
 def require_stub() -> Path:
-    """Return where the stand-in for CUDA's driver is, or skip loudly."""
+    """Return the path of the CUDA driver stub, or skip loudly."""
     library = gpu.library()
     if library is None:
         skip_loudly("cuda-stub", "no libtload_cuda_stub.so; cargo build --package tload-cuda-stub makes it")
@@ -95,7 +97,7 @@ def require_stub() -> Path:
 
 @pytest.fixture
 def cuda(request: pytest.FixtureRequest) -> Iterator[gpu.Stub]:
-    """A driver over host memory with two GPUs. At the end, nothing may have been left behind or done wrong."""
+    """A driver over host memory with two GPUs. Fails at the end on leaks and violations."""
     stub = gpu.Stub.load(require_stub())
     tload.release_staging()
     stub.reset()
@@ -110,7 +112,8 @@ def cuda(request: pytest.FixtureRequest) -> Iterator[gpu.Stub]:
 
 @pytest.fixture
 def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.TorchCuda]:
-    """Torch with two GPUs: its allocator gives memory of the processor that the driver takes for that of its GPUs."""
+    """Torch with two GPUs: its allocator returns host memory that the driver treats as GPU
+    memory."""
     require("torch")
     memory = gpu.TorchCuda(cuda)
     for name in ("check", "current_device", "current_stream", "device_of", "empty", "free_bytes"):
@@ -122,7 +125,7 @@ def torch_cuda(cuda: gpu.Stub, monkeypatch: pytest.MonkeyPatch) -> Iterator[gpu.
 
 @pytest.fixture(scope="session")
 def every_dtype(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Content]]:
-    """A file with tensors of every dtype, in shapes from scalar to odd, and what is in it."""
+    """A file with tensors of every dtype, in shapes from scalar to odd, and its contents."""
     path = tmp_path_factory.mktemp("every") / "every.safetensors"
     write_file(path, EVERY_DTYPE, metadata={"format": "pt", "author": "tests"})
     return path, EVERY_DTYPE

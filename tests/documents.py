@@ -1,7 +1,8 @@
-"""Reads the code blocks of Markdown pages, and what comments beside them say.
+"""Reads the code blocks of Markdown pages, and the comments about them.
 
-A comment `<!-- not run: why -->` right before a block says that it cannot run in a test. The Python of a comment that
-begins with `<!-- run before:` is run in its place among the blocks: what they need, and readers need not see.
+A comment `<!-- not run: why -->` right before a block says that it cannot run in a test. The Python
+code of a comment that starts with `<!-- run before:` is run at its position among the blocks: code
+that they need and readers do not.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ class Block:
 
     page: Path
     line: int
-    """Where its code begins, counted from 1."""
+    """First line of its code, counted from 1."""
     language: str
     text: str
     reason: str | None
-    """Why it is not run, or `None` if it is."""
+    """Reason why it is not run, or `None` if it is."""
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a block of the shell's. In a `console`, those are the lines after `$ `."""
+        """Return the commands of a shell block. In a `console`, those are the lines after `$ `."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
@@ -44,7 +45,7 @@ class Block:
 
 
 def blocks_of(page: Path) -> list[Block]:
-    """The blocks of a page from top to bottom. Hidden ones are Python like others."""
+    """Return the blocks of a page from top to bottom. Hidden ones are Python like others."""
     text = page.read_text()
     blocks = []
     for match in _FENCE.finditer(text):

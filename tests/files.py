@@ -1,4 +1,5 @@
-"""Writes safetensors files by hand, with dtypes and layouts that the safetensors package does not write."""
+"""Writes safetensors files by hand, with dtypes and layouts that the safetensors package does not
+write."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Content:
 
     @classmethod
     def random(cls, dtype: str, shape: tuple[int, ...], seed: int) -> Content:
-        """Any bytes; for BOOL, zeros and ones."""
+        """Return random bytes; for BOOL, zeros and ones."""
         size = math.prod(shape) * BITS[dtype] // 8
         raw = random.Random(f"{dtype} {shape} {seed}").randbytes(size)
         if dtype == "BOOL":
@@ -58,7 +59,8 @@ class Content:
 
 
 def shapes_for(dtype: str) -> list[tuple[int, ...]]:
-    """Shapes that fill whole bytes: scalar, empty, tiny, odd, several dimensions, more than a page."""
+    """Return shapes that fill whole bytes: scalar, empty, tiny, odd, several dimensions, more than
+    a page."""
     if dtype == "F4":
         return [(0,), (3, 0), (2,), (7, 2), (3, 5, 4), (8190,), (2, 0, 2)]
     if BITS[dtype] == 6:
@@ -74,7 +76,8 @@ EVERY_DTYPE = {
 
 
 def header(tensors: Mapping[str, Content], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The header of a file of these tensors, without the 8 bytes of its length. Not padded: odd offsets on purpose."""
+    """Return the header of a file of these tensors, without the 8 bytes of its length. Not padded:
+    offsets are deliberately odd."""
     entries: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     offset = 0
     for name, content in tensors.items():
@@ -94,7 +97,7 @@ def write_file(path: Path, tensors: Mapping[str, Content], metadata: Mapping[str
 
 
 def write_checkpoint(folder: Path, shards: list[Mapping[str, Content]]) -> None:
-    """Write shards and their index, as Hugging Face names them."""
+    """Write shards and their index, with names as on Hugging Face."""
     weight_map = {}
     for index, tensors in enumerate(shards, start=1):
         name = f"model-{index:05}-of-{len(shards):05}.safetensors"
@@ -106,5 +109,5 @@ def write_checkpoint(folder: Path, shards: list[Mapping[str, Content]]) -> None:
 
 
 def tile(seed: int, size: int) -> bytes:
-    """`size` bytes that differ by seed and are quick to make, for large files."""
+    """Return `size` bytes that differ by seed and are quick to make, for large files."""
     return (random.Random(seed).randbytes(4093) * (size // 4093 + 1))[:size]

@@ -1,6 +1,8 @@
-"""GPUs for machines without one: a driver over host memory, and what plays torch's CUDA on it.
+"""GPUs for machines without one: a driver over host memory, and a replacement of torch's CUDA
+functions.
 
-The driver is `crates/cuda-stub`. Its library calls itself libcuda.so, so whoever opens that name later gets it.
+The driver is `crates/cuda-stub`. Its library has the soname libcuda.so, so later opens of that name
+get it.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ if TYPE_CHECKING:
 FILE = "libtload_cuda_stub.so"
 LEFT = ("allocations", "allocated_bytes", "registrations", "host_allocations", "streams", "events", "contexts")
 PATIENCE = 60.0
-"""Seconds: loads that were given up end when their copies do."""
+"""Seconds: abandoned loads end when their copies do."""
 
 
 def library() -> Path | None:
-    """Where the built driver is; the newest, if there are several."""
+    """Return the path of the built driver; the newest, if there are several."""
     target = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).parent.parent / "target")
     places = [target / profile / folder / FILE for profile in ("debug", "release") for folder in ("", "deps")]
     found = [place for place in places if place.is_file()]
@@ -32,7 +34,7 @@ def library() -> Path | None:
 
 
 class Stub:
-    """The driver that this process has opened: what is alive, what was called, what is to go wrong."""
+    """The driver that this process has opened: live objects, calls, and failures to inject."""
 
     _loaded: Stub | None = None
 
@@ -98,7 +100,8 @@ class Stub:
 
 
 class TorchCuda:
-    """What `tload._cuda` asks of torch, with CPU tensors that the driver takes for memory of its GPUs."""
+    """Functions of torch that `tload._cuda` calls, with CPU tensors that the driver treats as GPU
+    memory."""
 
     def __init__(self, stub: Stub) -> None:
         self.stub = stub
@@ -109,7 +112,7 @@ class TorchCuda:
         self.allocated: list[tuple[int, int]] = []
         """GPU and bytes of each allocation."""
         self.fails_at: dict[int, BaseException] = {}
-        """What allocation raises, by how many came before."""
+        """Exceptions that allocation raises, by the number of allocations before."""
         self._storages: list[Any] = []
         self._devices: dict[int, int] = {}
 
@@ -138,7 +141,7 @@ class TorchCuda:
         return self.on_gpu(tensor, ordinal)
 
     def on_gpu(self, tensor: torch.Tensor, ordinal: int) -> torch.Tensor:
-        """From now on the tensor is on a GPU, as long as it lives."""
+        """Treat the tensor as GPU memory from now on, as long as it lives."""
         from torch.multiprocessing.reductions import StorageWeakRef
 
         storage = tensor.untyped_storage()
@@ -146,7 +149,7 @@ class TorchCuda:
             address = storage.data_ptr()
             self.stub.adopt(address, storage.nbytes(), ordinal)
             self._devices[address] = ordinal
-            # Not at Python's end, which leaves the memory where it is.
+            # Not at the exit of Python, which leaves the memory in place.
             weakref.finalize(tensor, self.stub.disown, address).atexit = False
             self._storages.append(StorageWeakRef(storage))  # type: ignore[no-untyped-call, unused-ignore]
         return tensor
@@ -156,5 +159,5 @@ class TorchCuda:
         return str(tensor.device) if ordinal is None else f"cuda:{ordinal}"
 
     def live(self) -> int:
-        """How many allocations anybody still has."""
+        """Return the number of live allocations."""
         return sum(not storage.expired() for storage in self._storages)

@@ -1,6 +1,8 @@
-"""A model hub on this machine: it tells which commit a revision is at, what that holds, and redirects to large files.
+"""A model hub on this machine: it resolves revisions to commits, lists files, and redirects to
+large files.
 
-It speaks the paths and headers that `huggingface_hub` reads, so that both that package and tload can be pointed at it.
+It implements the paths and headers that `huggingface_hub` uses, so that both that package and tload
+can use it.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 LARGE = ".safetensors"
-"""Names of the files that are behind a redirect, as those in Git LFS are."""
+"""Names of files behind a redirect, as in Git LFS."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What somebody asked for."""
+    """A request to the hub."""
 
     method: str
     host: str
@@ -35,17 +37,17 @@ class Asked:
 
 @dataclass
 class Hub:
-    """A running hub. All of it may be changed while it runs."""
+    """A running hub. All attributes may be changed while it runs."""
 
     url: str = ""
     files_url: str = ""
-    """Of the server that has the large files, on another port."""
+    """URL of the server with the large files, on another port."""
     commits: dict[str, dict[str, dict[str, bytes]]] = field(default_factory=dict)
-    """By repository and commit: the files."""
+    """Files by repository and commit."""
     revisions: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By repository and branch or tag: the commit."""
+    """Commit by repository and branch or tag."""
     gated: dict[str, str] = field(default_factory=dict)
-    """By repository: the token that may read it."""
+    """Token that may read a repository, by repository."""
     asked: list[Asked] = field(default_factory=list)
 
     def commit(self, repository: str, files: Mapping[str, bytes], revision: str = "main") -> str:
@@ -100,12 +102,12 @@ class _Responder(BaseHTTPRequestHandler):
 
     @staticmethod
     def _cut(path: str) -> tuple[str, str, str]:
-        """`org/name/REVISION/file` in three."""
+        """Split `org/name/REVISION/file` into three parts."""
         org, name, revision, file = path.split("/", 3)
         return f"{org}/{name}", revision, file
 
     def _known(self, repository: str, *, reads: bool) -> bool:
-        """Whether the repository may be seen; says no if not."""
+        """Return whether the repository may be seen; refuse the request if not."""
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if repository not in self.hub.commits:
             self._refuse(404 if token else 401, "RepoNotFound", "Repository not found")
@@ -197,7 +199,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that go away in the middle of an answer are no failure."""
+        """Ignore clients that disconnect during a response."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Small models of transformers with random weights, as it saves them, to load without a network."""
+"""Small models of transformers with random weights, saved by it, to load without a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = {
 }
 
 LAYERS = 11
-"""More than ten, so that numbers sort otherwise than their digits do."""
+"""Number of layers: more than ten, so that numeric order differs from text order."""
 
 
 def dense(**changes: Any) -> Any:
@@ -33,7 +33,8 @@ def dense(**changes: Any) -> Any:
 
 
 def experts(**changes: Any) -> Any:
-    """Make a Qwen3 with experts, each of which has its tensors in files, and which are one in the model."""
+    """Make a Qwen3 with experts that have tensors of their own in files, but are merged in the
+    model."""
     transformers = require("transformers")
     require("torch").manual_seed(1)
     of_experts = {"moe_intermediate_size": 16, "num_experts": 12, "num_experts_per_tok": 2, "head_dim": 8}
@@ -43,13 +44,13 @@ def experts(**changes: Any) -> Any:
 
 
 def save(model: Any, folder: Path, shard_size: str = "100KB") -> Path:
-    """Save a model in shards of a size, as its users get it."""
+    """Save a model in shards of a size, as users get it."""
     model.save_pretrained(folder, max_shard_size=shard_size)
     return folder
 
 
 def logits(model: Any) -> Any:
-    """Returns the answer of a model to a prompt."""
+    """Return the logits of a model for a prompt."""
     torch = require("torch")
     with torch.no_grad():
         return model(torch.arange(12)[None]).logits
@@ -58,9 +59,9 @@ def logits(model: Any) -> Any:
 def assert_close(output: Any, other: Any) -> None:
     """Fail unless two outputs in single precision differ by no more than rounding.
 
-    Equal weights need not give equal bits: kernels add in an order that depends on the processor, its threads and the
-    alignment of the weights. Each output comes from a few hundred roundings of 6e-8; a weight or buffer that is wrong
-    shows in the first digits.
+    Equal weights need not give equal bits: kernels add in an order that depends on the processor,
+    its threads and the alignment of the weights. Each output is the result of a few hundred
+    roundings of 6e-8; a wrong weight or buffer shows in the first digits.
     """
     torch = require("torch")
     assert output.dtype == other.dtype == torch.float32
@@ -68,7 +69,7 @@ def assert_close(output: Any, other: Any) -> None:
 
 
 def assert_same(model: Any, other: Any) -> None:
-    """Fail unless both have the same weights and buffers, bit for bit, and give the same answer."""
+    """Fail unless both have the same weights and buffers, bit for bit, and the same logits."""
     torch = require("torch")
     assert list(model.state_dict()) == list(other.state_dict())
     tensors, others = all_tensors(model), all_tensors(other)
@@ -76,10 +77,10 @@ def assert_same(model: Any, other: Any) -> None:
     for name, tensor in others.items():
         assert tensors[name].dtype == tensor.dtype, name
         assert torch.equal(tensors[name], tensor), name
-    # Single precision for all: half precision rounds too coarsely to tell anything.
+    # Single precision throughout: half precision rounds too coarsely for a comparison.
     assert_close(logits(copy.deepcopy(model).float()), logits(copy.deepcopy(other).float()))
 
 
 def all_tensors(model: Any) -> dict[str, Any]:
-    """Returns the state of a model and the buffers that are not part of it."""
+    """Return the state of a model and the buffers that are not part of it."""
     return {**model.state_dict(), **dict(model.named_buffers())}

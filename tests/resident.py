@@ -1,4 +1,4 @@
-"""What the page cache holds of a file, and emptying it."""
+"""Measures and empties a file's part of the page cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def resident_bytes(path: Path) -> int:
-    """Return how much of the file is in the page cache, in whole pages, or skip loudly where nobody says."""
+    """Return the bytes of a file in the page cache, in whole pages, or skip loudly if that cannot
+    be measured."""
     if sys.platform != "linux":
         skip_loudly("page-cache", f"{sys.platform} says nothing of it that we understand")
     try:
@@ -34,7 +35,7 @@ def resident_bytes(path: Path) -> int:
 
 
 def evict(path: Path) -> None:
-    """Drop the file from the page cache, or skip loudly where it stays, as on tmpfs."""
+    """Drop the file from the page cache, or skip loudly if it stays, as on tmpfs."""
     resident_bytes(path)  # skips where the next lines would not work
     with path.open("rb") as file:
         os.fsync(file.fileno())
@@ -44,7 +45,7 @@ def evict(path: Path) -> None:
 
 
 def warm(path: Path) -> None:
-    """Bring the file into the page cache, written back, or skip loudly where it does not stay."""
+    """Read the file into the page cache, written back, or skip loudly if it does not stay."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         file.read()

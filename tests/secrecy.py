@@ -1,8 +1,9 @@
-"""Searches everything that the suite shows for the secrets that its tests plant.
+"""Searches all output of the suite for the secrets that its tests plant.
 
-Tests plant secrets wherever there is a place for one; something of `secrets.txt` is in each. What is searched: what
-tests and programs that they start print, log records, warnings, every error of tload as text and `repr`, every report,
-and the `repr` of what is open. A secret that is shown fails the session, whatever the tests say.
+Tests plant secrets wherever one can occur; each contains a text of `secrets.txt`. The search covers
+output of tests and of programs that they start, log records, warnings, every error of tload as text
+and `repr`, every report, and the `repr` of open objects. A secret that is shown fails the session,
+whatever the results of the tests.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 SECRETS = tuple(Path(__file__).with_name("secrets.txt").read_text().split())
 
 CONTEXT = 80
-"""Characters before a secret that are shown of a text with one."""
+"""Maximum characters shown before a secret."""
 
 
 def leaks(text: str) -> list[str]:
-    """What stands before each secret in `text`; never the secret."""
+    """Return the text before each secret in `text`; never the secret."""
     found = ((text.find(secret), secret) for secret in SECRETS)
     return [text[max(0, at - CONTEXT) : at] for at, _ in found if at >= 0]
 
@@ -52,7 +53,7 @@ class Search:
         self.found += [f"{self._test}: {what}, after {before!r}" for before in leaks(text)]
 
     def begin(self) -> None:
-        """Look at errors, at what is open, at reports, and at what programs print, from now on."""
+        """Start to search errors, open objects, reports, and output of programs."""
         self._after(tload.Error, "__init__", lambda error, _: self._look_at_error(error))
         for kind in (tload.Checkpoint, tload.TensorStream, tload.Options, tload.Report):
             self._after(kind, "__repr__", lambda it, shown: self.look(f"the repr of a {type(it).__name__}", shown))
@@ -64,13 +65,13 @@ class Search:
         )
 
     def end(self) -> None:
-        """Put everything back."""
+        """Restore all replaced functions."""
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
 
     def _after(self, owner: Any, name: str, look: Callable[[Any, Any], None]) -> None:
-        """Have `look` see the first argument and the result of every call of a function."""
+        """Pass the first argument and the result of every call of a function to `look`."""
         inner = getattr(owner, name)
 
         @functools.wraps(inner)
@@ -98,7 +99,8 @@ class Search:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        # Not the traceback of a failure: it shows the lines of the test, which plant the secrets.
+        # The traceback of a failure is excluded: it shows lines of the test, which plant the
+        # secrets.
         for title, text in report.sections:
             self.look(title, text)
 
@@ -122,7 +124,7 @@ class Search:
 
 
 def search(config: pytest.Config) -> Search:
-    """The search of this session, begun."""
+    """Return the search of this session, started."""
     found = Search()
     config.pluginmanager.register(found, "secrecy")
     found.begin()
@@ -131,7 +133,7 @@ def search(config: pytest.Config) -> Search:
 
 
 def of_session(config: pytest.Config) -> Search:
-    """The search of this session."""
+    """Return the search of this session."""
     found = config.pluginmanager.get_plugin("secrecy")
     assert isinstance(found, Search)
     return found

@@ -1,4 +1,5 @@
-"""Servers to load from: versitygw, which speaks S3 and checks signatures, and a web server that can stall."""
+"""Servers to load from: versitygw, which implements S3 and checks signatures, and a web server that
+can stall."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ ROOT = Path(__file__).parent.parent
 REGION = "us-east-1"
 
 PATIENCE = 60.0
-"""Seconds until something that does not come counts as missing: far more than a busy machine needs."""
+"""Seconds until a missing event is a failure: far more than a busy machine needs."""
 
 
 def find(program: str) -> str | None:
-    """The program of this repository, or the system's."""
+    """Return the path of a program in this repository, or of the system's."""
     return shutil.which(str(ROOT / ".tools" / "bin" / program)) or shutil.which(program)
 
 
 def unused_port() -> int:
-    """A port where nobody listens."""
+    """Return a port on which no server listens."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         port: int = server.getsockname()[1]
@@ -58,7 +59,7 @@ class S3:
 
     @property
     def store(self) -> dict[str, str]:
-        """What to pass as `store=`."""
+        """Return the value for `store=`."""
         return {
             "endpoint": self.endpoint,
             "region": REGION,
@@ -79,7 +80,7 @@ class S3:
         return f"s3://{bucket}/{prefix}"
 
     def make_public(self, bucket: str) -> None:
-        """Let anybody read the objects of a bucket."""
+        """Make the objects of a bucket public."""
         policy = (
             '{"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Principal": "*", '
             f'"Action": ["s3:GetObject"], "Resource": ["arn:aws:s3:::{bucket}/*"]}}]}}'
@@ -98,7 +99,7 @@ class S3:
             connection.close()
 
     def _signed(self, method: str, path: str, query: dict[str, str], body: bytes) -> dict[str, str]:
-        """Signature version 4, for paths that need no escapes."""
+        """Compute signature version 4, for paths that need no escapes."""
         moment = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
         scope = f"{moment[:8]}/{REGION}/s3/aws4_request"
         digest = hashlib.sha256(body).hexdigest()
@@ -119,13 +120,13 @@ class S3:
 
 @contextmanager
 def versitygw(program: str, folder: Path) -> Iterator[S3]:
-    """Start versitygw in an empty folder, and wait until it answers."""
+    """Start versitygw in an empty folder, and wait until it responds."""
     buckets, metadata = folder / "buckets", folder / "metadata"
     buckets.mkdir()
     metadata.mkdir()
     server = S3(unused_port(), buckets)
     keys = {"ROOT_ACCESS_KEY": server.access_key_id, "ROOT_SECRET_KEY": server.secret_access_key}
-    # Metadata beside the files: not every file system has extended attributes.
+    # Metadata is kept beside the files: not every file system has extended attributes.
     settings = ["--region", REGION, "--port", f"127.0.0.1:{server.port}", "posix", "--sidecar", str(metadata)]
     with (
         (folder / "log").open("wb") as log,
@@ -159,7 +160,7 @@ def _answers(port: int) -> bool:
 
 @dataclass(frozen=True)
 class Request:
-    """What somebody asked for."""
+    """A request to the server."""
 
     method: str
     path: str
@@ -168,15 +169,17 @@ class Request:
 
 @dataclass
 class Web:
-    """A running web server. What is in `files` it serves, under `/NAME`; as an S3 server, as the object of a bucket."""
+    """A running web server. It serves `files` under `/NAME`, or, as an S3 server, as objects of the
+    bucket."""
 
     port: int = 0
     files: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     stall_from: int | None = None
-    """Requests for bytes from here on get the head of an answer and nothing more. `None`: none."""
+    """Requests for bytes from here on get only the head of a response. `None`: no request
+    stalls."""
     stalled: set[str] = field(default_factory=set)
-    """Paths that somebody waits for."""
+    """Paths with a stalled request."""
     changed: threading.Condition = field(default_factory=threading.Condition)
     ended: threading.Event = field(default_factory=threading.Event)
 
@@ -186,7 +189,7 @@ class Web:
 
     def wait_until_stalled(self, path: str) -> None:
         with self.changed:
-            assert self.changed.wait_for(lambda: path in self.stalled, PATIENCE), f"nobody waits for {path}"
+            assert self.changed.wait_for(lambda: path in self.stalled, PATIENCE), f"no request waits for {path}"
 
 
 @contextmanager
@@ -242,7 +245,7 @@ def web() -> Iterator[Web]:
         request_queue_size = 128
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Clients that go away in the middle are what some tests are about."""
+            """Some tests are about clients that disconnect."""
 
     with Server(("127.0.0.1", 0), Responder) as server:
         served.port = server.server_address[1]

@@ -1,4 +1,5 @@
-"""`async for` over a load: every tensor, a loop that goes on meanwhile, and an end at any moment."""
+"""`async for` over a load: all tensors arrive, the loop keeps running, and the load can end at any
+moment."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def raw(tensor: tload.Tensor) -> bytes:
     return look(tensor.__dlpack__()).raw
 
 
-def test_all_tensors_come(run: Any, large: Large) -> None:
+def test_async_iteration_yields_all_tensors(run: Any, large: Large) -> None:
     path, tensors = large
 
     async def main() -> None:
@@ -57,7 +58,7 @@ def test_all_tensors_come(run: Any, large: Large) -> None:
     run(main())
 
 
-def test_the_loop_goes_on_while_a_server_stalls(run: Any, web: servers.Web, large: Large) -> None:
+def test_event_loop_runs_while_a_server_stalls(run: Any, web: servers.Web, large: Large) -> None:
     path, _ = large
     web.files["model.safetensors"] = path.read_bytes()
     web.stall_from = 8 * MIB
@@ -84,14 +85,14 @@ async def collect(stream: Any) -> None:
         pass
 
 
-def test_a_task_that_is_cancelled_loses_nothing(run: Any, large: Large) -> None:
+def test_cancelled_task_loses_no_tensor(run: Any, large: Large) -> None:
     path, tensors = large
 
     async def main() -> None:
         names: list[str] = []
         async with tload.stream(path, framework="dlpack", memory_limit="2 MiB") as stream:
             while True:
-                # Cancelled before it has begun, while it waits, or not at all.
+                # Cancelled before it has started, while it waits, or not at all.
                 task = asyncio.ensure_future(anext(stream))
                 for _ in range(len(names) % 3):
                     await asyncio.sleep(0)
@@ -161,7 +162,7 @@ def test_nothing_is_left_behind(run: Any, large: Large) -> None:
     assert not [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
 
 
-def test_progress_is_told(run: Any, large: Large) -> None:
+def test_async_load_calls_progress(run: Any, large: Large) -> None:
     path, tensors = large
     told: list[tload.Progress] = []
 

@@ -14,7 +14,7 @@ def elements(box: _boxes.Box) -> Elements:
     return set(itertools.product(*(range(start, end) for start, end in box)))
 
 
-def test_random_boxes_overlap_and_lack_what_their_elements_do() -> None:
+def test_random_boxes_match_element_sets() -> None:
     any_of = random.Random(3)
     found = {"overlapping": 0, "complete": 0}
 

@@ -107,7 +107,7 @@ def test_a_variable_means_the_same_to_the_command_and_to_python(
         ("TLOAD_FOLLOW_SYMLINKS", "perhaps"),
     ],
 )
-def test_nonsense_in_a_variable_is_refused_by_the_command_and_by_python(
+def test_invalid_variable_rejected_by_command_and_python(
     variable: str, text: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = run(SCRIPT, "load", str(floats[0]), **{variable: text})
@@ -128,7 +128,7 @@ def test_errors_go_to_standard_error_with_a_status() -> None:
     assert run(SCRIPT, "no-such-command").returncode == 2
 
 
-def test_a_closed_pipe_is_no_failure(floats: Floats) -> None:
+def test_closed_stdout_exits_cleanly(floats: Floats) -> None:
     done = subprocess.run(
         f"{SCRIPT[0]} ls {floats[0]} | head -n 1", shell=True, capture_output=True, text=True, check=False
     )

@@ -1,4 +1,5 @@
-"""`tload.compat.runai`: the tensors of `SafetensorsStreamer` are the files', its errors those that callers expect."""
+"""`tload.compat.runai`: the tensors of `SafetensorsStreamer` are those of the files, its errors
+those that callers expect."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def test_the_tensors_are_those_of_the_safetensors_package(runai: Any, every_dtyp
                 assert torch.equal(ours[name].reshape(-1).view(torch.uint8), theirs.reshape(-1).view(torch.uint8))
 
 
-def test_what_is_streamed_is_told_before_it_comes(runai: Any, tmp_path: Path, floats: Every) -> None:
+def test_stream_files_publishes_metadata_before_tensors(runai: Any, tmp_path: Path, floats: Every) -> None:
     path, tensors = floats
     other = tmp_path / "other.safetensors"
     more = {
@@ -118,7 +119,7 @@ def test_what_is_streamed_is_told_before_it_comes(runai: Any, tmp_path: Path, fl
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_tensors_stay_good_while_others_come_and_after_the_end(
+def test_tensors_stay_valid_after_stream_ends(
     *, owned: bool, runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tensors = megabytes
@@ -131,7 +132,7 @@ def test_tensors_stay_good_while_others_come_and_after_the_end(
 @pytest.mark.parametrize(
     ("limit", "wanted"), [("0", 4 * MIB), ("2097152", 4 * MIB), ("16777216", 16 * MIB), ("-1", 64 * MIB), (None, None)]
 )
-def test_the_memory_limit_means_what_it_means_there(
+def test_memory_limit_matches_runai(
     limit: str | None, wanted: int | None, runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, tensors = megabytes
@@ -159,9 +160,7 @@ def test_a_memory_limit_that_cannot_work_is_refused_first(
     assert "RUNAI_STREAMER_MEMORY_LIMIT='much'" in str(refused(runai, path))
 
 
-def test_how_files_are_read_is_taken_from_the_environment(
-    runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_sets_depth_and_extent(runai: Any, megabytes: Every, monkeypatch: pytest.MonkeyPatch) -> None:
     path, _ = megabytes
 
     def report() -> tload.Report:
@@ -174,7 +173,7 @@ def test_how_files_are_read_is_taken_from_the_environment(
     monkeypatch.setenv("RUNAI_STREAMER_CONCURRENCY", "3")
     monkeypatch.setenv("RUNAI_STREAMER_CHUNK_BYTESIZE", "1000")
     asked = report()
-    assert (asked.depth, asked.extent_bytes // MIB) == (3, 2), "as little as theirs reads at once"
+    assert (asked.depth, asked.extent_bytes // MIB) == (3, 2), "minimum read size, as in runai_model_streamer"
     monkeypatch.setenv("RUNAI_STREAMER_FS_QUEUE_DEPTH", "5,nfs=64")
     assert report().depth == 5
     monkeypatch.setenv("RUNAI_STREAMER_FS_CHUNK_BYTESIZE", str(4 * MIB))
@@ -200,7 +199,7 @@ def test_a_name_in_several_files_comes_from_each(runai: Any, tmp_path: Path) -> 
     assert len(stream(runai, [paths[0], paths[0]])) == 4, "a file may come twice"
 
 
-def test_names_that_cannot_be_meant_are_refused(runai: Any, floats: Every) -> None:
+def test_invalid_tensor_names_rejected(runai: Any, floats: Every) -> None:
     path, _ = floats
     assert "'layer.0.weight'" in str(refused(runai, path, tensor_names="layer.0.weight"))
     assert "empty" in str(refused(runai, path, tensor_names=set()))
@@ -216,7 +215,7 @@ def test_no_files_bring_no_tensors(runai: Any, tmp_path: Path) -> None:
         assert list(streamer.get_tensors()) == []
 
 
-def test_files_that_are_wrong_are_value_errors_that_say_how(runai: Any, tmp_path: Path, floats: Every) -> None:
+def test_invalid_files_raise_value_error(runai: Any, tmp_path: Path, floats: Every) -> None:
     path, tensors = floats
     missing = refused(runai, tmp_path / "missing.safetensors")
     assert "missing.safetensors" in str(missing)
@@ -252,7 +251,7 @@ def test_a_failure_while_reading_ends_the_stream_and_the_next_one_is_good(
         }
 
 
-def test_a_stream_must_be_taken_or_left_before_the_next(runai: Any, megabytes: Every, floats: Every) -> None:
+def test_second_stream_rejected_while_first_is_outstanding(runai: Any, megabytes: Every, floats: Every) -> None:
     path, _ = megabytes
     with runai.SafetensorsStreamer() as streamer:
         streamer.stream_file(str(path))
@@ -270,7 +269,7 @@ def test_a_stream_must_be_taken_or_left_before_the_next(runai: Any, megabytes: E
     with streamer:
         streamer.stream_file(str(floats[0]))
         taken.close()
-        assert len(list(streamer.get_tensors())) == len(floats[1]), "the generator of another stream has no say"
+        assert len(list(streamer.get_tensors())) == len(floats[1]), "the generator of another stream has no effect"
         streamer.stream_file(str(path))
         taken = streamer.get_tensors()
         next(taken)
@@ -317,7 +316,7 @@ def group() -> Iterator[Any]:
     distributed.destroy_process_group()
 
 
-def test_one_process_reads_alone_however_it_is_asked(runai: Any, group: Any, floats: Every) -> None:
+def test_single_process_ignores_is_distributed(runai: Any, group: Any, floats: Every) -> None:
     path, tensors = floats
     assert group.get_world_size() == 1
     assert len(stream(runai, [path], is_distributed=True)) == len(tensors)
@@ -328,7 +327,7 @@ def test_several_processes_do_not_divide_files(
 ) -> None:
     path, tensors = floats
     monkeypatch.setattr(group, "get_world_size", lambda: 2)
-    assert len(stream(runai, [path], is_distributed=True)) == len(tensors), "theirs would not by gloo, either"
+    assert len(stream(runai, [path], is_distributed=True)) == len(tensors), "gloo does not divide there, either"
     monkeypatch.setenv("RUNAI_STREAMER_DIST", "1")
     with pytest.raises(tload.UnsupportedError, match="RUNAI_STREAMER_DIST=0"):
         stream(runai, [path], is_distributed=True)

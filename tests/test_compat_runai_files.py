@@ -74,7 +74,7 @@ def test_ranges_are_the_bytes_of_the_files_in_order(
         assert taken(streamer) == []
 
 
-def test_ranges_that_follow_one_another_are_said_by_their_sizes(runai: Any, file: Path) -> None:
+def test_contiguous_ranges_built_from_sizes(runai: Any, file: Path) -> None:
     chunks = runai.FileChunks.contiguous(17, str(file), 5, [3, 0, 4])
     assert (chunks.offsets, chunks.sizes) == ([5, 8, 8], [3, 0, 4])
     assert (chunks.total_size(), chunks.max_chunk_size()) == (7, 4)
@@ -84,7 +84,7 @@ def test_ranges_that_follow_one_another_are_said_by_their_sizes(runai: Any, file
 
 
 @pytest.mark.parametrize("owned", [True, False])
-def test_tensors_are_nobodys_but_the_callers(
+def test_range_tensors_are_owned_by_caller(
     *, owned: bool, runai: Any, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RUNAI_STREAMER_MEMORY_LIMIT", "0")
@@ -98,7 +98,7 @@ def test_tensors_are_nobodys_but_the_callers(
     assert file.read_bytes() == content
 
 
-def test_no_more_is_read_ahead_than_may_wait(runai: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_ahead_stays_within_limit(runai: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, most = 0, 0
     reads = importlib.import_module("tload.compat.runai.range_reads")
     fill = reads.RangeReads._fill
@@ -122,7 +122,7 @@ def test_no_more_is_read_ahead_than_may_wait(runai: Any, file: Path, monkeypatch
         assert type(caught.value).__name__ == "RunaiStreamerMemoryLimitException"
 
 
-def test_a_range_that_cannot_be_read_ends_the_stream_and_no_more(runai: Any, file: Path, tmp_path: Path) -> None:
+def test_unreadable_range_ends_only_its_stream(runai: Any, file: Path, tmp_path: Path) -> None:
     good = [runai.FileChunks(0, str(file), [512], [512])]
     wanted = [(0, 0, file.read_bytes()[512:1024])]
     with runai.FileStreamer() as streamer:
@@ -164,7 +164,7 @@ def test_ranges_must_be_taken_or_left_before_the_next(runai: Any, file: Path) ->
         assert len(taken(streamer)) == 100
 
 
-def test_files_stay_open_no_longer_than_they_are_read(runai: Any, file: Path, tmp_path: Path) -> None:
+def test_files_closed_after_last_range(runai: Any, file: Path, tmp_path: Path) -> None:
     def is_open() -> bool:
         return any(os.path.realpath(link) == str(file.resolve()) for link in Path("/proc/self/fd").iterdir())
 

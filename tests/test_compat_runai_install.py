@@ -1,4 +1,5 @@
-"""`tload.compat.runai.install`: others import it as runai_model_streamer, and find in it what they look for."""
+"""`tload.compat.runai.install`: programs import it as runai_model_streamer, and find the names that
+they need."""
 
 from __future__ import annotations
 
@@ -37,12 +38,12 @@ def installed(runai: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     assert not [name for name in sys.modules if name.partition(".")[0] == NAME]
 
 
-def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, floats: Every) -> None:
+def test_install_makes_runai_importable(runai: Any, installed: Any, floats: Every) -> None:
     runai.install()
     assert importlib.import_module(NAME) is installed, "once is enough"
     assert importlib.util.find_spec(NAME) is not None
     assert set(runai.__all__) <= set(vars(installed))
-    # What vLLM 0.33 and SGLang 0.5.23 import.
+    # Imports of vLLM 0.33 and SGLang 0.5.23.
     pytorch = importlib.import_module(f"{NAME}.safetensors_streamer.safetensors_pytorch")
     assert installed.SafetensorsStreamer is runai.SafetensorsStreamer
     path, tensors = floats
@@ -72,7 +73,7 @@ def test_installed_it_is_found_by_the_other_name(runai: Any, installed: Any, flo
         ("safetensors_streamer.safetensors_pytorch", "SafetensorMetadata"),
     ],
 )
-def test_what_their_modules_have_is_in_the_same_place(module: str, name: str, installed: Any) -> None:
+def test_runai_names_exist_in_same_modules(module: str, name: str, installed: Any) -> None:
     found = importlib.import_module(f"{NAME}.{module}")
     thing: Any = installed
     for part in module.split("."):
@@ -111,7 +112,7 @@ def test_a_prefix_is_removed_once_and_only_from_the_front() -> None:
     assert removeprefix("a", "") == "a"
 
 
-def test_it_does_not_take_the_place_of_what_is_in_use() -> None:
+def test_install_rejected_after_runai_import() -> None:
     """In a process of its own: the import stays."""
     require("torch")
     script = f"""

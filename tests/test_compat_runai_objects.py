@@ -1,4 +1,5 @@
-"""`tload.compat.runai` and object stores: what is listed, pulled and streamed, and who may see whose secrets."""
+"""`tload.compat.runai` with object stores: listing, pulling and streaming, with the caller's
+credentials only."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def bodies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def url(s3: S3, bodies: dict[str, bytes]) -> str:
-    """The same in an object store, beside something else."""
+    """URL of the model in an object store, beside another object."""
     for name, body in bodies.items():
         s3.put("runai", f"models/tiny/{name}", body)
     s3.put("runai", "models/config.json", b"of another")
@@ -111,8 +112,8 @@ def test_safetensors_are_listed_right_below_a_prefix(url: str, credentials: S3Cr
         list_safetensors("s3://no-such-bucket/model", credentials)
 
 
-def test_safetensors_are_listed_without_a_look_into_them(s3: S3, credentials: S3Credentials) -> None:
-    """Nor does an index have a say, or the name of the prefix."""
+def test_list_safetensors_opens_no_file(s3: S3, credentials: S3Credentials) -> None:
+    """Neither an index nor the name of the prefix has an effect."""
     s3.put("runai", "odd.json/model.safetensors.index.json", b'{"weight_map": {"a": "gone.safetensors"}}')
     for name in (".hidden.safetensors", "b.safetensors"):
         s3.put("runai", f"odd.json/{name}", b"no header")
@@ -137,7 +138,7 @@ def test_objects_are_listed(url: str, bodies: dict[str, bytes], s3: S3, monkeypa
     check(["config.json"], allow_patterns=[f"{url}/config.json", "config.json"])
     check(NAMES, allow_patterns=[], ignore_patterns=[])
     assert streamer.list_files(f"{url}/") == streamer.list_files(url)
-    assert streamer.list_files("s3://runai/models/tin") == [], "a folder is meant, not the beginning of a name"
+    assert streamer.list_files("s3://runai/models/tin") == [], "a folder is meant, not a prefix of a name"
     with pytest.raises(ValueError, match="no such bucket") as caught:
         streamer.list_files("s3://no-such-bucket")
     assert isinstance(caught.value.__cause__, tload.NotFoundError)
@@ -169,7 +170,7 @@ PATTERNS: list[tuple[list[str] | None, list[str] | None]] = [
 
 
 @pytest.mark.parametrize(("allow", "ignore"), PATTERNS)
-def test_what_is_pulled_is_what_whole_keys_match(  # noqa: PLR0917
+def test_pull_files_matches_whole_keys(  # noqa: PLR0917
     allow: list[str] | None,
     ignore: list[str] | None,
     url: str,
@@ -188,7 +189,7 @@ def test_what_is_pulled_is_what_whole_keys_match(  # noqa: PLR0917
     }
 
 
-def test_pulls_that_cannot_work_say_why(url: str, s3: S3, credentials: S3Credentials, tmp_path: Path) -> None:
+def test_invalid_pull_raises(url: str, s3: S3, credentials: S3Credentials, tmp_path: Path) -> None:
     with pytest.raises(NotImplementedError, match="object stores only"):
         pull_files(str(tmp_path), str(tmp_path / "target"))
     with pytest.raises(tload.NotFoundError, match="no such bucket"):
@@ -202,7 +203,7 @@ def test_pulls_that_cannot_work_say_why(url: str, s3: S3, credentials: S3Credent
     assert files_in(tmp_path) == {}
 
 
-def test_keys_that_lead_elsewhere_are_refused(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_escaping_target_rejected(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     listed = "".join(
         f"<Contents><Key>{key}</Key><LastModified>2026-11-20T12:00:00.000Z</LastModified>"
         f"<ETag>&quot;1&quot;</ETag><Size>4</Size></Contents>"
@@ -243,7 +244,7 @@ ENVIRONMENTS: list[tuple[Kind, dict[str, str], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "variables", "wanted"), ENVIRONMENTS)
-def test_how_stores_are_reached_is_taken_from_the_environment(
+def test_environment_sets_store_options(
     kind: Kind, variables: dict[str, str], wanted: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in variables.items():
@@ -253,7 +254,7 @@ def test_how_stores_are_reached_is_taken_from_the_environment(
     _store.check(store)
 
 
-def test_a_model_is_copied_once_by_whoever_comes_first(
+def test_concurrent_processes_copy_model_once(
     url: str, bodies: dict[str, bytes], s3: S3, credentials: S3Credentials, tmp_path: Path
 ) -> None:
     script = """
@@ -291,7 +292,7 @@ def may_lock(path: Path) -> bool:
         return True
 
 
-def test_a_copy_that_failed_is_begun_anew(url: str, credentials: S3Credentials, tmp_path: Path) -> None:
+def test_failed_copy_restarts(url: str, credentials: S3Credentials, tmp_path: Path) -> None:
     target, lock = tmp_path / "model", tmp_path / "model.lock"
     target.mkdir()
     (target / "stale").touch()
@@ -312,6 +313,6 @@ def test_a_copy_that_failed_is_begun_anew(url: str, credentials: S3Credentials, 
 
 
 def test_a_model_that_is_not_in_a_store_is_refused_before_anything_happens(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is no object store"):
+    with pytest.raises(ValueError, match="is not in an object store"):
         ObjectStorageModel(str(tmp_path), str(tmp_path / "target"))
     assert not list(tmp_path.iterdir())

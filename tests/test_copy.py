@@ -1,4 +1,4 @@
-"""Copies and lists from Python: what `tload cp` does, with errors as exceptions."""
+"""Copies and listings from Python: the behaviour of `tload cp`, with errors as exceptions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors on GPUs as capsules: bytes, devices, streams, and who frees them."""
+"""Tensors on GPUs as capsules: bytes, devices, streams, and ownership."""
 
 from __future__ import annotations
 
@@ -59,15 +59,15 @@ def test_any_stream_may_use_a_tensor(stream: int | None, floats: Floats) -> None
 @pytest.mark.parametrize(
     ("stream", "message"),
     [
-        (0, "stream=0 may mean two streams"),
-        (-2, "stream=-2 is no stream"),
-        (True, "stream=True is no stream"),
-        ("1", "stream='1' is no stream"),
-        (1.0, "stream=1.0 is no stream"),
+        (0, "stream=0 is ambiguous"),
+        (-2, "stream=-2 is not a stream"),
+        (True, "stream=True is not a stream"),
+        ("1", "stream='1' is not a stream"),
+        (1.0, "stream=1.0 is not a stream"),
     ],
 )
 @pytest.mark.usefixtures("cuda")
-def test_what_is_no_stream_is_refused(stream: Any, message: str, floats: Floats) -> None:
+def test_invalid_dlpack_stream_rejected(stream: Any, message: str, floats: Floats) -> None:
     tensor = first(floats[0])
     for thing in (tensor, tensor.flat()):
         with pytest.raises(BufferError, match=message):
@@ -75,7 +75,7 @@ def test_what_is_no_stream_is_refused(stream: Any, message: str, floats: Floats)
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_tensor_is_exported_where_it_is_and_not_copied(floats: Floats) -> None:
+def test_dlpack_export_to_other_device_or_copy_rejected(floats: Floats) -> None:
     tensor = first(floats[0])
     for device in ((1, 0), (2, 0), (3, 0), (13, 1)):
         with pytest.raises(BufferError, match=r"GPU memory .* cannot be exported .* device="):

@@ -1,4 +1,5 @@
-"""Loading into GPU memory of the caller's, played by CPU tensors that the driver takes for GPU memory."""
+"""Loading into the caller's GPU memory, simulated by CPU tensors that the driver treats as GPU
+memory."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def test_the_load_is_ordered_with_torchs_current_stream(
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(4)})
     target = {"a": torch_cuda.on_gpu(torch.zeros(4), 1)}
-    # No stream is there: that the driver refuses it shows that it was asked.
+    # There is no such stream: the driver's refusal shows that it was used.
     monkeypatch.setattr(_cuda, "current_stream", lambda _: 0xDEAD0)
     with pytest.raises(tload.DeviceError):
         tload.load_into(target, path)

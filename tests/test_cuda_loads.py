@@ -1,4 +1,4 @@
-"""Loads into GPU memory of tload's own: where tensors go, what limits hold, how a load ends early."""
+"""Loads into GPU memory of tload's own: destinations, limits, and early ends of loads."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def raw(tensor: tload.Tensor) -> bytes:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_names_say_the_device(floats: Floats) -> None:
+def test_device_map_globs_choose_device(floats: Floats) -> None:
     rules = {"layer.1?.*": "cuda:1", "layer.1*": "cpu", "layer.2.*": "cuda"}
     loaded = tload.load(floats[0], framework="dlpack", device="cuda:0", device_map=rules)
     for name, tensor in loaded.items():
@@ -44,7 +44,7 @@ def test_names_say_the_device(floats: Floats) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_rule_for_what_is_not_selected_is_no_mistake_and_one_for_nothing_is(floats: Floats) -> None:
+def test_device_map_glob_must_match_checkpoint(floats: Floats) -> None:
     rules = {"layer.3.*": "cuda:1"}
     loaded = tload.load(floats[0], framework="dlpack", names="layer.2.weight", device_map=rules)
     assert [tensor.device for tensor in loaded.values()] == ["cpu"]
@@ -100,7 +100,7 @@ def test_staging_memory_is_kept_for_the_next_load_until_it_is_released(cuda: gpu
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_device_limit_that_is_too_small_says_what_would_do(megabytes: tuple[Path, dict[str, Content]]) -> None:
+def test_small_device_limit_error_names_minimum(megabytes: tuple[Path, dict[str, Content]]) -> None:
     with pytest.raises(MemoryError) as caught:
         tload.stream(megabytes[0], framework="dlpack", device="cuda:1", device_memory_limit="1 MiB")
     assert isinstance(caught.value, tload.OutOfMemoryError)
@@ -127,7 +127,7 @@ def test_a_gpu_that_fills_up_during_the_load(cuda: gpu.Stub, megabytes: tuple[Pa
     assert caught.value.tensor in megabytes[1]
     assert stream.report.outcome == "out_of_memory"
     for name, tensor in kept.items():
-        assert raw(tensor) == megabytes[1][name].raw, "what was handed out stays good"
+        assert raw(tensor) == megabytes[1][name].raw, "tensors that were yielded stay valid"
 
 
 def test_a_copy_that_fails_is_a_device_error(cuda: gpu.Stub, megabytes: tuple[Path, dict[str, Content]]) -> None:
@@ -161,7 +161,7 @@ def test_a_consumer_that_leaves_half_way(way: str, cuda: gpu.Stub, megabytes: tu
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_gpu_that_is_not_there(floats: Floats) -> None:
+def test_missing_gpu_ordinal_rejected(floats: Floats) -> None:
     with pytest.raises(tload.InvalidRequestError, match="there is no cuda:7: this process sees 2 GPUs") as caught:
         tload.stream(floats[0], framework="dlpack", device="cuda:7")
     assert caught.value.hint is not None
@@ -175,4 +175,4 @@ def test_numpy_arrays_are_on_no_gpu(keywords: dict[str, Any], cuda: gpu.Stub, fl
         tload.stream(floats[0], framework="numpy", **keywords)
     assert caught.value.hint is not None
     assert 'framework="dlpack"' in caught.value.hint
-    assert cuda.count("cuInit") == 0, "nobody looks for a driver"
+    assert cuda.count("cuInit") == 0, "no driver is loaded"

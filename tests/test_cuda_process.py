@@ -1,4 +1,4 @@
-"""What a process has: no driver, one that is none, Ctrl-C, a fork, an end."""
+"""Process-level behaviour: no driver, an unusable driver, Ctrl-C, fork, exit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def megabytes(tmp_path: Path) -> Path:
 
 
 def run(script: str, *arguments: object, environment: dict[str, str] | None = None) -> None:
-    # What the child says on standard error is a mistake, but for this.
+    # Any output of the child on standard error is a failure, except this.
     python = (sys.executable, "-W", "ignore:this is a debug build of tload:RuntimeWarning")
     done = subprocess.run(
         [*python, "-c", script, *map(str, arguments)],
@@ -61,7 +61,7 @@ assert len(tload.load(path, framework="dlpack")) == 16, "the CPU needs no driver
 
 def test_without_a_driver(megabytes: Path, tmp_path: Path) -> None:
     require("torch")
-    # Before any that the system has.
+    # Found before any driver of the system.
     for name in ("libcuda.so", "libcuda.so.1"):
         (tmp_path / name).write_text("no library")
     run(REFUSED, megabytes, "no CUDA driver was found", environment={"LD_LIBRARY_PATH": str(tmp_path)})
@@ -118,7 +118,7 @@ else:
 
 
 @pytest.mark.parametrize("way", ["done", "running", "torch"])
-def test_python_ends_well(way: str, megabytes: Path) -> None:
+def test_interpreter_exits_cleanly_with_gpu_memory(way: str, megabytes: Path) -> None:
     require("torch")
     for ending in ("", "sys.exit(0)"):
         run(EXIT + ending, megabytes, require_stub(), way)
@@ -214,7 +214,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert "which fork made of it" in str(error), error
+                assert "a fork of it" in str(error), error
             else:
                 raise AssertionError("no error")
         stream.close()
@@ -234,8 +234,8 @@ if child == 0:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
     if way == "torch":
-        os._exit(0)  # the parent's memory is no longer the stub's to give back
-    sys.exit(0)  # through Python's own end, as multiprocessing does
+        os._exit(0)  # the parent's memory is not the stub's to free
+    sys.exit(0)  # through Python's own exit, as multiprocessing does
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert 1 + len(list(stream)) == 16

@@ -1,4 +1,5 @@
-"""Loads into GPU memory that torch's allocator gives, played by CPU tensors that the driver takes for GPU memory."""
+"""Loads into GPU memory from torch's allocator, simulated by CPU tensors that the driver treats as
+GPU memory."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def test_every_dtype_that_torch_has_arrives_in_its_memory(torch_cuda: gpu.TorchC
     assert torch_cuda.stub.count("cuMemAllocAsync") + torch_cuda.stub.count("cuMemAlloc_v2") == 0, "no other memory"
 
 
-def test_torch_names_what_it_lacks_before_anything_is_allocated(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
+def test_unsupported_torch_dtype_rejected_before_allocation(torch_cuda: gpu.TorchCuda, every_dtype: Every) -> None:
     with pytest.raises(tload.UnsupportedError, match="F6_E2M3"):
         tload.stream(every_dtype[0], device="cuda:0")
     assert torch_cuda.allocated == []
@@ -118,9 +119,7 @@ def test_memory_is_asked_for_on_the_callers_thread_and_within_the_limit(
     assert stream.report.devices[0].memory_peak == 6 * MIB
 
 
-def test_what_torch_could_give_bounds_the_load(
-    torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
-) -> None:
+def test_torch_free_memory_bounds_load(torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]) -> None:
     torch_cuda.free = MIB
     with pytest.raises(tload.OutOfMemoryError, match="cuda:0"):
         tload.stream(megabytes[0], device="cuda:0")
@@ -151,11 +150,11 @@ def test_torch_runs_out_of_memory(
     assert isinstance(error.__cause__.__cause__, torch.cuda.OutOfMemoryError)
     assert len(kept) < len(tensors)
     for name, tensor in kept.items():
-        assert raw(tensor) == tensors[name].raw, "what was handed out stays good"
+        assert raw(tensor) == tensors[name].raw, "tensors that were yielded stay valid"
 
 
 @pytest.mark.parametrize("at", [0, 7])
-def test_whatever_else_torch_raises_is_told(
+def test_allocator_exception_is_cause_of_error(
     at: int, torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
 ) -> None:
     original = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -167,7 +166,7 @@ def test_whatever_else_torch_raises_is_told(
 
 @pytest.mark.parametrize("at", [0, 7])
 @pytest.mark.parametrize("order", [KeyboardInterrupt, SystemExit])
-def test_an_order_to_stop_is_not_lost(
+def test_keyboard_interrupt_in_allocator_is_raised(
     at: int, order: type[BaseException], torch_cuda: gpu.TorchCuda, megabytes: tuple[Path, dict[str, Content]]
 ) -> None:
     torch_cuda.fails_at[at] = order("now")
@@ -176,7 +175,8 @@ def test_an_order_to_stop_is_not_lost(
         for name, _ in tload.stream(megabytes[0], device="cuda:0", device_memory_limit="4 MiB"):
             seen.append(name)
     assert len(torch_cuda.allocated) == at
-    # Two before the first tensor, one more with each: the tensor that came with the order is not handed out.
+    # Two allocations before the first tensor, one more with each: the tensor that came with the
+    # order to stop is not yielded.
     assert len(seen) == max(at - 2, 0)
 
 
@@ -213,7 +213,7 @@ def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
     def interrupted(*arguments: Any) -> Any:
         if len(torch_cuda.allocated) == 5:
             for use in (lambda: stream.report, lambda: stream.progress, lambda: stream._raw.receive(None)):
-                with pytest.raises(tload.InvalidRequestError, match="while it asks for GPU memory"):
+                with pytest.raises(tload.InvalidRequestError, match="while it allocates GPU memory"):
                     use()
                 refused.append(use)
             getattr(stream, way)()
@@ -229,14 +229,14 @@ def test_a_handler_that_runs_while_memory_is_asked_for_may_stop_the_load(
 
 
 def test_memory_is_ordered_with_torchs_current_stream(torch_cuda: gpu.TorchCuda, floats: Floats) -> None:
-    # No stream is there: that the driver refuses it shows that it was asked.
+    # There is no such stream: the driver's refusal shows that it was used.
     torch_cuda.stream = 0xDEAD0
     with pytest.raises(tload.DeviceError, match="cuda:1"):
         tload.load(floats[0], device="cuda:1")
     assert torch_cuda.streams_asked == [1]
 
 
-def test_torch_without_cuda_says_so_before_anything_is_read(
+def test_torch_without_cuda_rejected_before_reading(
     cuda: gpu.Stub, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = require("torch")
@@ -258,7 +258,7 @@ def test_torch_without_cuda_says_so_before_anything_is_read(
     assert len(tload.load(floats[0], names="layer.2.weight")) == 1, "the CPU needs none of it"
 
 
-def test_what_is_asked_of_torch_is_there() -> None:
+def test_torch_functions_used_exist() -> None:
     torch = require("torch")
     for name in ("current_device", "current_stream", "mem_get_info", "memory_reserved", "memory_allocated"):
         assert callable(getattr(torch.cuda, name))
@@ -267,7 +267,7 @@ def test_what_is_asked_of_torch_is_there() -> None:
     assert (_cuda.ordinal_of("cpu"), _cuda.ordinal_of("cuda:11"), _cuda.ordinal_of("meta")) == (None, 11, None)
 
 
-def test_neighbours_do_not_share_autograds_count_of_changes(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
+def test_region_neighbours_have_own_version_counter(torch_cuda: gpu.TorchCuda, tmp_path: Path) -> None:
     torch = require("torch")
     path = tmp_path / "small.safetensors"
     write_file(path, {name: Content("F32", (64,), tile(1, 256)) for name in ("a", "b")})

@@ -1,4 +1,5 @@
-"""`tload.dcp.StorageReader`: what PyTorch's own reader of Hugging Face checkpoints reads, on one rank and on two."""
+"""`tload.dcp.StorageReader`: reads what PyTorch's own reader of Hugging Face checkpoints reads, on
+one rank and on two."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ TENSORS = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Of three files and an index."""
+    """A checkpoint of three files and an index."""
     names = list(TENSORS)
     write_checkpoint(tmp_path, [{name: TENSORS[name] for name in part} for part in (names[:2], names[2:5], names[5:])])
     return tmp_path
@@ -65,7 +66,7 @@ def empty(contents: dict[str, Content]) -> dict[str, Any]:
 
 
 def failure(state: dict[str, Any], storage_reader: Any) -> str:
-    """Load what cannot be loaded, and return the error of the one rank there is."""
+    """Load a state that cannot be loaded, and return the error of the only rank."""
     with pytest.raises(dcp().CheckpointException) as caught:
         dcp().load(state, storage_reader=storage_reader)
     (error,) = caught.value.failures.values()
@@ -80,7 +81,7 @@ def test_the_metadata_are_those_of_torchs_own_reader(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("of", ["folder", "index", "files", "checkpoint"])
-def test_tensors_get_what_torchs_own_reader_gives_them(of: str, folder: Path) -> None:
+def test_values_match_torch_reader(of: str, folder: Path) -> None:
     expected = empty(TENSORS)
     dcp().load(expected, storage_reader=dcp().HuggingFaceStorageReader(str(folder)))
     with tload.open(folder) as checkpoint:
@@ -94,7 +95,7 @@ def test_tensors_get_what_torchs_own_reader_gives_them(of: str, folder: Path) ->
         addresses = {name: tensor.data_ptr() for name, tensor in state.items()}
         storage_reader = reader(source)
         dcp().load(state, storage_reader=storage_reader)
-        # A second time from the same reader; and the checkpoint of the caller's is still open.
+        # A second time from the same reader; the caller's checkpoint is still open.
         dcp().load(empty(TENSORS), storage_reader=storage_reader)
         assert tload.load(checkpoint, names="scale")
     for name, tensor in state.items():
@@ -162,7 +163,7 @@ def test_a_plan_with_several_parts_of_a_tensor(folder: Path) -> None:
     assert raw(target) == TENSORS["embed.weight"].raw
     assert committed == [((end - start, 8), (end - start, 8)) for start, end in parts]
     storage_reader.read_metadata()
-    with pytest.raises(tload.InvalidRequestError, match="is no tensor for the load's planner"):
+    with pytest.raises(tload.InvalidRequestError, match="but not for the load's planner"):
         storage_reader.read_data(LoadPlan([dataclasses.replace(items[0], type=LoadItemType.BYTE_IO)]), Planner())
 
 
@@ -199,8 +200,8 @@ def test_without_cast_other_dtypes_are_refused(folder: Path) -> None:
     torch = require("torch")
     state = {"up.weight": torch.zeros(10, 7), "steps": torch.zeros(1, dtype=torch.int64)}
     assert failure(state, reader(folder, cast=False)) == (
-        f"InvalidRequestError: {folder}: 'up.weight' is torch.float32, and torch.bfloat16 in the checkpoint\n"
-        "  hint: leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
+        f"InvalidRequestError: {folder}: 'up.weight' is torch.float32, but torch.bfloat16 in the checkpoint\n"
+        "  hint: leave out cast=False to convert dtypes, or make the tensors match the checkpoint"
     )
     assert not state["steps"].any()
 
@@ -213,7 +214,7 @@ def test_torchs_own_keywords_are_taken(folder: Path) -> None:
         assert raw(state["scale"]) == TENSORS["scale"].raw
 
 
-def test_quantized_weights_are_not_taken_for_values(tmp_path: Path) -> None:
+def test_quantized_weights_without_scales_rejected(tmp_path: Path) -> None:
     torch = require("torch")
     weight = torch.ones(4, 4).to(torch.float8_e4m3fn)
     path = save(tmp_path / "a.safetensors", {"up.weight": weight, "up.weight_scale_inv": torch.full((1, 1), 0.5)})
@@ -225,7 +226,7 @@ def test_quantized_weights_are_not_taken_for_values(tmp_path: Path) -> None:
     path = save(tmp_path / "b.safetensors", {"up.weight": weight, "up.weight_scale": torch.full((1,), 0.5)})
     assert "times 'up.weight_scale'" in failure(state, reader(path))
     path = tmp_path / "a.safetensors"
-    # With its scales, or as it is, a caller who knows can have it.
+    # A caller who knows can load it with its scales, or as it is.
     both = {"up.weight": torch.zeros(4, 4), "up.weight_scale_inv": torch.zeros(1, 1)}
     dcp().load(both, storage_reader=reader(path))
     assert both["up.weight"].sum() == 16
@@ -277,7 +278,7 @@ def test_a_server(folder: Path, web: servers.Web) -> None:
 
 
 @pytest.mark.parametrize("said", ["[]", '{"a": {}}', "{", '{"a": {"saved_offsets": [1, 2]}}'])
-def test_what_a_rank_did_not_write(said: str, tmp_path: Path) -> None:
+def test_tensor_missing_from_rank_files_rejected(said: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {"a": Content.random("F32", (4,), seed=1)}, metadata={"DCP_SHARDING_INFO": said})
     with pytest.raises(tload.FormatError, match="DCP_SHARDING_INFO"):
@@ -293,20 +294,21 @@ def test_files_with_the_same_names_are_refused_unless_ranks_wrote_them(tmp_path:
 
 @pytest.mark.timeout(240)
 def test_two_ranks_read_their_parts(folder: Path, tmp_path: Path) -> None:
-    """Uneven parts of rows, of columns, of neither; and what two ranks have saved, in another layout."""
+    """Uneven parts of rows, of columns, and of neither; and files saved by two ranks, in another
+    layout."""
     torch = require("torch")
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     torch.multiprocessing.spawn(two_ranks, (folder, ranks, unused_port()), nprocs=2)
     assert len(list(ranks.glob("*.safetensors"))) == 2
-    # One rank puts the parts of both together.
+    # One rank assembles the parts of both.
     state = empty({name: TENSORS[name] for name in PLACES})
     dcp().load(state, storage_reader=reader(ranks))
     assert all(raw(tensor) == TENSORS[name].raw for name, tensor in state.items())
 
 
 PLACES = {"embed.weight": 0, "up.weight": 1, "down.weight": 0, "experts": 2, "norm.weight": None, "wide.weight": 0}
-"""Which dimension two ranks share."""
+"""Dimension that two ranks share."""
 
 
 def two_ranks(rank: int, folder: Path, ranks: Path, port: int) -> None:
@@ -349,7 +351,7 @@ def two_ranks(rank: int, folder: Path, ranks: Path, port: int) -> None:
         assert raw(tensor.to_local()) == raw(expected[name].to_local()), name
         assert raw(tensor.full_tensor()) == raw(whole[name]), name
     assert all(raw(tensor) == raw(whole[name]) for name, tensor in plain.items())
-    # Of what it shares, each rank reads its part, and little around it.
+    # Each rank reads its part of a shared tensor, and little more.
     own = sum(tensor.nbytes for tensor in (*plain.values(), *(tensor.to_local() for tensor in state.values())))
     assert sum(report.tensor_bytes for report in reports) == own < 2_100_000
     assert sum(report.read_bytes for report in reports) < own + 100_000

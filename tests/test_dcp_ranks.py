@@ -1,4 +1,5 @@
-"""`tload.dcp.StorageReader` on files that ranks wrote: even and uneven, missing, twice there, and of two saves."""
+"""`tload.dcp.StorageReader` on files that ranks wrote: even and uneven, missing, duplicated, and
+from two saves."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 
 def write_rank(folder: Path, rank: int, boxes: Mapping[str, tuple[list[int], Any]], of: int = 1) -> Path:
-    """Write a file as `HuggingFaceStorageWriter` does: of each tensor where it begins, and what is there."""
+    """Write a file as `HuggingFaceStorageWriter` does: with the start of each part, and its
+    values."""
     torch = require("torch")
     names = {torch.float32: "F32", torch.bfloat16: "BF16"}
     path = folder / f"shard-{rank:05}-model-00001-of-{of:05}.safetensors"
@@ -38,7 +40,7 @@ def matrix() -> Any:
 
 
 def write_rows(folder: Path, whole: Any, ranks: int) -> list[Path]:
-    """Write a matrix as so many ranks with equal shares of its rows do."""
+    """Write a matrix as `ranks` ranks with equal shares of its rows do."""
     share = len(whole) // ranks
     return [
         write_rank(folder, rank + 1, {"w": ([rank * share, 0], whole[rank * share : (rank + 1) * share])})
@@ -108,7 +110,7 @@ def test_a_name_that_a_rank_does_not_place_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["[-1]", "[1.5]", "[9223372036854775807]", '["0"]', "[null]"])
-def test_a_start_that_is_no_place_is_refused(start: str, tmp_path: Path) -> None:
+def test_invalid_part_start_rejected(start: str, tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     said = f'{{"w": {{"saved_offsets": {start}}}}}'
     write_file(path, {"w": Content("F32", (2,), bytes(8))}, metadata={"DCP_SHARDING_INFO": said})
@@ -152,7 +154,7 @@ def test_files_of_an_earlier_save_of_more_ranks_are_seen(tmp_path: Path) -> None
     assert "shard-00002-model-00001-of-00001.safetensors and shard-00003-" in error
     assert "have different values for 'w'[2048:3072, 0:8]" in error
     assert not state["w"].any()
-    # What both saves agree on can be loaded.
+    # Tensors that both saves agree on can be loaded.
     write_rows(tmp_path, whole, 4)
     write_rows(tmp_path, whole, 2)
     dcp().load(state, storage_reader=reader(tmp_path))
@@ -180,7 +182,7 @@ def test_files_of_two_saves_in_two_dtypes_are_refused(tmp_path: Path) -> None:
         reader(tmp_path).read_metadata()
 
 
-def test_what_is_no_file_beside_an_index_does_not_matter(tmp_path: Path) -> None:
+def test_non_files_beside_index_ignored(tmp_path: Path) -> None:
     torch = require("torch")
     write_checkpoint(tmp_path, [{"w": Content.random("F32", (8,), seed=1)}, {"v": Content.random("F32", (8,), seed=2)}])
     (tmp_path / "folder.safetensors").mkdir()
@@ -197,10 +199,10 @@ def test_files_of_ranks_beside_an_index_of_another_save_are_refused(tmp_path: Pa
     (tmp_path / "broken.safetensors").write_bytes(b"version https://git-lfs")
     state = {"w": torch.ones(4096, 8)}
     dcp().load(state, storage_reader=reader(tmp_path))
-    assert not state["w"].any(), "what an index does not name, and no rank wrote, is of no account"
+    assert not state["w"].any(), "files that neither the index lists nor a rank wrote are ignored"
     write_rows(tmp_path, matrix(), 2)
     error = failure(state, reader(tmp_path))
-    assert "the index does not name shard-00001-model-00001-of-00001.safetensors, shard-00002-" in error
+    assert "the index does not list shard-00001-model-00001-of-00001.safetensors, shard-00002-" in error
     dcp().load(state, storage_reader=reader(tmp_path / "model.safetensors.index.json"))
 
 
@@ -215,20 +217,21 @@ MATRIX = {
     "cube": ((4, 6, 8), 2),
     "replicated": ((9,), None),
 }
-"""Shape, and which dimension ranks share when they write."""
+"""Shape, and the dimension that ranks share when they write."""
 
 EVEN = ("rows", "columns", "cube")
 """Saved alone, these give every rank a file with the same header."""
 
 
 @pytest.mark.timeout(600)
-def test_what_some_ranks_wrote_others_read(tmp_path: Path) -> None:
-    """Written by 1, 2 and 4 ranks, read by 1, 2 and 4, in three layouts: what torch's own reader reads."""
+def test_ranks_read_layouts_of_other_ranks(tmp_path: Path) -> None:
+    """Written by 1, 2 and 4 ranks, read by 1, 2 and 4, in three layouts that torch's own reader
+    reads."""
     torch = require("torch")
     torch.multiprocessing.spawn(reshard, (tmp_path, unused_port()), nprocs=max(WORLDS))
     done = sorted(path.name for path in tmp_path.glob("*.done"))
     assert done == [f"{rank}.done" for rank in range(max(WORLDS))]
-    # All of it in one process that knows nothing of ranks.
+    # The whole state in one process without ranks.
     for world in WORLDS:
         state = {name: torch.zeros(shape) for name, (shape, _) in MATRIX.items()}
         dcp().load(state, storage_reader=reader(tmp_path / f"of_{world}"))
@@ -290,7 +293,7 @@ class Ranks:
         return {name: tensor.to_local() for name, tensor in state.items()}
 
     def compare(self, world: int, layout: str) -> None:
-        """Load what any number of ranks has written."""
+        """Load the files of any number of ranks."""
         import torch
 
         expected = {name: share.to_local() for name, share in self.shares(world, layout).items()}
@@ -326,7 +329,7 @@ def reshard(rank: int, folder: Path, port: int) -> None:
         ranks.save(f"of_{world}", world)
         ranks.save(f"even_of_{world}", world, names=EVEN)
     ranks.save_grid("grid")
-    # Two saves in one directory: once of the same values, once of others.
+    # Two saves in one directory: first of the same values, then of others.
     for to, sign in (("again", 1), ("stale", -1)):
         ranks.save(to, 4, sign)
         ranks.save(to, 2)

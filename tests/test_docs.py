@@ -1,4 +1,5 @@
-"""Every code block of the README and the docs runs as it stands, or says why it cannot, and is checked all the same."""
+"""Every code block of the README and the docs runs as it is, or says why it cannot, and is always
+checked."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(tload.__file__).parent
 
-# Design notes are records: they quote what may be gone.
+# Design notes are records: they may quote code that has been removed.
 PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.parent.name != "design")]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 OWN = {"tload", "runai_model_streamer"}
-"""What need not be installed: ours, and what ours takes the place of."""
+"""Packages that need not be installed: ours, and those that ours replaces."""
 
 SHELLS = {"bash", "console"}
 LANGUAGES = {"python", "rust", "json", "toml", "text", *SHELLS}
@@ -63,7 +64,7 @@ NOT_RUN = {
     "docs/with/transformers.md": 2,
     "docs/with/vllm.md": 4,
 }
-"""How many blocks of a page are not run. One more needs a decision, not a comment alone."""
+"""Number of blocks of a page that are not run. One more needs a decision, not only a comment."""
 
 RUNNER = r"""
 import json, subprocess, sys
@@ -71,7 +72,7 @@ import json, subprocess, sys
 namespace = {"__name__": "__main__"}
 for page, line, language, text in json.load(sys.stdin):
     if language == "python":
-        # A traceback names the line of the page.
+        # Tracebacks then name the line of the page.
         exec(compile("\n" * (line - 1) + text, page, "exec"), namespace)
     else:
         print(f"{page}:{line}", flush=True)
@@ -129,7 +130,8 @@ def make_model_dir(folder: Path) -> None:
 
 
 def fill_bucket(s3: S3, folder: Path) -> dict[str, str]:
-    """Store what the pages load from buckets, and return the variables by which they reach it."""
+    """Store the checkpoints that the pages load from buckets, and return the variables for access
+    to them."""
     s3.put_folder("bucket", "model", folder)
     body = folder.parent / "b.safetensors"
     write_file(body, {"b": Content.random("F32", (4,), 0)})
@@ -143,7 +145,8 @@ def fill_bucket(s3: S3, folder: Path) -> dict[str, str]:
 
 
 def fill_hub(hub: Any, folder: Path) -> dict[str, str]:
-    """Make a model of what the pages load from the hub, and return the variables by which they reach it."""
+    """Make a model for the pages that load from the hub, and return the variables for access to
+    it."""
     hub.commit("org/name", {path.name: path.read_bytes() for path in folder.iterdir()})
     return {"HF_ENDPOINT": hub.url}
 
@@ -170,14 +173,14 @@ def test_every_block_says_what_it_is() -> None:
             assert block.language in LANGUAGES, f"{where(block)}: {block.language!r}"
 
 
-def test_only_harmless_commands_are_run() -> None:
+def test_docs_run_only_allowed_commands() -> None:
     for block in all_blocks(*SHELLS):
         for command in block.commands:
             words = words_of(command)
             assert block.reason or words[0] in {"tload", "python"}, f"{where(block)}: would run {command}"
 
 
-def test_what_is_not_run_is_counted() -> None:
+def test_skipped_blocks_are_counted() -> None:
     counts = {}
     for page, name in zip(PAGES, NAMES, strict=True):
         reasons = [block.reason for block in blocks_of(page) if block.reason is not None]
@@ -204,7 +207,7 @@ def test_all_python_compiles_and_names_what_there_is() -> None:
 
 
 def check_name(block: Block, path: list[str]) -> None:
-    """Fail if `path` begins with `tload` and leads to nothing, without importing what needs other packages."""
+    """Fail if `path` begins with `tload` and does not exist, without importing other packages."""
     if path[0] != "tload":
         return
     module = PACKAGE
@@ -218,7 +221,7 @@ def check_name(block: Block, path: list[str]) -> None:
 
 @cache
 def defined_in(module: Path) -> set[str]:
-    """The names that a module's source defines or imports."""
+    """Return the names that a module's source defines or imports."""
     source = module / "__init__.py" if module.is_dir() else module.with_suffix(".py")
     names: set[str] = set()
     for node in ast.walk(ast.parse(source.read_text())):
@@ -249,7 +252,7 @@ def check_keywords(block: Block, call: ast.Call) -> None:
 
 
 def imports(block: Block) -> set[str]:
-    """The modules that a block imports, but for Python's own and ours."""
+    """Return the modules that a block imports, except Python's own and ours."""
     if block.language != "python":
         return set()
     found: set[str] = set()
@@ -262,7 +265,7 @@ def imports(block: Block) -> set[str]:
 
 
 def words_of(command: str) -> list[str]:
-    """The words of a command, without the variables that it is given."""
+    """Return the words of a command, without leading assignments of variables."""
     words = shlex.split(command, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         del words[0]
@@ -278,7 +281,7 @@ def help_of(*command: str) -> str:
     return done.stdout
 
 
-def test_the_command_knows_what_it_is_told() -> None:
+def test_documented_options_exist() -> None:
     checked = 0
     for block in all_blocks(*SHELLS):
         for command in block.commands:
@@ -299,7 +302,7 @@ def test_the_command_knows_what_it_is_told() -> None:
 
 
 def test_rust_is_quoted_from_what_is_compiled() -> None:
-    """From the crate's examples and from what its documentation compiles."""
+    """Quoted from the crate's examples, or from code that its documentation compiles."""
     sources = [*(ROOT / "crates" / "core" / "examples").glob("*.rs"), ROOT / "crates" / "core" / "src" / "lib.rs"]
     compiled = [code_lines(source.read_text()) for source in sources]
     for block in all_blocks("rust"):
@@ -329,7 +332,7 @@ def test_settings_of_engines_are_ones_that_the_plugins_take() -> None:
         settings.read(json.loads(text))
 
 
-def test_variables_are_ones_that_something_reads() -> None:
+def test_documented_variables_are_read() -> None:
     sources = [*PACKAGE.rglob("*.py"), *(ROOT / "crates").rglob("*.rs")]
     read = set(re.findall(r"(?:RUNAI_STREAMER|TLOAD)_[A-Z0-9_]+", "\n".join(source.read_text() for source in sources)))
     for page in PAGES:

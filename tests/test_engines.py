@@ -89,7 +89,7 @@ tload.open(path)
 
 
 def run(script: str, path: Path) -> str:
-    evict(path)  # what the page cache holds is copied by threads, whatever rings are like
+    evict(path)  # bytes in the page cache are copied by threads, with or without rings
     done = subprocess.run(
         [sys.executable, "-c", FORBID + CHECK + script, str(path)],
         capture_output=True,
@@ -102,7 +102,7 @@ def run(script: str, path: Path) -> str:
 
 
 @pytest.mark.parametrize(("errno", "name"), [(1, "EPERM"), (38, "ENOSYS"), (95, "EOPNOTSUPP"), (12, "ENOMEM")])
-def test_a_forbidden_ring_is_replaced_and_the_report_says_why(errno: int, name: str, public: Path) -> None:
+def test_seccomp_falls_back_to_pread_with_note(errno: int, name: str, public: Path) -> None:
     script = f"""
 forbid_ring({errno})
 report = load_all()

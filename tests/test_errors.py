@@ -39,7 +39,8 @@ EXPECTED: dict[str, tuple[type[tload.Error], type[Exception]]] = {
 
 @pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
 def test_every_kind_has_its_exception(kind: str) -> None:
-    """A kind that the core adds must be added to `_errors.py`, to this table, and to the docs."""
+    """A kind that is added to the core must be added to `_errors.py`, to this table, and to the
+    docs."""
     assert kind in EXPECTED, f"the error kind {kind} has no exception in tload"
     own, builtin = EXPECTED[kind]
     error = _errors.make_error(kind, "found 3, wanted 4\n  hint: count", "a", "t", (1, 2), "count", errno.EIO)
@@ -56,7 +57,7 @@ REQUEST_NAMES = ("operation", "status", "code", "request_id", "attempts", "crede
 
 
 @pytest.mark.parametrize("kind", _tload.ERROR_KINDS)
-def test_every_kind_can_say_which_request_failed(kind: str) -> None:
+def test_every_error_kind_carries_request(kind: str) -> None:
     error = _errors.make_error(kind, "message", None, None, None, None, None, REQUEST)
     assert tuple(getattr(error, name) for name in REQUEST_NAMES) == REQUEST
     error = _errors.make_error(kind, "message", None, None, None, None, None)
@@ -137,7 +138,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
         ((2).to_bytes(8, "little") + b"{}trailing", "safetensors"),
     ],
 )
-def test_a_file_that_is_no_checkpoint(raw: bytes, message: str, tmp_path: Path) -> None:
+def test_invalid_file_raises_format_error(raw: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.safetensors"
     path.write_bytes(raw)
     with pytest.raises(tload.FormatError, match=message) as caught:
@@ -147,7 +148,7 @@ def test_a_file_that_is_no_checkpoint(raw: bytes, message: str, tmp_path: Path) 
     assert str(caught.value).startswith(str(path))
 
 
-def test_a_truncated_file_says_what_was_wanted(tmp_path: Path) -> None:
+def test_truncated_file_error_names_lengths(tmp_path: Path) -> None:
     path = tmp_path / "short.safetensors"
     write_file(path, {"a": Content.random("F32", (100,), 0)})
     os.truncate(path, path.stat().st_size - 1)
@@ -170,7 +171,8 @@ def test_a_memory_limit_that_is_too_small_says_what_would_do(tmp_path: Path) -> 
 def test_a_deadline_that_passes(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (1 << 20,), bytes(1 << 20)) for index in range(64)})
-    # The budget holds less than what is left, and nobody receives it: the load cannot end before its deadline.
+    # The budget holds less than the rest, and no tensor is received: the load cannot end before its
+    # deadline.
     with tload.open(path) as checkpoint:
         stream = tload.stream(checkpoint, framework="dlpack", memory_limit="2 MiB", timeout=1)
     while stream.report.seconds <= 1:

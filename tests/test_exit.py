@@ -1,7 +1,8 @@
-"""Whatever ends a load, at whatever moment: promptly, without a deadlock, and nothing is left of it.
+"""Loads that are ended in any way, at any moment, end promptly, without a deadlock, and without a
+leak.
 
-Moments are random and follow from a seed. Children say when they are ready; how long they then do something is counted
-in turns of a loop, not in time.
+Moments are random and follow from a seed. Children report when they are ready; the delay after that
+is counted in turns of a loop, not in time.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
-# Loads in a loop until it is interrupted, in one of the ways that there are; then nothing may be left.
+# Loads in a loop until it is interrupted, in each way of loading; then nothing may be left.
 INTERRUPTED = """
 import asyncio, gc, os, random, sys, threading, time
 import tload
@@ -139,12 +140,13 @@ def test_ctrl_c_at_any_moment(way: str, checkpoint: Path) -> None:
                 stdout, stderr = child.communicate(timeout=PATIENCE)
             finally:
                 child.kill()
-        # It may have come between two statements of the script.
+        # The interrupt may have come between two statements of the script.
         assert (child.returncode, stdout) == (0, "over\n") or "KeyboardInterrupt" in stderr, stderr
         assert "Error" not in stderr, stderr
 
 
-# Python ends while loads run: on the main thread, on daemons, in an event loop, with tensors kept or none.
+# Python exits while loads run: on the main thread, on daemons, in an event loop, with tensors kept
+# or none.
 ENDS = """
 import asyncio, atexit, os, random, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork
@@ -255,7 +257,7 @@ ENDINGS = [
 
 
 @pytest.mark.parametrize("how", ENDINGS)
-def test_python_ends_well_whatever_runs(how: str, checkpoint: Path) -> None:
+def test_interpreter_exits_cleanly_during_loads(how: str, checkpoint: Path) -> None:
     require("numpy")
     for seed in range(5):
         done = run(ENDS, checkpoint, how, seed)
@@ -290,7 +292,7 @@ def settled(wanted: tuple[int, int]) -> tuple[int, int]:
 
 
 class CallerError(Exception):
-    """What a consumer raises."""
+    """Exception that a consumer raises."""
 
 
 Stream = tload.TensorStream[Any]
@@ -348,8 +350,9 @@ def cancels_and_closes(stream: Stream, after: int) -> None:
 WAYS = [raises, closes_a_generator, cancels_elsewhere, closes_elsewhere, cancels_and_closes, some]
 
 
-def test_a_consumer_can_leave_at_any_moment(checkpoint: Path) -> None:
-    """By an exception, by closing a generator, by cancelling on another thread, by forgetting the stream."""
+def test_consumer_exit_releases_everything(checkpoint: Path) -> None:
+    """By an exception, by closing a generator, by cancelling on another thread, by dropping the
+    stream."""
     if not Path("/proc/self/task").exists():
         skip_loudly("proc", "no /proc to count threads in")
     rng = random.Random(3)
@@ -374,7 +377,8 @@ def test_a_consumer_can_leave_at_any_moment(checkpoint: Path) -> None:
     assert after[1] == 0, "threads"
 
 
-# Resident memory and descriptors must not grow with the number of loads, whatever they load into and however they end.
+# Resident memory and descriptors must not grow with the number of loads, for any target and any
+# end.
 LEAKS = """
 import asyncio, gc, os, random, sys, time
 import tload
@@ -486,7 +490,8 @@ SCRIPT = [sys.executable, "-m", "tload"]
 
 
 def end(command: list[str], number: signal.Signals, folder: Path | None, turns: int) -> tuple[int, str, str]:
-    """Send the signal some time after something is in `folder`, if one is given; return the status and both outputs."""
+    """Send the signal some time after the first file is in `folder`, if given; return status and
+    both outputs."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with child:
         try:
@@ -515,11 +520,11 @@ def test_the_command_ends_with_the_signals_status(
             "cp": ["cp", str(checkpoint), str(target / "copy"), "--extent", "64KiB"],
             "bench": ["bench", "--size", "16MiB", "--rounds", "200", "--no-fio", "--dir", str(target)],
         }[command]
-        # A benchmark takes minutes; the others may be over before they hear of it.
+        # A benchmark takes minutes; the others may end before the signal.
         turns = rng.randrange(10_000_000)
         waits = target if command == "bench" else None
         status, _, stderr = end([*SCRIPT, *arguments], number, waits, turns)
-        # Before the command listens, a signal does to Python what it does.
+        # Before the command installs its handlers, a signal does what it does to Python.
         listened = status == 128 + number
         assert listened or (command != "bench" and status in (0, 1, -number)), (status, stderr)
         if listened:
@@ -536,7 +541,8 @@ def test_the_command_ends_with_the_signals_status(
 def test_the_command_ends_with_the_signals_status_while_it_waits(
     command: str, number: signal.Signals, tmp_path: Path
 ) -> None:
-    # Nobody ever answers, so it cannot be over before; that it asks shows that it listens.
+    # The server never responds, so the load cannot end earlier; its request shows that the command
+    # is running.
     with socket.create_server(("127.0.0.1", 0)) as server:
         location = f"http://127.0.0.1:{server.getsockname()[1]}/model.safetensors"
         target = [str(tmp_path / "copy")] if command == "cp" else []
@@ -546,7 +552,7 @@ def test_the_command_ends_with_the_signals_status_while_it_waits(
         ) as child:
             try:
                 asks, _, _ = select.select([server], [], [], PATIENCE)
-                assert asks, "it never asked"
+                assert asks, "it sent no request"
                 child.send_signal(number)
                 stdout, stderr = child.communicate(timeout=PATIENCE)
             finally:

@@ -1,4 +1,4 @@
-"""A process that forks while its threads load: the child waits for no lock of theirs."""
+"""A process that forks while its threads load: the child does not wait for a lock of theirs."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# Threads take every lock that is the process's, while the main thread forks again and again. A
-# child that waits for ever is ended by its alarm.
+# Threads take every lock of the process, while the main thread forks repeatedly. A child that waits
+# forever is ended by its alarm.
 FORKS = """
 import gc, os, signal, sys, threading, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # of threads and fork
@@ -68,7 +68,7 @@ def child():
     tload.parked_bytes()
     abandon()
     into()
-    # By what the parent had opened, and from the start.
+    # Both with objects that the parent had opened, and from scratch.
     for source in (opened, path):
         loaded = tload.load(source, framework="numpy")
         assert {name: tensor.tobytes() for name, tensor in loaded.items()} == expected
@@ -85,7 +85,7 @@ for number in range(forks):
             os._exit(1)
         if number % 2:
             os._exit(0)
-        sys.exit(0)  # through Python's own end, as multiprocessing does
+        sys.exit(0)  # through Python's own exit, as multiprocessing does
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == 0, f"child {number}: {status} (-14: it hangs)"
 over.set()
@@ -95,7 +95,7 @@ for thread in threads:
 
 
 @pytest.mark.timeout(300)
-def test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads(checkpoint: Path) -> None:
+def test_forked_child_never_waits_for_parent_locks(checkpoint: Path) -> None:
     require("numpy")
     if not hasattr(os, "fork"):
         pytest.skip("no fork on this system")

@@ -79,7 +79,7 @@ def test_dlpack_says_every_dtype_and_shape(every_dtype: Every) -> None:
                 assert seen.address % max(BITS[content.dtype] // 8, 1) == 0, "aligned for its dtype"
 
 
-def test_torch_gets_every_dtype_that_it_has(every_dtype: Every) -> None:
+def test_torch_imports_every_supported_dtype(every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
     names = only(tensors, set(_torch.DTYPES))
@@ -106,7 +106,7 @@ def test_torch_agrees_with_the_safetensors_package(every_dtype: Every) -> None:
             wanted = oracle.get_tensor(name)
             assert tensor.dtype == wanted.dtype, name
             assert tensor.shape == wanted.shape, name
-            # As bytes: random floats hold NaNs.
+            # Compared as bytes: random floats contain NaNs.
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
             compared.add(tensors[name].dtype)
     assert compared == set(_torch.DTYPES)
@@ -148,7 +148,7 @@ def test_nothing_is_copied(every_dtype: Every) -> None:
         assert np.from_dlpack(tensor.flat()).ctypes.data == address
         convert: Any = _torch.converter([], list)
         with pytest.raises(KeyError):
-            convert(tensor)  # what was not checked is not converted
+            convert(tensor)  # dtypes that were not checked are not converted
 
 
 def test_what_is_written_to_one_view_is_seen_in_the_other(floats: Every) -> None:
@@ -177,7 +177,7 @@ def test_torch_names_what_it_lacks_before_it_reads(every_dtype: Every, monkeypat
         tload.stream(path, glob="F8_*")
 
 
-def test_torch_refuses_pairs_of_4_bit_floats_that_do_not_pair(tmp_path: Path) -> None:
+def test_torch_rejects_odd_f4_dimension(tmp_path: Path) -> None:
     require("torch")
     path = tmp_path / "odd.safetensors"
     odd = Content.random("F4", (2, 3), 0)

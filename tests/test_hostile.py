@@ -1,4 +1,5 @@
-"""Files that nobody trusts: links that lead out of a checkpoint's directory, and names that terminals obey."""
+"""Untrusted files: links that lead out of a checkpoint's directory, and names with control
+characters."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ODD = "a\x1b[2J\n\x7f\x9b\u202eé"
-"""What clears a screen, ends a line, and turns text around."""
+"""Characters that clear a screen, end a line, and reverse text."""
 
 
 def write(path: Path, name: str = "t", tensor_bytes: int = 4) -> None:
@@ -26,7 +27,7 @@ def write(path: Path, name: str = "t", tensor_bytes: int = 4) -> None:
 
 @pytest.fixture
 def linked(tmp_path: Path) -> Path:
-    """A directory with one file, which is a link to outside."""
+    """A directory with one file, which is a link to a file outside."""
     (tmp_path / "outside").mkdir()
     write(tmp_path / "outside" / "x.safetensors")
     model = tmp_path / "model"
@@ -64,7 +65,7 @@ def test_links_out_of_the_directory_are_followed_when_that_is_allowed(
         opener(linked, follow_symlinks=False)
 
 
-def test_what_is_named_may_be_a_link(linked: Path) -> None:
+def test_listed_file_may_be_symlink(linked: Path) -> None:
     path = linked / "model.safetensors"
     assert list(tload.open(path)) == ["t"]
     assert list(tload.open([path])) == ["t"]
@@ -89,7 +90,7 @@ def assert_shown(text: str) -> None:
         assert line.isprintable(), ascii(line)
 
 
-def test_names_give_no_orders(tmp_path: Path) -> None:
+def test_tensor_names_are_escaped_in_output(tmp_path: Path) -> None:
     model = tmp_path / ODD
     model.mkdir()
     path = model / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Models of a hub: from the cache that `huggingface_hub` made, else from the hub; the same tensors in either case."""
+"""Models of a hub: the same tensors from the cache of `huggingface_hub` as from the hub itself."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ LAYERS = {f"layer.{index}.weight": Content.random("F32", (40, index + 1), index)
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home folder of the hub's tools."""
+    """Home folder of the hub's tools."""
     return tmp_path / "home"
 
 
 @pytest.fixture(autouse=True)
 def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
-    """Keep the caller's hub, token and cache out of the tests."""
+    """Hide the caller's hub, token and cache from the tests."""
     for name in list(os.environ):
         if name.startswith(("HF_", "HUGGING", "TRANSFORMERS_OFFLINE")):
             monkeypatch.delenv(name)
@@ -42,20 +42,21 @@ def _own_hub(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[hub.Hub]:
-    """A hub, which the environment names."""
+    """A hub, whose URL is in the environment."""
     with hub.hub() as started:
         monkeypatch.setenv("HF_ENDPOINT", started.url)
         yield started
 
 
 def read(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
+    """Return all files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """The files of a model: two shards with an index, something beside them, and another model in a folder."""
+    """Files of a model: two shards with an index, another file beside them, and another model in a
+    folder."""
     folder = tmp_path_factory.mktemp("model")
     names = list(LAYERS)
     write_checkpoint(folder, [{name: LAYERS[name] for name in half} for half in (names[::2], names[1::2])])
@@ -79,7 +80,7 @@ WANTED = {name: content.raw for name, content in LAYERS.items()}
 
 
 def download(served: hub.Hub, cache: Path, **arguments: Any) -> Path:
-    """What `huggingface_hub` makes of the same hub."""
+    """Download the same model with `huggingface_hub`."""
     package = require("huggingface_hub")
     require("huggingface_hub.utils").disable_progress_bars()
     return Path(package.snapshot_download(MODEL, endpoint=served.url, cache_dir=cache, token=False, **arguments))
@@ -137,7 +138,7 @@ def test_what_the_package_downloads_is_what_tload_reads(
 
 
 @pytest.mark.parametrize("missing", ["a shard", "the index", "a revision"])
-def test_a_cache_that_lacks_something_does_not_count(
+def test_incomplete_hub_cache_ignored(
     missing: str, served: hub.Hub, files: dict[str, bytes], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.commit(MODEL, files)
@@ -199,7 +200,7 @@ def test_tokens_are_found_where_the_package_looks(
     assert all(asked.token is None for asked in served.asked if asked.host == "files")
 
 
-def test_refusals_are_the_exceptions_that_one_expects(served: hub.Hub, files: dict[str, bytes]) -> None:
+def test_hub_refusals_map_to_exceptions(served: hub.Hub, files: dict[str, bytes]) -> None:
     served.commit(MODEL, files)
     for location in ("hf://org/none", f"{URL}@none", f"{URL}/none.safetensors"):
         with pytest.raises(tload.NotFoundError) as caught:
@@ -213,7 +214,7 @@ def test_refusals_are_the_exceptions_that_one_expects(served: hub.Hub, files: di
         tload.open("hf://datasets/org/name")
 
 
-def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offline_mode_sends_nothing(served: hub.Hub, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     served.commit(MODEL, files)
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.setenv(name, "true")
@@ -225,7 +226,7 @@ def test_offline_no_hub_is_asked(served: hub.Hub, files: dict[str, bytes], monke
 
 
 def run(*arguments: str) -> str:
-    """The command in a process of its own."""
+    """Run the command in a process of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "tload", *arguments], capture_output=True, text=True, check=False, timeout=300
     )
@@ -248,7 +249,7 @@ def test_every_command_takes_a_model(served: hub.Hub, files: dict[str, bytes], t
     assert "hf: 2 shards" in run("doctor", URL)
 
 
-def test_a_copy_takes_from_the_cache_what_is_all_there(
+def test_copy_uses_complete_cached_files(
     served: hub.Hub, files: dict[str, bytes], home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served.commit(MODEL, files)
@@ -256,7 +257,7 @@ def test_a_copy_takes_from_the_cache_what_is_all_there(
     served.asked.clear()
     run("cp", URL, str(tmp_path / "some"), "--hidden")
     assert read(tmp_path / "some") == files
-    assert any(asked.host == "files" for asked in served.asked), "the cache has not all"
+    assert any(asked.host == "files" for asked in served.asked), "the cache is incomplete"
     download(served, home / "hub")
     served.asked.clear()
     run("cp", URL, str(tmp_path / "all"), "--hidden")

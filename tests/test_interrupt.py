@@ -1,4 +1,4 @@
-"""What Python must be able to do while a load waits: run other threads, stop on Ctrl-C, fork."""
+"""Python stays responsive while a load waits: other threads run, Ctrl-C stops it, forks work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 PROMISED = 0.2
-"""Seconds: what an interrupt takes on a machine that has time for it."""
+"""Seconds that an interrupt takes on an idle machine."""
 
 TRIES_MAX = 20
 
@@ -35,9 +35,10 @@ def megabytes(tmp_path: Path) -> Path:
 
 
 def assert_prompt(interrupt: Callable[[], float], tries: int) -> None:
-    """Fail unless an interrupt, which returns its seconds, mostly takes no longer than promised.
+    """Fail unless most interrupts, each of which returns its seconds, take no longer than promised.
 
-    A machine that is busy with other tests delays any one of them, so more tries follow until most are prompt.
+    Other tests on a busy machine may delay any single one, so more tries follow until most are
+    prompt.
     """
     taken: list[float] = []
     while len(taken) < tries or statistics.median(taken) > PROMISED:
@@ -48,7 +49,8 @@ def assert_prompt(interrupt: Callable[[], float], tries: int) -> None:
 
 @contextmanager
 def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """A child that has said that it is ready. It does not outlive the test, however that ends."""
+    """A child that has reported that it is ready. It is killed at the end of the test in any
+    case."""
     command = [sys.executable, "-c", script, *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         try:
@@ -62,7 +64,8 @@ def running(script: str, *arguments: object) -> Iterator[subprocess.Popen[str]]:
             child.kill()
 
 
-# The child says when it is ready, and at which time it was interrupted; the clock is the system's.
+# The child reports when it is ready, and the time at which it was interrupted, by the system's
+# clock.
 CHILD = """
 import sys, time
 import tload
@@ -99,8 +102,9 @@ def test_ctrl_c_stops_a_loop_of_loads(way: str, megabytes: Path) -> None:
     assert_prompt(interrupt, 5)
 
 
-# A read that never comes back, as on a dead network disk: seccomp hands each `pread` of the process to a supervisor,
-# this process itself, which never answers. Threads that start later inherit the filter.
+# A read that never returns, as on a dead network disk: seccomp hands each `pread` of the process to
+# a supervisor, this process itself, which never responds. Threads that start later inherit the
+# filter.
 HANG = """
 import ctypes, os, struct, sys, threading, time
 import tload
@@ -130,7 +134,7 @@ def hang_reads():
 
 def cancel():
     for _ in range(100):
-        time.sleep(0)  # lets go of the interpreter, and needs it back
+        time.sleep(0)  # releases the GIL, and takes it again
     print("cancels", flush=True)
     stream.cancel()
 
@@ -196,7 +200,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert f"is used in process {os.getpid()}, a fork of it" in str(error), error
                 assert "spawn" in error.hint
             else:
                 raise AssertionError("no error")
@@ -209,7 +213,7 @@ if child == 0:
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
-    sys.exit(0)  # through Python's own end, as multiprocessing does
+    sys.exit(0)  # through Python's own exit, as multiprocessing does
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert 1 + len(list(stream)) == 16
@@ -218,7 +222,7 @@ assert kept.tobytes() == before
 """
 
 
-def test_a_stream_says_that_it_does_not_survive_fork(megabytes: Path) -> None:
+def test_stream_use_after_fork_raises(megabytes: Path) -> None:
     require("numpy")
     for _ in range(3):
         done = subprocess.run(

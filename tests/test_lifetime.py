@@ -1,4 +1,4 @@
-"""Tensors stay right for as long as anything refers to them, whatever the stream does."""
+"""Tensors stay valid as long as they are referenced, whatever the stream does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_tensors_outlive_everything(framework: str, size: int, tmp_path: Path) -
     for name, tensor in others.items():
         array = tensor.numpy() if framework == "torch" else tensor
         assert array.tobytes() == new[name].raw
-        array.fill(0xEE)  # were memory shared, this would show
+        array.fill(0xEE)  # would show shared memory
     for name, tensor in kept.items():
         assert bytes(tensor.numpy() if framework == "torch" else tensor) == old[name].raw
     assert len(kept) == 4
@@ -125,7 +125,7 @@ def test_kept_tensors_are_right_and_memory_is_bounded(tmp_path: Path) -> None:
 
 
 class _Sized:
-    """A length without bytes."""
+    """An object with a length and no bytes."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -1,6 +1,6 @@
 """Small limits in a program: the right bytes, or an exception that names the limit.
 
-The command's are in `crates/cli/tests/it/limits`.
+Tests of the command's limits are in `crates/cli/tests/it/limits`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ else:
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 100 files, for everybody to read."""
+    """A checkpoint of 100 files that all users may read."""
     folder = tmp_path_factory.mktemp("shards")
     for index in range(100):
         write_file(folder / f"{index:03}.safetensors", {f"t{index}": Content.random("U8", (5000,), index)})
@@ -51,7 +51,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded() -> str:
-    """What a load of all shards prints."""
+    """Output of a load of all shards."""
     digest = hashlib.sha256()
     for name, content in sorted((f"t{index}", Content.random("U8", (5000,), index)) for index in range(100)):
         digest.update(name.encode() + content.raw)
@@ -63,7 +63,7 @@ def run(location: Path, prepare: Callable[[], None], script: str = LOAD) -> subp
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, str(location)],
         preexec_fn=prepare,
-        # NumPy's own threads are not what this is about.
+        # NumPy's own threads are not tested here.
         env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -82,7 +82,7 @@ def test_a_hundred_shards_and_64_descriptors_name_the_limit(shards: Path, loaded
     assert done.stdout.startswith("IoError\n")
     assert "Too many open files" in done.stdout
     assert "the limit of open files is 64; a checkpoint of 100 files needs 264: ulimit -n 264" in done.stdout
-    # A library leaves the limits of its process alone, and whoever follows the hint succeeds.
+    # A library does not change the limits of its process; following the hint succeeds.
     assert run(shards, limit(resource.RLIMIT_NOFILE, 64, 4096)).stdout.startswith("IoError\n")
     assert run(shards, limit(resource.RLIMIT_NOFILE, 264)).stdout == loaded
 
@@ -93,14 +93,14 @@ def test_64_kib_of_locked_memory_are_enough(shards: Path, loaded: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EPERM, errno.ENOSYS])
-def test_without_rings_threads_read(number: int, shards: Path, loaded: str) -> None:
+def test_missing_io_uring_falls_back_to_threads(number: int, shards: Path, loaded: str) -> None:
     class Instruction(ctypes.Structure):
         _fields_ = (("code", ctypes.c_ushort), ("jt", ctypes.c_ubyte), ("jf", ctypes.c_ubyte), ("k", ctypes.c_uint))
 
     class Program(ctypes.Structure):
         _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.POINTER(Instruction)))
 
-    # Load the number of the system call; if it is that of io_uring_setup, return the error; else allow.
+    # Load the number of the system call; if it is io_uring_setup, return the error; else allow.
     code = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050000 | number), (0x06, 0, 0, 0x7FFF0000)]
     instructions = (Instruction * len(code))(*(Instruction(*line) for line in code))
     program = Program(len(code), instructions)
@@ -115,9 +115,9 @@ def test_without_rings_threads_read(number: int, shards: Path, loaded: str) -> N
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5, 8])
-def test_few_threads_are_enough_or_an_error_of_memory(threads: int, shards: Path, loaded: str) -> None:
+def test_thread_limit_loads_or_raises_out_of_memory(threads: int, shards: Path, loaded: str) -> None:
     require_root()
-    # Another user may not enter the folders of this Python: everything is imported before.
+    # Another user may not enter the folders of this Python: all modules are imported first.
     user = 64000 + os.getpid() % 1000
     script = f"""
 import hashlib, os, resource, sys, tload

@@ -1,4 +1,5 @@
-"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or everything left as it was."""
+"""Loading into modules, tensors and arrays in CPU memory: every byte in its place, or all targets
+unchanged."""
 
 from __future__ import annotations
 
@@ -171,7 +172,7 @@ def test_everything_that_does_not_fit_is_listed_and_nothing_is_written(tmp_path:
     assert "cast" in caught.value.hint
 
 
-def test_without_strict_what_both_have_is_loaded(tmp_path: Path) -> None:
+def test_non_strict_loads_common_names(tmp_path: Path) -> None:
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"a": torch.ones(2), "b": torch.ones(2)})
     target = {"b": torch.zeros(2), "c": torch.zeros(2)}
@@ -195,7 +196,7 @@ def test_a_selection_leaves_other_targets_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_what_nothing_can_be_loaded_into_is_named(tmp_path: Path) -> None:
+def test_invalid_targets_are_listed(tmp_path: Path) -> None:
     torch = require("torch")
     np = require("numpy")
     path = save(tmp_path / "a.safetensors", {"good": torch.ones(2)})
@@ -220,7 +221,7 @@ def test_what_nothing_can_be_loaded_into_is_named(tmp_path: Path) -> None:
         "'expanded' has several elements at one place",
         "'array' is read-only",
         "'broadcast' has several elements at one place",
-        "'list' is no tensor or array but a list",
+        "'list' is not a tensor or array but a list",
     ):
         assert text in str(caught.value), text
     assert "'good'" not in str(caught.value)
@@ -246,7 +247,7 @@ def test_a_mistaken_call(tmp_path: Path) -> None:
 
 
 def pairs_that_share() -> dict[str, tuple[Any, Any, str]]:
-    """Two targets of the shape (4, 4), and what they have in common."""
+    """Two targets of the shape (4, 4), and the memory that they share."""
     torch = require("torch")
     np = require("numpy")
     base = torch.zeros(4, 4)
@@ -346,7 +347,7 @@ def test_one_tensor_under_two_names_is_filled_once_however_it_lies(
     assert torch.equal(torch.as_tensor(other).float(), values)
 
 
-def test_what_torch_lacks_is_said_before_a_byte_is_written(every_dtype: Every) -> None:
+def test_unsupported_dtype_rejected_before_writing(every_dtype: Every) -> None:
     torch = require("torch")
     path, tensors = every_dtype
     name = "F6_E2M3.1"
@@ -357,7 +358,7 @@ def test_what_torch_lacks_is_said_before_a_byte_is_written(every_dtype: Every) -
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, RuntimeError])
-def test_what_is_raised_meanwhile_ends_the_load(kind: type[BaseException], tmp_path: Path) -> None:
+def test_callback_exception_ends_load_into(kind: type[BaseException], tmp_path: Path) -> None:
     np = require("numpy")
     path = tmp_path / "a.safetensors"
     write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(32)})
@@ -380,7 +381,7 @@ def test_what_is_raised_meanwhile_ends_the_load(kind: type[BaseException], tmp_p
 def _lanes() -> list[str]:
     names = []
     for path in Path("/proc/self/task").glob("*/comm"):
-        with contextlib.suppress(OSError):  # It has just ended.
+        with contextlib.suppress(OSError):  # the thread has just ended
             names.append(path.read_text().strip())
     return [name for name in names if name.startswith("tload")]
 
@@ -395,7 +396,7 @@ def test_what_is_not_selected_needs_no_memory(tmp_path: Path) -> None:
         tload.load_into(target, path, strict=False)
 
 
-def test_extra_state_of_modules_is_no_tensor_and_no_fault(tmp_path: Path) -> None:
+def test_extra_state_ignored(tmp_path: Path) -> None:
     torch = require("torch")
 
     class Extra(torch.nn.Linear):  # type: ignore[name-defined, misc]
@@ -460,7 +461,7 @@ def test_four_bit_floats_are_not_converted(tmp_path: Path) -> None:
     assert target["other"].tolist() == [1], "nothing was written"
 
 
-def test_autograd_hears_of_what_was_written_behind_its_back(tmp_path: Path) -> None:
+def test_load_into_bumps_version_counter(tmp_path: Path) -> None:
     torch = require("torch")
     module = torch.nn.Linear(2, 1, bias=False)
     path = save(tmp_path / "a.safetensors", {"weight": torch.ones(1, 2)})

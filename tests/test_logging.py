@@ -1,4 +1,4 @@
-"""Logging: what `TLOAD_LOG` asks for, where it goes, and what is never in it."""
+"""Logging: the effect and destination of `TLOAD_LOG`, and absence of secrets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOAD = "import sys, tload; tload.load(sys.argv[1], framework='dlpack')"
 
 
 def logged_by(script: str, *arguments: str, **variables: str) -> str:
-    """What a program of its own writes to standard error."""
+    """Output of a separate program on standard error."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         env=os.environ | variables,
@@ -40,13 +40,13 @@ def logged_by(script: str, *arguments: str, **variables: str) -> str:
         timeout=300,
     )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    # Tests run on debug builds too.
+    # Debug builds are tested too.
     return "".join(line for line in done.stderr.splitlines(keepends=True) if "RuntimeWarning" not in line)
 
 
 @pytest.fixture
 def logger() -> Iterator[logging.Logger]:
-    """The logger, which is as it was afterwards."""
+    """The logger, which is restored afterwards."""
     logger = logging.getLogger("tload")
     level, handlers = logger.level, list(logger.handlers)
     yield logger
@@ -72,7 +72,7 @@ def test_debug_has_the_whole_report(floats: Floats) -> None:
 
 
 @pytest.mark.parametrize("level", ["", " ", "warning", "ERROR", "off"])
-def test_nothing_is_said_of_a_load_that_went_well(level: str, floats: Floats) -> None:
+def test_successful_load_logs_nothing_by_default(level: str, floats: Floats) -> None:
     assert logged_by(LOAD, str(floats[0]), TLOAD_LOG=level) == ""
 
 
@@ -80,11 +80,11 @@ def test_off_silences_notes_too() -> None:
     note = "import tload, logging; logging.getLogger('tload').error('a note')"
     assert logged_by(note, TLOAD_LOG="off") == ""
     assert logged_by(note, TLOAD_LOG="error") == "ERROR tload: a note\n"
-    # Python's own last resort.
+    # Python's own handler of last resort.
     assert logged_by(note) == "a note\n"
 
 
-def test_a_level_that_is_none_is_named_and_ignored() -> None:
+def test_unknown_log_level_warns() -> None:
     said = logged_by("import tload", TLOAD_LOG="loud")
     assert said == "WARNING tload: TLOAD_LOG='loud' is ignored; it can be debug, info, warning, error, off\n"
 
@@ -114,7 +114,7 @@ def test_configuring_twice_says_everything_once(logger: logging.Logger, capsys: 
     _logging.configure("info")
     assert len([handler for handler in logger.handlers if isinstance(handler, _logging._StandardError)]) == 1
     root = logging.getLogger()
-    # Those of pytest, which would be the listeners.
+    # Handlers of pytest, which would count as listeners.
     handlers, root.handlers[:] = list(root.handlers), []
     try:
         logger.info("once")

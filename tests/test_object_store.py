@@ -1,4 +1,5 @@
-"""Object stores: the same tensors as from a disk, errors that help, and nothing left behind when a server stalls."""
+"""Object stores: the same tensors as from a disk, errors that help, and nothing left behind when a
+server stalls."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(s3: S3, folder: Path) -> str:
-    """The same in an object store."""
+    """URL of the same checkpoint in an object store."""
     return s3.put_folder("models", "a/model", folder)
 
 
@@ -111,7 +112,7 @@ def test_the_report_counts_the_requests_for_tensors(web: Web, folder: Path) -> N
     assert stream.report.requests == len(web.requests) - opening > 1
 
 
-def test_the_index_decides_which_objects_count(s3: S3, url: str, folder: Path) -> None:
+def test_index_selects_objects(s3: S3, url: str, folder: Path) -> None:
     for source in (url, f"{url}/", f"{url}/model.safetensors.index.json"):
         assert set(tload.open(source, store=s3.store)) == set(LAYERS)
     without = s3.put("models", "b/one.safetensors", shards(folder)[0].read_bytes()).removesuffix("/one.safetensors")
@@ -201,7 +202,7 @@ def test_a_url_with_a_secret_is_shown_without_it(web: Web, folder: Path) -> None
     list(stream)
     shown = [repr(checkpoint), checkpoint.location, repr(checkpoint.shards), repr(stream), str(stream.report)]
     shown += [repr(stream.report)]
-    assert any("signature=hunter2" in request.path for request in web.requests), "but the server gets it"
+    assert any("signature=hunter2" in request.path for request in web.requests), "but the server receives it"
     with pytest.raises(FileNotFoundError) as caught:
         tload.open(url.replace("a.safetensors", "b.safetensors"))
     shown += [*traceback.format_exception(caught.value), repr(vars(caught.value))]
@@ -218,7 +219,7 @@ def test_a_url_with_a_secret_is_shown_without_it(web: Web, folder: Path) -> None
         ("nowhere", "NoSuchBucket"),
     ],
 )
-def test_what_is_not_there_is_a_file_not_found_error(place: str, code: str, s3: S3, url: str) -> None:
+def test_missing_object_raises_not_found(place: str, code: str, s3: S3, url: str) -> None:
     assert url.startswith("s3://models/")
     with pytest.raises(FileNotFoundError) as caught:
         tload.open(f"s3://{place}", store=s3.store)
@@ -253,7 +254,7 @@ def test_a_refused_connection_is_a_connection_error(retries: int | None) -> None
 
 def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
     with tload.open(f"{stalling.url}/a.safetensors") as checkpoint:
-        # Longer ones for a machine on which nothing came within the first.
+        # Longer deadlines are for a machine on which nothing arrived within the first.
         for timeout in (1, 5, 25):
             stream = tload.stream(checkpoint, framework="dlpack", timeout=timeout)
             with pytest.raises(TimeoutError) as caught:
@@ -262,7 +263,7 @@ def test_a_deadline_passes_while_a_server_stalls(stalling: Web) -> None:
             assert stream.report.outcome == "timed_out"
             if stream.report.tensors:
                 return
-    pytest.fail("no tensor came before the server stalled")
+    pytest.fail("no tensor arrived before the server stalled")
 
 
 def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
@@ -272,7 +273,7 @@ def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
     assert isinstance(caught.value, tload.LoadTimeoutError)
     assert caught.value.attempts == 2
     stalling.stall_from = 32 * MIB
-    # Opening has nine tries of so long, which is enough for a server on a busy machine.
+    # Opening makes nine tries of this duration, which is enough for a server on a busy machine.
     stream = tload.stream(f"{stalling.url}/a.safetensors", framework="dlpack", store={"read_timeout": 2}, retries=0)
     with pytest.raises(TimeoutError) as caught:
         list(stream)
@@ -280,7 +281,7 @@ def test_a_server_that_stalls_too_long_is_a_timeout(stalling: Web) -> None:
     assert caught.value.attempts == 1
 
 
-# What it prints is when it was interrupted, by the system's clock.
+# The child prints the time at which it was interrupted, by the system's clock.
 WAITS = """
 import sys, time
 import tload
@@ -311,7 +312,7 @@ def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, sta
     numbers = itertools.count()
 
     def interrupt() -> float:
-        # A name of its own: requests of the child before may still be under way.
+        # A name of its own: requests of the previous child may still be in flight.
         path = f"/b/{next(numbers)}.safetensors"
         stalling.files[path[1:]] = stalling.files["a.safetensors"]
         url = f"s3:/{path}" if scheme == "s3" else stalling.url + path
@@ -327,7 +328,8 @@ def test_ctrl_c_stops_a_wait_for_a_server_that_stalls(way: str, scheme: str, sta
     assert_prompt(interrupt, 3)
 
 
-# Memory and threads of a load whose server stalls: before it, while it waits, and after it was given up.
+# Memory and threads of a load whose server stalls: before it, while it waits, and after it was
+# abandoned.
 GIVES_UP = """
 import gc, os, sys, threading, time
 import tload
@@ -345,7 +347,7 @@ def threads():
             with open(f"/proc/self/task/{task}/comm") as file:
                 names.append(file.read().strip())
         except OSError:
-            pass  # it has just ended
+            pass  # the thread has just ended
     return [name for name in names if name.startswith("tload")]
 
 def wait_for(what):
@@ -355,7 +357,7 @@ def wait_for(what):
             raise AssertionError(f"{resident() >> 20} MiB, before {before >> 20} MiB; {threads()}")
         time.sleep(0.01)
 
-# Whatever a first load allocates for good.
+# Memory that a first load allocates permanently.
 tload.load(url, framework="dlpack", names="t0")
 wait_for(lambda: not threads())
 before = resident()
@@ -392,7 +394,7 @@ wait_for(lambda: not threads() and resident() < before + (8 << 20))
 
 
 @pytest.mark.parametrize("way", ["cancel", "close", "with", "del"])
-def test_giving_up_while_a_server_stalls_frees_memory_and_threads(way: str, stalling: Web) -> None:
+def test_abandoned_load_frees_memory_and_threads(way: str, stalling: Web) -> None:
     if not Path("/proc/self/task").exists():
         skip_loudly("proc", "no /proc to see memory and threads")
     command = [sys.executable, "-c", GIVES_UP, f"{stalling.url}/a.safetensors", way, str(PATIENCE / 2)]
@@ -459,7 +461,7 @@ if child == 0:
             try:
                 use()
             except tload.InvalidRequestError as error:
-                assert f"is used in process {os.getpid()}, which fork made of it" in str(error), error
+                assert f"is used in process {os.getpid()}, a fork of it" in str(error), error
                 assert "spawn" in error.hint
             else:
                 raise AssertionError("no error")
@@ -472,7 +474,7 @@ if child == 0:
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
         os._exit(1)
-    sys.exit(0)  # through Python's own end, as multiprocessing does
+    sys.exit(0)  # through Python's own exit, as multiprocessing does
 _, status = os.waitpid(child, 0)
 assert status == 0, status
 assert 1 + len(list(stream)) == len(tload.load(checkpoint, framework="dlpack")) == int(os.environ["COUNT"])

@@ -122,7 +122,7 @@ def test_an_unknown_tensor_is_a_key_error_that_reads_well(floats: Floats) -> Non
     assert caught.value.tensor == "layer.99.weight"
 
 
-def test_what_is_no_location_is_a_type_error() -> None:
+def test_invalid_location_type_raises() -> None:
     for source in (b"model", 3, None, {"a": 1}, 1.5):
         with pytest.raises(TypeError, match="source: wanted a str"):
             tload.open(source)  # type: ignore[arg-type]
@@ -182,7 +182,7 @@ def test_a_url_in_a_path_is_refused(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", sorted(_checkpoint.SCHEMES))
 def test_every_scheme_is_one_of_the_core(scheme: str) -> None:
-    """The core knows it, and says what is missing."""
+    """The core knows the scheme, and the error names what is missing."""
     with pytest.raises(tload.InvalidRequestError, match=r"names (no|a) (bucket|container|host|repository)"):
         tload.open(f"{scheme}://")
 
@@ -197,7 +197,7 @@ def test_a_path_may_have_colons(floats: Floats, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_process_may_change_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was opened by a relative path is still what is there, not what the path means by now."""
+    """A checkpoint opened by a relative path stays the same after the working directory changes."""
     tensors = [{"a": Content.random("U8", (3 << 20,), seed)} for seed in (1, 2)]
     for name, content in zip(("here", "there"), tensors, strict=True):
         (tmp_path / name).mkdir()

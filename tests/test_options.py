@@ -1,4 +1,4 @@
-"""`Options`, keyword arguments and `TLOAD_*` variables: what is accepted, what wins, and what is said of nonsense."""
+"""`Options`, keyword arguments and `TLOAD_*` variables: accepted values, precedence, and errors."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_keywords_win_over_options_which_win_over_the_environment(
     got = report(floats[0], options=options, depth=5)
     assert (got.engine.requested, got.depth, got.memory_limit) == ("pread", 5, 2 << 20)
     monkeypatch.setenv("TLOAD_DEPTH", "")
-    assert report(floats[0]).depth != 3, "an empty variable says nothing"
+    assert report(floats[0]).depth != 3, "an empty variable has no effect"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_timeout_in_the_environment_may_have_a_unit(
         ),
     ],
 )
-def test_nonsense_in_the_environment_is_blamed_on_its_variable(
+def test_invalid_variable_named_in_error(
     variable: str, text: str, message: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, text)
@@ -178,7 +178,7 @@ def test_wrong_types_are_type_errors(keywords: dict[str, Any], message: str) -> 
         tload.Options(**keywords)
 
 
-def test_retries_may_be_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_retries_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tload.Options(retries=0).retries == 0
     monkeypatch.setenv("TLOAD_RETRIES", "0")
     assert _options.resolve(None, {}).retries == 0

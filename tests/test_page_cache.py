@@ -1,4 +1,5 @@
-"""The modes of `cache`: what is copied from the page cache, what is left in it, and tensors that are views of files."""
+"""Modes of `cache`: copies from the page cache, its content after a load, and tensors that are
+views of files."""
 
 from __future__ import annotations
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGE_SIZE")
 LARGE = {f"t{index}": Content("F32", (MIB,), tile(index, 4 * MIB)) for index in range(8)}
-# The largest dtypes first: with the first tensor at a multiple of a page, all of them are aligned.
+# The largest dtypes come first: if the first tensor starts at a page boundary, all of them are
+# aligned.
 ALIGNED = dict(sorted(EVERY_DTYPE.items(), key=lambda item: -BITS[item[1].dtype]))
 
 
 def write_aligned(path: Path, tensors: dict[str, Content]) -> Path:
-    """Write tensors so that the first begins at a multiple of a page, and none has to be copied to be aligned."""
+    """Write tensors so that the first starts at a page boundary, and none has to be copied for
+    alignment."""
     missing = -(len(header(tensors, {"pad": ""})) + 8) % PAGE
     write_file(path, tensors, metadata={"pad": " " * missing})
     return path
@@ -73,7 +76,7 @@ def test_views_are_right_in_torch(*, writable: bool | None, aligned: Path) -> No
         for name, tensor in loaded.items():
             wanted = oracle.get_tensor(name)
             assert (tensor.dtype, tensor.shape) == (wanted.dtype, wanted.shape), name
-            # As bytes: random floats hold NaNs.
+            # Compared as bytes: random floats contain NaNs.
             assert torch.equal(tensor.reshape(-1).view(torch.uint8), wanted.reshape(-1).view(torch.uint8)), name
             compared.add(ALIGNED[name].dtype)
     assert compared == set(_torch.DTYPES)
@@ -112,7 +115,7 @@ def test_views_are_right_by_dlpack_which_says_what_may_be_written_to(*, writable
     assert set(loaded) == set(ALIGNED)
 
 
-def test_nobody_gets_a_read_only_tensor_without_being_told(large: Path) -> None:
+def test_dlpack_below_v1_rejects_read_only_view(large: Path) -> None:
     np = require("numpy")
     tensor = tload.load(large, framework="dlpack", cache="map")["t0"]
     for exporter in (tensor, tensor.flat()):
@@ -185,7 +188,7 @@ def test_torch_may_write_unless_told_otherwise(*, writable: bool | None, said: i
     script = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))" + WRITES % writable
     done = subprocess.run([sys.executable, "-c", script, str(large)], capture_output=True, text=True, check=False)
     assert len(done.stdout.split()) == said, done.stderr
-    # Other systems than Linux have another signal for it.
+    # Systems other than Linux have another signal for it.
     killed = {-signal.SIGSEGV, -signal.SIGBUS}
     assert (done.returncode == 0) if said == 2 else (done.returncode in killed)
 
@@ -209,11 +212,11 @@ def test_the_environment_may_ask_for_views(large: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TLOAD_CACHE", "map")
     assert report_of(large).engine.name == "map"
     assert not tload.load(large, framework="dlpack")["t0"].writable
-    assert "writable" not in _options.VARIABLES, "programs say it"
+    assert "writable" not in _options.VARIABLES, "programs set it"
 
 
 def test_the_report_tells_of_views(large: Path) -> None:
-    # A memory limit that would hold no tensor: nothing of them is a copy.
+    # A memory limit too small for any tensor: none of them is copied.
     report = report_of(large, cache="map", memory_limit=1)
     assert report.engine.name == "map"
     assert report.outcome == "complete"
@@ -226,7 +229,7 @@ def test_the_report_tells_of_views(large: Path) -> None:
     assert " mapped" not in str(other)
 
 
-def test_what_no_view_can_align_is_copied_and_writable(tmp_path: Path) -> None:
+def test_misaligned_tensor_copied_and_writable(tmp_path: Path) -> None:
     np = require("numpy")
     tensors = {"odd": Content("U8", (3,), b"abc"), "f": Content.random("F64", (999,), 1)}
     stream = tload.stream(write_aligned(tmp_path / "a.safetensors", tensors), framework="dlpack", cache="map")
@@ -247,7 +250,7 @@ def test_views_outlive_everything(framework: str, large: Path) -> None:
         kept = {name: tensor for index, (name, tensor) in enumerate(stream) if index % 3 == 0}
     del stream, checkpoint
     gc.collect()
-    # Another file may take the place of this one, if it is another file.
+    # Another file may be renamed over this one, if it is a different file.
     write_aligned(large.with_suffix(".new"), {name: Content("F32", (MIB,), bytes(4 * MIB)) for name in LARGE})
     large.with_suffix(".new").rename(large)
     large.unlink()
@@ -286,7 +289,7 @@ def test_drop_leaves_nothing_in_the_page_cache(*, cold: bool, large: Path) -> No
     (evict if cold else warm)(large)
     report_of(large, cache="drop")
     assert resident_bytes(large) == 0
-    # The others do leave it, so the test above can fail.
+    # The other modes do leave it there, so the test above can fail.
     report_of(large, cache="buffered")
     assert resident_bytes(large) > 16 * MIB
 
@@ -310,7 +313,7 @@ def test_what_is_in_the_page_cache_is_copied_from_there(cache: Cache | None, lar
     evict(large)
     report = report_of(large, cache=cache)
     if report.buffered_bytes:
-        # The file system has no direct I/O; then nobody may have it.
+        # Without direct I/O in the file system, requesting it is an error.
         with pytest.raises(tload.UnsupportedError):
             tload.stream(large, framework="dlpack", cache="direct")
     else:
@@ -321,7 +324,7 @@ def test_load_into_takes_no_views_and_writes_nothing(large: Path) -> None:
     torch = require("torch")
     np = require("numpy")
     arrays = {name: np.full(MIB, 7.0, np.float32) for name in LARGE}
-    # Of the second kind, none is filled by the core.
+    # The core fills none of the float16 targets itself.
     halves = {name: torch.full((MIB,), 7.0, dtype=torch.float16) for name in LARGE}
     for target in (arrays, halves):
         with pytest.raises(tload.UnsupportedError, match="cache=map shows files in host memory") as caught:

@@ -1,4 +1,4 @@
-"""`tload.patch` with the packages it is for: what they load through it is what they load without."""
+"""`tload.patch` with the real packages: they load the same through it as without."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_transformers_with_weights_on_disk(experts: Path, tmp_path: Path, opened
     models.assert_close(said, models.logits(auto().from_pretrained(experts)))
 
 
-def test_what_is_saved_inside(dense: Path, tmp_path: Path) -> None:
+def test_models_saved_inside_patch_are_identical(dense: Path, tmp_path: Path) -> None:
     models.save(auto().from_pretrained(dense), tmp_path / "expected")
     with tload.patch():
         models.save(auto().from_pretrained(dense), tmp_path / "saved")
@@ -102,7 +102,7 @@ def test_what_is_saved_inside(dense: Path, tmp_path: Path) -> None:
 
 
 def failure(folder: Path) -> str:
-    """Return what kind of error a folder is to transformers."""
+    """Return the kind of error that transformers raises for a folder."""
     try:
         auto().from_pretrained(folder)
     except Exception as error:  # noqa: BLE001  # of any kind
@@ -121,14 +121,14 @@ def test_a_broken_file_is_an_error_of_the_same_name(dense: Path, tmp_path: Path)
 
 
 def module() -> Any:
-    """Of parts that can be placed one by one."""
+    """A module with parts that can be placed one by one."""
     torch = require("torch")
     return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Linear(16, 4))
 
 
 @pytest.fixture
 def plain(tmp_path: Path) -> tuple[Path, Any]:
-    """Saved by accelerate in several files."""
+    """A checkpoint saved by accelerate in several files."""
     require("torch").manual_seed(3)
     saved = module()
     require("accelerate").Accelerator().save_model(saved, tmp_path, max_shard_size=500)
@@ -184,7 +184,7 @@ def test_diffusers(shard_size: str, low_cpu_mem_usage: Any, tmp_path: Path, open
 
 
 def replaced() -> set[str]:
-    """Return what modules of the three packages have from tload, as `module.name`."""
+    """Return the attributes of the three packages' modules that are tload's, as `module.name`."""
     return {
         f"{module.__name__}.{key}"
         for name, module in [*sys.modules.items()]

@@ -47,14 +47,14 @@ def test_a_callback_sees_growing_numbers_and_the_end(megabytes: Path, monkeypatc
 
 def test_a_callback_is_called_ten_times_a_second_at_most(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _progress.INTERVAL == 0.1
-    # Longer than any load: all that is left is the call at the end.
+    # Longer than any load: only the call at the end remains.
     monkeypatch.setattr(tload._stream, "INTERVAL", 3600.0)
     seen: list[tload.Progress] = []
     list(tload.stream(megabytes, framework="dlpack", progress=seen.append))
     assert [progress.fraction for progress in seen] == [1.0]
 
 
-def test_what_a_callback_raises_stops_the_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callback_exception_stops_load(megabytes: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tload._stream, "INTERVAL", 0.0)
 
     class EnoughError(Exception):
@@ -122,19 +122,19 @@ def test_a_bar_is_drawn_in_notebooks(megabytes: Path) -> None:
         manager.shutdown_kernel(now=True)
     assert reply["content"]["status"] == "ok", reply
     kinds = [message["msg_type"] for message in shown]
-    # One bar, which is drawn again and again.
+    # One bar, which is redrawn.
     assert kinds[0] == "display_data"
     assert set(kinds[1:]) == {"update_display_data"}
     assert len({message["content"]["transient"]["display_id"] for message in shown}) == 1
     last = shown[-1]["content"]["data"]
     assert '<progress value="1.000"' in last["text/html"]
     assert "100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, " in last["text/html"]
-    # Where no HTML is shown.
+    # Text for environments without HTML.
     assert last["text/plain"].startswith("tload: 100% 16.0 MiB of 16.0 MiB, 16 of 16 tensors, ")
 
 
 def test_no_bar_is_drawn_in_shells_without_a_terminal(megabytes: Path) -> None:
-    """IPython alone is no notebook."""
+    """IPython alone is not a notebook."""
     require("IPython")
     script = (
         "from IPython.core.interactiveshell import InteractiveShell; InteractiveShell.instance();"
@@ -159,7 +159,7 @@ def test_a_bar_is_drawn_on_terminals(with_tqdm: bool, megabytes: Path) -> None: 
         while True:
             try:
                 read = os.read(ours, 4096)
-            except OSError:  # the terminal's other end is gone
+            except OSError:  # the terminal's other end is closed
                 break
             if not read:
                 break

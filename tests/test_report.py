@@ -1,4 +1,4 @@
-"""The report: what it says after a load, and how it is passed on."""
+"""The report: its content after a load, and its formats."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_numbers_add_up(loaded: tuple[tload.Report, Path]) -> None:
     assert report.direct_bytes + report.buffered_bytes == report.read_bytes
     assert (report.remote_bytes, report.requests) == (0, 0)
     assert report.copied_bytes == 0, "nothing is copied in memory"
-    assert report.staging is None, "nothing takes a way round"
+    assert report.staging is None, "everything is read in place"
     assert report.devices == ()
     assert report.engine.name in {"uring", "pread"}
     assert report.engine.requested == "auto"
@@ -68,7 +68,7 @@ def test_its_text_is_for_people(loaded: tuple[tload.Report, Path]) -> None:
     assert report.summary.startswith(f"{path}: 8 tensors, 16.0 MiB in ")
     assert report.summary.endswith(f" GB/s (complete), {report.engine.name}")
     assert repr(report) == f"<tload.Report of {report.summary}>"
-    # A notebook shows what a location says, whatever that is.
+    # Notebooks show a location literally, whatever it contains.
     assert dataclasses.replace(report, text="<b>&")._repr_html_() == "<pre>&lt;b&gt;&amp;</pre>"
     with pytest.raises(dataclasses.FrozenInstanceError):
         report.tensors = 3  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""`tload.safetensors.safe_open` on files that are damaged, mapped, replaced, or somewhere else than on a disk."""
+"""`tload.safetensors.safe_open` on damaged, mapped, replaced and remote files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def file_of(head: Any, content: bytes = b"", length: int | None = None) -> bytes
     return (len(text) if length is None else length).to_bytes(8, "little") + text + content
 
 
-# What is in the file, and words of ours. The package's are fewer.
+# Contents of the file, and words of tload's message. The package's messages are shorter.
 DAMAGED: dict[str, tuple[bytes, list[str]]] = {
     "nothing": (b"", ["0 bytes", "at least 8"]),
     "short": (b"abc", ["3 bytes", "at least 8"]),
@@ -64,7 +64,8 @@ DAMAGED: dict[str, tuple[bytes, list[str]]] = {
 
 @pytest.mark.parametrize("case", DAMAGED)
 def test_damaged_files(case: str, tmp_path: Path) -> None:
-    """Both refuse the same files with the same class. Our words say where."""
+    """Both packages refuse the same files with the same class. tload's message gives the
+    position."""
     theirs = require("safetensors")
     torch = require("safetensors.torch")
     content, words = DAMAGED[case]
@@ -96,7 +97,7 @@ def test_errors_name_their_cause_and_can_be_sent_away(tmp_path: Path) -> None:
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
 
-def test_what_is_unusual_and_right(tmp_path: Path) -> None:
+def test_unusual_valid_headers_accepted(tmp_path: Path) -> None:
     theirs = require("safetensors")
     require("torch")
     for number, content in enumerate(
@@ -121,7 +122,7 @@ def test_what_is_unusual_and_right(tmp_path: Path) -> None:
                 assert fingerprint(found.get_tensor(name)) == fingerprint(wanted.get_tensor(name))
 
 
-def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
+def test_duplicate_header_name_rejected(tmp_path: Path) -> None:
     path = tmp_path / "twice.safetensors"
     text = json.dumps(entry())
     path.write_bytes(file_of(f'{{"a":{text},"a":{text}}}'.encode(), bytes(8)))
@@ -131,7 +132,7 @@ def test_a_name_that_stands_twice_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def aligned(tmp_path: Path) -> Path:
-    """A file whose tensors need no copy to be aligned."""
+    """A file whose tensors need no copy for alignment."""
     path = tmp_path / "aligned.safetensors"
     missing = -(len(header(LAYERS, {"pad": ""})) + 8) % 64
     write_file(path, LAYERS, metadata={"pad": " " * missing})
@@ -144,7 +145,7 @@ def address(tensor: Any) -> int:
 
 
 def mapped_at(path: Path) -> list[tuple[int, int]]:
-    """Where this process has mapped the file."""
+    """Address at which this process has mapped the file."""
     if not Path("/proc/self/maps").exists():
         skip_loudly("proc", "no /proc to see what is mapped")
     found = []
@@ -166,7 +167,7 @@ def test_mapped_tensors_are_views_of_the_file(framework: str, aligned: Path) -> 
         together = handle.get_tensors()
     for tensor in [*tensors.values(), part, *together.values()]:
         assert any(start <= address(tensor) < end for start, end in mapped_at(aligned))
-    # A part is a view of what the whole is a view of, and the file's bytes are nobody's but the file's.
+    # A part is a view of the same memory as the whole tensor, and only the file holds that memory.
     assert address(part) == address(tensors["layer.5"]) + 64 * 4
     tensors["layer.5"][1, 2] = 7.0
     assert part[0, 1] == 7.0
@@ -178,7 +179,7 @@ def test_mapped_tensors_are_views_of_the_file(framework: str, aligned: Path) -> 
 
 
 @pytest.mark.parametrize("framework", ["pt", "np"])
-def test_tensors_of_pread_are_not(framework: str, aligned: Path) -> None:
+def test_pread_tensors_are_not_mapped(framework: str, aligned: Path) -> None:
     require("torch")
     with safe_open(aligned, framework, backend="pread") as handle:
         tensors = [handle.get_tensor("layer.3"), handle.get_slice("layer.3")[1:], *handle.get_tensors().values()]
@@ -188,7 +189,8 @@ def test_tensors_of_pread_are_not(framework: str, aligned: Path) -> None:
 
 
 def test_each_tensor_has_a_storage_of_its_own(aligned: Path) -> None:
-    """Or else libraries would take them for tied, and pickle would write the whole file for each."""
+    """Otherwise libraries would take the tensors for tied, and pickle would write the whole file
+    for each."""
     require("torch")
     with safe_open(aligned, "pt") as handle:
         for tensor in [*handle.get_tensors().values(), *(handle.get_tensor(name) for name in LAYERS)]:
@@ -247,7 +249,7 @@ def test_a_deleted_file_can_still_be_read(aligned: Path) -> None:
 def test_a_file_that_may_not_be_read(aligned: Path) -> None:
     require_root()
     aligned.chmod(0o000)
-    # All is imported, and the folder at hand, before the rights are gone.
+    # All modules are imported, and the folder is open, before the rights are dropped.
     code = """
 import os, sys
 import numpy
@@ -341,7 +343,7 @@ def test_a_url_takes_torchs_indices(served: str, aligned: Path) -> None:
 
 
 @pytest.mark.parametrize(("framework", "backend"), [("pt", "mmap"), ("pt", "pread"), ("np", "pread"), ("flax", "mmap")])
-def test_only_what_is_asked_for_is_read(framework: str, backend: str, web: Web, tmp_path: Path) -> None:
+def test_slice_reads_only_its_bytes(framework: str, backend: str, web: Web, tmp_path: Path) -> None:
     require({"pt": "torch", "np": "numpy", "flax": "jax"}[framework])
     path = tmp_path / "rows.safetensors"
     content = Content("U8", (64, MIB // 4), tile(0, 16 * MIB))
@@ -421,7 +423,7 @@ assert "torch" not in sys.modules and "jax" not in sys.modules
 
 
 def test_without_the_package(aligned: Path) -> None:
-    """Reading needs nothing of it; writing says what is missing."""
+    """Reading does not need the package; writing names it as missing."""
     require("torch")
     code = f"""
 import sys
@@ -446,7 +448,7 @@ except ImportError as error:
     assert "pip install safetensors" in done.stdout
 
 
-def test_the_rest_is_the_packages() -> None:
+def test_other_attributes_come_from_package() -> None:
     theirs = require("safetensors")
     for name in ("serialize", "serialize_file", "deserialize", "TensorSpec"):
         assert getattr(safetensors, name) is getattr(theirs, name)

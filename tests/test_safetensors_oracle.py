@@ -1,4 +1,5 @@
-"""Everything that `tload.safetensors` reads, beside the safetensors package: same results, same errors."""
+"""All reads of `tload.safetensors`, compared with the safetensors package: same results, same
+errors."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ INDICES: dict[str, list[Any]] = {
         *((slice(2, None), 0), (slice(2, None), -1), (slice(None), slice(None, None, 2)), (slice(None, None, 3), 4)),
         *((slice(None, None, 3), slice(1, None, 2)), (0, 0), (-1, -5), (..., 0), (0, ...), (..., 1, 2), (1, 2, ...)),
         *((..., slice(1, 3)), (slice(0, 2), ..., 1), (slice(None), ...), (slice(3, 7), slice(4, 5))),
-        # What is out of range, and what is no index.
+        # Indices out of range, and objects that are not indices.
         *(10, -11, 2**40, -(2**40), (0, 5), (0, -6), (slice(2, None), 20), (0, 0, 0), (slice(None),) * 3),
         *(slice(20), slice(20, None), slice(10, 10), slice(10, None), (0, slice(6)), (..., 0, 0, 0)),
         *(slice(None, None, -1), slice(None, None, 0), (0, slice(None, None, -2))),
@@ -49,13 +50,14 @@ INDICES: dict[str, list[Any]] = {
     "flat": [(), 0, -1, slice(None), slice(None, None, 2), slice(0, 0), slice(1, 1), (slice(None), 0), 3],
 }
 
-# What torch makes of these, `backend="mmap"` has too. The package has its own rules for everything else, and says no.
+# `backend="mmap"` treats these indices as torch does. Otherwise the package's own rules refuse
+# them.
 ADVANCED: list[Any] = [None, (..., None), [0, 1], True, (0, [1])]
 NEGATIVE: list[Any] = [slice(-3, None), slice(None, -3), slice(-100, 100), (0, slice(-2, None)), slice(8, 1)]
 
 
 def outcome(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> tuple[Any, ...]:
-    """What a call gives, so that two of them can be compared: a value's content, or an error's type and message."""
+    """Return a comparable result of a call: a value's content, or an error's type and message."""
     try:
         value = call(*arguments, **keywords)
     except Exception as error:  # noqa: BLE001
@@ -72,7 +74,7 @@ def fingerprint(value: Any) -> tuple[Any, ...]:
 
 
 def raw(tensor: Any) -> bytes:
-    """The bytes of a torch tensor or a numpy array."""
+    """Return the bytes of a torch tensor or a numpy array."""
     if hasattr(tensor, "untyped_storage"):
         import torch
 
@@ -87,7 +89,7 @@ def raw(tensor: Any) -> bytes:
 def theirs() -> Any:
     require("torch")
     require("numpy")
-    # The package knows bfloat16 of numpy when somebody has made it known.
+    # The package supports bfloat16 in numpy only once ml_dtypes is imported.
     require("ml_dtypes")
     return require("safetensors")
 
@@ -115,7 +117,7 @@ def test_handles_say_the_same(framework: str, backend: str, theirs: Any, path: P
     mine, original = both(theirs, path, framework, backend)
     for name in ("keys", "metadata"):
         assert getattr(mine, name)() == getattr(original, name)(), name
-    # Tensors without bytes lie where others do, and the package has them in any order.
+    # Tensors without bytes share offsets with others, and the package orders them arbitrarily.
     for keys in (mine.offset_keys(), original.offset_keys()):
         assert [name for name in keys if TENSORS[name].raw] == ["table", "cube", "long", "one"]
     assert sorted(mine.offset_keys()) == sorted(TENSORS)
@@ -147,7 +149,7 @@ def test_every_dtype_is_the_same(
     if framework == "np":
         assert compared == {*_numpy.DTYPES, "BF16"}
     else:
-        # Floats of 4 bits are beyond `pread` of the package.
+        # `pread` of the package does not support 4-bit floats.
         assert compared | {"F4"} == set(known)
 
 
@@ -158,7 +160,7 @@ def test_every_index_is_the_same(framework: str, backend: str, name: str, theirs
     for index in INDICES[name]:
         found, wanted = outcome(mine.__getitem__, index), outcome(original.__getitem__, index)
         if isinstance(index, int) and abs(index) > 2**31 and (framework, backend) != ("pt", "mmap"):
-            # Too large for what the package counts with.
+            # Too large for the package's integers.
             assert found[0] is wanted[0] is ours.SafetensorError
             continue
         if wanted[0] is TypeError and (framework, backend) != ("pt", "mmap"):
@@ -168,14 +170,14 @@ def test_every_index_is_the_same(framework: str, backend: str, name: str, theirs
 
 
 @pytest.mark.parametrize(("framework", "backend"), HANDLES)
-def test_what_else_torch_takes(framework: str, backend: str, theirs: Any, path: Path) -> None:
+def test_torch_only_indices_match(framework: str, backend: str, theirs: Any, path: Path) -> None:
     mine, original = (handle.get_slice("table") for handle in both(theirs, path, framework, backend))
     for index in [*ADVANCED, *(NEGATIVE if (framework, backend) == ("pt", "mmap") else [])]:
         assert outcome(mine.__getitem__, index) == outcome(original.__getitem__, index), index
 
 
 @pytest.mark.parametrize(("framework", "backend"), [handle for handle in HANDLES if handle != ("pt", "mmap")])
-def test_slices_that_only_we_have(framework: str, backend: str, theirs: Any, path: Path) -> None:
+def test_extended_slices_match_python(framework: str, backend: str, theirs: Any, path: Path) -> None:
     handle, original = both(theirs, path, framework, backend)
     table, whole = handle.get_slice("table"), handle.get_tensor("table")
     with_minus = [slice(-3, None), slice(None, -3), slice(-3, -1), slice(-10, None), (slice(2, -2, 2), slice(-4, -1))]
@@ -242,7 +244,7 @@ def _misuse(handle: Any) -> list[Callable[[], Any]]:
         lambda: handle.get_slice(None),
         *(closed(name) for name in ("keys", "offset_keys", "metadata", "get_tensors")),
         *(closed(name, "table") for name in ("get_tensor", "get_slice")),
-        # A part has what it needs.
+        # A part is independent of its handle.
         lambda: part[1:3],
         part.get_shape,
         lambda: handle.__exit__(None, None, None),
@@ -278,7 +280,7 @@ OPENINGS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OPENINGS)
-def test_what_cannot_be_opened(case: str, theirs: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_errors_match_package(case: str, theirs: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(path.parent)
     arguments, keywords = OPENINGS[case]
     found = outcome(ours.safe_open, *arguments, **keywords)
@@ -311,7 +313,7 @@ def test_devices_that_are_the_cpu(theirs: Any, path: Path) -> None:
 
 @pytest.mark.parametrize("module", ["torch", "numpy"])
 def test_the_packages_own_examples(module: str, theirs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs the code in the package's docstrings twice: as it is, and with our imports."""
+    """Run the code in the package's docstrings twice: unchanged, and with tload's imports."""
     original = require(f"safetensors.{module}")
     (tmp_path / "my_folder").mkdir()
     for name in ("model.safetensors", "my_folder/bert.safetensors"):
@@ -330,7 +332,7 @@ def test_the_packages_own_examples(module: str, theirs: Any, tmp_path: Path, mon
 
 def _examples(docstring: str) -> list[str]:
     blocks = docstring.split("```python\n")[1:]
-    # Their GPU is not everybody's, nor is their Metal.
+    # Examples for a GPU or for Metal do not run everywhere.
     plain = (textwrap.dedent(block.partition("```")[0]) for block in blocks)
     return [code.replace("device=0", 'device="cpu"').replace('device="mps"', 'device="cpu"') for code in plain]
 

@@ -1,4 +1,5 @@
-"""`tload.patch`: libraries that read through the safetensors package read through tload, and then no more."""
+"""`tload.patch`: libraries that use the safetensors package read with tload until the block
+ends."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tload._patch import patch
 
 @pytest.fixture
 def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
-    """Stand-ins for the libraries, which have imported the package in every way that they do."""
+    """Stand-ins for the libraries, which have imported the package in every possible way."""
     require("torch")
     theirs, in_torch = require("safetensors"), require("safetensors.torch")
     contents: dict[str, dict[str, Any]] = {
@@ -62,7 +63,7 @@ REPLACED = {
 }
 
 
-def test_what_reads_is_replaced_and_nothing_else(modules: dict[str, ModuleType]) -> None:
+def test_patch_replaces_only_readers(modules: dict[str, ModuleType]) -> None:
     import tload.safetensors.torch
 
     before = state(modules)
@@ -73,7 +74,7 @@ def test_what_reads_is_replaced_and_nothing_else(modules: dict[str, ModuleType])
         assert during["transformers.modeling_utils.safe_open"] is tload.safetensors.safe_open
         assert during["accelerate.utils.modeling.safe_load_file"] is tload.safetensors.torch.load_file
         assert during["diffusers.loaders.safetensors"].torch.load_file is tload.safetensors.torch.load_file
-        # Of the package as a whole, what writes is the package's.
+        # Functions for writing remain the package's own.
         package = sys.modules["safetensors.torch"]
         assert during["diffusers.loaders.safetensors"].torch.save_file is package.save_file
         assert during["diffusers.loaders.st"].save_model is package.save_model
@@ -100,7 +101,7 @@ def test_blocks_within_blocks(modules: dict[str, ModuleType]) -> None:
         with patch() as inner:
             assert inner == outer
         assert state(modules) == during
-        # Meanwhile somebody has imported more.
+        # Another import during the block.
         modules["transformers"].safe_open = modules["other"].safe_open  # type: ignore[attr-defined]
         with patch() as inner:
             assert {*inner} - {*outer} == {"transformers.safe_open"}
@@ -129,7 +130,7 @@ def test_blocks_that_overlap(modules: dict[str, ModuleType]) -> None:
     assert state(modules) == before
 
 
-def test_what_somebody_else_replaces_meanwhile_stays(modules: dict[str, ModuleType]) -> None:
+def test_foreign_replacement_survives_unpatch(modules: dict[str, ModuleType]) -> None:
     with patch():
         modules["accelerate.utils.modeling"].safe_open = "theirs"  # type: ignore[attr-defined]
         del modules["accelerate.checkpointing"].load_model

@@ -1,4 +1,4 @@
-"""`safe_open(...).prefetch`: tensors that come in the background, each once."""
+"""`safe_open(...).prefetch`: tensors that are loaded in the background, each once."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_floats_of_4_bits_are_cut_too(tmp_path: Path) -> None:
             handle.prefetch({"pairs": (..., slice(1, 3))})
 
 
-# The package says all of these too, in about these words.
+# The package refuses all of these too, with similar messages.
 REFUSED: list[tuple[Any, str]] = [
     ({}, "prefetch plan selects no tensors"),
     ({"missing": None}, "File does not contain tensor missing"),
@@ -186,7 +186,7 @@ def test_threads_share_what_comes(handle: safe_open) -> None:
 
 @pytest.fixture
 def stalling(web: Web, tmp_path: Path) -> str:
-    """A URL whose file stalls after its first tensors."""
+    """URL of a file that stalls after its first tensors."""
     path = tmp_path / "stalls.safetensors"
     write_file(path, {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)})
     web.files["stalls.safetensors"] = path.read_bytes()
@@ -196,7 +196,7 @@ def stalling(web: Web, tmp_path: Path) -> str:
 
 def test_closing_ends_a_load_that_stalls(web: Web, stalling: str) -> None:
     require("numpy")
-    # Nothing else ends the wait.
+    # Without the close, the wait would not end.
     store = {"read_timeout": 3600}
     with safe_open(stalling, "np", store=store) as handle, ThreadPoolExecutor(2) as pool:
         loader = handle.prefetch()
@@ -209,7 +209,7 @@ def test_closing_ends_a_load_that_stalls(web: Web, stalling: str) -> None:
 
 
 class Stalled:
-    """A stream from which nothing comes until it is cancelled."""
+    """A stream that yields nothing until it is cancelled."""
 
     def __init__(self) -> None:
         self.waited_for = threading.Event()
@@ -220,7 +220,7 @@ class Stalled:
     def __next__(self) -> tuple[str, Any]:
         self.waited_for.set()
         self.cancelled.wait()
-        # Long enough for a mistake to show; without one, nothing depends on it.
+        # Long enough to expose a mistake; correct code does not depend on it.
         self.closed_too_early = self.closed.wait(0.1)
         message = "the load was cancelled"
         raise tload.CancelledError(message)
@@ -232,7 +232,7 @@ class Stalled:
         self.closed.set()
 
 
-def test_closing_frees_whoever_waits(handle: safe_open) -> None:
+def test_close_wakes_waiting_takers(handle: safe_open) -> None:
     loader, stalled = handle.prefetch(), Stalled()
     loader._stream.close()
     loader._stream = stalled  # type: ignore[assignment]
@@ -247,7 +247,7 @@ def test_closing_frees_whoever_waits(handle: safe_open) -> None:
     assert not stalled.closed_too_early
 
 
-def test_a_failure_reaches_everybody(web: Web, tmp_path: Path) -> None:
+def test_failure_raised_in_all_takers(web: Web, tmp_path: Path) -> None:
     require("numpy")
     path = tmp_path / "gone.safetensors"
     write_file(path, {f"t{index}": Content("U8", (MIB,), tile(index, MIB)) for index in range(4)})

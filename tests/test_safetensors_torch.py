@@ -1,4 +1,4 @@
-"""`tload.safetensors.torch`, `.numpy` and `.flax` beside the package's modules."""
+"""`tload.safetensors.torch`, `.numpy` and `.flax`, compared with the package's modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NATIVE = {
 
 @pytest.fixture
 def modules() -> tuple[ModuleType, ModuleType]:
-    """Ours and theirs, for torch."""
+    """tload's module and the package's, for torch."""
     require("torch")
     theirs = require("safetensors.torch")
     import tload.safetensors.torch
@@ -61,7 +61,7 @@ def test_load_takes_the_content_of_a_file(name: str, path: Path) -> None:
     found = ours.load(content)
     assert fingerprint(found) == fingerprint(theirs.load(content))
     assert fingerprint(ours.load(bytearray(content))) == fingerprint(found)
-    # The memory is the caller's.
+    # The caller owns the memory.
     found["F32.3"][:] = 0
     assert fingerprint(ours.load(content)) == fingerprint(theirs.load(content))
     for wrong in (str(path), None, 3):
@@ -75,11 +75,11 @@ def test_load_file_takes_devices_as_the_package(modules: tuple[ModuleType, Modul
     ours, theirs = modules
     for device in ("tpu", -1, 1.5, "cpu:0"):
         assert outcome(ours.load_file, path, device) == outcome(theirs.load_file, path, device=device)
-    # Torch has no such device here, and says so of itself.
+    # Torch has no such device here, and raises its own error.
     assert outcome(ours.load_file, path, "mps") == outcome(theirs.load_file, path, "mps")
 
 
-def test_a_gpu_that_is_not_there(modules: tuple[ModuleType, ModuleType], path: Path) -> None:
+def test_missing_gpu_ordinal_rejected(modules: tuple[ModuleType, ModuleType], path: Path) -> None:
     ours, _ = modules
     if require("torch").cuda.is_available():
         pytest.skip("a GPU is there")
@@ -153,7 +153,7 @@ def test_writing_is_the_packages(modules: tuple[ModuleType, ModuleType], tmp_pat
 
 
 def models() -> dict[str, Any]:
-    """Modules with what a file cannot say: tied parameters, and views of one memory."""
+    """Modules with features that files cannot express: tied parameters, and views of one memory."""
     require("torch")
     import torch
 
@@ -218,7 +218,8 @@ def _names(result: tuple[Any, Any]) -> tuple[list[str], list[str]]:
 
 
 def test_load_model_fills_parts_of_a_memory(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
-    """The package refuses modules whose parameters are parts of one memory. They cannot be saved, but filled."""
+    """The package refuses modules whose parameters are parts of one memory. They cannot be saved,
+    but can be filled."""
     ours, theirs = modules
     saved, mine, original = (models()["neighbours"] for _ in range(3))
     path = tmp_path / "model.safetensors"
@@ -230,7 +231,7 @@ def test_load_model_fills_parts_of_a_memory(modules: tuple[ModuleType, ModuleTyp
     assert fingerprint(mine.state_dict()) == fingerprint(saved.state_dict())
 
 
-def test_load_model_refuses_overlaps_that_nobody_covers(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
+def test_uncovered_overlaps_rejected_by_load_model(modules: tuple[ModuleType, ModuleType], tmp_path: Path) -> None:
     ours, theirs = modules
     torch = require("torch")
     module = torch.nn.Module()

@@ -1,4 +1,5 @@
-"""Secrets: planted everywhere, shown nowhere; and the search of the whole suite finds one that is shown."""
+"""Secrets are planted everywhere and shown nowhere; the search of the suite finds a secret that is
+shown."""
 
 from __future__ import annotations
 
@@ -45,9 +46,9 @@ SIGNED = {
 
 
 def everything(error: BaseException) -> str:
-    """All that can be shown of an error."""
+    """Return all texts that can be shown of an error."""
     lines = traceback.format_exception(error)
-    # The lines of this file are shown, too.
+    # A traceback shows lines of this file, too.
     texts = [line for line in lines if not line.lstrip().startswith("File ")]
     return "".join([*texts, repr(error), str(error), repr(vars(error)), repr(pickle.loads(pickle.dumps(error)))])
 
@@ -60,7 +61,7 @@ def test_no_kind_of_signed_url_is_shown(kind: str, web: Web, tmp_path: Path) -> 
         with pytest.raises(tload.Error) as caught:
             call(url)
         assert SECRET not in everything(caught.value)
-    assert any(SECRET in request.path for request in web.requests), "but the server gets it"
+    assert any(SECRET in request.path for request in web.requests), "but the server receives it"
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/model", "gs://bucket/model", "az://bucket/model", "hf://org/model"])
@@ -91,7 +92,7 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_an_error_that_nobody_catches_and_the_loudest_log_show_none(web: Web) -> None:
+def test_uncaught_error_and_debug_log_hide_secrets(web: Web) -> None:
     url = f"http://user:hunter2@127.0.0.1:{web.port}/none.safetensors?sig=hunter2"
     script = "import os, logging; logging.basicConfig(level=1); import tload; tload.load(os.environ['URL'])"
     done = run(script, URL=url, TLOAD_LOG="debug", RUST_BACKTRACE="1", **VARIABLES)
@@ -128,7 +129,7 @@ def test_the_search_of_the_suite_finds_a_secret_that_is_shown(test: str, tmp_pat
     (tmp_path / "conftest.py").write_text("import secrecy\ndef pytest_configure(config): secrecy.search(config)\n")
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"test_{test}", str(tmp_path)]
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
-    # Not by way of what is searched itself.
+    # Not through a function that is searched itself.
     output = tmp_path / "output"
     with output.open("wb") as file:
         status = subprocess.call(

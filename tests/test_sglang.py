@@ -1,4 +1,5 @@
-"""The plugin for SGLang without SGLang: it says what is missing. What it does with it is in `with_sglang/`."""
+"""The plugin for SGLang without SGLang: the error names what is missing. Other tests are in
+`with_sglang/`."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ import tload.sglang
 
 def test_without_sglang_it_says_so() -> None:
     if importlib.util.find_spec("sglang") is not None:
-        pytest.skip("SKIPPED: this is about machines without SGLang")
+        pytest.skip("SKIPPED: this test is for machines without SGLang")
     with pytest.raises(ImportError, match="sglang"):
         tload.sglang.register()
     with pytest.raises(ImportError, match="sglang"):
         _ = tload.sglang.TloadModelLoader
 
 
-def test_other_names_are_no_names() -> None:
+def test_unknown_attribute_raises() -> None:
     module: Any = tload.sglang
     with pytest.raises(AttributeError, match="has no attribute 'TloadLoader'"):
         _ = module.TloadLoader

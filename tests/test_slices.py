@@ -1,4 +1,4 @@
-"""Slices of tensors, while streaming and one by one: numpy's elements, and hardly more bytes read than those."""
+"""Slices of tensors, streamed and read one by one: numpy's elements, and hardly more bytes read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Shaped = tuple[Path, dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def shaped(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
-    """Arrays of four-byte integers in two files, the second of which begins at an odd place."""
+    """Arrays of four-byte integers in two files, the second of which starts at an odd offset."""
     np = require("numpy")
     folder = tmp_path_factory.mktemp("slices")
     arrays = {name: np.arange(np.prod(shape, dtype=int), dtype="i4").reshape(shape) for name, shape in SHAPES.items()}
@@ -46,7 +46,7 @@ def shaped(tmp_path_factory: pytest.TempPathFactory) -> Shaped:
 
 
 def index_for(shape: tuple[int, ...], draw: random.Random) -> Any:
-    """Make an index as numpy takes it, with positive steps."""
+    """Make an index for numpy, with positive steps."""
 
     def one(length: int) -> Any:
         if length and draw.random() < 0.2:
@@ -105,7 +105,7 @@ def test_only_what_is_needed_is_read(shaped: Shaped) -> None:
     rows = report("large", slice(100, 110))
     assert rows.tensor_bytes == 10 * 4096 * 4
     assert rows.read_bytes <= rows.tensor_bytes + 2 * 4096
-    # Gaps of 16 KiB cost less to read than to skip; those of 256 KiB do not.
+    # Gaps of 16 KiB are cheaper to read than to skip; those of 256 KiB are not.
     narrow = report("large", columns)
     assert narrow.tensor_bytes == 2048 * 16 * 4
     assert narrow.read_bytes >= arrays["large"].nbytes * 0.9
@@ -114,12 +114,12 @@ def test_only_what_is_needed_is_read(shaped: Shaped) -> None:
     assert wide.read_bytes <= 3 * 2 * 4096
 
 
-def test_what_was_read_beside_is_not_kept(shaped: Shaped) -> None:
+def test_gap_bytes_are_not_retained(shaped: Shaped) -> None:
     path, arrays = shaped
     stream = tload.stream(path, names="large", slices={"large": (slice(None), 0)}, framework="numpy")
     loaded = dict(stream)
     assert (loaded["large"] == arrays["large"][:, 0]).all()
-    # Where the columns came with it, by the kernel's own count.
+    # If the gaps were read too, the kernel's own count shows whether they stay in memory.
     if not Path("/proc/self/pagemap").exists():
         skip_loudly("proc", "no /proc to see which pages are there")
     pages = arrays["large"].nbytes // mmap.PAGESIZE

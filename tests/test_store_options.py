@@ -1,4 +1,5 @@
-"""`store=` and `TLOAD_STORE`: what is accepted, what wins, what is said of nonsense, and that no secret is."""
+"""`store=` and `TLOAD_STORE`: accepted values, precedence, errors, and that errors show no
+secret."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_the_environment_reaches_every_call(floats: Floats, monkeypatch: pytest.
         (f"secret_access_key={SECRET}\udcff", "environment variable TLOAD_STORE is not Unicode"),
     ],
 )
-def test_nonsense_in_the_environment_is_blamed_on_its_variable(
+def test_invalid_variable_named_in_error(
     text: str, message: str, floats: Floats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TLOAD_STORE", f"retries=1\n{text}")

@@ -1,4 +1,5 @@
-"""`tload.stream` and `tload.load`: what comes, in which order, and how it ends."""
+"""`tload.stream` and `tload.load`: which tensors are yielded, in which order, and how a load
+ends."""
 
 from __future__ import annotations
 
@@ -87,7 +88,7 @@ def test_names_globs_and_expressions_add_up(rules: dict[str, Any], wanted: set[i
         ({"device": -1}, tload.InvalidRequestError, 'device "cuda:-1" is unknown'),
     ],
 )
-def test_what_cannot_be_selected_fails_before_anything_moves(
+def test_invalid_selection_rejected_before_reading(
     rules: dict[str, Any], error: type[Exception], message: str, floats: Floats
 ) -> None:
     with pytest.raises(error, match=message):
@@ -107,7 +108,7 @@ def test_an_open_checkpoint_can_be_loaded_again_and_again(floats: Floats) -> Non
         for _ in range(3):
             assert len(tload.load(checkpoint, framework="dlpack")) == 12
         stream = tload.stream(checkpoint, framework="dlpack")
-    # The stream keeps the files for itself.
+    # The stream itself keeps the files open.
     assert len(list(stream)) == 12
 
 
@@ -128,7 +129,7 @@ def test_a_stream_tells_what_will_come_and_how_far_it_is(floats: Floats) -> None
         assert stream.progress.fraction == 1.0
         assert repr(stream).startswith("<tload.TensorStream ended: 12 of 12 tensors")
     assert stream.report.outcome == "complete"
-    assert next(stream, None) is None, "the end stays the end"
+    assert next(stream, None) is None, "an ended stream stays ended"
 
 
 def test_a_stream_that_was_closed_early_says_so(floats: Floats) -> None:
@@ -164,7 +165,7 @@ def test_a_stream_that_is_dropped_frees_its_files_and_threads(tmp_path: Path) ->
     if not Path("/proc/self/fd").exists():
         skip_loudly("proc", "no /proc to see files and threads")
     tload.load(path, framework="dlpack")
-    # What earlier tests left behind must not go meanwhile.
+    # Objects of earlier tests must not be freed meanwhile.
     gc.collect()
     before = in_use()
     for taken in (0, 1, 10):
@@ -211,7 +212,7 @@ def test_threads_share_a_stream(tmp_path: Path) -> None:
     assert sorted(got) == sorted((name, content.raw) for name, content in tensors.items())
 
 
-def test_an_error_in_the_middle_ends_the_stream_and_spares_what_came(tmp_path: Path) -> None:
+def test_mid_stream_error_keeps_yielded_tensors(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     contents = {f"t{index}": Content("U8", (4 * MIB,), tile(index, 4 * MIB)) for index in range(16)}
     write_file(path, contents)
@@ -248,7 +249,7 @@ def test_an_empty_checkpoint_is_an_empty_stream(tmp_path: Path) -> None:
     assert tload.load(tmp_path / "a.safetensors", framework="dlpack") == {}
 
 
-def test_a_load_without_troubles_counts_none(floats: Floats) -> None:
+def test_clean_load_reports_no_retries(floats: Floats) -> None:
     with tload.stream(floats[0], framework="dlpack", retries=1, hedge=False) as tensors:
         assert len(list(tensors)) == len(floats[1])
     report = tensors.report

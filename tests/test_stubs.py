@@ -1,4 +1,4 @@
-"""Types: the stub agrees with the binary, the package and its use pass mypy --strict."""
+"""Types: the stub matches the binary, and the package and its users pass mypy --strict."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def run(*arguments: str) -> None:
 
 
 def test_the_package_and_its_users_are_typed() -> None:
-    """Checks the package, the tests, and a program that states the types it expects: `typed_program.py`."""
+    """Check the package, the tests, and a program that states the types it expects:
+    `typed_program.py`."""
     require("mypy")
     require("torch")
     run("mypy")

@@ -1,4 +1,5 @@
-"""`tload.transformers.from_pretrained`: the models that transformers loads itself, bit for bit."""
+"""`tload.transformers.from_pretrained`: the same models as from transformers itself, bit for
+bit."""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Names that transformers asks for, in its order, and the addresses of what it got."""
+    """Names that transformers requests, in its order, and the addresses of the tensors that it
+    got."""
     addresses: dict[str, int] = {}
     take = _feed.Feed.take
 
@@ -62,7 +64,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 @pytest.fixture
 def read_again(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of tensors that are read on their own."""
+    """Names of tensors that are read individually."""
     names: list[str] = []
     read = tload._stream.read
 
@@ -118,7 +120,7 @@ def test_weights_come_in_the_order_in_which_they_are_asked_for(
 
 
 @pytest.mark.parametrize("kind", ["dense", "experts"])
-def test_a_wrong_guess_of_the_order_is_only_slow(
+def test_wrong_order_guess_loads_same_model(
     kind: str, request: pytest.FixtureRequest, read_again: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_feed, "WINDOW_BYTES", 20_000)
@@ -143,7 +145,7 @@ def test_dtypes(dtype: str | None, said: str | None, tmp_path: Path) -> None:
     assert model.dtype == getattr(torch, said if said and dtype != "bfloat16" else "bfloat16")
 
 
-def test_of_several_dtypes_the_one_that_transformers_takes(tmp_path: Path) -> None:
+def test_mixed_dtypes_follow_transformers(tmp_path: Path) -> None:
     torch = require("torch")
     saved = models.dense(dtype="bfloat16").to(torch.bfloat16)
     saved.lm_head.to(torch.float32)
@@ -163,7 +165,7 @@ def test_the_configuration_of_generation(tmp_path: Path) -> None:
     with tload.open(folder) as checkpoint:
         files = [shard.location for shard in checkpoint.shards]
     assert from_pretrained(auto(), files, config=str(folder / "config.json")).generation_config.temperature == 0.25
-    # As it was before there was such a file.
+    # The configuration before there was such a file.
     path.unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_beams": 3}))
@@ -243,7 +245,7 @@ def test_sources(dense: Path, tmp_path: Path) -> None:
         assert tload.load(checkpoint, names="lm_head.weight")
     models.assert_same(from_pretrained(auto(), str(dense / "model.safetensors.index.json")), stock)
     models.assert_same(from_pretrained(auto(), sorted(dense.glob("*.safetensors")), config=str(dense)), stock)
-    # Of what a folder may hold, that which transformers takes.
+    # Of several checkpoints in a folder, the one that transformers loads.
     folder = models.save(models.dense(), tmp_path, "1GB")
     (folder / "adapter_model.safetensors").write_bytes(next(dense.glob("*.safetensors")).read_bytes())
     models.assert_same(from_pretrained(auto(), folder), stock)
@@ -272,7 +274,7 @@ def test_the_configuration_of_a_model_of_the_hub(
     (kept / "refs").mkdir(parents=True)
     (kept / "refs" / "main").write_text(commit)
     shutil.copytree(dense, kept / "snapshots" / commit)
-    # What tload makes of such a URL is shown elsewhere.
+    # Loading from such a URL is tested elsewhere.
     monkeypatch.setattr(_pretrained, "open", lambda source, **_: tload.open(dense if source == url else source))
     expected = auto().from_pretrained(dense)
     for cls in (auto(), type(expected)):
@@ -370,7 +372,7 @@ def test_without_transformers(monkeypatch: pytest.MonkeyPatch, dense: Path) -> N
         from_pretrained(cls, dense)
 
 
-def test_what_is_more_than_weights_is_refused(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_and_zero3_rejected(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(dense, tmp_path / "model")
     (folder / "adapter_config.json").write_text("{}")
     monkeypatch.setattr(require("transformers.utils"), "is_peft_available", lambda: False)

@@ -1,4 +1,4 @@
-"""Tensors by name while they are streamed: in any order, from any thread, and with memory for few."""
+"""Tensors by name while they are streamed: in any order, from any thread, in bounded memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KIB = 1 << 10
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Iterator[tload.Checkpoint]:
-    """Of 60 tensors, sorted by name in two files."""
+    """A checkpoint of 60 tensors, sorted by name in two files."""
     tensors = {name: Content.random("U8", (3 * KIB,), seed=index) for index, name in enumerate(sorted(NAMES))}
     first, second = sorted(NAMES)[:30], sorted(NAMES)[30:]
     write_checkpoint(tmp_path, [{name: tensors[name] for name in names} for names in (first, second)])
@@ -62,7 +62,7 @@ def test_any_order(step: int, checkpoint: tload.Checkpoint) -> None:
     for name in order:
         assert raw(feed.take(name)) == contents[name], name
         assert feed._waiting_bytes == sum(tensor.nbytes for tensor in feed._waiting.values()) <= 20 * KIB
-    # Nobody keeps what was handed out: a second time it is read again.
+    # Returned tensors are not kept: a second request reads them again.
     assert raw(feed.take(order[0])) == contents[order[0]]
     feed.close()
 
@@ -79,7 +79,7 @@ def test_many_threads(checkpoint: tload.Checkpoint) -> None:
 
 
 @pytest.mark.usefixtures("small_windows")
-def test_what_nobody_asks_for_is_not_read(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_windows_are_skipped(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     streamed: set[str] = set()
     stream = tload.stream
 
@@ -93,7 +93,7 @@ def test_what_nobody_asks_for_is_not_read(checkpoint: tload.Checkpoint, monkeypa
     for name in (NAMES[0], NAMES[50], NAMES[59], NAMES[30]):
         assert raw(feed.take(name)) == contents[name]
     feed.close()
-    # Two windows of three at the beginning and two at the end.
+    # Two windows of three at the start and two at the end.
     assert streamed == {*NAMES[:6], *NAMES[48:54], *NAMES[57:]}
 
 
@@ -109,7 +109,7 @@ def test_a_tensor_larger_than_all_windows(tmp_path: Path, monkeypatch: pytest.Mo
         feed.close()
 
 
-def test_a_failure_is_everybodys(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_raised_in_all_threads(checkpoint: tload.Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_arguments: Any, **_keywords: Any) -> Any:
         raise tload.IoError("the disk is gone")
 
@@ -121,7 +121,7 @@ def test_a_failure_is_everybodys(checkpoint: tload.Checkpoint, monkeypatch: pyte
     feed.close()
 
 
-def test_closing_wakes_whoever_waits(web: servers.Web, tmp_path: Path) -> None:
+def test_close_wakes_waiting_threads(web: servers.Web, tmp_path: Path) -> None:
     size = 1 << 20
     tensors = {name: Content("U8", (size,), tile(index, size)) for index, name in enumerate("ab")}
     write_file(tmp_path / "a.safetensors", tensors)
@@ -181,7 +181,7 @@ def test_a_lazy_tensor_says_what_it_is_without_being_read() -> None:
     assert asked == [("x", ...), ("x", (slice(None), slice(1, None)))]
 
 
-def test_where_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_maps_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = require("torch")
     names = ["lm_head.weight", "model.layers.1.weight", "model.layers.10.weight", "model.norm"]
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -205,6 +205,6 @@ def test_where_weights_go(monkeypatch: pytest.MonkeyPatch) -> None:
         "cuda:2",
         {"model.layers.1.*": "cuda:1", "model.norm": "cpu", "lm_head.*": "cpu", "model.*": "cuda:0"},
     )
-    # A GPU of another maker's, and none.
+    # A GPU of another vendor, and an unknown device.
     monkeypatch.setattr(torch.version, "cuda", None)
     assert _placement.placement("cuda:1", names) == ("cpu", {})

@@ -1,4 +1,5 @@
-"""`tload.transformers.from_pretrained` on two ranks that share a model: each reads its part of each tensor."""
+"""`tload.transformers.from_pretrained` on two ranks that share a model: each reads its part of each
+tensor."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def test_two_ranks_load_the_model_that_transformers_loads(tmp_path: Path, monkey
 
 
 def two_ranks(rank: int, folder: Path, port: int) -> None:
-    """Run on each rank: experts shared by columns, and everything shared by rows."""
+    """Run on each rank: with experts shared by columns, and with everything shared by rows."""
     import torch
     import torch.distributed
     from transformers import AutoModelForCausalLM

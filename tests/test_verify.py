@@ -1,4 +1,5 @@
-"""Whole checkpoints compared with what is known of them. Oracles: `hashlib`, the hub's own tools, model-signing."""
+"""Whole checkpoints compared with known digests. Oracles: `hashlib`, the hub's own tools,
+model-signing."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MANIFEST = "tload-manifest.json"
 
 
 def crc64_nvme(content: bytes) -> str:
-    """By the book, bit by bit: the polynomial of NVMe, reflected."""
+    """Compute the CRC bit by bit from its definition: the polynomial of NVMe, reflected."""
     crc = 0xFFFFFFFFFFFFFFFF
     for byte in content:
         crc ^= byte
@@ -53,7 +54,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(content)
 
 
-def test_the_manifest_is_what_hashlib_says(folder: Path) -> None:
+def test_manifest_digests_match_hashlib(folder: Path) -> None:
     report = tload.verify(folder, write=True)
     assert report.ok
     assert report.written == str(folder / MANIFEST)
@@ -104,7 +105,7 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     elsewhere = tmp_path / "m.json"
     assert tload.verify(folder, write=elsewhere).written == str(elsewhere)
     tload.verify(str(folder), manifest=str(elsewhere)).check()
-    with pytest.raises(tload.InvalidRequestError, match="is there already"):
+    with pytest.raises(tload.InvalidRequestError, match="already exists"):
         tload.verify(folder, write=str(elsewhere))
     assert tload.verify(folder, write=elsewhere, force=True).ok
     assert not (folder / MANIFEST).exists()
@@ -113,12 +114,12 @@ def test_manifests_are_written_where_they_are_asked_for(folder: Path, tmp_path: 
     with pytest.raises(tload.UnsupportedError, match="nothing to compare"):
         tload.verify(folder).check()
     (folder / MANIFEST).write_text("{}")
-    with pytest.raises(tload.FormatError, match="is no manifest"):
+    with pytest.raises(tload.FormatError, match="is not a tload manifest"):
         tload.verify(folder)
 
 
 def cached(cache: Path, files: dict[str, bytes]) -> Path:
-    """What the hub's tools leave of a download: their own code makes the links."""
+    """A download in the hub's cache, with links made by the hub's own code."""
     file_download = require("huggingface_hub.file_download")
     storage = cache / "models--org--name"
     snapshot = storage / "snapshots" / ("0" * 40)
@@ -145,13 +146,13 @@ def test_the_hubs_cache_says_what_is_in_it(folder: Path, tmp_path: Path) -> None
     flip(shard.resolve(), 20)
     with pytest.raises(tload.CorruptError, match="the name of its blob in the hub's cache"):
         tload.verify(snapshot).check()
-    # Nor is it recorded.
+    # Its digest is not recorded either.
     report = tload.verify(snapshot, write=tmp_path / "m.json")
     assert report.written is None
 
 
 def downloaded(folder: Path) -> None:
-    """What `hf download --local-dir` leaves beside the files: their own code writes it."""
+    """A download by `hf download --local-dir`, with the metadata that the hub's own code writes."""
     local_folder = require("huggingface_hub._local_folder")
     for path in list(folder.iterdir()):
         if path.is_file():
@@ -172,7 +173,8 @@ def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
     assert local_folder.read_download_metadata(folder, shard.name) is not None
     with pytest.raises(tload.CorruptError):
         tload.verify(folder).check()
-    # Changed on purpose, as far as the hub's tools know: neither they nor tload compare it any more.
+    # A deliberate change, as far as the hub's tools know: neither they nor tload compare the file
+    # any more.
     later = time.time() + 100
     os.utime(shard, (later, later))
     assert local_folder.read_download_metadata(folder, shard.name) is None
@@ -182,7 +184,7 @@ def test_a_download_into_a_folder_says_what_is_in_it(folder: Path) -> None:
 
 @pytest.fixture
 def keys(tmp_path: Path) -> tuple[Path, Path]:
-    """A key to sign with, and the one to check with."""
+    """A private key for signing, and its public key."""
     ec = require("cryptography.hazmat.primitives.asymmetric.ec")
     from cryptography.hazmat.primitives import serialization as form
 
@@ -204,7 +206,7 @@ def sign(folder: Path, private: Path) -> None:
 
 @pytest.fixture
 def signed(folder: Path, keys: tuple[Path, Path]) -> tuple[Path, dict[str, Any]]:
-    """A signed model with more than weights, and whom to trust."""
+    """A signed model with files other than weights, and the trusted signer."""
     require("model_signing.verifying")
     (folder / "config.json").write_text("{}")
     (folder / "code").mkdir()
@@ -214,7 +216,7 @@ def signed(folder: Path, keys: tuple[Path, Path]) -> tuple[Path, dict[str, Any]]
 
 
 def official(folder: Path, public: Path) -> None:
-    """What model-signing itself says of a folder."""
+    """Return the verdict of model-signing itself on a folder."""
     verifying = require("model_signing.verifying")
     verifying.Config().use_elliptic_key_verifier(public_key=public).verify(folder, folder / "model.sig")
 
@@ -294,7 +296,7 @@ def test_what_is_not_signed_is_refused_as_model_signing_does(signed: tuple[Path,
     assert "sign the model again" in report.notes[0]
     refused(MANIFEST, "extra")
     (folder / MANIFEST).unlink()
-    # Git's own are nobody's business.
+    # Git's own files are ignored.
     (folder / ".git").mkdir()
     (folder / ".git" / "config").write_text("x")
     (folder / ".gitattributes").write_text("x")
@@ -302,10 +304,11 @@ def test_what_is_not_signed_is_refused_as_model_signing_does(signed: tuple[Path,
     tload.verify(folder, signature=trusted).check()
 
 
-def test_what_is_checked_is_what_is_compared_with(
+def test_replaced_signature_is_not_used(
     signed: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Somebody who may write to the folder shows the real signature first, and a forged one after it was read."""
+    """An attacker who may write to the folder shows the real signature first, and replaces it after
+    it was read."""
     folder, trusted = signed
     genuine = (folder / "model.sig").read_bytes()
     shard = next(folder.glob("*.safetensors"))
@@ -331,7 +334,7 @@ def test_what_is_checked_is_what_is_compared_with(
     assert (folder / "model.sig").read_bytes() == forged
     with pytest.raises(tload.CorruptError, match="expected sha256:"):
         report.check()
-    # Nor does it help to have two envelopes in one file, of which each reader may take another.
+    # Two envelopes in one file, of which each reader may take another, do not help either.
     monkeypatch.undo()
     real, false = (json.loads(text)["dsseEnvelope"] for text in (genuine, forged))
     for order in ({"dsseEnvelope": false, "dsse_envelope": real}, {"dsse_envelope": real, "dsseEnvelope": false}):
@@ -378,7 +381,7 @@ def test_a_signature_is_read_wherever_the_model_is(
         report.check()
 
 
-def test_signatures_want_somebody_to_trust_and_the_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_signature_requires_signer_and_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "model.sig").write_text("{}")
     monkeypatch.setitem(sys.modules, "model_signing", None)
     with pytest.raises(tload.UnsupportedError, match=r"\(.*model_signing.*\): pip install model-signing"):

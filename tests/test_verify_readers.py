@@ -1,6 +1,7 @@
-"""`TLOAD_VERIFY`, and `verify=` where there is one, for everything that hands out bytes of a checkpoint.
+"""`TLOAD_VERIFY`, and `verify=` where it is supported, for every interface that returns bytes of a
+checkpoint.
 
-A reader that the table lacks is one that may skip the comparison: add it.
+A reader that is missing in the table may skip the comparison: add it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:Us
 
 FILE = "model.safetensors"
 NAME = "wide"
-"""Larger than what `Checkpoint.read` reads on the calling thread."""
+"""Size larger than the tensors that `Checkpoint.read` reads on the calling thread."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +39,7 @@ def _offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A checkpoint of which nothing is known."""
+    """A checkpoint without any digest."""
     torch = require("torch")
     tensors = {"bias": torch.arange(12.0), NAME: torch.arange(1200.0 * 1024).reshape(1200, 1024)}
     require("safetensors.torch").save_file(tensors, tmp_path / FILE)
@@ -132,11 +133,12 @@ READERS: dict[str, Callable[[Path], Any]] = {
 }
 
 NEVER_VERIFIED = {"runai.FileStreamer", "runai.DistributedStreamer", "load of bytes"}
-"""Nothing says what their bytes should be."""
+"""Readers of bytes that have no digest."""
 
 
 def chain(error: BaseException) -> list[str]:
-    """Return the texts of an error, its causes, and of what torch's checkpointing has gathered from ranks."""
+    """Return the texts of an error, its causes, and errors that torch's checkpointing gathered from
+    ranks."""
     texts = [f"{type(error).__name__}: {error}"]
     for one in getattr(error, "failures", {}).values():
         texts += chain(one[0])
@@ -145,7 +147,7 @@ def chain(error: BaseException) -> list[str]:
 
 def said(reader: str, folder: Path) -> str:
     """Return the error of a reader that has to fail."""
-    # Each library has its own; that of torch's checkpointing is no `Exception`.
+    # Each library has its own class; that of torch's checkpointing is not an `Exception`.
     with pytest.raises(BaseException) as caught:  # noqa: PT011
         READERS[reader](folder)
     return "\n".join(chain(caught.value))
@@ -167,9 +169,7 @@ def test_readers_refuse_what_cannot_be_compared(
 
 @pytest.mark.parametrize("verify", ["auto", "require", "sha256"])
 @pytest.mark.parametrize("reader", [reader for reader in READERS if reader not in NEVER_VERIFIED])
-def test_readers_hand_out_nothing_that_differs(
-    reader: str, verify: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_reject_flipped_bit(reader: str, verify: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tload.verify(folder, write=True).check()
     path = folder / FILE
     content = bytearray(path.read_bytes())
@@ -180,7 +180,7 @@ def test_readers_hand_out_nothing_that_differs(
     READERS[reader](folder)
     monkeypatch.setenv("TLOAD_VERIFY", verify)
     failure = said(reader, folder)
-    whole = verify == "sha256" and "all tensors of the file" in failure
+    whole = verify == "sha256" and "every tensor of the file" in failure
     assert "CorruptError" in failure or whole, failure
 
 
@@ -204,7 +204,8 @@ def test_transformers_refuses_what_cannot_be_compared(
 def test_a_tensor_that_transformers_asks_for_again_is_verified_as_the_options_say(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ranks that share a model read each tensor by itself, as does a caller who asks a second time."""
+    """Ranks that share a model read each tensor individually, as does a second request for a
+    tensor."""
     pretrained = importlib.import_module("tload.transformers._pretrained")
 
     class Asks:
@@ -235,7 +236,7 @@ def test_transformers_inside_patch_refuses_what_cannot_be_compared(
 def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
     llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No index and no number tells of the shard: only the manifest does."""
+    """Neither an index nor a number shows that the shard is missing: only the manifest does."""
     torch = require("torch")
     model = tmp_path / "model"
     shutil.copytree(llama, model)
@@ -264,7 +265,7 @@ def test_a_missing_shard_is_noticed_by_readers_that_name_all_tensors(
                 read()
             texts = "\n".join(chain(caught.value))
             assert "CorruptError" in texts, (name, texts)
-            assert "which is no file of the checkpoint" in texts, (name, texts)
+            assert "which is not a file of the checkpoint" in texts, (name, texts)
 
 
 @pytest.mark.parametrize("engine", ["vLLM", "SGLang"])
@@ -281,7 +282,7 @@ def test_engines_refuse_what_their_own_loader_would_read(engine: str, monkeypatc
 
 
 def test_a_tensor_that_is_a_view_of_a_file_may_be_written_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Torch knows no read-only tensors: a write to one would kill the process."""
+    """Torch has no read-only tensors: a write to one would kill the process."""
     monkeypatch.setenv("TLOAD_CACHE", "map")
     with tload.open(folder) as checkpoint:
         tensor = checkpoint.read(NAME)

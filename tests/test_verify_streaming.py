@@ -1,4 +1,4 @@
-"""`verify=`: files that the safetensors package wrote, and a manifest beside them."""
+"""`verify=` with files that the safetensors package wrote, and a manifest beside them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def crc64(raw: bytes) -> str:
-    """CRC-64/NVME by its definition, a bit at a time."""
+    """Compute CRC-64/NVME from its definition, one bit at a time."""
     crc = ones = (1 << 64) - 1
     for byte in raw:
         crc ^= byte
@@ -61,7 +61,7 @@ def flip(path: Path, at: int) -> None:
     path.write_bytes(raw)
 
 
-def test_what_is_right_is_compared_and_counted(model: Path) -> None:
+def test_verified_bytes_are_counted(model: Path) -> None:
     for verify in ("auto", "require", model / "tload-manifest.json", str(model / "tload-manifest.json")):
         with tload.stream(model, framework="numpy", verify=verify) as stream:
             tensors = dict(stream)
@@ -131,7 +131,7 @@ def test_safe_open_hands_out_nothing_that_was_not_compared(
             found = take(handle)
             assert found.shape == wanted.shape
             assert np.array_equal(np.asarray(found), wanted)
-    # A bit of its first row, which no part takes.
+    # A bit of its first row, which no part includes.
     flip(path, begin)
     with safe_open(path, framework, backend=backend) as handle:
         for take, _ in parts():
@@ -168,7 +168,7 @@ def test_a_wrong_header_is_found_before_anything_is_read(model: Path) -> None:
     assert caught.value.range == (0, tload.open(path).shards[0].header_bytes)
 
 
-def test_what_nobody_knows_is_said_or_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unverified_file_reported_or_rejected(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "tload-manifest.json").unlink()
     with tload.stream(model, framework="numpy", verify="auto") as stream:
         dict(stream)
@@ -195,7 +195,7 @@ def test_only_sha_256_counts_if_that_is_asked_for(model: Path) -> None:
         assert verification.bytes == (model / "model.safetensors").stat().st_size
         with pytest.raises(tload.InvalidRequestError, match="cannot be verified") as caught:
             tload.load(model, framework="numpy", verify=verify, names=["t0"])
-        assert "load all tensors of the file" in str(caught.value.hint)
+        assert "load every tensor of the file" in str(caught.value.hint)
 
 
 def test_nonsense_is_refused_and_secrets_are_not_shown() -> None:

@@ -1,4 +1,5 @@
-"""The plugin for vLLM, as far as it goes without vLLM: settings, and what is read how. `with_vllm/` has the rest."""
+"""The plugin for vLLM, without vLLM: settings, and selection of tensors. `with_vllm/` has the other
+tests."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ DENSE = {f"layers.{index}.norm.weight": Content.random("F32", (5,), index) for i
 
 
 class Bar:
-    """What was told to a bar of progress."""
+    """Records the updates of a progress bar."""
 
     def __init__(self) -> None:
         self.total: int | None = None
@@ -59,7 +60,8 @@ def stream(source: Any, extra: dict[str, Any] | None = None, bar: Bar | None = N
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Twelve shards in an index, a shard that is in none, and Mistral's second form of the same."""
+    """Twelve shards in an index, a shard that is in no index, and Mistral's second form of the same
+    weights."""
     names = list(DENSE)
     shards: list[Any] = [{name: DENSE[name]} for name in names[:-1]]
     write_checkpoint(tmp_path, [*shards, {names[-1]: DENSE[names[-1]]} | EXPERTS])
@@ -71,10 +73,10 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("extra", "said"),
     [
-        ({"concurency": 4}, r"'concurency' is no key of tload\n  hint: the keys are source, store, device, engine"),
-        ({"memory_limt": 4}, r"'memory_limt' is no key of tload; did you mean 'memory_limit'\?"),
-        ({"writable": True}, r"'writable' is no key of tload"),
-        ({"concurrency": 4}, r"'concurrency' is no key of tload"),
+        ({"concurency": 4}, r"'concurency' is not a key of tload\n  hint: the keys are source, store, device, engine"),
+        ({"memory_limt": 4}, r"'memory_limt' is not a key of tload; did you mean 'memory_limit'\?"),
+        ({"writable": True}, r"'writable' is not a key of tload"),
+        ({"concurrency": 4}, r"'concurrency' is not a key of tload"),
         ({"source": 3}, r"source: wanted a path or URL \(str\) or a list of them, found int"),
         ({"source": ["a", None]}, r"source: wanted a path or URL \(str\) or a list of them, found NoneType"),
         ({"source": ""}, r"source: a path or URL is empty"),
@@ -96,12 +98,12 @@ def folder(tmp_path: Path) -> Path:
 def test_a_wrong_config_is_refused_and_the_right_one_named(extra: Any, said: str) -> None:
     with pytest.raises(tload.InvalidRequestError, match=said) as caught:
         _settings.read(extra)
-    # What vLLM and SGLang raise of their own for such a config.
+    # vLLM and SGLang raise this class for such a config.
     assert isinstance(caught.value, ValueError)
     assert str(caught.value).startswith("model_loader_extra_config: ")
 
 
-def test_everything_that_may_be_said_is_understood() -> None:
+def test_all_config_keys_accepted() -> None:
     extra = {
         "source": ["s3://bucket/a.safetensors", "/b.safetensors"],
         "store": {"region": "eu-west-1", "headers": {"X-Team": "weights"}},
@@ -181,7 +183,7 @@ def test_wrong_values_of_runai_streamer_are_refused_as_there(extra: Any, said: s
         _settings.read(extra, runai=True)
 
 
-def test_the_variable_is_one_or_nothing() -> None:
+def test_replace_runai_variable_must_be_0_or_1() -> None:
     assert _settings.replaces_runai({"TLOAD_REPLACE_RUNAI": "1"})
     for off in ({}, {"TLOAD_REPLACE_RUNAI": ""}, {"TLOAD_REPLACE_RUNAI": "0"}):
         assert not _settings.replaces_runai(off)
@@ -196,7 +198,7 @@ def test_urls_are_told_from_paths_and_models() -> None:
         assert not _settings.is_url(other)
 
 
-def test_shards_are_counted_as_people_do() -> None:
+def test_shards_sorted_naturally() -> None:
     names = ["/m/model-10-of-12.safetensors", "/m/model-2-of-12.safetensors", "s3://b/model-1-of-12.safetensors"]
     assert sorted(names, key=_weights.natural) == names[::-1]
 
@@ -257,18 +259,18 @@ def test_experts_of_others_are_not_read(folder: Path, caplog: pytest.LogCaptureF
     assert line.startswith("tload read 13 tensors of `the-model` in ")
 
 
-def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
+def test_unused_tensors_are_not_read(folder: Path) -> None:
     def unused(name: str) -> bool:
         return name.startswith("layers.0.")
 
     assert set(dict(stream(str(folder), unused=unused))) == set(DENSE) - {"layers.0.norm.weight"}
-    # As in vLLM: who wants nothing gets everything.
+    # As in vLLM: a model that would use no tensor gets all of them.
     assert len(dict(stream(str(folder), unused=lambda _name: True))) == len(DENSE) + len(EXPERTS)
     assert list(stream(str(folder), keep=lambda _name: False)) == []
 
 
 @pytest.mark.parametrize("harm", ["missing", "truncated", "no index entry", "not there"])
-def test_what_is_wrong_becomes_the_engines_error_with_our_cause(folder: Path, harm: str) -> None:
+def test_failure_raises_runtime_error_with_cause(folder: Path, harm: str) -> None:
     shard = folder / "model-00003-of-00012.safetensors"
     source = folder
     if harm == "missing":
@@ -313,14 +315,14 @@ def test_a_load_that_ends_half_way_is_an_error(web: Web, tmp_path: Path) -> None
     web.files["a.safetensors"] = (tmp_path / "a.safetensors").read_bytes()
     web.stall_from = 32 * MIB
     got: list[tuple[str, Any]] = []
-    # Longer ones for a machine on which nothing came within the first.
+    # Longer deadlines are for a machine on which nothing arrived within the first.
     for timeout in (2, 10, 50):
         with pytest.raises(RuntimeError, match="tload cannot load the model weights of `the-model`") as caught:
             got.extend(stream(f"{web.url}/a.safetensors", {"timeout": timeout}))
         assert isinstance(caught.value.__cause__, tload.LoadTimeoutError)
         if got:
             break
-    # What was given before stays good.
+    # Tensors that were yielded before stay valid.
     first, tensor = got[0]
     assert bytes(tensor.numpy()) == tensors[first].raw
 

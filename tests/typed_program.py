@@ -1,4 +1,5 @@
-"""A program that uses the package and states the types that it expects. For mypy: it is never run."""
+"""A program that uses the package and states the types that it expects, for mypy. It is never
+run."""
 
 from collections.abc import Mapping
 from pathlib import Path

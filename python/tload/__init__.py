@@ -1,6 +1,7 @@
 """Loads LLM weights as fast as the hardware allows.
 
-Safetensors checkpoints are read in place and arrive as tensors while later ones are still being read:
+Tensors of safetensors checkpoints are read in place, and are yielded while later ones are still
+being read:
 
 >>> import tload
 >>> for name, tensor in tload.stream("model_dir"):  # doctest: +SKIP
@@ -106,5 +107,6 @@ __all__ = [
 
 _logging.configure(os.environ.get(_logging.VARIABLE))
 
-# While the driver is still there: at its own exit it would find memory pinned that nobody can unpin any more.
+# Run while the driver is still loaded: at its own exit it would find pinned memory that can no
+# longer be unpinned.
 atexit.register(release_staging)

@@ -1,4 +1,4 @@
-"""The command `tload`, as `python -m tload` and as the console script."""
+"""Entry point of the command `tload`, for `python -m tload` and the console script."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tload import _tload
 
 def main() -> int:
     """Run the command with this process's arguments and return its exit status."""
-    # The command handles signals itself, and leaves alone those that somebody handles already: Python's own handler for
-    # Ctrl-C would only make a note for an interpreter that is busy running the command.
+    # The command handles signals itself, but not those that already have a handler. Python's own
+    # handler for Ctrl-C would only set a flag for an interpreter that is busy running the command.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     return _tload.cli_main(["tload", *sys.argv[1:]])
 

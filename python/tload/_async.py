@@ -1,4 +1,4 @@
-"""Waiting for a load in an event loop. Imports asyncio, which `import tload` does without."""
+"""Asynchronous wait for the tensors of a load. Imports asyncio, which `import tload` does not."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ if TYPE_CHECKING:
     from tload import _tload
 
 GIVES_UP = (asyncio.CancelledError, GeneratorExit)
-"""A task that gives up waiting; the load goes on."""
+"""Exceptions with which a task gives up waiting; the load goes on."""
 
 TURN_SECONDS = 0.01
-"""The loop gets a turn so often also when tensors are always there."""
+"""Seconds after which the event loop gets a turn even if tensors are always ready."""
 
 
 class Waiter:
-    """Waits for the next tensor of one stream, without a thread: the loop watches a descriptor."""
+    """Waits for the next tensor of one stream without a thread: the loop watches a descriptor."""
 
     def __init__(self, raw: _tload.Stream) -> None:
-        """Wait for what `raw` brings."""
+        """Wait for the tensors of `raw`."""
         self._raw = raw
         self._waiting = False
         self._turn = time.monotonic()
 
     def refuse_a_second(self) -> None:
-        """Raise `InvalidRequestError` if a task waits already."""
+        """Raise `InvalidRequestError` if another task is already waiting."""
         if self._waiting:
-            raise InvalidRequestError("two tasks wait for the same stream; only one of them would be told")
+            raise InvalidRequestError("two tasks wait for the same stream; only one of them can be woken")
 
     async def receive(self) -> _tload.Tensor:
-        """Return the next tensor, or raise what the stream raises, `StopAsyncIteration` at its end."""
+        """Return the next tensor. Raise the stream's error, or `StopAsyncIteration` at its end."""
         self._waiting = True
         try:
             if time.monotonic() - self._turn >= TURN_SECONDS:
@@ -50,7 +50,7 @@ class Waiter:
         try:
             return self._raw.poll()
         except StopIteration:
-            # A coroutine cannot raise it.
+            # A coroutine cannot raise `StopIteration`.
             raise StopAsyncIteration from None
 
     async def _readable(self) -> None:

@@ -1,4 +1,4 @@
-"""Boxes of a tensor that several files have: their overlaps and gaps."""
+"""Boxes of one tensor that is spread over several files: their overlaps and gaps."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
-"""Start and end along each dimension."""
+"""Start and end (exclusive) along each dimension, in elements."""
 
 
 def contains(box: Box, other: Box) -> bool:
-    """Return whether all of the other box is in this one."""
+    """Return whether `box` contains all of `other`."""
     return all(
         start <= its_start and its_end <= end for (start, end), (its_start, its_end) in zip(box, other, strict=True)
     )
 
 
 def size(box: Box) -> int:
-    """Return the number of its elements."""
+    """Return the number of elements in a box."""
     return math.prod(end - start for start, end in box)
 
 
 def meet(one: Box, other: Box) -> bool:
-    """Return whether two boxes that are not empty share an element."""
+    """Return whether two non-empty boxes share an element."""
     return all(
         start < its_end and its_start < end for (start, end), (its_start, its_end) in zip(one, other, strict=True)
     )
 
 
 def overlaps(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Yield the positions of each two that share an element. None of them may be empty."""
-    # Along the dimension that is cut most often, few are beside each other.
+    """Yield the positions of each pair of boxes that share an element. No box may be empty."""
+    # Along the dimension with the most distinct bounds, few boxes are side by side.
     cuts = [len(set(bounds)) for bounds in zip(*boxes, strict=True)]
     axis = cuts.index(max(cuts)) if cuts else None
     order = range(len(boxes)) if axis is None else sorted(range(len(boxes)), key=lambda at: boxes[at][axis])
@@ -46,12 +46,12 @@ def overlaps(boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
 
 
 def shared(one: Box, other: Box) -> Box:
-    """Return what two boxes that meet share."""
+    """Return the intersection of two boxes that meet."""
     return tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
 
 
 def missing(shape: Sequence[int], boxes: Sequence[Box]) -> Iterator[Box]:
-    """Yield boxes that make up what of a tensor is in none of `boxes`. None of these may be empty."""
+    """Yield boxes that together cover what `boxes` leave out of a tensor. No box may be empty."""
     left: list[Box] = [tuple((0, length) for length in shape)]
     while left:
         rest = left.pop()
@@ -59,7 +59,8 @@ def missing(shape: Sequence[int], boxes: Sequence[Box]) -> Iterator[Box]:
         if cut is None:
             yield rest
             continue
-        # Below and above the cut along each dimension. What is lowest comes last, so that it is looked at first.
+        # Below and above the cut along each dimension. The lowest box comes last, so that it is
+        # examined first.
         for axis in reversed(range(len(shape))):
             start, end = rest[axis]
             inner_start, inner_end = max(start, cut[axis][0]), min(end, cut[axis][1])
@@ -69,7 +70,7 @@ def missing(shape: Sequence[int], boxes: Sequence[Box]) -> Iterator[Box]:
 
 
 def slabs(box: Box, elements: int) -> Iterator[Box]:
-    """Cut it along its first dimension into boxes of at most so many elements, or of one row."""
+    """Cut a box along its first dimension into boxes of one row, or at most `elements` elements."""
     if not box:
         yield box
         return
@@ -80,5 +81,5 @@ def slabs(box: Box, elements: int) -> Iterator[Box]:
 
 
 def show(box: Box) -> str:
-    """Return it as Python would index it."""
+    """Return a box in Python's index syntax."""
     return f"[{', '.join(f'{start}:{end}' for start, end in box)}]"

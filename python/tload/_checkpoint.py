@@ -1,4 +1,4 @@
-"""An open checkpoint: what is in it, without reading a tensor."""
+"""Open checkpoints: their tensors, files and metadata, from headers only."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ Location: TypeAlias = str | os.PathLike[str]
 Source: TypeAlias = Union[Location, Sequence[Location], "Checkpoint"]
 
 Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisType, ...]"
-"""What stands in brackets behind an array, steps being positive."""
+"""Index of an array, as in brackets behind it; steps must be positive."""
 
 SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "azure", "adl", "abfs", "abfss", "http", "https", "file", "hf"})
-"""What URLs begin with that the core reads."""
+"""URL schemes that the core reads."""
 
 
 VARIABLE = "TLOAD_FOLLOW_SYMLINKS"
-"""The command reads it too."""
+"""Environment variable that the command reads too."""
 
 WORDS = {
     **dict.fromkeys(("1", "y", "yes", "t", "true", "on"), True),
     **dict.fromkeys(("", "0", "n", "no", "f", "false", "off"), False),
 }
-"""As the command takes them."""
+"""Truth values of environment variables, as the command reads them."""
 
 
 class TensorInfo(NamedTuple):
-    """What a checkpoint says of one tensor."""
+    """Header entry of one tensor."""
 
     name: str
     """The tensor's name. It comes from a file: print it with `repr`."""
@@ -53,7 +53,7 @@ class TensorInfo(NamedTuple):
     shard: int
     """Index of the file that holds it, in `Checkpoint.shards`."""
     file_range: tuple[int, int]
-    """Its bytes in that file, `(start, end)`, counted from the start of the file."""
+    """Byte range of the tensor in that file, `(start, end)`, from the start of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,33 +67,34 @@ class Shard:
     header_bytes: int
     """Length of everything before the first tensor, bytes."""
     tensor_count: int
-    """Tensors in it that belong to the checkpoint."""
+    """Number of tensors of the checkpoint in this file."""
     metadata: dict[str, str]
     """The file's `__metadata__`."""
 
 
 class Checkpoint(Mapping[str, TensorInfo]):
-    """The tensors of an open checkpoint by name, in the order of the files. Made by `tload.open`.
+    """The tensors of an open checkpoint by name, in file order. Made by `tload.open`.
 
-    The files stay open until `close` or the end of a `with` block. What the headers say can be read after that too.
+    The files stay open until `close` or the end of a `with` block. Header contents remain readable
+    afterwards.
 
-    A checkpoint equals itself only, and can be a key of a dict: two with equal headers may hold different values. To
-    compare what headers say, compare `dict(checkpoint)`.
+    A checkpoint is equal only to itself, and is hashable: two with equal headers may hold different
+    values. To compare headers, compare `dict(checkpoint)`.
     """
 
     __slots__ = ("_infos", "_raw", "location", "metadata", "shards", "total_bytes")
 
     location: str
-    """Where it was opened, as the caller wrote it."""
+    """Location that was opened, as the caller wrote it."""
     metadata: dict[str, str]
-    """`__metadata__` of all files; where two disagree, the first file's word stands."""
+    """`__metadata__` of all files merged; for a key in several files, the first file's value."""
     shards: tuple[Shard, ...]
     """The files."""
     total_bytes: int
-    """Bytes of all tensors."""
+    """Total size of all tensors, bytes."""
 
     def __init__(self, raw: _tload.Checkpoint) -> None:
-        """Take over what `tload.open` opened."""
+        """Wrap the checkpoint that `tload.open` opened."""
         self._raw: _tload.Checkpoint | None = raw
         self._infos = {info[0]: TensorInfo._make(info) for info in raw.tensors()}
         self.location = raw.location
@@ -101,12 +102,12 @@ class Checkpoint(Mapping[str, TensorInfo]):
         self.shards = tuple(Shard(*shard) for shard in raw.shards())
         self.total_bytes = raw.total_bytes
 
-    # Mapping compares what headers say, by which the files of several ranks are often equal.
+    # `Mapping` compares header contents, which are often equal for the files of several ranks.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __getitem__(self, name: str) -> TensorInfo:
-        """Return what the checkpoint says of the tensor `name`, or raise `NoSuchTensorError` (a `KeyError`)."""
+        """Return the entry of the tensor `name`, or raise `NoSuchTensorError` (a `KeyError`)."""
         try:
             return self._infos[name]
         except KeyError:
@@ -157,24 +158,30 @@ class Checkpoint(Mapping[str, TensorInfo]):
         framework: Literal["torch", "numpy", "dlpack"] = "torch",
         device: str | int | torch.device = "cpu",
     ) -> Any:
-        """Read one tensor, or a slice of it, now. For many at once, `tload.stream` is faster.
+        """Read one tensor, or a slice of it, synchronously.
 
-        May be called from several threads at a time. Small tensors of files (up to 4 MiB) are read by the calling
-        thread, through the page cache; others are a load of their own.
+        For many at once, `tload.stream` is faster.
+
+        This method is thread-safe. Small tensors in local files (up to 4 MiB) are read by the
+        calling thread, through the page cache; each other tensor is a load of its own.
 
         Args:
             name: The tensor's name.
-            index: What would stand in brackets behind a numpy array: an int, a slice with a positive step, `...`, or a
-                tuple of them. Only the bytes needed are read, and gaps that cost less to read than to skip. Default:
-                all.
-            framework: What to return: see `tload.stream`. Default: `"torch"`.
-            device: Where it is to live: see `tload.stream`. Default: `"cpu"`.
+            index: The slice to read, as in brackets behind a numpy array: an int, a slice with a
+                positive step, `...`, or a tuple of them. Only the bytes of the slice are read, and
+                gaps that are cheaper to read than to skip. Default: the whole tensor.
+            framework: The type of the result: see `tload.stream`. Default: `"torch"`.
+            device: The device of the result: see `tload.stream`. Default: `"cpu"`.
+
+        Returns:
+            The tensor, of the tensor's shape or the slice's.
 
         Raises:
-            NoSuchTensorError: There is no such tensor.
-            IndexError: The tensor does not have these elements, or a step is not positive.
-            TypeError: `index` is something else.
-            InvalidRequestError: The checkpoint is closed; elements smaller than a byte are cut in two.
+            NoSuchTensorError: The checkpoint has no tensor of this name.
+            IndexError: The index is out of range, or a step is not positive.
+            TypeError: `index` is of another type.
+            InvalidRequestError: The checkpoint is closed; or the slice splits a byte that holds
+                several elements.
             UnsupportedError: The framework lacks the dtype.
             IoError, ChangedError, RemoteError, LoadTimeoutError, CancelledError: While reading.
         """
@@ -183,7 +190,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
         return _stream.read(self, name, index, framework, device)
 
     def close(self) -> None:
-        """Close the files. Running streams keep them open for themselves."""
+        """Close the files. Running streams keep them open until they end."""
         self._raw = None
 
     def __enter__(self) -> Self:
@@ -211,75 +218,96 @@ def open(
     """Open a checkpoint and read its headers. No tensor is read.
 
     Args:
-        source: A safetensors file, a directory (its index file decides, or else all `*.safetensors` files belong to the
-            checkpoint), an index file, or a list of files, local and remote ones mixed if need be. A `str` is a path or
-            a URL: `s3://bucket/key`, `gs://bucket/key`, `az://container/key`,
-            `abfss://container@account.dfs.core.windows.net/key`, `https://host/path`, `http://host/path` or
-            `file:///path`, or a model of a hub: `hf://org/name`, `hf://org/name@revision`, each also with a path in
-            it. A prefix of objects is a directory. HTTP has no lists: a directory there is read by its
-            `model.safetensors.index.json`, or else its `model.safetensors`. A model of a hub is read from the cache
-            of the package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if its weights are all there, without asking
-            whether its branch has moved on; else from the hub (`HF_ENDPOINT`), by ranges, and nothing is written to
-            the cache. One commit is read throughout. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
-            `HF_HUB_DISABLE_IMPLICIT_TOKEN` mean what they mean there.
-        store: How to reach object stores: a mapping of the keys below. What it sets wins, key by key, over the variable
-            `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which wins over the stores' own variables
-            (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …). One mapping may
-            serve several stores: each ignores the keys of others. Values are text, numbers, `True`, `False`, or paths.
+        source: A safetensors file, a directory (the files that its index file lists, or without one
+            all its `*.safetensors` files), an index file, or a list of files, which may be local
+            and remote. A `str` is a path or a URL: `s3://bucket/key`, `gs://bucket/key`,
+            `az://container/key`, `abfss://container@account.dfs.core.windows.net/key`,
+            `https://host/path`, `http://host/path` or `file:///path`, or a model of a Hub:
+            `hf://org/name`, `hf://org/name@revision`, each optionally with a path in it. A prefix
+            of objects is a directory. HTTP has no listing: a directory there is read by its
+            `model.safetensors.index.json`, or else its `model.safetensors`. A model of a Hub is
+            read from the cache of the package huggingface_hub (`HF_HUB_CACHE`, `HF_HOME`) if all
+            its weights are there, without asking whether its branch has moved on; else from the Hub
+            (`HF_ENDPOINT`), by ranges, and nothing is written to the cache. All files are read from
+            one commit. `HF_TOKEN`, `HF_TOKEN_PATH`, `HF_HUB_OFFLINE` and
+            `HF_HUB_DISABLE_IMPLICIT_TOKEN` have the same meaning as in that package.
+        store: Options of object stores: a mapping with the keys below. It overrides, key by key,
+            the variable `TLOAD_STORE` (`KEY=VALUE` pairs, one per line), which overrides the
+            stores' own variables (`AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`,
+            `AZURE_STORAGE_ACCOUNT_NAME`, …). One mapping may serve several stores: each ignores the
+            keys of the others. Values are text, numbers, `True`, `False`, or paths.
 
-            - `endpoint`: URL of the server, for example http://127.0.0.1:9000. Default: the cloud's own, or from the
+            - `endpoint`: URL of the server, for example http://127.0.0.1:9000. Default: the cloud's
+              own, or from the environment.
+            - `region` (S3): Region of the bucket. Default: from the environment or the profile,
+              else us-east-1.
+            - `profile` (S3): Profile of the AWS configuration files to take credentials and region
+              from. Default: none.
+            - `access_key_id` (S3): Access key; needs secret_access_key. Default: from the
               environment.
-            - `region` (S3): Region that the bucket is in. Default: from the environment or the profile, else us-east-1.
-            - `profile` (S3): Profile of the AWS configuration files that credentials and region come from. Default:
-              none.
-            - `access_key_id` (S3): Access key; needs secret_access_key. Default: from the environment.
             - `secret_access_key` (S3): Secret of the access key. Default: from the environment.
             - `session_token` (S3): Token of temporary credentials. Default: from the environment.
-            - `anonymous`: Send requests without credentials, as public buckets allow. Default: false.
-            - `addressing` (S3): Where the bucket's name goes: path (in the path) or virtual (in the host name).
-              Default: path if an endpoint is given, else virtual.
+            - `anonymous`: Send requests without credentials, as public buckets allow. Default:
+              false.
+            - `addressing` (S3): Where the bucket's name goes: path (in the path) or virtual (in the
+              host name). Default: path if an endpoint is given, else virtual.
             - `request_payer` (S3): Agree to pay for the requests. Default: false.
-            - `express` (S3): The bucket is one of S3 Express One Zone. Default: true for names that end with --x-s3.
+            - `express` (S3): The bucket is one of S3 Express One Zone. Default: true for names that
+              end with --x-s3.
             - `account` (Azure): Storage account. Default: from the URL or the environment.
-            - `account_key` (Azure): Access key of the storage account. Default: from the environment.
+            - `account_key` (Azure): Access key of the storage account. Default: from the
+              environment.
             - `sas` (Azure): Shared access signature. Default: from the environment.
             - `token` (GCS, Azure and hf://): Bearer token. Default: from the environment.
             - `tenant_id` (Azure): Tenant of the application. Default: from the environment.
-            - `client_id` (Azure): Application, or the managed identity to use. Default: from the environment.
+            - `client_id` (Azure): Application, or the managed identity to use. Default: from the
+              environment.
             - `client_secret` (Azure): Secret of the application. Default: from the environment.
-            - `service_account` (GCS): Path of the key file of a service account. Default: from the environment.
-            - `ca_file`: Path of a PEM file of certificates to trust in addition to the system's. Default: none.
-            - `tls_verify`: Verify the server's certificate; if false, anyone can impersonate the server. Default: true.
+            - `service_account` (GCS): Path of the key file of a service account. Default: from the
+              environment.
+            - `ca_file`: Path of a PEM file of certificates to trust in addition to the system's.
+              Default: none.
+            - `tls_verify`: Verify the server's certificate; if false, anyone can impersonate the
+              server. Default: true.
             - `proxy`: URL of a proxy. Default: from HTTPS_PROXY and HTTP_PROXY.
             - `connect_timeout`: Seconds that connecting may take. Default: 5.
             - `read_timeout`: Seconds that may pass without a byte arriving. Default: 30.
-            - `open_timeout`: Seconds that opening may take, with lists, headers and retries. Default: none.
+            - `open_timeout`: Seconds that opening may take, with lists, headers and retries.
+              Default: none.
             - `retries`: Maximum number of retries of a failed request. Default: 8.
-            - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced one may go
-              unnoticed. Default: false.
-            - `environment`: Read the store's own environment variables and configuration files. Default: true.
-            - `headers`: Headers to send with every request: a mapping of name to value. Default: none.
+            - `allow_unversioned`: Read objects that have neither ETag nor Last-Modified; a replaced
+              one may go unnoticed. Default: false.
+            - `environment`: Read the store's own environment variables and configuration files.
+              Default: true.
+            - `headers`: Headers to send with every request: a mapping of name to value. Default:
+              none.
 
-            Names of the crate object_store that begin with `aws_`, `azure_` and `google_` may be used too.
-        follow_symlinks: Whether symbolic links may lead out of the checkpoint's directory. Allowed in any case: files
-            that are named one by one; links that stay in the directory; links to it, or to one above it; links in the
-            cache of a hub, from a snapshot to the blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS`
-            (`1` or `0`), else `False`.
+            Names of the crate object_store that begin with `aws_`, `azure_` and `google_` are
+            accepted too.
+        follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory. Always
+            allowed are files that are listed explicitly; links that stay in the directory; links to
+            it, or to a directory above it; and links in the cache of a Hub, from a snapshot to the
+            blobs of the same repository. Default: `TLOAD_FOLLOW_SYMLINKS` (`1` or `0`), else
+            `False`.
+
+    Returns:
+        The checkpoint, a mapping of names to `TensorInfo`.
 
     Raises:
-        NotFoundError: A file, bucket or object is not there; with `HF_HUB_OFFLINE`, a model is not all in the cache.
-        PermissionDeniedError: A file may not be read, a symbolic link leads out of the directory, or a store refuses
-            the credentials.
+        NotFoundError: A file, bucket or object does not exist; or with `HF_HUB_OFFLINE`, the cache
+            does not hold the whole model.
+        PermissionDeniedError: A file may not be read, a symbolic link leads out of the directory,
+            or a store refuses the credentials.
         FormatError: A file is not a valid checkpoint.
-        InvalidRequestError: The list is empty; a location cannot be one: empty text, a NUL character, a `file://` URL
-            of another host, a URL in a `pathlib.Path`, which takes a slash away; or a key of `store` is unknown, or its
-            value of the wrong form.
-        UnsupportedError: A URL of a kind that this build cannot read, such as `ftp://`.
-        RemoteError: A store cannot be reached, or failed again and again.
-        LoadTimeoutError: A store did not answer in time.
+        InvalidRequestError: The list is empty; a location is invalid: empty text, a NUL character,
+            a `file://` URL of another host, or a URL in a `pathlib.Path`, which removes a slash; or
+            a key of `store` is unknown, or its value malformed.
+        UnsupportedError: A URL has a scheme that this build cannot read, such as `ftp://`.
+        RemoteError: A store is unreachable, or requests still failed after all retries.
+        LoadTimeoutError: A store did not respond in time.
         IoError: The operating system failed a read.
-        TypeError: The source is neither a str, an `os.PathLike` of one, nor a list of them; or `store` is no mapping,
-            or a key or value of it is of the wrong type.
+        TypeError: The source is neither a str, an `os.PathLike` of str, nor a list of them; or
+            `store` is not a mapping, or a key or value of it has the wrong type.
 
     Example:
         >>> store = {"endpoint": "http://127.0.0.1:9000", "anonymous": True, "headers": {"X-Team": "weights"}}
@@ -292,7 +320,7 @@ def open(
 def open_raw(
     source: Source, store: Store | None, timeout: float | None = None, *, follow_symlinks: bool | None = None
 ) -> _tload.Checkpoint:
-    """Open whatever callers may pass as a source, within `timeout` seconds; an open `Checkpoint` is used as it is."""
+    """Open a source within `timeout` seconds. An open `Checkpoint` is used as it is."""
     follows_links = follows(follow_symlinks, os.environ)
     if isinstance(source, Checkpoint):
         _store.check(store)
@@ -319,22 +347,22 @@ def open_raw(
 
 
 def follows(follow_symlinks: object, environment: Mapping[str, str]) -> bool:
-    """Return what the caller says of symbolic links, or else the environment."""
+    """Return whether to follow symbolic links, from the caller or else the environment."""
     if follow_symlinks is None:
         text = environment.get(VARIABLE, "").strip()
         if text.lower() not in WORDS:
             message = f"environment variable {VARIABLE}: {text!r} is neither yes nor no"
-            raise advise(InvalidRequestError, message, "set it to 1 or 0, or not at all")
+            raise advise(InvalidRequestError, message, "set it to 1 or 0, or unset it")
         return WORDS[text.lower()]
     if not isinstance(follow_symlinks, bool):
-        # Not what Python takes for true: "no" would be.
+        # Truthiness is not enough: the text "no" would be true.
         message = f"follow_symlinks: wanted a bool, found {type(follow_symlinks).__qualname__}"
         raise TypeError(message)
     return follow_symlinks
 
 
 def show(source: Source) -> str:
-    """Return what messages call a source: without what may be a secret in a URL."""
+    """Return the name of a source in messages: its location without secrets."""
     if isinstance(source, Checkpoint):
         return source.location
     if isinstance(source, (str, os.PathLike)):
@@ -353,7 +381,7 @@ def _check_location(name: str, location: object) -> None:
         raise TypeError(message)
     scheme = path.partition(":/")[0].lower()
     if not isinstance(location, str) and scheme in SCHEMES and len(scheme) < len(path):
-        # Not the path: a URL may carry credentials.
+        # The message omits the path: a URL may carry credentials.
         kind = type(location).__qualname__
         message = f"{name}: a {kind} that begins with {scheme}:/ is no URL: paths lose one of the slashes"
         raise advise(InvalidRequestError, message, f'pass the URL as a str: "{scheme}://…"')

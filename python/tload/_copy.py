@@ -1,4 +1,4 @@
-"""Copies of checkpoints with everything beside them, and lists of what is there."""
+"""Copies of checkpoint folders to disk, and file listings."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What `tload.copy` did."""
+    """Statistics of one `tload.copy`."""
 
     location: str
     """The source, without secrets."""
     target: str
-    """The folder that was copied to."""
+    """The target folder."""
     copied_files: int
-    """Files that were copied, the last bytes of them by this copy."""
+    """Files that this copy completed."""
     copied_bytes: int
     """Bytes that this copy read."""
     resumed_bytes: int
-    """Bytes that earlier copies had brought already."""
+    """Bytes that earlier, interrupted copies had already written."""
     skipped_files: int
-    """Files that were there already."""
+    """Files that were skipped because they were already there."""
     skipped_bytes: int
-    """Bytes of these."""
+    """Bytes of the skipped files."""
     requests: int
-    """Requests to object stores, without those for lists."""
+    """Requests to object stores, not counting list requests."""
     retries: int
-    """Requests that were repeated."""
+    """Requests that were retried."""
     unversioned_files: int
-    """Copied files whose store sends neither ETag nor Last-Modified (store option `allow_unversioned`)."""
+    """Copied files whose store sends neither ETag nor Last-Modified (store option
+    `allow_unversioned`)."""
     seconds: float
     """Seconds from the call to the last byte on disk."""
 
@@ -60,27 +61,33 @@ def copy(
 ) -> CopyReport:
     """Copy a folder with all files below it, or one file, into a local folder, as `tload cp` does.
 
-    A file appears under its name when it is complete and on disk, never before. What a copy that was interrupted has
-    brought, the next one need not ask for again. Files that an earlier copy brought are skipped if neither they nor
-    their sources have changed since: each has a record of its source, in the extended attribute `user.tload.copied`,
-    or in a hidden file `.NAME.tload-copied` where the file system has no such attributes.
+    A file appears under its name only once it is complete and on disk. A copy resumes an
+    interrupted one without requesting its bytes again. Files from an earlier copy are skipped if
+    neither they nor their sources have changed since: each has a record of its source, in the
+    extended attribute `user.tload.copied`, or in a hidden file `.NAME.tload-copied` where the file
+    system has no such attributes.
 
     Args:
         source: A path or URL: see `tload.open`.
-        target: The folder. It is made if it is not there.
-        names: Exactly the files at these paths below the source, hidden or not. Default: all.
-        include: Globs, of which one must match a file's path below the source, or its last component. Default: all.
+        target: The folder to copy to. It is created if it does not exist.
+        names: Copy exactly the files at these paths below the source, hidden or not. Default: all.
+        include: Globs, one of which must match a file's path below the source, or its last
+            component. Default: all.
         exclude: Globs of files to leave out. Default: none.
-        hidden: Take files and folders whose names begin with a dot, too. Default: `False`.
-        force: Copy what is there already, and begin anew what is there in pieces. Default: `False`.
-        depth: Requests (of files: reads) at a time, 1 to 4096. Default: 16.
-        store: How to reach the object store: see `tload.open`.
+        hidden: Include files and folders whose names begin with a dot. Default: `False`.
+        force: Replace files that are already there, and restart files that are partly copied.
+            Default: `False`.
+        depth: Concurrent requests (for local files: reads), 1 to 4096. Default: 16.
+        store: Options of the object store: see `tload.open`.
+
+    Returns:
+        The statistics of the copy.
 
     Raises:
-        NotFoundError: The source is not there, or nothing of it is wanted.
-        PermissionDeniedError: It may not be read, or the target not written.
-        InvalidRequestError: A pattern or number cannot work, or a name leads out of the target.
-        OutOfMemoryError: The disk is too full.
+        NotFoundError: The source does not exist, or none of its files is selected.
+        PermissionDeniedError: The source may not be read, or the target may not be written.
+        InvalidRequestError: A pattern or number is invalid, or a name leads out of the target.
+        OutOfMemoryError: The disk has too little free space.
         ChangedError, RemoteError, LoadTimeoutError, IoError: While copying.
     """
     report = _tload.copy(
@@ -101,13 +108,14 @@ def list_files(source: Location, *, store: Store | None = None) -> list[tuple[st
     """List all files below a location, hidden ones too, by name.
 
     Args:
-        source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index names, and what
-            usually lies beside it.
-        store: How to reach the object store: see `tload.open`.
+        source: A path or URL: see `tload.open`. Web servers list nothing: there it is what an index
+            names, and what usually lies beside it.
+        store: Options of the object store: see `tload.open`.
 
     Returns:
-        Paths below the source (for a file: its name) and lengths in bytes, which are `None` where only opening the file
-        would tell. Nothing for a prefix of a store that no object begins with.
+        Paths below the source (for a file: its name) and lengths in bytes, which are `None` where
+        only opening the file would tell. Nothing for a prefix of a store that no object begins
+        with.
 
     Raises:
         NotFoundError: A path is not there.

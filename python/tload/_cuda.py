@@ -1,6 +1,7 @@
 """GPU memory from PyTorch's caching allocator, for a load to fill. Imports torch when used.
 
-The functions below are all that is asked of torch: its memory, its current device and stream, and what it could give.
+All uses of torch's GPU interface are here: its memory, its current device and stream, and the
+memory that it could provide.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ def check() -> None:
 
 
 def device_of(tensor: torch.Tensor) -> str:
-    """Return the device of a tensor, as the core names it."""
+    """Return the device of a tensor, in the core's notation."""
     return str(tensor.device)
 
 
 def current_device() -> int:
-    """Return the number of the GPU that torch calls just "cuda" on this thread."""
+    """Return the index of the GPU that torch calls "cuda" on this thread."""
     import torch
 
     return torch.cuda.current_device()
 
 
 def current_stream(ordinal: int) -> int:
-    """Return the address of the stream that torch gives this thread's work on a GPU; 0 is the default stream."""
+    """Return the address of torch's current stream on a GPU for this thread; 0 is the default."""
     import torch
 
     return torch.cuda.current_stream(ordinal).cuda_stream  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
 
 
 def free_bytes(ordinal: int) -> int:
-    """Return how many bytes torch could give: what is free, and what it keeps and nobody uses."""
+    """Return the bytes that torch could allocate: free memory, and unused memory of its cache."""
     import torch
 
     free, _total = torch.cuda.mem_get_info(ordinal)
@@ -59,19 +60,19 @@ def free_bytes(ordinal: int) -> int:
 
 
 def empty(ordinal: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor on a GPU whose bytes mean nothing yet."""
+    """Return an uninitialized tensor on a GPU."""
     import torch
 
     return torch.empty(shape, dtype=dtype, device=torch.device("cuda", ordinal))
 
 
 class Allocator:
-    """What the core asks for GPU memory, on the thread that waits for tensors."""
+    """Provides GPU memory to the core, on the thread that waits for tensors."""
 
     __slots__ = ()
 
     def allocate(self, ordinal: int, nbytes: int) -> tuple[torch.Tensor, int, int]:
-        """Return a tensor of bytes, its address, and the stream behind whose work it may be written to."""
+        """Return a tensor of bytes, its address, and the stream to order writes to it after."""
         import torch
 
         try:
@@ -81,20 +82,20 @@ class Allocator:
         return owner, owner.data_ptr(), current_stream(ordinal)
 
     def free_bytes(self, ordinal: int) -> int:
-        """Return how many bytes `allocate` could give."""
+        """Return the number of bytes that `allocate` could provide."""
         return free_bytes(ordinal)
 
 
 def ordinal_of(device: str) -> int | None:
-    """Return the number of a GPU as the core names it, or `None` for the CPU."""
+    """Return the index of the GPU that `device` names, or `None` for the CPU."""
     kind, _, ordinal = device.partition(":")
     return int(ordinal or 0) if kind == "cuda" else None
 
 
 def device_name(device: object, framework: object) -> str:
-    """Return a device as the core wants it. To torch, "cuda" is its current device."""
+    """Return a device in the core's notation. With torch, "cuda" is torch's current device."""
     if isinstance(device, int) and not isinstance(device, bool):
-        # As in torch, safetensors and device maps of Hugging Face.
+        # Integers are GPUs, as in torch, safetensors and the device maps of Hugging Face.
         return f"cuda:{device}"
     name = str(device)
     if name == "cuda" and framework == "torch" and is_torch_installed():
@@ -104,7 +105,7 @@ def device_name(device: object, framework: object) -> str:
 
 
 def is_torch_installed() -> bool:
-    """Whether torch can be imported. If it cannot, another error says so."""
+    """Return whether torch can be imported. If it cannot, another error says so."""
     try:
         import torch  # noqa: F401
     except ImportError:
@@ -113,5 +114,8 @@ def is_torch_installed() -> bool:
 
 
 def imported(module: str) -> Any:
-    """Return a module if somebody has imported it already; nothing of it can be passed in otherwise."""
+    """Return a module if it is already imported.
+
+    If it is not, no object of it can have been passed in.
+    """
     return sys.modules.get(module)

@@ -1,6 +1,6 @@
-"""The exceptions: one class for each kind of failure, chosen by what the caller can do about it.
+"""Exceptions: one class for each kind of failure, by what the caller can do about it.
 
-Each class is an `Error` and also the built-in exception that a Python programmer expects.
+Each class is an `Error` and also the built-in exception that Python programmers expect.
 """
 
 from __future__ import annotations
@@ -10,26 +10,32 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 
 class Error(Exception):
-    """Any failure of a load. `str()` is the message, its causes and a hint, one per line.
+    """Base class of all errors of tload.
+
+    `str()` is the message, its causes and a hint, one per line.
 
     Attributes:
-        kind: What went wrong, in one word such as `"not_found"`; the same for every error of a class.
-        location: The file that it is about, as the caller wrote it, or `None`.
-        tensor: The name of the tensor that it is about, or `None`. Names come from files: print them with `repr`.
-        range: The bytes of the file that it is about, `(start, end)`, or `None`.
-        hint: What to do about it, or `None`.
+        kind: The kind of failure in one word, such as `"not_found"`; the same for every error of a
+            class.
+        location: The file or object that the error is about, as the caller wrote it, or `None`.
+        tensor: The name of the tensor that the error is about, or `None`. Names come from files:
+            print them with `repr`.
+        range: The byte range of the file that the error is about, `(start, end)`, or `None`.
+        hint: What to do about the error, or `None`.
         errno: The operating system's error number, or `None`.
-        operation: The request to an object store that failed, for example `"GET"`, or `None`: like the five below, it
-            is `None` when the error is no store's.
-        status: The HTTP status of the answer, or `None` if none came.
+        operation: The request to an object store that failed, for example `"GET"`. Like the five
+            attributes below, it is `None` if the error does not come from a store.
+        status: The HTTP status of the response, or `None` if there was no response.
         code: The store's own name for the failure, for example `"SlowDown"`, or `None`.
-        request_id: What the store calls the request, or `None`: its operators find it by that.
-        attempts: How often the request was tried.
-        credentials: Where the credentials came from, in words, never what they are; or `None`.
-        expected: Of bytes that are not as expected, what was: a checksum or a length; or `None`, as are the two below
-            when nothing was compared.
-        found: What was found instead.
-        by: Who expects it, for example `"manifest model_dir/tload-manifest.json"`.
+        request_id: The store's identifier of the request, or `None`. Operators of the store find
+            the request by it.
+        attempts: The number of times the request was sent.
+        credentials: The origin of the credentials in words, never their values; or `None`.
+        expected: The expected checksum or length of bytes that differ from it. Like the two
+            attributes below, it is `None` if nothing was compared.
+        found: The checksum or length that was found instead.
+        by: The origin of the expected value, for example `"manifest
+            model_dir/tload-manifest.json"`.
     """
 
     kind: ClassVar[str] = "error"
@@ -68,7 +74,7 @@ class Error(Exception):
         found: str | None = None,
         by: str | None = None,
     ) -> None:
-        """Keep the message and everything that it is about."""
+        """Store the message and the attributes."""
         super().__init__(message)
         self.location = location
         self.tensor = tensor
@@ -86,7 +92,8 @@ class Error(Exception):
         self.by = by
 
     def __str__(self) -> str:
-        # KeyError would show the message's repr, and OSError would put "[Errno 2]" in front of it.
+        # `KeyError` would show the message's repr, and `OSError` would put "[Errno 2]" in front of
+        # it.
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -110,7 +117,7 @@ class Error(Exception):
 
 
 class _SystemError(Error, OSError):
-    """Adds what code that catches `OSError` looks at."""
+    """Adds the attributes that code that catches `OSError` reads."""
 
     def __init__(self, message: str, *, location: str | None = None, errno: int | None = None, **about: Any) -> None:
         super().__init__(message, location=location, errno=errno, **about)
@@ -119,28 +126,29 @@ class _SystemError(Error, OSError):
 
 
 class FormatError(Error, ValueError):
-    """The bytes are not a valid checkpoint: get a good file."""
+    """The bytes are not a valid checkpoint: get an intact file."""
 
     kind = "invalid_format"
 
 
 class CorruptError(Error, ValueError):
-    """The bytes are not those that a digest was made of (`verify`): fetch the file again.
+    """The bytes do not match a digest of them (`verify`): fetch the file again.
 
-    `expected`, `found` and `by` say what was compared, where it was the bytes of one file or tensor.
+    `expected`, `found` and `by` describe the comparison if it was of the bytes of one file or
+    tensor.
     """
 
     kind = "corrupt"
 
 
 class NotFoundError(_SystemError, FileNotFoundError):
-    """A file, folder, shard or object is not there: fix the path."""
+    """A file, folder, shard or object does not exist: fix the path."""
 
     kind = "not_found"
 
 
 class PermissionDeniedError(_SystemError, PermissionError):
-    """It is there and may not be read: fix the permissions or credentials."""
+    """A file or object exists but may not be read: fix the permissions or credentials."""
 
     kind = "permission_denied"
 
@@ -158,7 +166,7 @@ class InvalidRequestError(Error, ValueError):
 
 
 class UnsupportedError(Error):
-    """An engine, kernel, framework or build cannot do it: choose another."""
+    """The engine, kernel, framework or build does not support the request: choose another."""
 
     kind = "unsupported"
 
@@ -170,31 +178,31 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class IoError(_SystemError):
-    """The operating system failed a read: try again, or look at the disk. `errno` says why."""
+    """The operating system failed a read: retry, or check the disk. `errno` says why."""
 
     kind = "io"
 
 
 class RemoteError(_SystemError, ConnectionError):
-    """An object store cannot be reached, or failed again and again: try again later, or look at network and server."""
+    """An object store is unreachable or keeps failing: retry later, or check network and server."""
 
     kind = "remote"
 
 
 class DeviceError(Error, RuntimeError):
-    """The GPU or its driver failed: look at the GPU, or start a new process."""
+    """The GPU or its driver failed: check the GPU, or start a new process."""
 
     kind = "device"
 
 
 class ChangedError(_SystemError):
-    """A file or object changed or shrank while it was read: load again when nobody writes to it."""
+    """A file or object changed or shrank while it was read: load again once it is stable."""
 
     kind = "changed"
 
 
 class LoadTimeoutError(_SystemError, TimeoutError):
-    """The load's own deadline passed, or an object store did not answer in time."""
+    """The load's own deadline passed, or an object store did not respond in time."""
 
     kind = "timed_out"
 
@@ -207,7 +215,7 @@ class CancelledError(Error):
 
 E = TypeVar("E", bound=Error)
 
-# Operation, status, code, request id, attempts, origin of the credentials.
+# Operation, status, code, request ID, attempts, origin of the credentials.
 Request: TypeAlias = tuple[str, int | None, str | None, str | None, int, str | None]
 
 BY_KIND: dict[str, type[Error]] = {
@@ -242,7 +250,7 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
     request: Request | None = None,
     comparison: tuple[str, str, str] | None = None,
 ) -> Error:
-    """Make the exception for an error of the core, which calls this."""
+    """Make the exception for an error of the core. The extension module calls this."""
     operation, status, code, request_id, attempts, credentials = request or (None,) * 6
     expected, found, by = comparison or (None,) * 3
     return BY_KIND.get(kind, Error)(
@@ -265,7 +273,7 @@ def make_error(  # noqa: PLR0917  # positional, as Rust calls it
 
 
 def advise(error: type[E], message: str, hint: str, *, tensor: str | None = None) -> E:
-    """Make an error of the Python layer, with the hint where the core puts it."""
+    """Make an error of the Python layer, with the hint at the same place as the core's errors."""
     return error(f"{message}\n  hint: {hint}", hint=hint, tensor=tensor)
 
 

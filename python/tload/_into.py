@@ -1,4 +1,4 @@
-"""Loading into memory that the caller has: modules, tensors, arrays."""
+"""Loading into the caller's memory: modules, tensors, arrays."""
 
 from __future__ import annotations
 
@@ -41,55 +41,66 @@ def load_into(
     options: Options | None = None,
     **keywords: Unpack[OptionKeywords],
 ) -> Report:
-    """Load tensors into the memory of a module's parameters and buffers, or of tensors or arrays by name.
+    """Load tensors into a module's parameters and buffers, or into tensors or arrays by name.
 
-    Each tensor of the checkpoint goes into the target of its name, on the CPU or on an NVIDIA GPU, wherever that is.
-    Targets that are contiguous and of the same dtype are written to directly, with no second copy of the model in
-    memory. Others are copied with `target.copy_(…)`, without gradients, from a temporary tensor on the same device, on
-    torch's current stream: such a copy may still run when this returns, so other streams have to wait for that one.
-    Parameters that are one tensor (address, shape, strides and dtype), such as tied weights, are filled once; the
-    checkpoint may have one or all of them. Two targets that share memory in another way, such as a matrix and its
-    transpose, or views of one memory in two dtypes, are refused if both would be filled.
+    Each tensor of the checkpoint is loaded into the target of the same name, on the CPU or on an
+    NVIDIA GPU. Contiguous targets of the same dtype are written to directly, without a second copy
+    of the model in memory. Other targets are filled with `target.copy_(…)`, without gradients, from
+    a temporary tensor on the same device, on torch's current stream. Such a copy may still be
+    running when this function returns, so other streams have to wait for that stream. Parameters
+    that are one tensor (same address, shape, strides and dtype), such as tied weights, are filled
+    once; the checkpoint may have one of them or all. Two targets that share memory in another way,
+    such as a matrix and its transpose, or views of one memory in two dtypes, are refused if both
+    would be filled.
 
-    Everything that does not fit is found, and listed in one error, before a byte is written. If the load fails later,
-    what the targets hold is undefined. Nobody else may use their memory meanwhile, except work that was given to
-    torch's current stream of the GPU before.
+    All targets that do not fit are found, and listed in one error, before a byte is written. If the
+    load fails later, the contents of the targets are undefined. Until this function returns, no
+    other code may use their memory, except work that was submitted earlier to torch's current
+    stream of the GPU.
 
     Args:
-        target: A `torch.nn.Module` (what its `state_dict` names), or a mapping of names to torch tensors or numpy
-            arrays, on several devices if need be.
-        source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
-            `Checkpoint`.
-        strict: Every tensor that is selected needs a target, and every target needs one. Without: load what both have.
-            Default: `True`.
-        cast: Targets may have another dtype than the checkpoint; their values are converted. Default: `False`.
-        names: Load the tensors of these names. With none of `names`, `glob` and `regex`: all; with several: what any
-            of them selects. Targets that are not selected are left alone, which needs `strict=False`.
-        glob: Load the tensors whose whole name matches a pattern (or one of several).
-        regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
-        slices: Of these tensors only that, by name: see `tload.stream`. Targets have the shape of the slice. Default:
-            whole tensors.
-        store: How to reach the object stores that the source is in: see `tload.open`.
-        follow_symlinks: Whether symbolic links may lead out of the source's directory: see `tload.open`.
-        progress: `True` draws a progress bar in a notebook, and when standard error is a terminal; a callable is called
-            with a `Progress` at most ten times a second, and at the end. What it raises stops the load.
-        options: Limits and preferences, to use for several loads. The keywords below win over it.
-        **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not `"map"`),
-            `writable=None` (means nothing here), `order=None`, `depth=None`, `in_flight_bytes=None`,
-            `extent_bytes=None`, `lanes=None`, `memory_limit=None` (here it bounds the staging memory on the way),
-            `device_memory_limit=None` (temporary tensors), `verify=None` (the read that shows a tensor to be
-            wrong is not written; earlier ones may have been), `retries=None`, `hedge=None`, `timeout=None`.
+        target: A `torch.nn.Module` (the tensors of its `state_dict`), or a mapping of names to
+            torch tensors or numpy arrays. Targets may be on several devices.
+        source: A safetensors file, a directory, an index file, or a list of files, as paths or
+            URLs; or an open `Checkpoint`.
+        strict: Require a target for every selected tensor, and a tensor for every target. If
+            `False`, load the tensors that have a target. Default: `True`.
+        cast: Allow targets of another dtype than the checkpoint's; values are converted. Default:
+            `False`.
+        names: Load the tensors with these names. Without `names`, `glob` and `regex`, all tensors
+            are loaded; with several of them, a tensor is loaded if any of them matches. Targets
+            that are not selected are left alone, which needs `strict=False`. Default: `None`.
+        glob: Load the tensors whose whole name matches a pattern (or one of several). Default:
+            `None`.
+        regex: Load the tensors whose name contains a match of a regular expression (or of one of
+            several). Default: `None`.
+        slices: Load only a slice of some tensors, by name: see `tload.stream`. Their targets have
+            the shape of the slice. Default: whole tensors.
+        store: Options of the object stores that the source is in: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`.
+        progress: `True` draws a progress bar in a notebook, and on a terminal if standard error is
+            one. A callable is called with a `Progress` at most ten times a second, and at the end;
+            an exception that it raises stops the load. Default: no progress.
+        options: Limits and preferences, reusable for several loads. The keywords below override
+            them.
+        **keywords: The fields of `Options`, with its defaults: `engine=None`, `cache=None` (not
+            `"map"`), `writable=None` (ignored), `order=None`, `depth=None`, `in_flight_bytes=None`,
+            `extent_bytes=None`, `lanes=None`, `memory_limit=None` (bounds the staging memory),
+            `device_memory_limit=None` (bounds temporary tensors), `verify=None` (bytes of the read
+            in which a mismatch is found are not written to the target; bytes of earlier reads may
+            have been), `retries=None`, `hedge=None`, `timeout=None`.
 
     Returns:
-        What was done: see `Report`.
+        The report of the load.
 
     Raises:
         Error: Any failure: see `tload.stream`.
-        InvalidRequestError: Names, shapes or dtypes do not fit (all of them are listed); a target has no memory that
-            can be written to (on the meta device, sparse, quantized, a read-only array); targets share some of their
-            memory, and not all.
-        UnsupportedError: torch or numpy lacks the dtype of a tensor that has to be converted or copied; or
-            `cache="map"`.
+        InvalidRequestError: Names, shapes or dtypes do not fit (the message lists all that do not);
+            a target has no writable memory (it is on the meta device, sparse, quantized, or a
+            read-only array); targets share part of their memory.
+        UnsupportedError: torch or numpy lacks the dtype of a tensor that has to be converted or
+            copied; or `cache="map"` is set.
         TypeError: `target` is neither a module nor a mapping of names.
 
     Example:
@@ -104,8 +115,9 @@ def load_into(
             raise TypeError(message)
     resolved = resolve(options, keywords)
     if resolved.cache == "map":
-        # The core refuses what it would fill itself, and knows nothing of what is converted from temporary tensors.
-        message = "cache=map shows files in host memory, and load_into copies them into memory of the caller's"
+        # The core rejects `map` for targets that it fills itself, but not for those filled from
+        # temporary tensors.
+        message = "cache=map shows files in host memory, and load_into copies them into the caller's memory"
         raise advise(UnsupportedError, message, "use cache=auto")
     receivers, faults = _receivers.receivers_of(target)
     if strict:
@@ -131,7 +143,7 @@ def load_into(
     )
     infos = tuple(map(TensorInfo._make, loader.selected()))
     dtypes = {info.name: info.dtype for info in infos}
-    # All that can fail comes before the first byte is written.
+    # Everything that can fail is done before the first byte is written.
     converters = _receivers.converters(receivers, infos)
 
     def receive(tensor: _tload.Tensor) -> None:

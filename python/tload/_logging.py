@@ -1,4 +1,4 @@
-"""Telling programs what loads do, by Python's `logging`: the logger `"tload"`, and the variable `TLOAD_LOG`."""
+"""Logging of loads with Python's `logging`: the logger `"tload"` and the variable `TLOAD_LOG`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _logger = logging.getLogger("tload")
 
 
 class _StandardError(logging.Handler):
-    """Writes to standard error as long as nobody else listens.
+    """Writes to standard error unless another handler is configured.
 
-    Whether somebody does is asked for each record: most programs set up their logging after their imports.
+    The handlers are looked up for each record: most programs configure logging after their imports.
     """
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -38,7 +38,10 @@ class _StandardError(logging.Handler):
 
 
 def configure(text: str | None) -> None:
-    """Do what `TLOAD_LOG` says, which has the value `text`. Without one, the logger is left to the program."""
+    """Configure the logger from `text`, the value of `TLOAD_LOG`.
+
+    Do nothing if it is unset or empty.
+    """
     if text is None or not text.strip():
         return
     if not any(isinstance(handler, _StandardError) for handler in _logger.handlers):
@@ -47,13 +50,13 @@ def configure(text: str | None) -> None:
         _logger.addHandler(handler)
     level = LEVELS.get(text.strip().lower())
     if level is None:
-        # No exception: an import is no place for it.
+        # An import should not fail because of a log level.
         _logger.warning("%s=%r is ignored; it can be %s", VARIABLE, text, ", ".join(LEVELS))
     else:
         _logger.setLevel(level)
 
 
 def log_end(report: Report) -> None:
-    """Log what a load did, once it has ended: one line for `info`, the whole report for `debug`."""
+    """Log a load that has ended: one line at level `info`, the whole report at level `debug`."""
     _logger.info("%s", report.summary)
     _logger.debug("%s", report)

@@ -1,4 +1,7 @@
-"""Loaded tensors as numpy arrays, without a copy. Imports numpy, and ml_dtypes for its floats, when used."""
+"""Loaded tensors as numpy arrays, without a copy.
+
+Imports numpy, and ml_dtypes for its floats, when used.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ DTYPES = {
     "U64": "uint64",
 }
 
-# Extensions to numpy. Its 4-bit and 6-bit floats take a byte each, so they cannot show packed ones without a copy.
+# Extensions to numpy. Their 4-bit and 6-bit floats take a byte each, so they cannot represent
+# packed ones without a copy.
 ML_DTYPES = {
     "BF16": "bfloat16",
     "F8_E5M2": "float8_e5m2",
@@ -44,9 +48,10 @@ ML_DTYPES = {
 
 
 def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], npt.NDArray[Any]]:
-    """Return what makes numpy arrays of these dtypes.
+    """Return a function that makes numpy arrays of tensors with these dtypes.
 
-    Raises `UnsupportedError` for a dtype that numpy lacks, and names the tensors of it, which `infos` is asked for.
+    Raises `UnsupportedError` for a dtype that numpy lacks, naming the tensors of it, which `infos`
+    supplies.
     """
     try:
         import numpy as np

@@ -22,94 +22,108 @@ Order: TypeAlias = Literal["ready", "file"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How to load. Every field is also a keyword of `stream`, `load` and `load_into`, which wins over `options=`.
+    """Limits and preferences of a load.
 
-    Sizes are bytes as `int`, or text with a unit: `"4 MiB"` (powers of 1024), `"4 MB"` (powers of 1000). `None` means:
-    what the environment variable says, or else what suits the storage.
+    Every field is also a keyword of `stream`, `load` and `load_into`, which overrides `options=`.
+
+    Sizes are bytes as `int`, or text with a unit: `"4 MiB"` (powers of 1024), `"4 MB"` (powers of
+    1000). `None` means the value of the environment variable, or else a value that suits the
+    storage.
 
     Raises:
-        InvalidRequestError: A value can never work.
+        InvalidRequestError: A value is invalid for every load.
         TypeError: A value is of the wrong type.
     """
 
     engine: Engine | None = None
-    """What reads: `"uring"` (io_uring), `"pread"` (threads), `"tokio-uring"` (io_uring through the crate of that name,
-    to compare with), or `"auto"`: `uring` where the system allows it, else `pread`. Default: `TLOAD_ENGINE`, else
-    `"auto"`."""
+    """The engine that reads: `"uring"` (io_uring), `"pread"` (threads), `"tokio-uring"` (io_uring
+    through the crate of that name, for comparison), or `"auto"`: `uring` where the system allows
+    it, else `pread`. Default: `TLOAD_ENGINE`, else `"auto"`."""
     cache: Cache | None = None
-    """How files are read with regard to the page cache. Default: `TLOAD_CACHE`, else `"auto"`.
+    """Use of the page cache for reading files. Default: `TLOAD_CACHE`, else `"auto"`.
 
-    - `"auto"`: What it holds is copied from there, everything else is read past it where the file system can.
-    - `"direct"`: Past it, or fail.
-    - `"buffered"`: Through it.
-    - `"drop"`: As `"auto"`, and nothing of the files is left in it, unless it has yet to be written to storage.
-    - `"map"`: Nothing is copied: tensors are views of the files, and their memory is the page cache's, which
-      `memory_limit` does not count. (Copied all the same are tensors at offsets that are no multiple of their dtype's
-      alignment.) While one of them lives, nobody may truncate its file or overwrite it in place: touching what is gone
-      kills the process (`SIGBUS`), and what is overwritten may change in the tensor. Files may be deleted, and replaced
-      by renaming another one. Not for GPUs, `load_into`, and object stores.
+    - `"auto"`: Copy bytes that are in the page cache; read others with direct I/O where the file
+      system supports it.
+    - `"direct"`: Read with direct I/O, or fail.
+    - `"buffered"`: Read through the page cache.
+    - `"drop"`: As `"auto"`, and drop the files from the page cache, except pages that have yet to
+      be written to storage.
+    - `"map"`: Copy nothing: tensors are views of the files, and their memory is the page cache's,
+      which `memory_limit` does not count. (Tensors at offsets that are not a multiple of their
+      dtype's alignment are still copied.) While such a tensor lives, its file must not be truncated
+      or overwritten in place: touching bytes that are gone kills the process (`SIGBUS`), and
+      overwritten bytes may change in the tensor. Files may be deleted, and replaced by renaming
+      another file. Not for GPUs, `load_into`, and object stores.
     """
     writable: bool | None = None
-    """With `cache="map"`: whether tensors may be written to. Each page that is written to becomes the process's own;
-    files, and other loads of them, stay as they are. If not, arrays of numpy are read-only; DLPack says it of others,
-    and in libraries that do not listen, such as torch, a write kills the process (`SIGSEGV`). Tensors that are no views
-    of a file may always be written to. Default: `True` with `framework="torch"`, which knows no read-only tensors, else
+    """With `cache="map"`: whether tensors may be written to. Each page that is written to becomes
+    private to the process; files, and other loads of them, are unaffected. If `False`, numpy arrays
+    are read-only; other libraries learn it from DLPack, and in libraries that ignore it, such as
+    torch, a write kills the process (`SIGSEGV`). Tensors that are not views of a file are always
+    writable. Default: `True` with `framework="torch"`, which has no read-only tensors, else
     `False`."""
     order: Order | None = None
-    """In which order tensors come: `"ready"` (as they become complete) or `"file"` (by file, then by offset).
-    Default: `TLOAD_ORDER`, else `"ready"`."""
+    """Order in which tensors arrive: `"ready"` (as they become complete) or `"file"` (by file, then
+    by offset). Default: `TLOAD_ORDER`, else `"ready"`."""
     depth: int | None = None
-    """Reads in flight, over all lanes, for each file system; requests in flight for each object store. Default:
-    `TLOAD_DEPTH`, else found while the load runs."""
+    """Maximum reads in flight for each file system, over all lanes, and maximum requests in flight
+    for each object store. Default: `TLOAD_DEPTH`, else tuned during the load."""
     in_flight_bytes: int | str | None = None
-    """Bytes in flight, over all lanes, for each file system and each object store. Default: `TLOAD_IN_FLIGHT`, else
-    found while the load runs, or as many as `depth` reads need."""
+    """Maximum bytes in flight for each file system and each object store, over all lanes. Default:
+    `TLOAD_IN_FLIGHT`, else tuned during the load, or as many as `depth` reads need."""
     extent_bytes: int | str | None = None
-    """Bytes of one read at most. Default: `TLOAD_EXTENT`, else what suits the storage."""
+    """Maximum bytes of one read. Default: `TLOAD_EXTENT`, else a size that suits the storage."""
     lanes: int | None = None
-    """Threads that read the files of each file system, each with its own engine. Default: `TLOAD_LANES`, else as many
-    as cores where cores are the limit, as with files that are in memory already; else 1, and more when that one has no
-    time left."""
+    """Threads that read the files of each file system, each with its own engine. Default:
+    `TLOAD_LANES`, else one per core if the load is CPU-bound, as with files that are already in
+    memory; else 1, growing while it is saturated."""
     memory_limit: int | str | None = None
-    """Bytes of host memory that the load may hold and the caller has not received yet. What the caller has received
-    does not count; staging memory on the way to GPUs or into memory of the caller's does. Default:
-    `TLOAD_MEMORY_LIMIT`, else 512 MiB; or the largest tensor, and beside it a quarter of it or what may be in flight,
-    if that is more; in a control group (a container) with little memory less: half of what it leaves, or what the load
-    cannot do without."""
+    """Bytes of host memory that the load may hold before the caller receives them. Received tensors
+    do not count; staging memory for GPUs or for the caller's memory does. Default:
+    `TLOAD_MEMORY_LIMIT`, else the larger of 512 MiB and the largest tensor plus the larger of a
+    quarter of it and the bytes in flight. In a control group (a container) with little memory it is
+    less: half of what the group leaves, or the minimum that the load needs."""
     device_memory_limit: int | str | None = None
-    """Bytes of each GPU that the load may hold and the caller has not received yet. What the caller has received does
-    not count, nor does memory of the caller's that `load_into` fills. Default: `TLOAD_DEVICE_MEMORY_LIMIT`, else as for
-    `memory_limit`, and no more than is free."""
+    """Bytes of each GPU's memory that the load may hold before the caller receives them. Received
+    tensors do not count, nor does the caller's memory that `load_into` fills. Default:
+    `TLOAD_DEVICE_MEMORY_LIMIT`, else as for `memory_limit`, but no more than is free."""
     verify: str | os.PathLike[str] | None = None
-    """Whether what is read is compared with digests that somebody has made of it, while it passes. What differs is a
-    `CorruptError` that names the file, the tensor and the bytes: before a tensor is yielded that has a digest of its
-    own, before the load ends where there is only one of the whole file. Default: `TLOAD_VERIFY`, else `"off"`.
+    """Comparison of the bytes with existing digests of them, while they are read. A mismatch raises
+    a `CorruptError` that names the file, the tensor and the bytes: before the tensor is yielded if
+    it has a digest of its own, before the load ends if only the whole file has one. Default:
+    `TLOAD_VERIFY`, else `"off"`.
 
-    - `"off"`: Nothing is compared.
-    - `"auto"`: With what there is: a manifest of tload's beside the checkpoint, the store's own checksum of the whole
-      object, what a hub says of the file, or a signed manifest. `report.verification` says what was not compared.
-    - `"require"`: As `"auto"`; what cannot be compared is an `InvalidRequestError` before the first read. That is a
-      file of which nothing is known, and one that is read in part while only its whole could be compared.
-    - `"sha256"`: As `"require"`, and only SHA-256 counts. The others compare CRCs where there are any, which find
-      damage but do not stop whoever changes bytes on purpose. All tensors of a file have to be read, whole. `"sha256:"`
-      and the path or the URL of a manifest compares with that one: keep it where nobody else can write.
-    - Anything else is the path or the URL of a manifest of tload's, which has to have it all.
+    - `"off"`: Compare nothing.
+    - `"auto"`: Compare with the digests that exist: a tload manifest beside the checkpoint, the
+      store's own checksum of the whole object, a Hub's digest of the file, or a signed manifest.
+      `report.verification` lists what was not compared.
+    - `"require"`: As `"auto"`, but raise `InvalidRequestError` before the first read if something
+      cannot be compared: a file without a digest, or a file that is read in part and only has a
+      digest of the whole.
+    - `"sha256"`: As `"require"`, and only SHA-256 counts. The other modes compare CRCs where there
+      are any, which detect damage but not deliberate changes. All tensors of a file have to be
+      read, whole. `"sha256:"` followed by the path or URL of a manifest compares with that
+      manifest: keep it where others cannot write.
+    - Any other text is the path or URL of a tload manifest, which has to cover everything that is
+      read.
 
-    A manifest that is named, here or after `"sha256:"`, also has to list the index, with the bytes that it has; and
-    every file with weights that it lists has to be part of the checkpoint, unless files or tensors were named.
+    A manifest that is named, here or after `"sha256:"`, must also list the index with its current
+    bytes, and every file with weights that it lists must be part of the checkpoint, unless files
+    were listed explicitly or tensors were selected.
     """
     retries: int | None = None
-    """How often a failed request to an object store, or a failed read of a file, is tried again before the load fails;
-    0: never. Only what is missing is asked for again. Default: `TLOAD_RETRIES`, else the key `retries` of `store=`,
-    else 8 for requests and for files on network file systems, where failures may pass, and 0 for other files."""
+    """Number of times that a failed request to an object store, or a failed read of a file, is
+    retried before the load fails; 0 for no retries. Only missing bytes are requested again.
+    Default: `TLOAD_RETRIES`, else the key `retries` of `store=`, else 8 for requests and for files
+    on network file systems, where failures may be transient, and 0 for other files."""
     hedge: bool | None = None
-    """Whether a request to an object store that takes much longer than others is sent a second time, for what is
-    missing; the first answer counts. At most one request in 20 is. Default: `TLOAD_HEDGE` (`true` or `false`), else
-    true."""
+    """Hedging: a request to an object store that takes much longer than others is sent a second
+    time, for its missing bytes; the first response wins. At most one request in 20 is hedged.
+    Default: `TLOAD_HEDGE` (`true` or `false`), else `True`."""
     timeout: float | None = None
-    """Seconds that opening may take, and the whole load after it. Storage that does not answer keeps nobody waiting
-    longer than half a second beyond that. Default: `TLOAD_TIMEOUT` (seconds, or with a unit: `500ms`, `30s`, `2m`),
-    else no limit."""
+    """Seconds that opening may take, and again the whole load after it. Storage that does not
+    respond delays the error by at most half a second. Default: `TLOAD_TIMEOUT` (seconds, or with a
+    unit: `500ms`, `30s`, `2m`), else no limit."""
 
     def __post_init__(self) -> None:
         _tload.check_options(self)
@@ -120,12 +134,12 @@ class Options:
 
 
 def _shown(value: object) -> str:
-    # A manifest's URL may have a secret in it.
+    # A manifest's URL may contain a secret.
     return "<a URL>" if "://" in str(value) else repr(value)
 
 
 class OptionKeywords(TypedDict, total=False):
-    """The fields of `Options` as keyword arguments."""
+    """Keyword arguments with the names and types of the fields of `Options`."""
 
     engine: Engine | None
     cache: Cache | None
@@ -143,8 +157,8 @@ class OptionKeywords(TypedDict, total=False):
     timeout: float | None
 
 
-# The command reads the same variables, so that one environment means one thing. `writable` has none: what a program
-# does with its tensors is for the program to say.
+# The command reads these variables too, so that an environment means the same to both. `writable`
+# has no variable: only the program knows what it does with its tensors.
 VARIABLES = {
     "engine": "TLOAD_ENGINE",
     "cache": "TLOAD_CACHE",
@@ -167,7 +181,7 @@ _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
-    """Merge what a call says: keywords win over `options`, which win over the environment."""
+    """Merge the options of a call: keywords override `options`, which override the environment."""
     if options is not None and not isinstance(options, Options):
         message = f"options: wanted tload.Options, found {type(options).__qualname__}"
         raise TypeError(message)
@@ -179,7 +193,7 @@ def resolve(options: Options | None, keywords: OptionKeywords) -> Options:
 
 
 def verifies() -> bool:
-    """Return whether what is read is to be compared where no option says so: `TLOAD_VERIFY`."""
+    """Return whether `TLOAD_VERIFY` turns on verification for loads without an option."""
     return os.environ.get(VARIABLES["verify"], "").strip() not in {"", "off"}
 
 
@@ -197,7 +211,8 @@ def _with_environment(options: Options, environment: Mapping[str, str]) -> Optio
             value: Any = _read(name, text)
             options = dataclasses.replace(options, **{name: value})
         except ValueError as error:  # an InvalidRequestError is one
-            # The variable and its text have been named: `memory_limit: "4 XB" is not a size; ` says it again.
+            # The variable and its text are already named: `memory_limit: "4 XB" is not a size; `
+            # repeats them.
             reason = re.sub(rf'^{name}(: ".*")? is [^;]*; ', "", str(error))
             message = f"environment variable {variable}={text!r}: {reason}"
             raise InvalidRequestError(message) from error

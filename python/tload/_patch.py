@@ -1,4 +1,4 @@
-"""Lets libraries that read through the safetensors package read through tload, for a while."""
+"""Temporary replacement of the safetensors package's readers in other libraries."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 LIBRARIES = ("transformers", "accelerate", "diffusers")
-"""All modules of these that have been imported are looked at."""
+"""Libraries whose imported modules are all patched."""
 
 MODULES = ("transformers.modeling_utils", "accelerate.utils.modeling")
-"""What reads checkpoints there. Imported first, if they can be."""
+"""Modules of these libraries that read checkpoints. They are imported first, if possible."""
 
 READERS = {
     "": ("safe_open",),
@@ -25,7 +25,7 @@ READERS = {
     ".numpy": ("load", "load_file"),
     ".flax": ("load", "load_file"),
 }
-"""What is replaced, by module of the package."""
+"""Functions and classes to replace, by module of the package."""
 
 _lock = threading.Lock()
 _active = 0
@@ -33,7 +33,7 @@ _replaced: list[tuple[ModuleType, str, Any, Any]] = []
 
 
 def _after_fork() -> None:
-    """Replace the lock in a child: the thread that held it is not there to release it."""
+    """Replace the lock in a child process: the thread that held it does not exist there."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
 
@@ -44,18 +44,20 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def patch() -> Iterator[tuple[str, ...]]:
-    """Let transformers, accelerate and diffusers read safetensors files by tload inside the `with` block.
+    """Let transformers, accelerate and diffusers read safetensors files with tload in a block.
 
-    In their modules, `safe_open`, `load_file`, `load` and `load_model` of the safetensors package are replaced by those
-    of `tload.safetensors`, and where a module has the package as a whole, that by `tload.safetensors`. The package
-    itself is left as it is, and so are all other libraries, modules that are imported later, and functions that import
-    the package when they run. At the end of the outermost block of the process, however it ends, everything is as
-    before; what somebody else has replaced meanwhile is left alone.
+    In their modules, `safe_open`, `load_file`, `load` and `load_model` of the safetensors package
+    are replaced by those of `tload.safetensors`, and references to the package itself by
+    `tload.safetensors`. The package is unchanged, and so are all other libraries, modules that are
+    imported later, and functions that import the package when they run. At the end of the outermost
+    block of the process, however it ends, everything is restored; attributes that other code has
+    replaced in the meantime are left alone.
 
     transformers and accelerate are imported if they are installed, diffusers is not.
 
     Yields:
-        What is replaced, as `module.name`. Nothing, if neither the package nor one of the libraries is installed.
+        The replaced attributes, as `module.name`. Empty if neither the package nor one of the
+        libraries is installed.
 
     Example:
         >>> with tload.patch():  # doctest: +SKIP
@@ -90,14 +92,15 @@ def _leave() -> None:
 
 def _replace() -> None:
     for name in MODULES:
-        # What cannot be imported does not read.
+        # A module that cannot be imported reads nothing.
         with suppress(Exception):
             importlib.import_module(name)
     substitutes = _substitutes()
     for name, module in [*sys.modules.items()]:
         if name.partition(".")[0] not in LIBRARIES or module is None:
             continue
-        # By identity, under whatever name it was imported; and without `getattr`, which would import lazy modules.
+        # By identity, whatever the name it was imported under; and without `getattr`, which would
+        # import lazy modules.
         for key, value in [*vars(module).items()]:
             ours = substitutes.get(id(value))
             if ours is not None:
@@ -106,12 +109,12 @@ def _replace() -> None:
 
 
 def _substitutes() -> dict[int, Any]:
-    """Return what to put in place of what, by the identity of the latter."""
+    """Return the substitutes, by the identity of the objects that they replace."""
     substitutes: dict[int, Any] = {}
     for suffix, names in READERS.items():
         theirs = sys.modules.get(f"safetensors{suffix}")
         if theirs is None:
-            continue  # Then nobody has anything of it.
+            continue  # Then no module has a reference to it.
         ours = importlib.import_module(f"tload.safetensors{suffix}")
         substitutes[id(theirs)] = ours
         substitutes.update({id(getattr(theirs, name)): getattr(ours, name) for name in names if hasattr(theirs, name)})

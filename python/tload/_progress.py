@@ -1,4 +1,4 @@
-"""Telling people how far a load is: a callback, or a bar in a terminal or a notebook."""
+"""Progress of a load, shown by a callback, or by a bar in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ INTERVAL = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a load is. `str()` is a line for people."""
+    """Progress of a load. `str()` is one line for people."""
 
     tensors_total: int
-    """Tensors that are wanted."""
+    """Tensors to load."""
     tensors_received: int
     """Tensors that the caller has received."""
     bytes_total: int
-    """Bytes of the tensors that are wanted."""
+    """Bytes of the tensors to load."""
     bytes_received: int
     """Bytes of the tensors that the caller has received."""
     bytes_read: int
-    """Bytes read so far. Runs ahead of what was received, and ends a little above it: edges are read twice."""
+    """Bytes read so far. Runs ahead of `bytes_received`, and ends a little above it: edges are read
+    twice."""
 
     @property
     def fraction(self) -> float:
-        """What share of the bytes was received, from 0.0 to 1.0."""
+        """Received share of the bytes, from 0.0 to 1.0."""
         return self.bytes_received / self.bytes_total if self.bytes_total else 1.0
 
     def __str__(self) -> str:
@@ -45,20 +46,20 @@ Callback: TypeAlias = Callable[[Progress], object]
 
 
 class Watcher(Protocol):
-    """Something that wants to know how far a load is."""
+    """Observer of a load's progress."""
 
     def update(self, progress: Progress) -> None:
-        """Take note: called at most every `INTERVAL` seconds, and at the end."""
+        """Record progress. Called at most every `INTERVAL` seconds, and at the end."""
 
     def close(self) -> None:
-        """Clean up: nothing more will come."""
+        """Clean up. No further calls follow."""
 
 
 class CallbackWatcher:
-    """Calls a function."""
+    """Calls a function with each update."""
 
     def __init__(self, callback: Callback) -> None:
-        """Call `callback` with every update."""
+        """Create a watcher that calls `callback`."""
         self._callback = callback
 
     def update(self, progress: Progress) -> None:
@@ -84,7 +85,7 @@ class BarWatcher:
 
 
 class LineWatcher:
-    """Rewrites one line of a terminal, for those who do not have tqdm."""
+    """Rewrites one line of a terminal, without tqdm."""
 
     def __init__(self) -> None:
         """Start the clock."""
@@ -102,10 +103,13 @@ class LineWatcher:
 
 
 class NotebookWatcher:
-    """Draws a bar below the cell of a notebook: HTML, which needs no widgets and is saved with the notebook."""
+    """Draws an HTML bar below a notebook cell.
+
+    HTML needs no widgets and is saved with the notebook.
+    """
 
     def __init__(self, display: Callable[..., Any]) -> None:
-        """Start the clock. The bar appears with the first update."""
+        """Start the clock. The first update draws the bar."""
         self._started = time.monotonic()
         self._display = display
         self._handle: Any = None
@@ -123,7 +127,7 @@ class NotebookWatcher:
 
 @dataclass(frozen=True, slots=True)
 class _Bar:
-    """What a notebook shows."""
+    """Progress bar in a notebook."""
 
     progress: Progress
     speed: str
@@ -142,7 +146,7 @@ def _speed(progress: Progress, started: float) -> str:
 
 
 def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher | None:  # noqa: FBT001
-    """Choose what shows progress. A bar is drawn in notebooks and on terminals only."""
+    """Return the watcher that shows progress. Bars are drawn in notebooks and on terminals only."""
     if progress is None or progress is False:
         return None
     if progress is not True:
@@ -156,7 +160,7 @@ def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher |
     if sys.stderr is None or not sys.stderr.isatty():
         return None
     try:
-        # Not `tqdm.auto`: outside of notebooks it is the same bar, behind imports that take longer.
+        # Not `tqdm.auto`: outside of notebooks it is the same bar, with slower imports.
         from tqdm import tqdm
     except ImportError:
         return LineWatcher()
@@ -164,11 +168,11 @@ def watcher_for(progress: bool | Callback | None, bytes_total: int) -> Watcher |
 
 
 def _notebook_display() -> Callable[..., Any] | None:
-    """Return what shows things below the cell of a notebook, or `None` outside of one."""
-    # A kernel has imported IPython before it runs anything.
+    """Return the function that displays objects in a notebook, or `None` outside of one."""
+    # A kernel imports IPython before it runs any code.
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
-    # Shells in terminals have none.
+    # Shells in terminals have no kernel.
     if getattr(shell, "kernel", None) is None:
         return None
     display: Callable[..., Any] = importlib.import_module("IPython.display").display

@@ -1,4 +1,4 @@
-"""What callers have for tensors to be loaded into: torch tensors and numpy arrays, as the core wants them described."""
+"""Targets of `load_into`: the caller's torch tensors and numpy arrays, described for the core."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ Layout: TypeAlias = tuple[int, int, list[tuple[int, int]], str]
 Described: TypeAlias = tuple[str, str | None, tuple[int, ...], str, tuple[int, int, int, object] | None, Layout | None]
 
 EXTRA_STATE = "_extra_state"
-"""What modules keep beside tensors: no checkpoint of tensors has it."""
+"""Key under which modules keep state that is not a tensor; checkpoints do not hold it."""
 
 NAMES_SHOWN = 100
-"""Targets that an error names: a whole model on "meta" would be thousands."""
+"""Maximum number of targets that an error names: a whole model on "meta" has thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A tensor or array of the caller's."""
+    """A tensor or array of the caller."""
 
     described: Described
     target: Any
 
     @property
     def name(self) -> str:
-        """The name of what is to be loaded into it."""
+        """Name of the tensor to load into it."""
         return self.described[0]
 
     def is_filled_by_the_core(self, dtype: str) -> bool:
-        """Whether the bytes of a tensor of this dtype go straight into it."""
+        """Return whether the core writes a tensor of this dtype directly into the target."""
         return self.described[4] is not None and self.described[1] == dtype
 
     def fill(self, tensor: _tload.Tensor, convert: _Converters) -> None:
-        """Copy a tensor that was loaded beside it."""
+        """Copy a loaded temporary tensor into the target."""
         if tensor.nbytes == 0:
             return
         if _is_tensor(self.target):
             import torch
 
-            # A tensor made in inference mode can be changed in that mode only.
+            # A tensor that was made in inference mode can only be changed in that mode.
             with torch.inference_mode() if self.target.is_inference() else torch.no_grad():
                 self.target.copy_(convert.torch(tensor))
         else:
@@ -59,21 +59,24 @@ class Receiver:
 
 @dataclass(frozen=True, slots=True)
 class _Converters:
-    """How loaded tensors become those of a library."""
+    """Functions that convert loaded tensors to those of a library."""
 
     torch: Any
     numpy: Any
 
 
 def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Converters:
-    """Return what makes tensors and arrays of what has to be copied, or raise `UnsupportedError` for what cannot be."""
+    """Return converters for all tensors that have to be copied.
+
+    Raises `UnsupportedError` if a tensor cannot be converted.
+    """
     copied = [info for info in infos if info.nbytes and not receivers[info.name].is_filled_by_the_core(info.dtype)]
     tensors = [info for info in copied if _is_tensor(receivers[info.name].target)]
     arrays = [info for info in copied if not _is_tensor(receivers[info.name].target)]
     packed = [info for info in tensors if "F4" in {info.dtype, receivers[info.name].described[1]}]
     converted = [info for info in packed if info.dtype != receivers[info.name].described[1]]
     if converted:
-        hint = "load them as they are (load), and convert them by a library that can"
+        hint = "load them unconverted (load), and convert them with a library that can"
         raise _torch.unsupported(converted, converted[0].dtype, "torch cannot convert from or to 4-bit floats", hint)
     return _Converters(
         torch=_torch.converter({info.dtype for info in tensors}, lambda: tensors) if tensors else None,
@@ -82,7 +85,7 @@ def converters(receivers: Mapping[str, Receiver], infos: tuple[Any, ...]) -> _Co
 
 
 def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
-    """Describe everything that can be loaded into, and why other things cannot, by name.
+    """Describe each valid target, and give the reason why each other one is invalid, by name.
 
     Raises:
         TypeError: `target` is neither a module nor a mapping.
@@ -108,18 +111,18 @@ def receivers_of(target: object) -> tuple[dict[str, Receiver], dict[str, str]]:
 
 
 def refuse(faults: Mapping[str, str]) -> None:
-    """Raise `InvalidRequestError` that names what cannot be loaded into, if there is any."""
+    """Raise `InvalidRequestError` that lists the invalid targets, if there are any."""
     if not faults:
         return
     shown = "; ".join(f"{name!r} {reason}" for name, reason in list(faults.items())[:NAMES_SHOWN])
     if len(faults) > NAMES_SHOWN:
         shown += f"; and {len(faults) - NAMES_SHOWN} more"
     hint = "give them memory first (module.to_empty(device=…), DTensor.to_local()), or leave them out"
-    raise advise(InvalidRequestError, f"nothing can be loaded into these: {shown}", hint)
+    raise advise(InvalidRequestError, f"cannot load into these targets: {shown}", hint)
 
 
 def mark_changed(receivers: Iterable[Receiver]) -> None:
-    """Tell autograd of tensors that were written behind its back: a graph that needs their old values then says so."""
+    """Tell autograd which tensors changed: a graph that needs their old values then fails."""
     for receiver in receivers:
         if _is_tensor(receiver.target) and not receiver.target.is_inference():
             import torch
@@ -133,13 +136,13 @@ def _is_tensor(value: object) -> bool:
 
 
 def _describe(name: str, value: object) -> Described | str:
-    """Return what the core wants to know, or why nothing can be loaded into it."""
+    """Return the description of a target for the core, or the reason why it is invalid."""
     if _is_tensor(value):
         return _describe_tensor(name, value)  # type: ignore[arg-type]
     numpy = _cuda.imported("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _describe_array(name, value)
-    return f"is no tensor or array but a {type(value).__qualname__}"
+    return f"is not a tensor or array but a {type(value).__qualname__}"
 
 
 def _describe_tensor(name: str, tensor: torch.Tensor) -> Described | str:
@@ -163,17 +166,17 @@ def _describe_tensor(name: str, tensor: torch.Tensor) -> Described | str:
 def _layout_of_tensor(tensor: torch.Tensor, dtype: str | None) -> Layout:
     size = tensor.element_size()
     strides = [(dim, stride * size) for dim, stride in zip(tensor.shape, tensor.stride(), strict=True)]
-    # A conjugate is the same memory, and its values are others.
+    # A conjugate shares the memory of its base, but has other values.
     lazy = " conjugated" * tensor.is_conj() + " negated" * tensor.is_neg()
     return tensor.data_ptr(), size, strides, (dtype or str(tensor.dtype)) + lazy
 
 
 def _unfit(tensor: torch.Tensor) -> str | None:
-    """Return why nothing can be loaded into a tensor."""
+    """Return the reason why a tensor is an invalid target, or `None`."""
     import torch
 
     if torch.nn.parameter.is_lazy(tensor):
-        # Of such a one, nothing else may be asked.
+        # No other property of a lazy tensor may be read.
         return "is not initialised yet, so it has no shape"
     device = _cuda.device_of(tensor)
     strided = tensor.layout == torch.strided and not tensor.is_nested
@@ -183,14 +186,14 @@ def _unfit(tensor: torch.Tensor) -> str | None:
         "is quantized": getattr(tensor, "is_quantized", False),
         "is nested": tensor.is_nested,
         f"is on {device}": device != "cpu" and _cuda.ordinal_of(device) is None,
-        "has several elements at one place in memory": strided and _repeats(tensor.shape, tensor.stride()),
+        "has overlapping elements in memory": strided and _repeats(tensor.shape, tensor.stride()),
         f"is a {type(tensor).__name__} without memory of its own": strided and not _has_memory(tensor),
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _has_memory(tensor: torch.Tensor) -> bool:
-    """Whether it is no subclass that wraps other tensors."""
+    """Return whether a tensor has memory of its own, unlike subclasses that wrap other tensors."""
     try:
         return tensor.numel() == 0 or tensor.data_ptr() != 0
     except RuntimeError:
@@ -201,7 +204,7 @@ def _describe_array(name: str, array: npt.NDArray[Any]) -> Described | str:
     if not array.flags.writeable:
         return "is read-only"
     if _repeats(array.shape, array.strides):
-        return "has several elements at one place in memory"
+        return "has overlapping elements in memory"
     memory = None
     if array.nbytes and array.flags.c_contiguous:
         memory = (array.ctypes.data, array.nbytes, 0, array)
@@ -230,7 +233,7 @@ def _torch_names() -> dict[torch.dtype, str]:
 
 
 def _numpy_name(dtype: Any) -> str | None:
-    # Of a foreign byte order, what would be written is not what would be read.
+    # Bytes written in native order would be misread in a foreign byte order.
     if not dtype.isnative:
         return None
     return {its: ours for ours, its in {**_numpy.DTYPES, **_numpy.ML_DTYPES}.items()}.get(dtype.name)

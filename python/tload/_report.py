@@ -1,4 +1,4 @@
-"""What a load did: how much, how fast, with what."""
+"""Reports of loads: volume, speed, engine, limits and where the time went."""
 
 from __future__ import annotations
 
@@ -11,156 +11,160 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The engine that read, and why it was this one."""
+    """The engine that read the files or objects."""
 
     name: str
-    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring + object"`, when some
-    files are local and some remote; `"none"` when there was nothing to read."""
+    """`"uring"`, `"pread"`, `"tokio-uring"`, `"map"` or `"object"`; two of them, as in `"uring +
+    object"`, when some files are local and some remote; `"none"` when there was nothing to read."""
     requested: str
-    """What the caller asked for: `"auto"`, `"uring"`, `"pread"` or `"tokio-uring"`."""
+    """The engine that the caller chose: `"auto"`, `"uring"`, `"pread"` or `"tokio-uring"`."""
     reason: str
-    """Why this one."""
+    """Reason for the choice of the engine."""
     features: tuple[str, ...]
-    """What the kernel granted, for example `"registered_buffers"`."""
+    """Features that the kernel granted, for example `"registered_buffers"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagingReport:
-    """Staging memory on the way to GPUs or into memory of the caller's. It is part of `memory_limit`."""
+    """Staging memory for GPUs or for the caller's memory. It is part of `memory_limit`."""
 
     bytes: int
-    """Bytes."""
+    """Size in bytes."""
     slots: int
-    """Pieces that it was cut into, one for each read."""
+    """Number of slots that it was cut into, one per read."""
     pinned_bytes: int
-    """Bytes that GPUs read by themselves; the driver copies the others once more."""
+    """Bytes that GPUs copy from directly; the driver copies the others once more."""
     reused: bool
-    """Whether an earlier load of the process had left it."""
+    """`True` if the memory was left by an earlier load of the process."""
     refusal: str | None
-    """Why not all of it was pinned, or `None`."""
+    """Reason why not all of it was pinned, or `None`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReport:
-    """What went to one GPU."""
+    """Memory and copies of one GPU."""
 
     device: str
-    """For example `"cuda:0"`."""
+    """The device, for example `"cuda:0"`."""
     memory_limit: int
-    """Bytes that the load was allowed to hold there for the caller; 0 when all went into memory of the caller's."""
+    """Budget of the load on this GPU, bytes; 0 if everything went into the caller's memory."""
     memory_peak: int
-    """Bytes that it held at most."""
+    """Peak of the bytes that counted against the budget."""
     copies: int
-    """Copies to it."""
+    """Number of copies to the GPU."""
     copied_bytes: int
-    """Their bytes."""
+    """Bytes of these copies."""
     copy_seconds: float
-    """In which a copy was running or waiting for the GPU's copy engine, all lanes added up."""
+    """Seconds in which a copy was running or waiting for the GPU's copy engine, sum of all
+    lanes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DepthReport:
-    """How deep one file system or one object store was read, and why not deeper."""
+    """Read depth of one file system or object store, and the reason why it is not greater."""
 
     sources: str
-    """For example `"ext4 (8:1)"` or `"s3"`."""
+    """The file system or store, for example `"ext4 (8:1)"` or `"s3"`."""
     in_flight_bytes: int
-    """Bytes that may be in flight, as the limit was last."""
+    """Last limit of the bytes in flight."""
     changes: int
-    """How often it changed."""
+    """Number of times that the limit changed."""
     changed_seconds: float
-    """Seconds from the call until it changed last."""
+    """Seconds from the call until the last change."""
     best_bytes_per_second: int
-    """The fastest that was measured meanwhile; 0 if the load was too short to measure."""
+    """Highest throughput measured; 0 if the load was too short to measure."""
     reason: str
-    """Why it is not deeper: `"fixed"`, `"throughput plateaued"`, …"""
+    """Reason why the depth is not greater, for example `"fixed"` or `"throughput plateaued"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifiedBy:
-    """Who says what the bytes of some files should be."""
+    """Origin of the digests of some files."""
 
     by: str
-    """For example `"manifest /m/tload-manifest.json"`."""
+    """The origin, for example `"manifest /m/tload-manifest.json"`."""
     algorithm: str
-    """By which algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several with `" and "` between them. CRCs find
-    damage, and do not stop whoever changes bytes on purpose."""
+    """Algorithm: `"crc64nvme"`, `"crc32c"` or `"sha256"`; several are joined by `" and "`. CRCs
+    detect damage but not deliberate changes."""
     files: int
-    """Files of the load."""
+    """Number of files of the load."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unverified:
-    """A file of which something was not compared."""
+    """A file that was not compared, or not completely."""
 
     location: str
-    """The file."""
+    """Location of the file."""
     why: str
-    """Why."""
+    """Reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """What was compared with digests that somebody had made of it."""
+    """Result of comparing bytes with existing digests of them."""
 
     choice: str
-    """What was asked for: `"auto"`, `"require"`, `"sha256"`, or the manifest."""
+    """Requested verification: `"auto"`, `"require"`, `"sha256"`, or the manifest."""
     bytes: int
-    """Bytes that were compared, and are right: of tensors with a digest of their own when all of one has come, of files
-    when all of the file has."""
+    """Bytes that were compared and match. A tensor with a digest of its own counts once all of it
+    has been read, a file once all of the file has."""
     by: tuple[VerifiedBy, ...]
-    """Who says what the bytes should be."""
+    """Origins of the digests."""
     unverified: tuple[Unverified, ...]
-    """Files of which something was not compared; the first few."""
+    """The first few files that were not compared, or not completely."""
     unverified_files: int
-    """How many there are."""
+    """Total number of such files."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """Seconds that the lanes spent, all lanes added up."""
+    """Seconds that the lanes spent in each stage, sum of all lanes."""
 
     submit: float
-    """Handing reads to the engine, and touching fresh memory."""
+    """Submitting reads to the engine, and touching fresh memory."""
     storage_wait: float
     """Waiting for storage."""
     memory_wait: float
     """Waiting for memory, because the caller was slower than storage."""
     copy_wait: float
-    """Waiting for copies to a GPU, with nothing being read."""
+    """Waiting for copies to a GPU, with no read in flight."""
     deliver: float
     """Completing tensors and handing them over."""
     verify: float
     """Comparing bytes with digests."""
     consumer_wait: float
-    """The caller waiting for the next tensor. Not of the lanes."""
+    """Time that the caller waited for the next tensor. Not part of the lanes' time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a load did. `str()` is a short text for people. Final once the stream has ended, a snapshot before."""
+    """Statistics of a load.
+
+    `str()` is a short text for people. Final once the stream has ended, a snapshot before.
+    """
 
     location: str
-    """What was loaded."""
+    """Location of the checkpoint."""
     tensors: int
-    """Tensors received."""
+    """Number of tensors received."""
     tensor_bytes: int
-    """Their bytes."""
+    """Bytes of the tensors received."""
     read_bytes: int
-    """Bytes read, with what direct I/O reads beyond the edges of tensors: `direct_bytes`, `buffered_bytes`,
-    `mapped_bytes` and `remote_bytes` together."""
+    """Bytes read, including bytes beyond the edges of tensors that direct I/O reads: the sum of
+    `direct_bytes`, `buffered_bytes`, `mapped_bytes` and `remote_bytes`."""
     extents: int
-    """Reads."""
+    """Number of reads."""
     seconds: float
-    """From the call until the last tensor was received."""
+    """Seconds from the call until the last tensor was received."""
     open_seconds: float
-    """Reading the headers."""
+    """Seconds spent on reading the headers."""
     first_tensor_seconds: float | None
-    """From the call until the first tensor was ready, or `None`."""
+    """Seconds from the call until the first tensor was ready, or `None`."""
     engine: EngineReport
-    """Which engine read."""
+    """The engine that read."""
     direct_bytes: int
-    """Bytes read past the page cache."""
+    """Bytes read with direct I/O."""
     buffered_bytes: int
     """Bytes read through the page cache."""
     mapped_bytes: int
@@ -168,79 +172,80 @@ class Report:
     remote_bytes: int
     """Bytes received from object stores."""
     requests: int
-    """Requests to object stores for the bytes of tensors."""
+    """Requests to object stores for tensor data."""
     copied_bytes: int
-    """Bytes copied in memory after they were read: only tensors at offsets that are no multiple of their dtype's
-    alignment; otherwise 0."""
+    """Bytes copied in memory after reading: only tensors at offsets that are not a multiple of
+    their dtype's alignment; otherwise 0."""
     short_reads: int
-    """Reads that had to be continued."""
+    """Reads that returned fewer bytes than requested and were continued."""
     retries: int
-    """Reads and requests that had to be repeated for any reason: `read_retries`, `request_retries`, and reads that
-    the system had interrupted or did not want past the page cache."""
+    """Reads and requests that were repeated for any reason: `read_retries`, `request_retries`, and
+    reads that the system interrupted or refused with direct I/O."""
     read_retries: int
-    """Reads of files that were tried again after a failure that may pass."""
+    """Reads of files that were retried after a transient failure."""
     request_retries: int
-    """Requests to object stores that were tried again."""
+    """Requests to object stores that were retried."""
     opening_retries: int
-    """What else was tried again since the checkpoint was opened: opening, headers, lists and the state of files, by
-    this load and by others of it. Not among `retries`."""
+    """Retries outside the data path (open, header, list, stat) since the checkpoint was opened, by
+    this load and by others of the checkpoint. Not included in `retries`."""
     last_retry: str | None
-    """What of these was tried again last, and why."""
+    """The last of these retries, and its reason, or `None`."""
     stalls: int
     """Reads and requests that took much longer than others of this load."""
     hedges: int
-    """Requests sent a second time because the first one stalled."""
+    """Requests that were sent a second time because the first one stalled."""
     hedges_won: int
-    """Those of them whose answer was the first."""
+    """Hedged requests whose second response arrived first."""
     parked_bytes: int
-    """Memory that storage may still write to though the load is over, bytes: reads that cannot be taken back. Freed
-    when it answers."""
+    """Orphaned memory, bytes: memory of reads that cannot be cancelled, which storage may still
+    write to after the end of the load. It is freed when storage responds."""
     parked_reads: int
-    """How many reads these are."""
+    """Number of these reads."""
     memory_limit: int
-    """Bytes that the load was allowed to hold for the caller."""
+    """Budget of the load in host memory, bytes."""
     memory_peak: int
-    """Bytes that it held at most."""
+    """Peak of the bytes that counted against the budget."""
     staging: StagingReport | None
-    """Staging memory, or `None` when everything was read into its place."""
+    """Staging memory, or `None` if everything was read in place."""
     devices: tuple[DeviceReport, ...]
-    """GPUs that tensors went to."""
+    """GPUs that tensors were loaded to."""
     recycled_regions: int
-    """Pieces of memory that were used again."""
+    """Memory regions that were reused."""
     fresh_regions: int
-    """Pieces of memory that came from the system."""
+    """Memory regions that were newly allocated from the system."""
     stages: StageTimes
-    """Where the time went."""
+    """Time spent in each stage."""
     lanes: int
-    """Threads that read."""
+    """Number of reader threads."""
     depth: int
-    """Reads of the largest size that may be in flight, as the limit was last."""
+    """Last limit of the reads in flight, counted in reads of the largest size."""
     in_flight_bytes: int
-    """Bytes that may be in flight, as the limit was last."""
+    """Last limit of the bytes in flight."""
     depths: tuple[DepthReport, ...]
-    """The same for each file system and each object store, and why it is so."""
+    """Limits of each file system and each object store, and the reasons for them."""
     extent_bytes: int
-    """Bytes of one read at most."""
+    """Maximum bytes of one read."""
     outcome: str
-    """`"complete"`, `"running"`, or the kind of the error that ended it, for example `"cancelled"`."""
+    """Outcome: `"complete"`, `"running"`, or the kind of the error that ended the load, for example
+    `"cancelled"`."""
     verification: VerificationReport | None
-    """What was compared with digests of it, or `None` with `verify="off"`."""
+    """Result of verification, or `None` with `verify="off"`."""
     notes: tuple[str, ...]
-    """What a user should know, for example why a slower engine was used."""
+    """Notes for the user, for example why a slower engine was used."""
     text: str = field(default="", repr=False, compare=False)
 
     @property
     def bytes_per_second(self) -> float:
-        """Bytes of tensors received per second."""
+        """Throughput: bytes of tensors received per second."""
         return self.tensor_bytes / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def summary(self) -> str:
-        """One line for people: what was loaded, how much, how fast, how it ended, with what."""
+        """One line for people: location, volume, throughput, outcome and engine."""
         return f"{self.location}: {self.text.partition(chr(10))[0]}, {self.engine.name}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain dicts, lists, numbers and text, ready for JSON."""
+        """Return the report as plain dicts, lists, numbers and text, ready for JSON."""
         plain = dataclasses.asdict(self)
         del plain["text"]
         plain["notes"] = list(self.notes)
@@ -260,12 +265,12 @@ class Report:
         return f"<tload.Report of {self.summary}>"
 
     def _repr_html_(self) -> str:
-        # What notebooks show. Locations and notes may hold anything.
+        # Shown by notebooks. Locations and notes may contain markup.
         return f"<pre>{html.escape(self.text)}</pre>"
 
 
 def read_report(document: str, text: str) -> Report:
-    """Make a report of the core's JSON."""
+    """Make a report from the core's JSON."""
     fields = json.loads(document)
     engine = fields.pop("engine")
     engine["features"] = tuple(engine["features"])

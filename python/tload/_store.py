@@ -1,4 +1,4 @@
-"""How object stores are reached: the argument `store=` and the variable `TLOAD_STORE` as texts for the core."""
+"""Options of object stores: `store=` and the variable `TLOAD_STORE`, as text for the core."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ Value: TypeAlias = str | int | float | bool | os.PathLike[str]
 Store: TypeAlias = Mapping[str, Value | Mapping[str, str]]
 
 VARIABLE = "TLOAD_STORE"
-"""The command reads it too: `KEY=VALUE` pairs, one per line."""
+"""Environment variable that the command reads too: `KEY=VALUE` pairs, one per line."""
 
 
 def resolve(store: Store | None, environment: Mapping[str, str], timeout: float | None = None) -> list[tuple[str, str]]:
-    """Merge what a call and the environment say: the call wins, key by key. A load's `timeout` bounds opening too."""
+    """Merge the options of a call with the environment; the call wins, key by key.
+
+    The `timeout` of a load, in seconds, bounds opening too.
+    """
     given = _read(store)
     known = {_normal(key) for key, _ in given}
-    # Values that cannot work are for the load's own options to refuse.
+    # The load's own options reject invalid values.
     bounds = [("open_timeout", str(timeout))] if timeout and 0 < timeout < float("inf") else []
     return [*bounds, *_read_variable(environment, known), *given]
 
 
 def check(store: Store | None) -> None:
-    """Raise the `TypeError` or `InvalidRequestError` that opening something with these options would."""
+    """Raise the `TypeError` or `InvalidRequestError` that opening with these options raises."""
     _tload.check_store(_read(store))
 
 
@@ -67,7 +70,7 @@ def _read_headers(headers: object) -> list[tuple[str, str]]:
 
 
 def _value(key: str, value: object) -> str:
-    # What is wrong is told by its type alone: the value may be a secret.
+    # An error shows only the type of a wrong value: the value may be a secret.
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
@@ -82,7 +85,7 @@ def _value(key: str, value: object) -> str:
 
 
 def _text(name: str, text: str) -> str:
-    # The extension module would raise a UnicodeEncodeError, which carries the text.
+    # The extension module would raise a `UnicodeEncodeError`, which carries the text.
     if any("\ud800" <= character <= "\udfff" for character in text):
         message = f"{name} is not Unicode"
         raise InvalidRequestError(message)
@@ -108,5 +111,5 @@ def _read_variable(environment: Mapping[str, str], known: set[str]) -> list[tupl
 
 
 def _normal(key: str) -> str:
-    # As the core reads keys.
+    # Normalizes keys as the core does.
     return key.strip().lower()

@@ -1,4 +1,4 @@
-"""Loading: tensors as they arrive, or all of them."""
+"""Loading: an iterator of tensors as they arrive, or all tensors at once."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ _noted: set[str] = set()
 
 
 class TensorStream(Generic[T]):
-    """Yields `(name, tensor)` while the rest is still being read. Made by `tload.stream`.
+    """Iterator of `(name, tensor)` that reads ahead of the caller. Made by `tload.stream`.
 
-    A tensor is the caller's from the moment it is yielded: its memory is valid as long as anything refers to it,
-    whatever the stream does next. Leaving a `with` block, `close`, or dropping the stream stops the reading.
+    The caller owns a tensor once it is yielded: its memory is valid as long as it is referenced,
+    whatever the stream does next. Leaving a `with` block, `close`, or dropping the stream stops the
+    reading.
 
-    An error ends the stream. Tensors that were yielded before stay good.
+    An error ends the stream. Tensors that were yielded before it stay valid.
 
-    In an event loop, `async for name, tensor in stream` waits without blocking the loop, and without a thread. A task
-    that is cancelled while it waits loses nothing: the stream goes on, until it is closed or dropped.
+    In an event loop, `async for name, tensor in stream` waits without blocking the loop, and
+    without a thread. Cancelling a task that waits loses no tensor: the stream continues until it is
+    closed or dropped.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class TensorStream(Generic[T]):
         convert: Callable[[_tload.Tensor], T],
         watcher: Watcher | None,
     ) -> None:
-        """Take over what `tload.stream` started."""
+        """Wrap the stream that `tload.stream` started."""
         self._raw = raw
         self._convert = convert
         self._watcher = watcher
@@ -68,25 +70,34 @@ class TensorStream(Generic[T]):
 
     @property
     def tensors(self) -> tuple[TensorInfo, ...]:
-        """What is loaded, by file, then by offset. With `order="file"` it arrives in this order."""
+        """Tensors of the load, by file, then by offset.
+
+        With `order="file"` they arrive in this order.
+        """
         return tuple(map(TensorInfo._make, self._raw.tensors()))
 
     @property
     def progress(self) -> Progress:
-        """How far it is."""
+        """Current progress of the load."""
         return Progress(*self._raw.progress())
 
     @property
     def report(self) -> Report:
-        """What was done so far; final once the stream has ended."""
+        """Report of the load so far; final once the stream has ended."""
         return read_report(*self._raw.report())
 
     def cancel(self) -> None:
-        """Stop reading, from any thread. Whoever waits for the next tensor gets a `CancelledError`, promptly."""
+        """Stop reading. May be called from any thread.
+
+        A thread or task that waits for the next tensor promptly gets a `CancelledError`.
+        """
         self._raw.cancel()
 
     def close(self) -> None:
-        """Stop reading and free what was not yielded. `report` and `progress` still work."""
+        """Stop reading and free tensors that were not yielded.
+
+        `report` and `progress` remain available.
+        """
         self._raw.close()
         if self._closed:
             return
@@ -96,7 +107,7 @@ class TensorStream(Generic[T]):
                 watcher, self._watcher = self._watcher, None
                 watcher.close()
         finally:
-            # What is logged comes below the bar, not into it. In a forked process there is no report.
+            # Log lines appear below the bar, not in it. A forked process has no report.
             with contextlib.suppress(InvalidRequestError):
                 report = self.report
                 log_notes(report)
@@ -209,13 +220,13 @@ class TensorStream(Generic[T]):
             self.close()
 
     def _fail(self) -> None:
-        # An iterator that has failed is over: nothing goes on reading behind the traceback.
+        # A failed iterator is finished: no reads continue behind the traceback.
         self._ended = True
         self.close()
 
 
 def log_notes(report: Report) -> None:
-    """Log what a user should know, once per process."""
+    """Log the notes of a report, each once per process."""
     for note in report.notes:
         if note not in _noted:
             _noted.add(note)
@@ -223,7 +234,7 @@ def log_notes(report: Report) -> None:
 
 
 class LoadKeywords(OptionKeywords, total=False):
-    """What `stream` and `load` take beside the source and the framework."""
+    """Keyword arguments of `stream` and `load`, except `framework`."""
 
     device: str | int | torch.device
     device_map: Mapping[str, str | int | torch.device] | None
@@ -280,68 +291,83 @@ def stream(
 ) -> TensorStream[Any]:
     """Start to load tensors and return an iterator of `(name, tensor)`.
 
-    Reading starts at once and runs ahead of the caller by at most `memory_limit`. Waiting for a tensor lets other
-    Python threads run, and Ctrl-C stops it.
+    Reading starts at once and runs ahead of the caller by at most `memory_limit`. While a caller
+    waits for a tensor, other Python threads run, and Ctrl-C interrupts the wait.
 
     Args:
-        source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
-            `Checkpoint`.
-        framework: What the tensors are: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`; bfloat16 and 8-bit
-            floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`, which any library with `from_dlpack`
-            can import). Default: `"torch"`. Memory is handed over without a copy, and may be written to, except with
-            `cache="map"`: see `Options.writable`.
-        device: Where the tensors are to live: `"cpu"`, or memory of an NVIDIA GPU: `"cuda:N"`, or `"cuda"`, which is
-            torch's current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"` the memory is
-            from torch's caching allocator, on the current stream of the thread that calls this and the stream, as with
-            `torch.empty`; with `"dlpack"` it is tload's own. All bytes are there when a tensor is yielded: no stream
-            has to wait for them. Default: `"cpu"`.
-        device_map: Where to, by name: a mapping of globs of whole names to devices. The first glob that matches a
-            name says its device; `device` is for the others. Default: none.
-        names: Load the tensors of these names. With none of `names`, `glob` and `regex`: load all; with several: load
-            what any of them selects.
-        glob: Load the tensors whose whole name matches a pattern (or one of several) such as `"model.layers.1?.*"`.
-        regex: Load the tensors whose name contains a match of a regular expression (or of one of several).
-        slices: Of these tensors only that: a mapping of names to what would stand in brackets behind a numpy array:
-            an int, a slice with a positive step, `...`, or a tuple of them. Only the bytes needed are read, and gaps
-            that cost less to read than to skip. It selects nothing by itself. Default: whole tensors.
-        store: How to reach the object stores that the source is in: see `tload.open`, which also says which keys there
-            are. Not with an open `Checkpoint`, which has been reached already. Default: `TLOAD_STORE`, and the
-            environment of each store.
-        follow_symlinks: Whether symbolic links may lead out of the source's directory: see `tload.open`. An open
-            `Checkpoint` has been opened already. Default: `TLOAD_FOLLOW_SYMLINKS`, else `False`.
-        progress: `True` draws a progress bar in a notebook, and when standard error is a terminal (with tqdm, if it is
-            installed); a callable is called with a `Progress` at most ten times a second, and at the end. What it
-            raises stops the load.
-        options: Limits and preferences, to use for several loads. The arguments below win over it.
+        source: A safetensors file, a directory, an index file, or a list of files, as paths or
+            URLs; or an open `Checkpoint`.
+        framework: The type of the tensors: `"torch"` (`torch.Tensor`), `"numpy"` (`numpy.ndarray`;
+            bfloat16 and 8-bit floats need the package `ml_dtypes`), or `"dlpack"` (`tload.Tensor`,
+            which any library with `from_dlpack` can import). Default: `"torch"`. Tensors share the
+            memory of the load without a copy, and are writable, except with `cache="map"`: see
+            `Options.writable`.
+        device: The device of the tensors: `"cpu"`; `"cuda:N"`, an NVIDIA GPU; or `"cuda"`, torch's
+            current device with `framework="torch"`, else `"cuda:0"`. With `framework="torch"`, GPU
+            memory comes from torch's caching allocator, on the current stream of the thread that
+            calls this function and iterates, as with `torch.empty`; with `"dlpack"`, tload
+            allocates it. When a tensor is yielded, all its bytes have arrived: no stream has to
+            wait for them. Default: `"cpu"`.
+        device_map: Devices by name: a mapping of globs of whole names to devices. The first glob
+            that matches a name determines its device; other tensors go to `device`. Default: none.
+        names: Load the tensors with these names. Without `names`, `glob` and `regex`, all tensors
+            are loaded; with several of them, a tensor is loaded if any of them matches. Default:
+            `None`.
+        glob: Load the tensors whose whole name matches a pattern (or one of several) such as
+            `"model.layers.1?.*"`. Default: `None`.
+        regex: Load the tensors whose name contains a match of a regular expression (or of one of
+            several). Default: `None`.
+        slices: Load only a slice of some tensors: a mapping of names to indices, as in brackets
+            behind a numpy array: an int, a slice with a positive step, `...`, or a tuple of them.
+            Only the bytes of the slice are read, and gaps that are cheaper to read than to skip. It
+            does not select tensors. Default: whole tensors.
+        store: Options of the object stores that the source is in; `tload.open` lists the keys.
+            Invalid with an open `Checkpoint`, whose store is already connected. Default:
+            `TLOAD_STORE`, and the environment of each store.
+        follow_symlinks: Allow symbolic links that lead out of the source's directory: see
+            `tload.open`. No effect on an open `Checkpoint`. Default: `TLOAD_FOLLOW_SYMLINKS`, else
+            `False`.
+        progress: `True` draws a progress bar in a notebook, and on a terminal if standard error is
+            one (with tqdm, if it is installed). A callable is called with a `Progress` at most ten
+            times a second, and at the end; an exception that it raises stops the load. Default: no
+            progress.
+        options: Limits and preferences, reusable for several loads. The arguments below override
+            them.
         engine: See `Options.engine`.
         cache: See `Options.cache`.
         writable: See `Options.writable`.
         order: See `Options.order`.
-        depth: See `Options.depth`. Reads.
-        in_flight_bytes: See `Options.in_flight_bytes`. Bytes.
-        extent_bytes: See `Options.extent_bytes`. Bytes.
-        lanes: See `Options.lanes`. Threads.
-        memory_limit: See `Options.memory_limit`. Bytes.
-        device_memory_limit: See `Options.device_memory_limit`. Bytes of each GPU.
-        verify: See `Options.verify`. Whether bytes are compared with digests.
-        retries: See `Options.retries`. Tries after the first.
-        hedge: See `Options.hedge`.
-        timeout: See `Options.timeout`. Seconds.
+        depth: Reads in flight: see `Options.depth`.
+        in_flight_bytes: Bytes in flight: see `Options.in_flight_bytes`.
+        extent_bytes: Maximum bytes of one read: see `Options.extent_bytes`.
+        lanes: Threads that read: see `Options.lanes`.
+        memory_limit: Bytes of host memory: see `Options.memory_limit`.
+        device_memory_limit: Bytes of each GPU's memory: see `Options.device_memory_limit`.
+        verify: Comparison of bytes with digests: see `Options.verify`.
+        retries: Maximum number of retries: see `Options.retries`.
+        hedge: Second requests for stalled ones: see `Options.hedge`.
+        timeout: Seconds: see `Options.timeout`.
+
+    Returns:
+        The stream, an iterator that is also a context manager.
 
     Raises:
-        Error: Any failure. Most are raised here, before a tensor moves; those of reading are raised by the iterator.
+        Error: Any failure. Most errors are raised by this function, before a tensor is read; errors
+            of reading are raised by the iterator.
         NotFoundError, PermissionDeniedError, FormatError, TypeError: As for `tload.open`.
-        NoSuchTensorError: A name or pattern selects nothing, or a glob of `device_map` matches nothing of the
-            checkpoint.
-        IndexError: A slice is of elements that its tensor does not have, or has a step that is not positive.
-        InvalidRequestError: An argument cannot work; there is no GPU of that number; `framework="numpy"` with a GPU.
-        UnsupportedError: The engine, the device, or the framework cannot do it, for example lacks a tensor's dtype;
-            there is no CUDA driver, or torch cannot use it.
-        OutOfMemoryError: `memory_limit` or `device_memory_limit` is too small for what is to be loaded, or the memory
-            of the machine or a GPU is. While reading, too: others may take a GPU's memory meanwhile.
-        DeviceError: A GPU or its driver failed. While reading, too.
-        RemoteError: An object store cannot be reached, or failed again and again.
-        CorruptError: With `verify`, bytes are not what they should be. While reading, too.
+        NoSuchTensorError: A name or pattern selects no tensor, or a glob of `device_map` matches no
+            tensor of the checkpoint.
+        IndexError: A slice is out of range, or has a step that is not positive.
+        InvalidRequestError: An argument is invalid; there is no GPU of that number; or
+            `framework="numpy"` with a GPU.
+        UnsupportedError: The engine, the device, or the framework does not support the load, for
+            example a tensor's dtype; there is no CUDA driver, or torch cannot use it.
+        OutOfMemoryError: `memory_limit` or `device_memory_limit` is too small for the load, or the
+            memory of the machine or a GPU is. Also raised while reading: other programs may
+            allocate a GPU's memory meanwhile.
+        DeviceError: A GPU or its driver failed. Also raised while reading.
+        RemoteError: An object store is unreachable, or requests still failed after all retries.
+        CorruptError: With `verify`, bytes do not match their digest. Also raised while reading.
         IoError, ChangedError, LoadTimeoutError, CancelledError: While reading.
 
     Example:
@@ -379,8 +405,8 @@ def stream(
         slices=slices_of(slices),
         options=resolved,
     )
-    # All that can fail comes before the first read. What the tensors are is not asked of each: a load may be over by
-    # then.
+    # Everything that can fail is done before the first read. The converter gets the tensors'
+    # descriptions from the loader, not from each tensor: a load may be over by then.
     convert = make_converter(loader.dtypes(), lambda: map(TensorInfo._make, loader.selected()))
     allocator = _allocator(framework, loader.devices())
     raw = loader.stream(allocator)
@@ -402,35 +428,42 @@ def load(
 def load(source: Source, *, framework: Any = "torch", **keywords: Unpack[LoadKeywords]) -> dict[str, Any]:
     """Load tensors into a dict by name, in the order of the files.
 
-    Takes the same arguments as `tload.stream`, with the same defaults and errors. All that is selected must fit into
-    the memory of its device.
+    Takes the same arguments as `tload.stream`, with the same defaults and errors. All selected
+    tensors must fit into the memory of their devices.
 
     Args:
-        source: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
-            `Checkpoint`.
-        framework: What the tensors are: `"torch"` (the default), `"numpy"` or `"dlpack"`.
-        **keywords: As in `tload.stream`, which says more of each:
+        source: A safetensors file, a directory, an index file, or a list of files, as paths or
+            URLs; or an open `Checkpoint`.
+        framework: The type of the tensors: `"torch"` (the default), `"numpy"` or `"dlpack"`.
+        **keywords: As in `tload.stream`, which describes each in detail:
 
-            - `device="cpu"`: Where the tensors are to live.
-            - `device_map=None`: Where to, by glob of names.
-            - `names=None`: Load only the tensors of these names.
+            - `device="cpu"`: Device of the tensors.
+            - `device_map=None`: Devices by glob of names.
+            - `names=None`: Load only the tensors with these names.
             - `glob=None`: Load only tensors whose whole name matches one of these globs.
-            - `regex=None`: Load only tensors whose name contains a match of one of these regular expressions.
-            - `slices=None`: Of tensors by name, only these elements.
-            - `store=None`: How to reach object stores: see `tload.open`.
-            - `follow_symlinks=None`: Whether symbolic links may lead out of the source's directory: see `tload.open`.
-            - `progress=None`: Show or report how far the load is.
-            - `options=None`: `Options` to use for several loads; the keywords below win over it.
-            - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`, `in_flight_bytes=None`,
-              `extent_bytes=None`, `lanes=None`, `memory_limit=None`, `device_memory_limit=None`, `verify=None`,
-              `retries=None`, `hedge=None`, `timeout=None`: See the fields of `Options`.
+            - `regex=None`: Load only tensors whose name contains a match of one of these regular
+              expressions.
+            - `slices=None`: Load only slices of tensors, by name.
+            - `store=None`: Options of object stores: see `tload.open`.
+            - `follow_symlinks=None`: Allow symbolic links that lead out of the source's directory:
+              see `tload.open`.
+            - `progress=None`: Show or report progress.
+            - `options=None`: `Options`, reusable for several loads; the keywords below override
+              them.
+            - `engine=None`, `cache=None`, `writable=None`, `order=None`, `depth=None`,
+              `in_flight_bytes=None`, `extent_bytes=None`, `lanes=None`, `memory_limit=None`,
+              `device_memory_limit=None`, `verify=None`, `retries=None`, `hedge=None`,
+              `timeout=None`: See the fields of `Options`.
+
+    Returns:
+        The tensors by name, in file order.
 
     Raises:
         Error: Any failure: see `tload.stream`.
     """
     for name in keywords:
         if name not in LoadKeywords.__optional_keys__:
-            # `stream` would say so of itself.
+            # `stream` would name itself in the message.
             message = f"load() got an unexpected keyword argument {name!r}"
             raise TypeError(message)
     with stream(source, framework=framework, **keywords) as tensors:
@@ -447,7 +480,7 @@ def read(
     *,
     options: Options | None = None,
 ) -> Any:
-    """Do what `Checkpoint.read` says; `options` win over the environment."""
+    """Read one tensor, as `Checkpoint.read` does; `options` override the environment."""
     make_converter = _converters(framework)
     wanted = _cuda.device_name(device, framework)
     if wanted != "cpu":
@@ -461,10 +494,10 @@ def read(
 
 
 def require_files(checkpoint: Checkpoint, options: Options | None) -> None:
-    """Require that a checkpoint has the index and all files that a manifest lists, if `verify` names one.
+    """Require that a checkpoint has the index and all files of the manifest that `verify` names.
 
-    A load of tensors that are selected by name does not require it. Integrations name the tensors of a whole model by
-    themselves, and call this before.
+    A load of tensors that are selected by name does not require it. Integrations select the tensors
+    of a whole model by name, and call this first.
 
     Raises:
         Error: See `tload.stream` with `verify`.
@@ -508,7 +541,7 @@ def slices_of(slices: Mapping[str, Index] | None) -> list[tuple[str, Index]]:
 
 
 def _allocator(framework: Framework, devices: Iterable[str]) -> _cuda.Allocator | None:
-    """Return what gives GPU memory, or `None` if the core has its own or needs none."""
+    """Return torch's allocator of GPU memory, or `None` if the core allocates it or needs none."""
     gpu = next((device for device in devices if _cuda.ordinal_of(device) is not None), None)
     if gpu is None or framework == "dlpack":
         return None
@@ -529,7 +562,7 @@ def texts(name: str, value: Names | None) -> list[str]:
             message = f"{name}: wanted a str or several, found {type(text).__qualname__}"
             raise TypeError(message)
     if not texts:
-        # An empty list must not mean "everything", which is what no rule at all means.
+        # An empty list must not select everything, as passing no rule does.
         message = f"{name} is empty, so nothing is selected"
         raise InvalidRequestError(message)
     return texts

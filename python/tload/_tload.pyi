@@ -1,4 +1,4 @@
-"""The extension module. Private: use the package `tload`."""
+"""Extension module of the package `tload`. Private: import `tload` instead."""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -36,7 +36,7 @@ __version__: str
 ERROR_KINDS: list[str]
 DTYPES: list[str]
 STORE_KEYS: list[tuple[str, str]]
-"""The keys of `store=`, each with its default in words."""
+"""Keys of `store=`, each with a description of its default."""
 
 class _Options(Protocol):
     @property
@@ -69,24 +69,27 @@ class _Options(Protocol):
     def timeout(self) -> float | None: ...
 
 class _Allocator(Protocol):
-    """Asked on the thread that calls `Loader.stream` and `Stream.receive`. What it raises ends the load."""
+    """Called by `Loader.stream` and `Stream.receive`, on their thread. Exceptions end the load."""
 
     def allocate(self, ordinal: int, nbytes: int) -> tuple[object, int, int]:
-        """Return what keeps the memory, its address, and the stream behind whose work it may be written to."""
+        """Return the memory's owner, its address, and the stream to order writes to it after."""
 
     def free_bytes(self, ordinal: int) -> int: ...
 
 _Memory: TypeAlias = tuple[int, int, int, object]
-"""Address, bytes, the stream that it is ordered with (0 on the CPU), and what keeps it."""
+"""Address, bytes, the stream that it is ordered with (0 on the CPU), and the object that keeps it
+alive."""
 
 _Layout: TypeAlias = tuple[int, int, Sequence[tuple[int, int]], str]
-"""Address, bytes of an element, length and stride in bytes of each dimension, and the element type in words."""
+"""Address, bytes per element, length and stride in bytes of each dimension, and the element type in
+words."""
 
 _Receiver: TypeAlias = tuple[str, str | None, tuple[int, ...], str, _Memory | None, _Layout | None]
-"""Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and where its elements lie."""
+"""Name, dtype as safetensors files write it, shape, device, memory if it is contiguous, and
+layout."""
 
 def check_options(options: _Options) -> None:
-    """Fail as a load with these options would that fails whatever the checkpoint is."""
+    """Fail if a load with these options would fail for every checkpoint."""
 
 def copy(
     source: str | PathLike[str],
@@ -115,38 +118,39 @@ def verify(
 def read_signature(
     location: str | PathLike[str], *, store: Sequence[tuple[str, str]], follow_symlinks: bool
 ) -> tuple[str, bytes]:
-    """Return where the signature beside a checkpoint is, and all of it, which nobody has checked."""
+    """Return the location of the signature beside a checkpoint, and its unchecked content."""
 
 def check_store(store: Sequence[tuple[str, str]]) -> None:
-    """Fail if a key is unknown or a value has not the form that its key wants."""
+    """Fail if a key is unknown or its value malformed."""
 
 def parse_store_option(text: str) -> tuple[str, str]:
-    """Key and value of `key=value`."""
+    """Split `key=value` into key and value."""
 
 def parked_bytes() -> int:
-    """Bytes of memory that loads which are over have left to storage that does not answer.
+    """Return the bytes of orphaned memory: memory of ended loads that storage may still write to.
 
-    A read of a dead mount cannot be taken back: its memory stays until storage answers, and is freed then. It is in no
-    load's `memory_limit`. 0 when nothing is left. `Report.parked_bytes` is the same for one load.
+    A read of a dead mount cannot be cancelled: its memory stays allocated until storage responds,
+    and is then freed. It does not count against the `memory_limit` of a load. 0 if there is none.
+    `Report.parked_bytes` is the value for one load.
     """
 
 def release_staging() -> int:
     """Free the staging memory that loads have left for the next one, and return its bytes.
 
-    A load to a GPU or into memory of the caller's reads into staging memory. Pinning that for the GPU takes longer than
-    most reads, so up to 1 GiB of it is kept for the process's next load. Python's end frees it too. Memory of a load
-    that is running is left alone.
+    A load to a GPU or into the caller's memory reads into staging memory. Pinning it for the GPU
+    takes longer than most reads, so up to 1 GiB of it is kept for the next load of the process. The
+    exit of Python frees it too. Staging memory of a running load is not freed.
     """
 
 def format_bytes(bytes: int) -> str:
-    """Show a size with one decimal and a binary unit."""
+    """Format a size with one decimal and a binary unit."""
 
 def cli_main(argv: Sequence[str]) -> int:
     """Run the command `tload` and return its exit status. `argv[0]` is the program's name."""
 
 @final
 class Checkpoint:
-    """The headers of a checkpoint."""
+    """Headers of an open checkpoint."""
 
     @staticmethod
     def open(
@@ -185,10 +189,10 @@ class Loader:
     ) -> Loader: ...
     def selected(self) -> list[tuple[str, str, tuple[int, ...], int, int, tuple[int, int]]]: ...
     def dtypes(self) -> list[str]:
-        """Return the dtypes that occur among `selected()`, by name."""
+        """Return the dtypes of `selected()`, sorted by name."""
 
     def devices(self) -> list[str]:
-        """Return the devices that `selected()` are to go to, each once."""
+        """Return the devices of `selected()`, each once."""
 
     def stream(self, allocator: _Allocator | None = None) -> Stream: ...
 
@@ -213,9 +217,10 @@ class Stream:
 class Tensor:
     """A loaded tensor, for any library that imports DLPack: `library.from_dlpack(tensor)`.
 
-    Its memory is valid as long as this or anything made of it lives, and may be written to if it is `writable`. Small
-    tensors that are neighbours in the file share memory: keeping one keeps at most about 1 MiB beside it. A view of a
-    file (`cache="map"`) keeps the whole file mapped, which takes address space and no memory.
+    Its memory is valid as long as the tensor or an object made from it lives, and may be written to
+    if it is `writable`. Small tensors that are neighbours in the file share memory: keeping one
+    keeps at most about 1 MiB beside it. A view of a file (`cache="map"`) keeps the whole file
+    mapped, which takes address space and no memory.
     """
 
     @property
@@ -228,7 +233,7 @@ class Tensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Elements along each dimension; `()` for a scalar."""
+        """Number of elements along each dimension; `()` for a scalar."""
 
     @property
     def nbytes(self) -> int:
@@ -236,21 +241,22 @@ class Tensor:
 
     @property
     def device(self) -> str:
-        """Where it is: `"cpu"`, or for example `"cuda:1"`."""
+        """The device: `"cpu"`, or for example `"cuda:1"`."""
 
     @property
     def writable(self) -> bool:
-        """Whether its memory may be written to: `False` only for views of files, which `cache="map"` makes."""
+        """`True` if the memory may be written to; `False` only for views with `cache="map"`."""
 
     def owner(self) -> tuple[Any, int] | None:
-        """Return what torch's allocator gave for its memory, and where in that it begins, in bytes.
+        """Return the allocation of torch's allocator that holds the tensor, and its offset in
+        bytes.
 
-        `None` for memory of the load's own, and for a tensor without bytes. Of the tensors that are handed out with
-        `framework="dlpack"`, none has an owner.
+        `None` for memory of the load's own, and for a tensor without bytes. Tensors that are
+        yielded with `framework="dlpack"` have no owner.
         """
 
     def flat(self) -> FlatBytes:
-        """The same memory as one row of bytes, for libraries whose DLPack lacks the dtype."""
+        """Return the memory as one row of bytes, for libraries that cannot import the dtype."""
 
     def __dlpack__(
         self,
@@ -260,24 +266,33 @@ class Tensor:
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
     ) -> CapsuleType:
-        """Export the memory, without a copy unless `copy=True`, which only tensors in CPU memory can be asked for.
+        """Export the memory, without a copy unless `copy=True`, which needs a tensor in CPU memory.
 
-        `F4` is exported as pairs (4 bits, 2 lanes) with the last dimension halved, as in torch; when that dimension is
-        odd, and for the 6-bit floats, the shape stays and the elements are packed.
+        `F4` is exported as pairs (4 bits, 2 lanes) with the last dimension halved, as in torch. If
+        that dimension is odd, and for the 6-bit floats, the shape stays and the elements are
+        packed.
 
-        What is not `writable` is exported as read-only. Not all libraries heed that: torch imports it as any tensor,
-        and a write to that kills the process (`SIGSEGV`). A copy may be written to.
+        A tensor that is not `writable` is exported as read-only. Not all libraries heed that: torch
+        imports it like any other tensor, and a write to it kills the process (`SIGSEGV`). A copy
+        may be written to.
 
         Args:
-            stream: The consumer's stream. On a GPU: `None`, -1, 1 (the default stream), 2 (the thread's own), or the
-                address of one; none of them has to wait, since all bytes are there already. For the CPU: `None`.
-            max_version: The newest version of DLPack that the consumer knows. Default: one from before version 1.
-            dl_device: Where the consumer wants the memory: only where it is. Default: there.
+            stream: The consumer's stream. On a GPU: `None`, -1, 1 (the default stream), 2 (the
+                per-thread default stream), or the address of a stream; none of them has to wait,
+                since all bytes have already arrived. On the CPU: `None`.
+            max_version: The newest version of DLPack that the consumer knows. Default: a version
+                before 1.
+            dl_device: The device that the consumer wants, which must be the tensor's. Default: that
+                one.
             copy: `True` for a copy; `None` and `False` for the memory itself.
 
+        Returns:
+            A capsule named `dltensor` or, from DLPack version 1 on, `dltensor_versioned`.
+
         Raises:
-            BufferError: The consumer wants another device, names a stream that is none, or wants a copy on a GPU; or
-                the tensor is not `writable`, which no DLPack from before version 1 can say.
+            BufferError: The consumer wants another device, passes an invalid stream, or wants a
+                copy on a GPU; or the tensor is not `writable`, which DLPack before version 1 cannot
+                express.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]:

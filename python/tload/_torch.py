@@ -1,6 +1,6 @@
 """Loaded tensors as torch tensors, without a copy. Imports torch when used.
 
-On a GPU a tensor is a view of memory that torch's own allocator gave: see `_cuda.py`.
+On a GPU a tensor is a view of memory from torch's own allocator: see `_cuda.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Infos: TypeAlias = "Callable[[], Iterable[TensorInfo]]"
 
-# Names, because older versions of torch lack some. Two 4-bit floats are one element of torch's. It has no 6-bit floats.
+# Names, because older versions of torch lack some dtypes. One element of torch holds two 4-bit
+# floats. Torch has no 6-bit floats.
 DTYPES = {
     "BOOL": "bool",
     "F4": "float4_e2m1fn_x2",
@@ -48,17 +49,18 @@ DTYPES = {
 }
 
 IMPORTED = frozenset({"U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"})
-"""What DLPack import takes in every version of torch. Others go by way of bytes: three times as long for each."""
+"""Dtypes that every version of torch imports by DLPack. Others are imported as bytes, in three
+times the time."""
 
 NAMES_SHOWN = 3
-"""Tensors that an error names: enough to know the kind, few enough for a line."""
+"""Maximum number of tensors that an error names: enough to show the kind, and fits a line."""
 
 
 def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], torch.Tensor]:
-    """Return what makes torch tensors of these dtypes.
+    """Return a function that makes torch tensors of tensors with these dtypes.
 
-    Raises `UnsupportedError` for a dtype that torch lacks, and names the tensors of it, which `infos` is asked for
-    only then: to describe thousands takes as long as to load some of them.
+    Raises `UnsupportedError` for a dtype that torch lacks, naming the tensors of it. `infos` is
+    called only then: to describe thousands of tensors takes as long as to load some of them.
     """
     try:
         import torch
@@ -83,7 +85,8 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], t
     def convert(tensor: _tload.Tensor) -> torch.Tensor:
         name = tensor.dtype
         if name in direct and tensor.device == "cpu":
-            # A capsule of before version 1 is imported in half the time, but cannot say that memory is read-only.
+            # A capsule from before version 1 is imported in half the time, but cannot mark memory
+            # as read-only.
             imported: torch.Tensor = from_dlpack(tensor.__dlpack__() if tensor.writable else tensor)
             return imported
         dtype, shape = dtypes[name], tensor.shape
@@ -91,14 +94,14 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], t
             shape = (*shape[:-1], shape[-1] // 2)
         ordinal = _cuda.ordinal_of(tensor.device)
         if ordinal is None:
-            # By way of bytes.
+            # DLPack imports it as bytes.
             flat = from_dlpack(tensor.flat())
         else:
             memory = tensor.owner()
             if memory is None:
                 return _cuda.empty(ordinal, shape, dtype)
             owner, offset = memory
-            # `data`: neighbours in one allocation must not share autograd's count of changes.
+            # `data`: tensors in one allocation must not share autograd's version counter.
             own: torch.Tensor = owner[offset : offset + tensor.nbytes].view(dtype).view(shape).data
             return own
         return flat.view(dtype).view(shape)
@@ -107,7 +110,10 @@ def converter(names: Iterable[str], infos: Infos) -> Callable[[_tload.Tensor], t
 
 
 def with_writable(options: Options) -> Options:
-    """Return the options with `writable` as torch has it unless it was asked for otherwise, and then if torch can."""
+    """Return the options with `writable` set to torch's default, if the caller did not set it.
+
+    Raises `UnsupportedError` if torch cannot import read-only memory that the caller requested.
+    """
     if options.writable is None:
         return dataclasses.replace(options, writable=True)
     if options.writable or options.cache != "map":
@@ -115,8 +121,8 @@ def with_writable(options: Options) -> Options:
     try:
         import torch
     except ImportError:
-        return options  # `converter` says so.
-    # Before version 1, which torch 2.9 learned to import, DLPack cannot say that memory is read-only.
+        return options  # `converter` raises the error.
+    # DLPack before version 1 cannot mark memory as read-only; torch imports version 1 since 2.9.
     if "max_version" not in inspect.signature(torch.Tensor.__dlpack__).parameters:
         message = f"writable=False: torch {torch.__version__} cannot import memory that is read-only"
         raise advise(UnsupportedError, message, "leave writable= out, or upgrade torch")
@@ -128,7 +134,7 @@ def _unsupported(infos: Iterable[TensorInfo], dtype: str, reason: str) -> Unsupp
 
 
 def unsupported(infos: Iterable[TensorInfo], dtype: str, reason: str, hint: str) -> UnsupportedError:
-    """Make the error for tensors whose dtype a framework lacks; names the first few."""
+    """Make the error for tensors whose dtype a framework lacks. It names the first few tensors."""
     names = [info.name for info in infos if info.dtype == dtype]
     shown = ", ".join(map(repr, names[:NAMES_SHOWN]))
     if len(names) > NAMES_SHOWN:

@@ -1,4 +1,4 @@
-"""Verification of whole checkpoints: everything is read once and compared with all that is known of it."""
+"""Verification of whole checkpoints: each file is read once and compared with its digests."""
 
 from __future__ import annotations
 
@@ -23,81 +23,81 @@ if TYPE_CHECKING:
 _SIGNATURE = "model.sig"
 
 _UNSIGNED = (_SIGNATURE, ".git", ".gitattributes", ".github", ".gitignore")
-"""What model-signing itself leaves out of signatures."""
+"""Names that model-signing itself leaves out of signatures."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Bytes that are not as expected."""
+    """Bytes that differ from a digest."""
 
     tensor: str | None
-    """Whose bytes; `None` if they are no tensor's, or it is not known which."""
+    """Tensor that the bytes belong to; `None` if they belong to none, or it is unknown which."""
     range: tuple[int, int]
-    """Which, from the start of the file: what differs lies within."""
+    """Byte range `(start, end)` from the start of the file that contains the difference."""
     by: str
-    """Who expects it."""
+    """Origin of the expected value."""
     expected: str
-    """What was expected: a checksum, or a length."""
+    """Expected checksum or length."""
     found: str
-    """What was found."""
+    """Checksum or length that was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """What came of one file."""
+    """Result of verifying one file."""
 
     name: str
-    """Path below the folder of the checkpoint."""
+    """Path below the checkpoint's folder."""
     bytes: int | None
-    """Length; `None` if it could not be opened."""
+    """Length in bytes; `None` if the file could not be opened."""
     outcome: str
-    """`"matches"`, `"differs"`, `"missing"`, `"extra"` (the manifest does not have it, or it is not signed),
-    `"unverified"` (nobody says what it should be) or `"failed"` (it could not be read, or is no checkpoint)."""
+    """`"matches"`, `"differs"`, `"missing"`, `"extra"` (not in the manifest, or not signed),
+    `"unverified"` (no digest is known) or `"failed"` (unreadable, or not a checkpoint)."""
     verified_by: tuple[str, ...]
-    """Whose checksums it was compared with, the strongest first."""
+    """Origins of the checksums it was compared with, the strongest first."""
     silent: tuple[str, ...]
-    """Why others say nothing of it."""
+    """Reasons why other origins have no checksum of it."""
     mismatches: tuple[Mismatch, ...]
-    """Where it is not as expected."""
+    """Byte ranges that differ."""
     error: str | None
-    """Why it could not be compared, or should not be there."""
+    """Reason why the file could not be compared, or should not be there, or `None`."""
     is_shard: bool
-    """Whether tensors are in it; an index has none."""
+    """`True` if the file holds tensors; an index does not."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What `tload.verify` found."""
+    """Result of `tload.verify`."""
 
     location: str
     """The checkpoint, without secrets."""
     files: tuple[FileReport, ...]
-    """The files, by name; what belongs to the checkpoint and is not there, too."""
+    """The files, by name, including missing files of the checkpoint."""
     bytes: int
-    """Bytes that were read."""
+    """Number of bytes that were read."""
     seconds: float
     """Seconds from the call to the last comparison."""
     written: str | None
-    """The manifest that was written."""
+    """Path of the manifest that was written, or `None`."""
     not_written: str | None
-    """Why it could not be written, though nothing is otherwise than expected."""
+    """Reason why the manifest could not be written although everything matches, or `None`."""
     notes: tuple[str, ...]
-    """What else is to be known: what was not looked for, what the manifest gets in the way of."""
+    """Further notes: origins that were not searched, checks that the manifest prevents."""
     error: Error | None
-    """Why it is not `ok`."""
+    """Error that makes the result not `ok`, or `None`."""
 
     @property
     def ok(self) -> bool:
-        """Whether every shard was compared with something and nothing is otherwise than expected."""
+        """`True` if every shard was compared with a digest, and nothing differs."""
         return self.error is None
 
     def check(self) -> None:
         """Raise `error`, if there is one.
 
         Raises:
-            CorruptError: Bytes or files are not as expected.
-            UnsupportedError: There was nothing to compare a shard with.
-            Error: A file could not be read, or is no checkpoint: the class says why.
+            CorruptError: Bytes or files do not match.
+            UnsupportedError: A shard could not be compared with any digest.
+            Error: A file could not be read, or is not a checkpoint, according to the class.
         """
         if self.error is not None:
             raise self.error
@@ -113,40 +113,49 @@ def verify(
     store: Store | None = None,
     follow_symlinks: bool | None = None,
 ) -> VerifyReport:
-    """Read a checkpoint once and compare it with every checksum that is known of it, as `tload verify` does.
+    """Read a checkpoint once and compare it with all known digests, as `tload verify` does.
 
-    The files that are read are those with weights, their index, and what a manifest that is compared with lists. Others
-    in the folder, such as `config.json` or code, are looked at only with `signature=`.
+    The files that are read are those with weights, their index, and those listed in the manifest.
+    Others in the folder, such as `config.json` or code, are only read with `signature=`.
 
-    Known are, the strongest first: those of a manifest (`tload-manifest.json` beside the checkpoint), the store's own
-    of whole objects (S3, GCS), what the Hugging Face Hub or its cache says of files, and the digests of a `model.sig`.
-    What is bad is in the report, and does not keep the other files from being looked at; `report.check()` raises it.
+    Known digests are, the strongest first: those of a manifest (`tload-manifest.json` beside the
+    checkpoint), the store's own digests of whole objects (S3, GCS), those that the Hugging Face Hub
+    or its cache has of files, and those of a `model.sig`. A failure of one file is recorded in the
+    report, and the other files are still verified; `report.check()` raises it.
 
     Args:
         location: A path or URL: see `tload.open`.
-        manifest: The manifest to compare with, a path or URL. Default: the one beside the checkpoint.
-        write: Where to write a manifest of weights and index, if nothing of them is otherwise than expected: a path, or
-            `True` for beside the checkpoint. Beside a signed model it is a file that was not signed: write it first, or
-            elsewhere. Default: nowhere.
-        force: Replace a manifest that is there, which is not compared with then. Default: `False`.
-        signature: Whom to trust: the options of one of model-signing's verifiers, `{"public_key": …}`,
-            `{"certificate_chain": […]}` or `{"identity": …, "oidc_issuer": …}`. The signature `model.sig` is checked by
-            the package `model-signing`, and what it signs is what is compared with, whatever stands in the folder by
-            then: of a folder every file that is signed, and a file that is there and not signed is not as expected. As
-            for model-signing, paths that were left out when it was signed may be there, and git's own; with the key
-            `"ignore_paths"`, a list of paths below the folder, others too. Of a single file or an index, its files.
-            Default: the digests of a `model.sig` are compared, whoever signed them.
-        store: How to reach the object store: see `tload.open`.
-        follow_symlinks: Whether symbolic links may lead out of the checkpoint's directory: see `tload.open`.
+        manifest: Path or URL of the manifest to compare with. Default: the one beside the
+            checkpoint.
+        write: Path of a manifest of weights and index to write if all of them match, or `True` to
+            write it beside the checkpoint. Beside a signed model it is an unsigned file: write it
+            before signing, or elsewhere. Default: write none.
+        force: Replace an existing manifest, which is then not compared with. Default: `False`.
+        signature: Trusted signer: the options of one of model-signing's verifiers, `{"public_key":
+            …}`, `{"certificate_chain": […]}` or `{"identity": …, "oidc_issuer": …}`. The package
+            `model-signing` checks the signature `model.sig`, and the signed digests are compared
+            with, even if the file in the folder changes later. In a folder, every signed file is
+            compared, and a file that is not signed is a mismatch. As in model-signing, paths that
+            were left out at signing, and git's own, may be unsigned; so may the paths of the key
+            `"ignore_paths"`, a list of paths below the folder. For a single file or an index, only
+            its files are compared. Default: the digests of a `model.sig` are compared, whatever its
+            signer.
+        store: Options of the object store: see `tload.open`.
+        follow_symlinks: Allow symbolic links that lead out of the checkpoint's directory: see
+            `tload.open`.
+
+    Returns:
+        The report of the verification.
 
     Raises:
-        CorruptError: The signature is not that of whom to trust.
-        NotFoundError: The location is not there, or the manifest or signature that was asked for.
-        FormatError: A manifest or signature cannot be read.
-        InvalidRequestError: The manifest is there already, or an option makes no sense.
-        UnsupportedError: The manifest is of another version, the package `model-signing` is not installed, or the
-            signature is not by SHA-256 of whole files.
-        PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: On the way there.
+        CorruptError: The signature is not by the trusted signer.
+        NotFoundError: The location, or a manifest or signature that was requested, does not exist.
+        FormatError: A manifest or signature is malformed.
+        InvalidRequestError: The manifest already exists, or an option is invalid.
+        UnsupportedError: The manifest has another version, the package `model-signing` is not
+            installed, or the signature is not by SHA-256 of whole files.
+        PermissionDeniedError, RemoteError, LoadTimeoutError, IoError: While opening the checkpoint
+            or its manifest.
     """
     pairs = _store.resolve(store, os.environ)
     is_followed = follows(follow_symlinks, os.environ)
@@ -192,10 +201,10 @@ def _report(fields: dict[str, Any], error: Error | None) -> VerifyReport:
 
 
 class _Ours:
-    """Takes the place of model-signing's own reading of all files, and keeps what it would have compared them with."""
+    """Replaces model-signing's reading of all files, and keeps the manifest to compare with."""
 
     manifest: Any = None
-    """What the signature is about, after it was found good: nothing else in the file may count."""
+    """Content of a valid signature: only what is signed counts, not the rest of the file."""
 
     def add_ignored_paths(self, **_: object) -> None:
         pass
@@ -215,19 +224,20 @@ class _Ours:
 
 
 def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[list[tuple[str, str]], list[str]]:
-    """Check a signature, and return what it is about: names with SHA-256, and paths that may be there unsigned."""
+    """Check a signature. Return its names with SHA-256, and paths that may be unsigned."""
     ignored = [*_UNSIGNED, *_ignored_paths(options)]
     config = _verifier({name: value for name, value in options.items() if name != "ignore_paths"})
     ours = _Ours()
     config.set_hashing_config(ours)
     with tempfile.TemporaryDirectory(prefix="tload-") as folder:
-        # These bytes, and no others: what is in the folder of the model may be another file by now.
+        # Exactly these bytes are checked: the file in the model's folder may have been replaced
+        # since.
         path = Path(folder) / _SIGNATURE
         path.write_bytes(content)
         try:
             config.verify(path.parent, path)
-        except Exception as error:  # what cryptography and sigstore raise is theirs to choose
-            raise CorruptError(f"{place}: the signature is not good: {error}", location=place) from error
+        except Exception as error:  # cryptography and sigstore raise exceptions of their own
+            raise CorruptError(f"{place}: the signature is not valid: {error}", location=place) from error
     if ours.manifest is None:
         message = "this version of model-signing does not say what is signed; model-signing 1.1 does"
         raise UnsupportedError(message)
@@ -236,7 +246,7 @@ def _signed(place: str, content: bytes, options: Mapping[str, Any]) -> tuple[lis
     algorithms = {digest.algorithm for _, digest in files} - {"sha256"}
     if serialization.get("method") != "files" or algorithms:
         found = ", ".join(sorted(algorithms)) or f"the method {serialization.get('method')!r}"
-        message = f"{place}: wanted a signature by SHA-256 of whole files, found {found}: sign the model so"
+        message = f"{place}: wanted a signature by SHA-256 of whole files, found {found}: sign the model that way"
         raise UnsupportedError(message, location=place)
     ignored += [str(path) for path in serialization.get("ignore_paths", ())]
     return [(name, digest.digest_hex) for name, digest in files], ignored
@@ -256,7 +266,7 @@ def _verifier(options: Mapping[str, Any]) -> Any:
     try:
         from model_signing import verifying
     except ImportError as error:
-        # model-signing 1.1 imports pyOpenSSL, which it does not ask for.
+        # model-signing 1.1 imports pyOpenSSL, but does not declare it as a dependency.
         message = f"signature= needs the package model-signing ({error}): pip install model-signing pyOpenSSL"
         raise UnsupportedError(message) from error
     config: Any = verifying.Config()  # type: ignore[no-untyped-call, unused-ignore]
@@ -267,7 +277,7 @@ def _verifier(options: Mapping[str, Any]) -> Any:
     elif "identity" in options:
         use = config.use_sigstore_verifier
     else:
-        message = "signature= names nobody to trust: give public_key, certificate_chain, or identity and oidc_issuer"
+        message = "signature= names no trusted signer: pass public_key, certificate_chain, or identity and oidc_issuer"
         raise InvalidRequestError(message)
     try:
         return use(**options)

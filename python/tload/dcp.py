@@ -1,11 +1,12 @@
-"""A reader of safetensors checkpoints for PyTorch's distributed checkpointing (`torch.distributed.checkpoint`).
+"""Storage reader of safetensors checkpoints for PyTorch's `torch.distributed.checkpoint`.
 
 >>> import torch.distributed.checkpoint as dcp
 >>> import tload.dcp
 >>> dcp.load(model.state_dict(), storage_reader=tload.dcp.StorageReader("s3://bucket/model"))  # doctest: +SKIP
 
-What `HuggingFaceStorageReader` reads this reads too, also from object stores. Each rank reads only those parts of
-tensors that it has, and straight into their memory where dtype and layout are the same.
+This reader reads everything that `HuggingFaceStorageReader` reads, also from object stores. Each
+rank reads only its own parts of tensors, directly into their memory if dtype and layout are the
+same.
 """
 
 from __future__ import annotations
@@ -51,43 +52,44 @@ if TYPE_CHECKING:
 __all__ = ["StorageReader"]
 
 SHARDING_INFO = "DCP_SHARDING_INFO"
-"""Where `HuggingFaceStorageWriter` keeps, in the metadata of a rank's file, where its parts of tensors begin."""
+"""Metadata key under which `HuggingFaceStorageWriter` stores the start of each part in a rank's
+file."""
 
 FAULTS_SHOWN = 20
-"""Tensors, or files, that an error names."""
+"""Maximum number of tensors, or files, that an error names."""
 
 LENGTH_MAX = (1 << 63) - 1
-"""The largest number that a shape of torch's takes."""
+"""Largest dimension that torch accepts."""
 
 GAPS_SHOWN = 4
-"""Gaps of one tensor that an error names."""
+"""Maximum number of gaps of one tensor that an error names."""
 
 COMPARED_BYTES = 64 << 20
-"""Bytes of each of two files that are in memory at a time to be compared."""
+"""Bytes of each of two files that are compared in memory at a time."""
 
 SCALES = ("_scale_inv", "_scale")
-"""Follow a weight's name in that of the factors by which an 8-bit weight has to be multiplied."""
+"""Suffix of a weight's name in the name of its scale factors, for 8-bit weights."""
 
 
 QUANTIZED = frozenset({"F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "I8", "U8"})
-"""Dtypes of weights that have such factors."""
+"""Dtypes of weights that have scale factors."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Saved:
-    """A box of a tensor in a file."""
+    """A box of a tensor that is stored in a file."""
 
     checkpoint: int
-    """Position of the checkpoint with that file in `StorageReader._checkpoints`."""
+    """Position of the file's checkpoint in `StorageReader._checkpoints`."""
     file: str
-    """The name of the file, without its directory."""
+    """Name of the file, without its directory."""
     info: TensorInfo
     box: Box
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """A box to read, and where to."""
+    """A box to read, with its destination."""
 
     item: ReadItem
     saved: _Saved
@@ -104,10 +106,10 @@ class _Request:
 
 
 class StorageReader(_StorageReader):
-    """Reads for `torch.distributed.checkpoint.load`, on each rank for itself.
+    """Storage reader for `torch.distributed.checkpoint.load`. Each rank reads independently.
 
-    A load that fails leaves what its tensors hold undefined. Names, shapes and dtypes that do not fit are found before
-    a byte is written.
+    After a failed load, the contents of the tensors are undefined. Names, shapes and dtypes that do
+    not fit are found before a byte is written.
     """
 
     def __init__(
@@ -119,17 +121,18 @@ class StorageReader(_StorageReader):
         store: Store | None = None,
         options: Options | None = None,
     ) -> None:
-        """Say where to read from. Nothing is opened yet.
+        """Configure the source. Nothing is opened yet.
 
         Args:
-            path: A safetensors file, a directory, an index file, or a list of files, as paths or URLs; or an open
-                `Checkpoint`. A local directory may also hold one file per rank, as `HuggingFaceStorageWriter` writes
-                them with `save_distributed=True`.
-            thread_count: Has no effect: `HuggingFaceStorageReader` takes it, and `options` say how much is read at a
-                time.
-            cast: Convert values where a tensor has another dtype than the checkpoint, as `HuggingFaceStorageReader`
-                does. Without, such a tensor is an error. Default: `True`.
-            store: How to reach object stores: see `tload.open`.
+            path: A safetensors file, a directory, an index file, or a list of files, as paths or
+                URLs; or an open `Checkpoint`. A local directory may also hold one file per rank, as
+                `HuggingFaceStorageWriter` writes them with `save_distributed=True`.
+            thread_count: Ignored. `HuggingFaceStorageReader` has this argument; here `options`
+                limit concurrent reads.
+            cast: Convert values if a tensor has another dtype than the checkpoint, as
+                `HuggingFaceStorageReader` does. If `False`, such a tensor is an error. Default:
+                `True`.
+            store: Options of object stores: see `tload.open`.
             options: Limits and preferences: see `tload.Options`.
         """
         self._source = path
@@ -142,23 +145,25 @@ class StorageReader(_StorageReader):
         self._overlapping: set[str] = set()
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin again, with another source if one is given."""
+        """Start over, with another source if one is given."""
         self._close()
         if checkpoint_id is not None:
             self._source = checkpoint_id
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this can be a source."""
+        """Return whether the argument can be a source."""
         return isinstance(checkpoint_id, (str, os.PathLike))
 
     def read_metadata(self, *_args: Any) -> Metadata:
-        """Open the checkpoint and say what is in it.
+        """Open the checkpoint and return its metadata.
 
         Raises:
-            Error: Any failure of opening: see `tload.open`. (`torch.distributed.checkpoint.load` makes an
-                `AssertionError` of it, with its text, and that a `CheckpointException`.)
-            FormatError: The files of ranks do not make whole tensors, or are of several saves.
+            Error: Any failure of opening: see `tload.open`. (`torch.distributed.checkpoint.load`
+                converts it to an `AssertionError` with its text, and that to a
+                `CheckpointException`.)
+            FormatError: The files of the ranks do not form whole tensors, or come from several
+                saves.
             UnsupportedError: torch lacks the dtype of a tensor.
         """
         self._close()
@@ -175,28 +180,29 @@ class StorageReader(_StorageReader):
         self._refuse_incomplete()
         tensors: dict[str, Any] = {}
         for name, found in self._saved.items():
-            # torch would plan empty reads of ranks without elements, and to read equal boxes twice.
+            # torch would plan empty reads for ranks without elements, and would read equal boxes
+            # twice.
             boxes = dict.fromkeys(one.box for one in found if _boxes.size(one.box)) or {found[0].box: None}
             properties = TensorProperties(dtype=_dtype(found[0].info))
             tensors[name] = TensorStorageMetadata(properties, torch.Size(_whole(found)), list(map(_chunk, boxes)))
         return Metadata(tensors, storage_meta=StorageMeta(load_id=str(uuid.uuid4())))
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any) -> None:  # noqa: FBT001  # torch's
-        """Do nothing: all is known from `read_metadata`."""
+        """Do nothing: `read_metadata` has all information."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """Return the plan as it is."""
+        """Return the plan unchanged."""
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plans as they are."""
+        """Return the plans unchanged."""
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read what the plan says into the planner's tensors.
+        """Read the tensors of the plan into the planner's tensors.
 
         Returns:
-            A future that is done.
+            A completed future.
 
         Raises:
             Error: Any failure of reading: see `tload.stream`.
@@ -204,7 +210,7 @@ class StorageReader(_StorageReader):
             InvalidRequestError: Shapes or dtypes do not fit.
         """
         requests = [self._request(item, planner) for item in plan.items]
-        # A rank may have no element of a tensor that others of the load have.
+        # A rank may have no elements of a tensor of which other ranks have some.
         loaded = {item.storage_index.fqn for item in plan.items} | set(getattr(planner, "state_dict", None) or ())
         self._refuse(requests, self._saved.keys() - loaded)
         by_checkpoint: dict[int, list[_Request]] = {}
@@ -224,19 +230,20 @@ class StorageReader(_StorageReader):
     def _request(self, item: ReadItem, planner: LoadPlanner) -> _Request:
         name = item.storage_index.fqn
         if item.type != LoadItemType.TENSOR:
-            message = f"{name!r} is no tensor for the load's planner, and in a checkpoint it is"
+            message = f"{name!r} is a tensor in the checkpoint, but not for the load's planner"
             raise InvalidRequestError(message, tensor=name)
         starts = list(map(sum, zip(item.storage_index.offset or (), item.storage_offsets, strict=True)))
         box = tuple((start, start + length) for start, length in zip(starts, item.lengths, strict=True))
-        # Files of several saves may begin at one place: any that has all of the box will do if the others agree.
+        # Files of several saves may start at one position: any of them that has the whole box will
+        # do if the others agree.
         for saved in self._places.get(item.storage_index, ()):
             if _boxes.contains(saved.box, box):
                 return _Request(item, saved, box, planner.resolve_tensor(item).detach())
-        message = f"{show(self._source)}: the load's planner wants {name!r}{_boxes.show(box)}, and no file has it"
+        message = f"{show(self._source)}: the load's planner wants {name!r}{_boxes.show(box)}, which is in no file"
         raise InvalidRequestError(message, tensor=name)
 
     def _compare_copies(self, request: _Request) -> None:
-        """Raise `FormatError` if another file has other values for what is to be read."""
+        """Raise `FormatError` if another file has other values for the requested box."""
         saved, name = request.saved, request.saved.info.name
         for other in self._saved[name] if name in self._overlapping else ():
             if other is saved or not _boxes.meet(request.box, other.box):
@@ -266,29 +273,32 @@ class StorageReader(_StorageReader):
         )
 
     def _refuse(self, requests: list[_Request], unread: set[str]) -> None:
-        """Raise `InvalidRequestError` that names what does not fit, if there is any."""
+        """Raise `InvalidRequestError` that lists all tensors that do not fit, if there are any."""
         faults: dict[str, str] = {}
-        hint = "make the tensors as the checkpoint has them"
+        hint = "make the tensors match the checkpoint"
         for request in requests:
             info, target = request.saved.info, request.target
             name = info.name
             scale = next((name + suffix for suffix in SCALES if name + suffix in unread), None)
             if tuple(target.shape) != tuple(request.item.lengths):
-                faults[name] = f"{name!r} is {tuple(target.shape)}, and {tuple(request.item.lengths)} is to be read"
+                faults[name] = f"{name!r} is {tuple(target.shape)}, but {tuple(request.item.lengths)} is to be read"
             elif target.dtype != _dtype(info) and not self._cast:
-                faults[name] = f"{name!r} is {target.dtype}, and {_dtype(info)} in the checkpoint"
-                hint = "leave out cast=False to convert dtypes, or make the tensors as the checkpoint has them"
+                faults[name] = f"{name!r} is {target.dtype}, but {_dtype(info)} in the checkpoint"
+                hint = "leave out cast=False to convert dtypes, or make the tensors match the checkpoint"
             elif target.dtype != _dtype(info) and info.dtype in QUANTIZED and scale is not None:
                 faults[name] = f"{name!r} is quantized: its values are those in the checkpoint times {scale!r}"
                 hint = "use torch's QuantizedHuggingFaceStorageReader, or load both as they are"
             elif info.dtype == "F4" and not request.is_whole:
-                faults[name] = f"{name!r} is to be read in part, and two 4-bit floats are one element of torch's"
+                faults[name] = f"{name!r} is to be read in part, but one element of torch holds two 4-bit floats"
         if faults:
             message = f"{show(self._source)}: {_list(faults.values(), '; ')}"
             raise advise(InvalidRequestError, message, hint, tensor=next(iter(faults)))
 
     def _refuse_unlisted(self) -> None:
-        """Raise `FormatError` if ranks wrote files beside an index that does not name them: those are of two saves."""
+        """Raise `FormatError` if ranks wrote files that an index beside them does not list.
+
+        Such files come from two saves.
+        """
         folder = _folder(self._source)
         if folder is None:
             return
@@ -296,11 +306,11 @@ class StorageReader(_StorageReader):
         beside = (file for file in sorted(folder.glob("*.safetensors")) if file.resolve() not in known)
         unlisted = [file.name for file in beside if _is_of_a_rank(file)]
         if unlisted:
-            message = f"{show(self._source)}: the index does not name {_list(unlisted, ', ')}, which ranks wrote"
-            raise advise(FormatError, message, "remove the index or these files: they are of two saves")
+            message = f"{show(self._source)}: the index does not list {_list(unlisted, ', ')}, which ranks wrote"
+            raise advise(FormatError, message, "remove the index or these files: they come from different saves")
 
     def _refuse_incomplete(self) -> None:
-        """Raise `FormatError` that names what of tensors is missing, or cannot be of one save, if there is any."""
+        """Raise `FormatError` that lists tensors with gaps or from different saves, if any."""
         faults: dict[str, str] = {}
         for name, found in self._saved.items():
             its = found[0]
@@ -330,7 +340,8 @@ class StorageReader(_StorageReader):
         try:
             yield open(self._source, store=self._store)
         except FormatError:
-            # Ranks that have boxes of the same tensor: together no checkpoint, but each of its files is one.
+            # Ranks that have boxes of one tensor: their files do not form a checkpoint, but each is
+            # one.
             files = _files_of_ranks(self._source)
             if not files:
                 raise
@@ -346,7 +357,7 @@ class StorageReader(_StorageReader):
 
 
 def _files_of_ranks(source: Source) -> list[Path]:
-    """Return the files of a local directory if each was written by one rank, else none."""
+    """Return the files of a local directory if each was written by one rank, else an empty list."""
     folder = _folder(source)
     files = sorted(folder.glob("*.safetensors")) if folder else []
     return files if all(map(_is_of_a_rank, files)) else []
@@ -358,7 +369,7 @@ def _folder(source: Source) -> Path | None:
 
 
 def _is_of_a_rank(file: Path) -> bool:
-    # Whatever else lies there is no file of a rank: a directory, a link to nothing.
+    # Other entries are not files of a rank: a directory, a dangling link.
     try:
         with open(file) as checkpoint:
             return SHARDING_INFO in checkpoint.metadata
@@ -367,7 +378,7 @@ def _is_of_a_rank(file: Path) -> bool:
 
 
 def _saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[int]] | None:
-    """Return where in their tensors a file's boxes begin, if it says so."""
+    """Return the starts of a file's boxes in their tensors, if the file has them."""
     text = metadata.get(SHARDING_INFO)
     if text is None:
         return None
@@ -379,7 +390,7 @@ def _saved_offsets(location: str, metadata: dict[str, str]) -> dict[str, list[in
 
 
 def _box(info: TensorInfo, location: str, offsets: dict[str, list[int]] | None) -> Box:
-    """Return where in its tensor a file's box is."""
+    """Return the box of a file's tensor in the whole tensor."""
     shape = _shape(info)
     start = [0] * len(shape) if offsets is None else offsets.get(info.name, [])
     if len(start) != len(shape) or not all(
@@ -391,7 +402,10 @@ def _box(info: TensorInfo, location: str, offsets: dict[str, list[int]] | None) 
 
 
 def _whole(found: list[_Saved]) -> tuple[int, ...]:
-    """Return the shape of a tensor: a rank knows its own box only, together they say how large it is."""
+    """Return the shape of a tensor.
+
+    Each rank knows only its own box; all boxes together give the shape.
+    """
     return tuple(max(end for _, end in bounds) for bounds in zip(*(one.box for one in found), strict=True))
 
 
@@ -400,7 +414,7 @@ def _chunk(box: Box) -> ChunkStorageMetadata:
 
 
 def _index(saved: _Saved, box: Box) -> tuple[slice, ...]:
-    """Return where in a file's tensor a box is."""
+    """Return the index of a box in a file's tensor."""
     index = [slice(low - start, high - start) for (low, high), (start, _) in zip(box, saved.box, strict=True)]
     if saved.info.dtype == "F4":
         index[-1] = slice(2 * index[-1].start, 2 * index[-1].stop)
@@ -416,7 +430,7 @@ def _show_kind(info: TensorInfo) -> str:
 
 
 def _list(texts: Iterable[str], separator: str) -> str:
-    """Join as many as an error names."""
+    """Join the first few texts, as many as an error names."""
     texts = list(texts)
     more = [f"and {len(texts) - FAULTS_SHOWN} more"] if len(texts) > FAULTS_SHOWN else []
     return separator.join(texts[:FAULTS_SHOWN] + more)
@@ -436,7 +450,7 @@ def _dtype(info: TensorInfo) -> torch.dtype:
 
 
 def _batches(requests: list[_Request]) -> Iterator[dict[str, _Request]]:
-    """Sort requests into as few batches as may be in which each name comes once."""
+    """Split requests into as few batches as possible in which each name occurs once."""
     batches: list[dict[str, _Request]] = []
     for request in requests:
         free = next((batch for batch in batches if request.saved.info.name not in batch), None)

@@ -1,8 +1,10 @@
-"""The loader inside SGLang, beside SGLang's own: the same tensors. `make test-sglang` runs it.
+"""The loader inside SGLang, compared with SGLang's own: the same tensors. `make test-sglang` runs
+it.
 
-Needs the Python part of SGLang alone.
+Only the Python part of SGLang is needed.
 
-SGLang's engine needs a GPU or kernels built for the processor. Its loaders do not: models are stand-ins here.
+SGLang's engine needs a GPU or kernels built for the processor. Its loaders do not; the models here
+are stand-ins.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 load_plugins()
 
 WEIGHTS = {f"layers.{index}.norm.weight": Content.random("F32", (5,), index) for index in range(12)}
-# What the engine publishes and its loaders look at.
+# Global state that the engine sets and its loaders read.
 PUBLISHED = SimpleNamespace(
     model_path="",
     model_checksum=None,
@@ -45,7 +47,7 @@ PUBLISHED = SimpleNamespace(
 
 
 class Model(torch.nn.Module):
-    """Keeps what it is given."""
+    """Keeps the weights that it gets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +82,7 @@ def _published(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (loaders, sys.modules[TloadModelLoader.__module__]):
         monkeypatch.setattr(module, "get_model", lambda: PUBLISHED)
     monkeypatch.setattr(loaders, "get_server_args", lambda: None)
-    # Were they renamed, this would test nothing.
+    # If these were renamed, this test would prove nothing.
     assert callable(runtime_context.get_model)
 
 
@@ -162,7 +164,7 @@ def test_from_elsewhere(s3: S3, folder: Path, tmp_path: Path) -> None:
 
 
 def test_errors(folder: Path) -> None:
-    with pytest.raises(ValueError, match="'enable_multithread_load' is no key of tload"):
+    with pytest.raises(ValueError, match="'enable_multithread_load' is not a key of tload"):
         loader({"enable_multithread_load": True})
     shard = folder / "model-00003-of-00012.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])

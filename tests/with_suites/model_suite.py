@@ -1,7 +1,8 @@
 """`ModelTesterMixin` of transformers' source distribution, for small models of four architectures.
 
-transformers' own tests of models are in no registry: configurations and inputs are ours, every test is theirs. Left out
-are the tests of export and of generation, which the mixin takes from files that the distribution lacks.
+transformers' own tests of models are in no registry: configurations and inputs are ours, every test
+is theirs. Tests of export and of generation are left out: the mixin takes them from files that the
+distribution lacks.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ SMALL = {
 
 
 class Tester:
-    """Makes a configuration and inputs, as the mixin asks for them."""
+    """Makes the configuration and inputs that the mixin requires."""
 
     batch_size, seq_length = 3, 7
     hidden_size, num_hidden_layers, num_attention_heads, vocab_size = 32, 2, 4, 99

@@ -1,4 +1,5 @@
-"""pytest plugin of `suites.py`: puts a stand-in in the place of a package, and writes down how each test ended."""
+"""pytest plugin of `suites.py`: replaces a package by a stand-in, and records the outcome of each
+test."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def replace_safetensors() -> None:
-    """Put the readers of `tload.safetensors` into the package itself, for tests that import them from there."""
+    """Put the readers of `tload.safetensors` into the package itself, for tests that import them
+    from there."""
     for suffix, names in tload._patch.READERS.items():
         with contextlib.suppress(ImportError):  # jax, for one
             theirs = importlib.import_module(f"safetensors{suffix}")
@@ -48,9 +50,11 @@ def replace_safetensors() -> None:
 
 
 def replace_runai() -> None:
-    """Install `tload.compat.runai`, and lend it the package's own internals, which its tests import and replace.
+    """Install `tload.compat.runai` with the package's own internals, which its tests import and
+    replace.
 
-    Without them hardly a test file could be imported. What the package and tload both have is tload's.
+    Without them hardly any test file could be imported. Names that both the package and tload have
+    are tload's.
     """
     theirs = {
         module.name: importlib.import_module(module.name)
@@ -75,7 +79,8 @@ def replace_runai() -> None:
 
 
 class Patched:
-    """Runs each test inside `tload.patch()`: modules are imported while tests are, so once would be too early."""
+    """Runs each test inside `tload.patch()`: tests import modules while they run, so once would be
+    too early."""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self) -> Any:
@@ -84,7 +89,7 @@ class Patched:
 
 
 class Recorder:
-    """Notes how each test ended, and how many files tload has opened."""
+    """Records the outcome of each test, and the number of files that tload opened."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -112,7 +117,7 @@ class Recorder:
         if hasattr(report, "wasxfail"):
             outcome = "xpassed" if report.passed else "xfailed"  # type: ignore[assignment]
         known = self.outcomes.get(report.nodeid)
-        # What set-up and tear-down do counts if they fail.
+        # Set-up and tear-down only count if they fail.
         if known is None or known[0] == "passed" or report.failed:
             self.outcomes[report.nodeid] = (outcome, last_line(report.longreprtext))
 
@@ -121,6 +126,6 @@ class Recorder:
 
 
 def last_line(text: str) -> str:
-    """Return the line of a traceback that says what went wrong."""
+    """Return the line of a traceback that names the error."""
     lines = [line for line in text.splitlines() if line.startswith("E ")] or text.splitlines() or [""]
     return lines[0].removeprefix("E").strip()

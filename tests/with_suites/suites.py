@@ -1,8 +1,10 @@
-"""Runs the tests of other projects twice, with their package and with what of tload takes its place, and compares.
+"""Runs the tests of other projects twice, with their package and with tload's replacement, and
+compares.
 
-`make test-suites` runs it. Tests come from package registries: from the source distribution, or from the wheel, of
-exactly the version that is installed. Each test must end as it does with the stock package, whether that is passed,
-failed or skipped: without a network, many fail. Where a difference is meant, `MEANT` says why; any other is an error.
+`make test-suites` runs it. The tests come from package registries: from the source distribution, or
+from the wheel, of exactly the installed version. Each test must end as with the original package,
+whether passed, failed or skipped: without a network, many fail. `MEANT` lists intended differences
+with their reasons; any other is an error.
 """
 
 from __future__ import annotations
@@ -29,29 +31,29 @@ from safetensors.numpy import save_file
 HERE = Path(__file__).parent
 
 SUITE_SECONDS = 3600
-"""A suite that takes longer hangs."""
+"""Seconds: a suite that takes longer hangs."""
 
 
 @dataclass(frozen=True)
 class Suite:
-    """Tests that one artifact has."""
+    """Tests of one artifact."""
 
     package: str
-    """Name in the registry, and of what is installed."""
+    """Name in the registry, and of the installed package."""
     stand_in: str
-    """What the plugin puts in its place."""
+    """Replacement that the plugin installs."""
     folder: str
-    """Where they are to be run, below the root of the source distribution; of a wheel, the package."""
+    """Folder to run in, below the root of the source distribution; of a wheel, the package."""
     files: tuple[str, ...]
-    """Which, below that folder."""
+    """Test files below that folder."""
     note: str
-    """What is left out, and why."""
+    """Tests that are left out, with reasons."""
     wheel: bool = False
-    """Whether the wheel has them."""
+    """`True` if the wheel contains the tests."""
     keyword: str = ""
-    """Which tests of these files, as pytest's `-k`; all if empty."""
+    """Selection of tests in these files, as pytest's `-k`; all if empty."""
     here: bool = False
-    """Whether the files are beside this one: tests of the artifact, for models of ours."""
+    """`True` if the files are beside this one: the artifact's tests, for models of ours."""
 
 
 SUITES = {
@@ -110,10 +112,10 @@ ABSENT = {
     "transformers' tests of its own models": "its source distribution has `tests/test_*.py` and no folder below",
     "PyTorch's tests of distributed checkpoints": "PyTorch publishes wheels only, which have no `test/`",
 }
-"""What no registry has. It needs a checkout of the project."""
+"""Suites that are in no registry, with the reason. They need a checkout of the project."""
 
 STORES = r"no credentials|account is unknown|Lists differ: \[{'status': 'error'|missing after|got 0|is not true$"
-"""Errors of tests that replace the package's way to stores, where tload asks its own."""
+"""Errors of tests that replace the package's access to stores, where tload uses its own."""
 
 MEANT: dict[str, list[tuple[str, str, str]]] = {
     "runai": [
@@ -131,11 +133,12 @@ MEANT: dict[str, list[tuple[str, str, str]]] = {
         ("test_safetensors_streamer", 'AssertionError: ".*" does not match "', "the same error in tload's words"),
     ],
 }
-"""By suite: part of a test's name and of its error, as regular expressions, and why it ends otherwise."""
+"""Intended differences by suite: part of a test's name and of its error, as regular expressions,
+and the reason."""
 
 
 def fetch(suite: Suite, cache: Path) -> Path:
-    """Return the unpacked artifact of the installed version, downloading it if it is not there yet."""
+    """Return the unpacked artifact of the installed version, downloading it if it is missing."""
     wanted = version(suite.package)
     target = cache / f"{suite.package}-{wanted}"
     if not target.exists():
@@ -157,19 +160,19 @@ def fetch(suite: Suite, cache: Path) -> Path:
 
 
 def tests_of(suite: Suite, artifact: Path, work: Path) -> tuple[Path, list[str]]:
-    """Return the folder to run in, and the files, below it."""
+    """Return the folder to run in, and the test files below it."""
     if suite.here:
-        # Away from the configuration of our own tests.
+        # Outside of the configuration of our own tests.
         for file in suite.files:
             shutil.copy(HERE / file, work / file)
         return work, list(suite.files)
     if suite.wheel:
-        # Away from the package's own code, which would be imported from here.
+        # Outside of the package's own code, which would be imported from here.
         (package,) = (path for path in artifact.rglob(suite.folder) if path.is_dir())
         for file in suite.files:
             (work / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(package / file, work / file)
-        # Its tests read this file, and its wheel lacks it.
+        # Its tests read this file, which its wheel lacks.
         file = work / "safetensors_streamer/tests/test_files/test.safetensors"
         file.parent.mkdir()
         save_file({"a": np.arange(12.0).reshape(3, 4), "b": np.ones(5)}, file)
@@ -180,7 +183,8 @@ def tests_of(suite: Suite, artifact: Path, work: Path) -> tuple[Path, list[str]]
 
 
 def run(suite: Suite, artifact: Path, stand_in: str | None, outcomes: Path) -> dict[str, list[str]]:
-    """Run the tests and return how each ended and its error; the key "" has how many files tload opened."""
+    """Run the tests and return the outcome and error of each; key "" has the number of files that
+    tload opened."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TLOAD_")}
     environment |= {
         "HF_HUB_OFFLINE": "1",
@@ -200,7 +204,7 @@ def run(suite: Suite, artifact: Path, stand_in: str | None, outcomes: Path) -> d
             command, cwd=folder, env=environment, stdout=output, stderr=output, check=False, timeout=SUITE_SECONDS
         )
     if not outcomes.exists():
-        sys.exit(f"pytest did not come to its end: see {log}")
+        sys.exit(f"pytest did not finish: see {log}")
     found = json.loads(outcomes.read_text())
     if not found["tests"]:
         sys.exit(f"no test was found: see {log}")
@@ -213,7 +217,7 @@ def counted(outcomes: dict[str, list[str]]) -> str:
 
 
 def compare(name: str, stock: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[list[str], list[str]]:
-    """Return the differences that are meant, and those that are not, as lines."""
+    """Return the intended and the other differences, as lines."""
     meant, wrong = [], []
     reasons = MEANT.get(name, [])
     for test in sorted({*stock, *ours} - {""}):

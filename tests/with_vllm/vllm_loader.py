@@ -1,6 +1,7 @@
-"""The loader inside vLLM, beside vLLM's own: the same tensors, the same errors. Needs vLLM: `make test-vllm` runs it.
+"""The loader inside vLLM, compared with vLLM's own: the same tensors, the same errors. Needs vLLM:
+`make test-vllm` runs it.
 
-Models are stand-ins that keep what they are given; `vllm_tokens.py` runs real ones.
+The models are stand-ins that keep the weights that they get; `vllm_tokens.py` runs real ones.
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def test_weights_beside_the_models_own_have_their_prefix(folder: Path, tmp_path:
     model = Model()
     model.secondary_weights = [
         DefaultModelLoader.Source(str(tower), None, prefix="tower."),
-        # BGE-M3 has such files: they are none of ours, and come through vLLM's own reader.
+        # BGE-M3 has such files: tload does not read them; vLLM's own reader does.
         DefaultModelLoader.Source(str(tower), None, prefix="pt.", allow_patterns_overrides=["*.pt"]),
     ]
     got = weights_of(loader(), config(folder), model)
@@ -184,7 +185,7 @@ def test_weights_beside_the_models_own_have_their_prefix(folder: Path, tmp_path:
         weights_of(loader({"verify": "require"}), config(folder), verified)
 
 
-def test_what_the_model_has_no_use_for_is_not_read(folder: Path) -> None:
+def test_unused_tensors_are_not_read(folder: Path) -> None:
     model = Model()
     model.is_unused_checkpoint_weight = lambda name: "experts" in name
     assert set(weights_of(loader(), config(folder), model)) == set(DENSE)
@@ -204,7 +205,7 @@ def test_all_parameters_must_be_loaded(folder: Path) -> None:
         with pytest.raises(ValueError, match=r"Following weights were not initialized from checkpoint: \{'place'\}"):
             which.load_weights(Model([*DENSE, "missing"]), config(folder))
     loader({"enable_weights_track": False}).load_weights(Model([*DENSE, "missing"]), config(folder))
-    # As with vLLM's own, a quantised model is not held to it.
+    # As with vLLM's own loader, a quantized model is exempt.
     loader().load_weights(Model([*DENSE, "missing"]), config(folder, quantization="fp8"))
 
 
@@ -247,7 +248,7 @@ def test_a_bad_shard_is_an_error_that_says_where(folder: Path, harm: str) -> Non
     ) as caught:
         loader().load_weights(model, config(folder))
     assert isinstance(caught.value.__cause__, tload.FormatError)
-    # Headers are read first: the model has not been given half of it.
+    # Headers are read first: the model has not received half of the weights.
     assert model.got == {}
 
 
@@ -274,11 +275,11 @@ def test_from_a_bucket(s3: S3, folder: Path, tmp_path: Path) -> None:
     assert isinstance(caught.value.__cause__, tload.NotFoundError)
     patterned = Model()
     patterned.allow_patterns_overrides = ["*er/*.safetensors"]
-    with pytest.raises(ValueError, match="Model chooses files by patterns of its own"):
+    with pytest.raises(ValueError, match="Model chooses files by its own patterns"):
         weights_of(loader(extra), config(tmp_path), patterned)
 
 
-def test_a_draft_model_has_a_place_of_its_own(folder: Path, tmp_path: Path) -> None:
+def test_draft_model_ignores_source(folder: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     draft.mkdir()
     write_file(draft / "model.safetensors", {"draft": Content.random("F32", (2,), 0)})
@@ -322,6 +323,6 @@ def test_ranks_of_a_machine_go_through_the_page_cache(folder: Path, monkeypatch:
         monkeypatch.setattr(_loader, "get_current_vllm_config_or_none", lambda current=current: current)
         weights_of(loader(), config(folder))
     assert asked == [1, 4, 2, 6]
-    # What this counts is there in this vLLM.
+    # The counted attributes exist in this version of vLLM.
     parallel = VllmConfig().parallel_config
     assert (parallel.local_world_size, max(1, parallel.data_parallel_size_local)) == (1, 1)

@@ -1,7 +1,9 @@
-"""Runs vLLM on the CPU with its own loader and with tload, and compares what the models say: `make test-vllm`.
+"""Runs vLLM on the CPU with its own loader and with tload, and compares the generated tokens: `make
+test-vllm`.
 
-Makes its models itself: a tiny Llama and a tiny Mixtral of random numbers, in several shards, with a tokenizer. Each
-run is a process of its own, as loaders, plugins and environments are a matter of the process. Nothing is downloaded.
+It makes its own models: a tiny Llama and a tiny Mixtral of random numbers, in several shards, with
+a tokenizer. Each run is a process of its own, because loaders, plugins and environments are per
+process. Nothing is downloaded.
 
     python tests/with_vllm/vllm_tokens.py [--results FILE] [--only WORD]
 """
@@ -49,15 +51,15 @@ class Case:
     title: str
     arguments: dict[str, Any]
     reference: str | None = None
-    """Title of the run that must say the same. `None`: it is one itself."""
+    """Title of the run with the same expected tokens. `None`: this is such a run."""
     environment: dict[str, str] = field(default_factory=dict)
     fails: str | None = None
-    """What the error must match, if the run must fail."""
+    """Regular expression for the error, if the run must fail."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of it."""
+    """Result of a run."""
 
     said: list[Any] | None
     log: str
@@ -68,7 +70,7 @@ class Outcome:
 
 
 def run_case(arguments: dict[str, Any]) -> None:
-    """Load a model and let it speak."""
+    """Load a model and generate tokens."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(enforce_eager=True, dtype="bfloat16", max_model_len=128, max_num_seqs=4, seed=0, **arguments)
@@ -81,7 +83,8 @@ def run_case(arguments: dict[str, Any]) -> None:
 
 
 def start(case: Case, log: Path) -> Outcome:
-    """Run a case in a child, which has vLLM imported already: that takes longer than all the rest."""
+    """Run a case in a child process that has already imported vLLM: the import takes longer than
+    everything else."""
     child = multiprocessing.get_context("fork").Process(target=_child, args=(case, log))
     child.start()
     child.join(PATIENCE)
@@ -102,7 +105,8 @@ def _child(case: Case, log: Path) -> None:
 
 
 def make_models(folder: Path) -> None:
-    """Write `llama` and `mixtral`, each in several shards, and folders that are variations of `llama`."""
+    """Write `llama` and `mixtral`, each in several shards, and folders with variations of
+    `llama`."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import (
@@ -126,7 +130,7 @@ def make_models(folder: Path) -> None:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
-        "initializer_range": 0.2,  # wide enough that the next word is not decided by rounding
+        "initializer_range": 0.2,  # wide enough that rounding does not decide the next token
     }
     torch.manual_seed(0)
     llama = LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=False))
@@ -135,7 +139,7 @@ def make_models(folder: Path) -> None:
         model.to(torch.bfloat16).save_pretrained(folder / name, max_shard_size="700KB")
         tokenizer.save_pretrained(folder / name)
         assert len(list((folder / name).glob("*.safetensors"))) > 3
-    # The same without weights, whose place is told otherwise.
+    # The same without weights, whose location is given separately.
     shutil.copytree(folder / "llama", folder / "bare", ignore=shutil.ignore_patterns("*.safetensors*"))
     truncated = folder / "truncated"
     shutil.copytree(folder / "llama", truncated)
@@ -198,7 +202,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
             ),
         ]
     two = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # else it wants a NUMA node for each rank
+    unbound = {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}  # otherwise it requires a NUMA node for each rank
     listed += [
         Case("Llama, 2 ranks, `auto`", {"model": llama, **two}, environment=unbound),
         Case(
@@ -215,7 +219,7 @@ def cases(folder: Path, s3: servers.S3 | None) -> list[Case]:
         Case(
             "a key that is none",
             {"model": llama, "load_format": "tload", "model_loader_extra_config": {"memory_limt": 1}},
-            fails=r"(model_loader_extra_config: 'memory_limt' is no key of tload; did you mean 'memory_limit'\?)$",
+            fails=r"(model_loader_extra_config: 'memory_limt' is not a key of tload; did you mean 'memory_limit'\?)$",
         ),
         Case(
             "a shard that ends early",
@@ -285,7 +289,7 @@ def main() -> int:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         os.environ["HF_HUB_CACHE"] = str(folder / "hub")
-        # Not in this process: children of one that has computed something in threads hang.
+        # Not in this process: children of a process that has computed in threads hang.
         maker = multiprocessing.get_context("spawn").Process(target=make_models, args=(folder,))
         maker.start()
         maker.join()

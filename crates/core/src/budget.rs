@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_limit_of_its_own_a_load_stays_within_its_control_group() {
+    fn default_budget_stays_within_control_group() {
         let budget = |sizes: &[u64], group: &GroupLimit, kept, limit| {
             with(sizes, sizes.len(), |demand| {
                 let demand = Demand {
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn staging_stays_within_the_control_group_too() {
+    fn staging_stays_within_control_group() {
         with(&[512 * MIB], 0, |demand| {
             let group = group(64 * MIB, 0);
             let demand = Demand {
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn staging_has_slots_for_reads_and_copies_and_never_more_than_the_limit() {
+    fn staging_slots_cover_reads_and_copies_within_limit() {
         with(&[32 * MIB], 0, |demand| {
             let free = demand.host(None, true, &options(None, None)).expect("fits");
             assert_eq!((free.pool, free.slot, free.slots), (0, MIB, 16));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_asked_for_what_is_free() {
+    fn device_budget_fits_free_memory() {
         with(&[4 * MIB, 6 * MIB], 0, |demand| {
             let device = |free, limit| demand.device(1, 3, free, &options(None, limit));
             assert_eq!(device(100 * MIB, Some(6 * MIB)).expect("fits"), 6 * MIB);

@@ -563,7 +563,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_takes_one_read_unless_it_is_longer_than_the_first() {
+    fn header_takes_second_read_only_beyond_first_read() {
         assert_eq!(fetches(2), 1);
         assert_eq!(fetches(FIRST_READ_BYTES - 8), 1);
         assert_eq!(fetches(FIRST_READ_BYTES - 7), 2);

@@ -1,8 +1,9 @@
-//! Copies a checkpoint with everything beside it, from wherever it is, into a local folder.
+//! Copies a checkpoint with everything beside it, from any source, into a local folder.
 //!
-//! Owns the order of events: list, leave out, skip what is there, read the rest. What is to be copied is found in `list`, named in
-//! `names` and read in `fetch`; `target` writes, `journal` and `record` remember, `work` keeps many requests going, and `stop` ends them. No tensor
-//! is looked at.
+//! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
+//! files, `names` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
+//! and `record` persist the state, `work` keeps many requests in flight, and `stop` cancels them.
+//! The copy does not parse tensors.
 
 mod fetch;
 mod journal;
@@ -29,30 +30,32 @@ use names::Filter;
 use stop::Stop;
 use target::Root;
 
-/// Longest request, bytes. Shorter than a load's longest: a file of few requests would not keep all connections busy.
+/// Maximum length of a request, bytes. Shorter than the maximum of a load: a file of few requests
+/// would not keep all connections busy.
 const RANGE_BYTES: u64 = 16 << 20;
 
-/// Requests at a time, as in a load from an object store.
+/// Requests in flight, as in a load from an object store.
 const DEPTH: usize = 16;
 const DEPTH_MAX: usize = 4096;
 
-/// What to copy, and how.
+/// Options of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyOptions {
-    /// Exactly the files at these paths below the source. Default: none, which takes all.
+    /// Exactly the files at these paths below the source. Default: `None`, which selects all.
     pub names: Option<Vec<String>>,
-    /// Globs, of which one must match a file's path below the source, or its last component. Default: empty, which takes all.
+    /// Globs, of which one must match a file's path below the source, or its last component.
+    /// Default: empty, which selects all.
     pub include: Vec<String>,
-    /// Globs of files to leave out. Default: none.
+    /// Globs of files to exclude. Default: none.
     pub exclude: Vec<String>,
-    /// Whether to take files and folders whose names begin with a dot. Default: no.
+    /// Includes files and folders whose names begin with a dot. Default: no.
     pub hidden: bool,
-    /// Whether to copy what is there already, and to begin anew what is there in pieces. Default: no.
+    /// Copies existing files again, and discards incomplete ones. Default: no.
     pub force: bool,
-    /// Requests (of files: reads) at a time, over all files; 1 to 4096. Default: 16.
+    /// Requests (for files: reads) in flight, over all files; 1 to 4096. Default: 16.
     pub depth: usize,
-    /// Longest request, bytes; at least 4096. Default: 16 MiB.
+    /// Maximum length of a request, bytes; at least 4096. Default: 16 MiB.
     pub range_bytes: u64,
 }
 
@@ -70,16 +73,17 @@ impl Default for CopyOptions {
     }
 }
 
-/// One copy: a checkpoint's folder with all files below it, or a single file, into a local folder.
+/// Copy of a checkpoint's folder with all files below it, or of a single file, into a local folder.
 ///
-/// A file appears under its name when it is complete and on disk, never before. One that is not complete stays as
-/// `.NAME.tload-partial`, with a journal beside it; the next copy goes on from there if the source is the same still.
+/// A file appears under its name when it is complete and on disk, never before. An incomplete file
+/// stays as `.NAME.tload-partial`, with a journal beside it; the next copy resumes it if the source
+/// has not changed.
 ///
-/// A file is skipped if an earlier copy brought it from the same source in the same state, and it
+/// A file is skipped if an earlier copy created it from the same source in the same state, and it
 /// has not been changed since. Each finished file has a record of that: its source with length,
-/// `ETag`, version and time of change, in the extended attribute `user.tload.copied`, or in a hidden
-/// file `.NAME.tload-copied` where the file system has no such attributes. A source that gives
-/// nothing to tell its states apart is copied every time.
+/// `ETag`, version and modification time, in the extended attribute `user.tload.copied`, or in a
+/// hidden file `.NAME.tload-copied` where the file system has no such attributes. A source without
+/// anything that distinguishes its states is copied every time.
 ///
 /// ```no_run
 /// # fn main() -> tload::Result<()> {
@@ -98,67 +102,70 @@ pub struct Copy {
     shared: Arc<Shared>,
 }
 
-/// Watches a copy, and ends it, from another thread.
+/// Observes a copy, and cancels it, from another thread.
 #[derive(Clone, Debug)]
 pub struct CopyControl(Arc<Shared>);
 
-/// How far a copy is. Grows only, but for the totals, which are known bit by bit where sources cannot be listed.
+/// Progress of a copy. Values only grow, except the totals, which are discovered step by step where
+/// sources cannot be listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CopyProgress {
-    /// Bytes of the files that are being copied, without skipped ones.
+    /// Bytes of the files to copy, without skipped ones.
     pub bytes_total: u64,
-    /// Bytes of these that have arrived, in earlier copies too.
+    /// Bytes of these that have arrived, including those from earlier copies.
     pub bytes_done: u64,
-    /// After a copy that failed or was cancelled: bytes that the next one need not ask for again.
+    /// Bytes that the next copy need not request again; set after a copy that failed or was
+    /// cancelled.
     pub bytes_kept: u64,
 }
 
-/// What a copy did.
+/// Report of a copy.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct CopyReport {
-    /// The source, without secrets.
+    /// Location of the source, without secrets.
     pub location: String,
-    /// The folder that was copied to.
+    /// Target folder.
     pub target: String,
-    /// Files that were copied, the last bytes of them by this copy.
+    /// Files that were completed by this copy.
     pub copied_files: u64,
     /// Bytes that this copy read.
     pub copied_bytes: u64,
-    /// Bytes that earlier copies had brought already.
+    /// Bytes that earlier copies had fetched.
     pub resumed_bytes: u64,
-    /// Files that were there already.
+    /// Files that existed already.
     pub skipped_files: u64,
-    /// Bytes of these.
+    /// Bytes of the skipped files.
     pub skipped_bytes: u64,
-    /// Requests to object stores, without those for lists.
+    /// Requests to object stores, without list requests.
     pub requests: u64,
-    /// Requests that were repeated.
+    /// Requests that were retried.
     pub retries: u64,
-    /// Copied files whose store sends neither `ETag` nor Last-Modified (`allow_unversioned`): length,
-    /// first and last bytes were compared once more at the end of each.
+    /// Copied files whose store sends neither `ETag` nor Last-Modified (`allow_unversioned`): their
+    /// length, first and last bytes were compared once more at the end.
     pub unversioned_files: u64,
     /// Seconds from the call to the last byte on disk.
     pub seconds: f64,
 }
 
-/// A file below a source.
+/// File below a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ListedFile {
     /// Path below the source, with `/`; the file's own name when the source is a file.
     pub name: String,
-    /// Length, bytes; none where only opening it would tell (web servers, which list nothing).
+    /// Length, bytes; `None` if only opening the file would tell (web servers, which list nothing).
     pub bytes: Option<u64>,
 }
 
-/// All files below a source, hidden ones too, by name. None for a prefix that no object of a store begins with.
+/// Lists all files below a source by name, including hidden ones. Returns none for a prefix that no
+/// object of a store begins with.
 ///
 /// # Errors
 ///
-/// What listing the source runs into: [`ErrorKind::NotFound`] for a path that is not there, [`ErrorKind::PermissionDenied`],
-/// [`ErrorKind::Remote`].
+/// Errors of listing the source: [`ErrorKind::NotFound`] for a path that does not exist,
+/// [`ErrorKind::PermissionDenied`], [`ErrorKind::Remote`].
 pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedFile>> {
     let options = CopyOptions {
         hidden: true,
@@ -170,7 +177,7 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     for entry in list::entries(source, &filter, &sources, &shared)? {
         let mut bytes = entry.listed.map(|listed| listed.len);
         if bytes.is_none() && entry.location == *source {
-            // Nothing is below it; whether it is an object itself, only opening it tells.
+            // Nothing is below it; only opening it tells whether it is an object itself.
             match sources.open(source, &shared) {
                 Ok(opened) => bytes = Some(opened.origin()?.len),
                 Err(error) if error.kind() == ErrorKind::NotFound => continue,
@@ -185,7 +192,7 @@ pub fn list_files(source: &Location, store: &StoreOptions) -> Result<Vec<ListedF
     Ok(listed)
 }
 
-/// Whether to go on, and what has been counted.
+/// Cancellation flag and counters of a copy.
 #[derive(Debug, Default)]
 struct Shared {
     stop: Stop,
@@ -214,13 +221,13 @@ impl Shared {
 }
 
 impl CopyControl {
-    /// Ends the copy soon. What has arrived is kept for the next one.
+    /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::SeqCst);
         self.0.stop.raise();
     }
 
-    /// How far it is.
+    /// Returns the progress.
     pub fn progress(&self) -> CopyProgress {
         let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         CopyProgress {
@@ -232,7 +239,7 @@ impl CopyControl {
 }
 
 impl Copy {
-    /// A copy of `source` into the folder `target`, which is made if it is not there.
+    /// Creates a copy of `source` into the folder `target`, which is created if it does not exist.
     pub fn new(source: &Location, target: impl Into<PathBuf>) -> Self {
         Self {
             source: source.clone(),
@@ -243,32 +250,33 @@ impl Copy {
         }
     }
 
-    /// What to copy, and how.
+    /// Sets the options.
     #[must_use]
     pub fn options(mut self, options: CopyOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// How the object store of the source is reached.
+    /// Sets the options for the object store of the source.
     #[must_use]
     pub fn store(mut self, store: StoreOptions) -> Self {
         self.store = store;
         self
     }
 
-    /// Watches the copy, and ends it.
+    /// Returns a handle that observes and cancels the copy.
     pub fn control(&self) -> CopyControl {
         CopyControl(Arc::clone(&self.shared))
     }
 
-    /// Copies.
+    /// Runs the copy.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for names that lead out of the target; [`ErrorKind::OutOfMemory`] for a full disk;
-    /// [`ErrorKind::Changed`] for a source that was replaced meanwhile; [`ErrorKind::Cancelled`]; and what opening and reading
-    /// sources gives. After an error, what has arrived is kept for the next copy.
+    /// [`ErrorKind::InvalidRequest`] for names that lead out of the target;
+    /// [`ErrorKind::OutOfMemory`] for a full disk; [`ErrorKind::Changed`] for a source that was
+    /// replaced meanwhile; [`ErrorKind::Cancelled`]; and errors of opening and reading sources.
+    /// After an error, the bytes that have arrived are kept for the next copy.
     pub fn run(self) -> Result<CopyReport> {
         let started = Instant::now();
         self.validate()?;
@@ -279,11 +287,11 @@ impl Copy {
             return Err(Error::new(ErrorKind::NotFound, "there is nothing to copy")
                 .with_location(&self.source)
                 .with_hint(
-                    "check the path and the patterns; hidden files are left out unless asked for",
+                    "check the path and the patterns; hidden files are excluded by default",
                 ));
         }
         for name in self.options.names.iter().flatten() {
-            // They are sorted.
+            // The entries are sorted.
             let found = entries.binary_search_by(|entry| entry.name.as_str().cmp(name));
             if found.is_err() {
                 return Err(Error::new(
@@ -312,7 +320,7 @@ impl Copy {
             ));
         }
         if self.target.to_string_lossy().contains("://") {
-            // Not the URL: it may carry credentials.
+            // Without the URL: it may contain credentials.
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "the target is a URL; checkpoints are copied into local directories only",
@@ -327,7 +335,7 @@ impl Copy {
         Ok(())
     }
 
-    /// The files that are not there yet, and that there is room for.
+    /// Returns the files to copy, and requires enough disk space for them.
     fn absent(&self, entries: Vec<Entry>, root: &Root) -> Result<Vec<Entry>> {
         let mut absent = Vec::new();
         let mut needed = 0u64;

@@ -232,7 +232,7 @@ mod tests {
     const BOTH: [Polynomial; 2] = [Polynomial::Crc32c, Polynomial::Crc64Nvme];
 
     #[test]
-    fn the_catalogues_own_example() {
+    fn crc_matches_catalogue_check_values() {
         // "check" in the catalogue: the CRC of the nine ASCII digits.
         assert_eq!(Polynomial::Crc32c.of(&[b"123456789"]), 0xE306_9283);
         assert_eq!(
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_one_byte() {
+    fn sum_handles_zero_and_one_byte() {
         for polynomial in BOTH {
             let sum = Sum::new(polynomial, 0);
             assert!(sum.is_whole());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn far_apart() {
+    fn combine_matches_library_for_huge_lengths() {
         // Lengths that do not fit into memory, checked against the library's own combination.
         for polynomial in BOTH {
             let (first, second) = (polynomial.of(&[b"first"]), polynomial.of(&[b"second"]));
@@ -268,7 +268,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn in_any_order(
+        fn sum_is_independent_of_piece_order(
             bytes in prop::collection::vec(any::<u8>(), 1..3000),
             cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..9),
             seed in any::<u64>(),

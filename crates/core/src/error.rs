@@ -528,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_leaves_out_a_cause_that_the_line_before_ends_with() {
+    fn chain_omits_cause_that_repeats_previous_line() {
         let error = Error::new(ErrorKind::InvalidFormat, "found 3, wanted 4")
             .with_location("a")
             .with_source("found 3, wanted 4");
@@ -536,13 +536,13 @@ mod tests {
     }
 
     #[test]
-    fn terminals_get_no_orders_from_file_names() {
+    fn location_with_control_characters_is_escaped() {
         let error = Error::new(ErrorKind::NotFound, "gone").with_location("a\x1b[31m\u{9b}é");
         assert_eq!(error.to_string(), "a\\u{1b}[31m\\u{9b}é: gone");
     }
 
     #[test]
-    fn nothing_that_is_kept_is_obeyed_or_endless() {
+    fn error_texts_are_escaped_and_truncated() {
         let odd = "a\u{1b}[31m\n\u{202e}é";
         let error = Error::new(ErrorKind::Io, odd)
             .with_hint(odd)
@@ -564,7 +564,7 @@ mod tests {
     }
 
     #[test]
-    fn unseen_characters_are_those_that_rust_escapes_too() {
+    fn invisible_characters_are_escaped_by_rust_debug() {
         // Only up to the tags: others belong to particular scripts, and do not affect letters.
         for character in ('\0'..'\u{e0080}').filter(|&c| is_unseen(c) || c.is_control()) {
             let debug = format!("{:?}", format!("a{character}"));

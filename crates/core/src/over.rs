@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_hear_of_it_once_whenever_they_come() {
+    fn listeners_are_called_once_before_or_after_raise() {
         let over = Over::default();
         let heard = Arc::<AtomicU32>::default();
         let listen = || {

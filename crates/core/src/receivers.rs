@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_differs_is_listed_at_once() {
+    fn mismatches_are_all_listed_in_one_error() {
         let tensors = [
             info("a", Dtype::F32, &[2, 3]),
             info("b", Dtype::Bf16, &[4]),
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_both_have_is_loaded_straight_if_it_can_be() {
+    fn lenient_match_loads_common_tensors_directly_if_dtype_matches() {
         let tensors = [
             info("a", Dtype::F32, &[2]),
             info("b", Dtype::F32, &[2]),
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn tied_memory_is_filled_once_and_an_overlap_is_refused() {
+    fn tied_memory_is_filled_once_and_overlap_is_rejected() {
         let tensors = [info("a", Dtype::U8, &[8]), info("b", Dtype::U8, &[8])];
         let tied = |name: &str| receiver(name, Dtype::U8, &[8], Some(memory(0x1000, 8)));
         let matched_both =
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn views_of_the_same_memory_are_refused_unless_they_are_the_same_tensor() {
+    fn aliasing_views_are_rejected_unless_same_tensor() {
         let tensors = [
             info("a", Dtype::F32, &[4, 4]),
             info("b", Dtype::F32, &[4, 4]),
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tied_receiver_that_is_not_contiguous_is_filled_once_and_not_missed() {
+    fn noncontiguous_tied_receiver_is_filled_once_and_not_missing() {
         let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
         let tied = |name: &str| strided(name, Dtype::F32, 0x1000, &columns, "F32");
         let tensors = [

@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_a_limit_and_then_it_gives_up() {
+    fn backoff_doubles_to_limit_then_gives_up() {
         let retries = Retries::default();
         let longest = |failed| retries.wait(Transient::Broken, failed, None, u32::MAX);
         let millis: Vec<_> = (1..=8)
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_pass_on_a_network_is_tried_again_and_what_stays_is_not() {
+    fn transient_errnos_are_retryable_and_permanent_are_not() {
         for errno in [libc::EIO, libc::ESTALE, libc::ECONNABORTED] {
             assert_eq!(Transient::of_errno(errno), Some(Transient::Broken));
         }
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_is_obeyed_within_reason() {
+    fn retry_after_is_honoured_up_to_maximum() {
         let wait = |asked| {
             let asked = Some(Duration::from_secs(asked));
             Retries::default().wait(Transient::Busy, 1, asked, 0)
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_long_for_a_host_that_is_not_there() {
+    fn unreachable_host_is_retried_less_when_opening() {
         let retries = Retries::default();
         assert!(retries.wait(Transient::Unreachable, 3, None, 0).is_some());
         assert_eq!(retries.wait(Transient::Unreachable, 4, None, 0), None);

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_group_of_version_2_with_the_least_left_counts() {
+    fn cgroup_v2_limit_with_least_left_wins() {
         let found = limit(&[
             ("proc/self/cgroup", "0::/a/b\n"),
             ("sys/fs/cgroup/a/b/memory.max", "max\n"),
@@ -169,7 +169,7 @@ mod tests {
 
     /// The kernel can reclaim 300,000 of the 900,000 used bytes: 400,000 are left, not 100,000.
     #[test]
-    fn pages_of_files_are_not_used_up() {
+    fn reclaimable_pages_do_not_count_as_used() {
         let stat =
             "anon 600000\nactive_file 100000\ninactive_file 150000\nslab_reclaimable 50000\n";
         let found = limit(&[
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_without_a_limit_has_none_and_neither_has_what_shows_nothing() {
+    fn cgroup_v1_unlimited_or_unreadable_has_no_limit() {
         assert_eq!(
             limit(&[
                 ("proc/self/cgroup", "8:pids:/\n4:cpu,memory:/job\n0::/\n"),

@@ -45,7 +45,7 @@ mod tests {
     use super::side_by_side;
 
     #[test]
-    fn results_come_in_the_order_of_the_items_whoever_did_them() {
+    fn results_keep_item_order_for_any_thread_count() {
         let items: Vec<usize> = (0..1000).collect();
         for threads in [0, 1, 2, 7, 2000] {
             let doubled = side_by_side(&items, threads, |item| item * 2);

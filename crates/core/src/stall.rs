@@ -127,14 +127,14 @@ mod tests {
     }
 
     #[test]
-    fn a_few_observations_say_nothing() {
+    fn limit_is_default_with_few_observations() {
         assert_eq!(usual([]).limit(), UNKNOWN);
         assert_eq!(usual([1; 15]).limit(), UNKNOWN);
         assert_eq!(usual([1; 16]).limit(), FLOOR);
     }
 
     #[test]
-    fn the_limit_is_four_times_what_most_take_and_one_in_twenty_does_not_move_it() {
+    fn limit_is_four_times_p95() {
         let limit = usual([1000; 100]).limit();
         let expected = Duration::from_secs(4)..Duration::from_secs(5);
         assert!(expected.contains(&limit), "{limit:?}");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_is_too_long_or_too_short_to_be_counted() {
+    fn extreme_latencies_are_counted() {
         let mut usual = usual([0; 40]);
         assert_eq!(usual.limit(), FLOOR);
         for _ in 0..40 {
@@ -156,7 +156,7 @@ mod tests {
 
     #[cfg(feature = "object")]
     #[test]
-    fn one_request_in_twenty_is_sent_twice_and_one_of_few() {
+    fn hedges_are_limited_to_one_plus_one_in_twenty() {
         let mut hedges = Hedges::default();
         hedges.requested();
         assert!(hedges.take());

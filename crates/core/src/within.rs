@@ -92,7 +92,7 @@ mod tests {
     const LONG: Option<Duration> = Some(Duration::from_secs(1000));
 
     #[test]
-    fn what_ends_in_time_returns_and_what_does_not_is_named() {
+    fn run_with_timeout_returns_in_time_or_names_pending_operation() {
         let underway = Underway::default();
         for limit in [None, LONG] {
             assert_eq!(
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "ours")]
-    fn a_panic_stays_one() {
+    fn task_panic_propagates() {
         let _ = within::<()>(LONG, &Underway::default(), WORDS, || panic!("ours"));
     }
 }

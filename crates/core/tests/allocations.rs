@@ -1,4 +1,5 @@
-//! A read allocates nothing: a load of many reads makes as many allocations as one of few. A process of its own: it counts them.
+//! Reads make no allocations: a load of many reads makes as many as a load of few. Runs in a
+//! process of its own, since it counts allocations.
 
 use tload::source::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
@@ -9,16 +10,16 @@ static COUNTED: dhat::Alloc = dhat::Alloc;
 
 const TENSOR_BYTES: usize = 32 << 20;
 
-/// Of the plan's lists and the engines' queues, which grow by doubling.
+/// Allowance for the plan's lists and the engines' queues, which grow by doubling.
 const GROWTH: u64 = 64;
 
-/// Allocations of a load in reads of so many bytes, and how many reads there were.
+/// Loads with reads of `extent` bytes. Returns the number of allocations and of reads.
 fn allocations(location: &Location, engine: EngineChoice, cache: Cache, extent: u64) -> (u64, u64) {
     let mut options = Options::default();
     options.engine = engine;
     options.cache = cache;
     options.extent_bytes = Some(extent);
-    // As many reads in flight in both: engines have room for each.
+    // Equal numbers of reads in flight: engines reserve room for each.
     options.depth = Some(4);
     options.lanes = Some(1);
     let loader = Loader::open(location).expect("valid").options(options);
@@ -45,7 +46,7 @@ fn a_read_allocates_nothing() {
 
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
         for cache in [Cache::Buffered, Cache::Direct] {
-            // What is made once in a process, such as thread-local state, is made.
+            // Create the state that a process creates once, such as thread-local variables.
             allocations(&location, engine, cache, 1 << 20);
             let (few, few_reads) = allocations(&location, engine, cache, 1 << 20);
             let (many, many_reads) = allocations(&location, engine, cache, 32 << 10);

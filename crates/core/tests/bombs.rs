@@ -1,5 +1,5 @@
-//! Hostile files make nobody allocate: the memory that opening takes is bounded by the file's length, never by what the file says.
-//! A process of its own: it counts bytes.
+//! Limits on allocations for hostile files: the memory that opening takes is bounded by the file's
+//! length, never by its contents. Runs in a process of its own, since it counts bytes.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::os::unix::fs::FileExt as _;
@@ -27,7 +27,7 @@ mod overlay;
 )]
 mod requirement;
 
-/// Counts what is allocated, and the most that was at a time.
+/// Allocator that counts current and peak bytes.
 struct Counting;
 
 static NOW: AtomicUsize = AtomicUsize::new(0);
@@ -38,30 +38,32 @@ static CALLS: AtomicUsize = AtomicUsize::new(0);
 static COUNTED: Counting = Counting;
 
 #[expect(unsafe_code, reason = "an allocator is unsafe by its nature")]
-// SAFETY: every call is the system allocator's, with what the caller gave.
+// SAFETY: every call is passed to the system allocator, with the caller's arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(now, Ordering::Relaxed);
         CALLS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's own promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's own promises.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(memory, layout) }
     }
 }
 
-/// What opening takes whatever the file holds, bytes: threads, paths, the first read.
+/// Memory that opening takes whatever the file holds, bytes: threads, paths, the first read.
 const CONSTANT: usize = 1 << 20;
 
-/// Length of the bombs, bytes. What they take grows with it; the largest header there may be is 25 times as long.
+/// Length of the bombs, bytes. Their memory grows with it; the longest valid header is 25 times as
+/// long.
 const LENGTH: usize = 4_000_000;
 
-/// The most bytes that were allocated at a time while a file with these bytes was opened, how often, and what came of it.
+/// Opens a file with these bytes. Returns the peak of allocated bytes, the number of allocations,
+/// and the result.
 fn open(folder: &Path, name: &str, bytes: &[u8]) -> (usize, usize, tload::Result<Checkpoint>) {
     let path = folder.join(name);
     std::fs::write(&path, bytes).expect("the temporary folder takes files");
@@ -79,7 +81,7 @@ fn file(header: &str) -> Vec<u8> {
     file
 }
 
-/// `one` with a number in it, again and again, up to [`LENGTH`] bytes.
+/// Repeats `one` with increasing numbers, up to [`LENGTH`] bytes.
 fn many(one: impl Fn(usize) -> String) -> String {
     let mut text = String::with_capacity(LENGTH);
     let mut number = 0;
@@ -93,8 +95,8 @@ fn many(one: impl Fn(usize) -> String) -> String {
 
 const EMPTY: &str = r#"{"dtype":"U8","shape":[0],"data_offsets":[0,0]}"#;
 
-/// What it is, its header, how many times its length opening it may take, how many allocations at most for each thousand of its bytes,
-/// and what is wrong with it; nothing for one that is valid.
+/// Description, header, maximum memory as a multiple of its length, maximum number of allocations
+/// for each thousand of its bytes, and the expected error; `None` for a valid one.
 type Bomb = (&'static str, String, usize, usize, Option<&'static str>);
 
 #[expect(clippy::too_many_lines, reason = "a table")]
@@ -203,7 +205,7 @@ fn headers() -> Vec<Bomb> {
     ]
 }
 
-/// Index files, likewise.
+/// Returns bombs in index files.
 fn indexes() -> Vec<Bomb> {
     let map = |entries: String| format!("{{\"weight_map\":{{{entries}}}}}");
     vec![
@@ -252,7 +254,7 @@ fn indexes() -> Vec<Bomb> {
     ]
 }
 
-/// What is found beside a checkpoint, likewise: manifests, and what signatures are of.
+/// Returns bombs in files beside a checkpoint: manifests, and payloads of signatures.
 fn manifests() -> Vec<Bomb> {
     let whole = |files: String| format!("{{\"tload_manifest\":1,\"files\":{{{files}}}}}");
     let digests = format!(
@@ -379,7 +381,7 @@ fn signed() -> Vec<Bomb> {
     ]
 }
 
-/// The same for a file beside a checkpoint, which is looked at by loads that compare.
+/// Like [`open`], for a file beside a checkpoint, which verifying loads read.
 fn found(folder: &Path, name: &str, text: &str) -> (usize, usize, tload::Result<()>) {
     let checkpoint = folder.join("m.safetensors");
     std::fs::write(&checkpoint, file("{}")).expect("the temporary folder takes files");
@@ -395,10 +397,10 @@ fn found(folder: &Path, name: &str, text: &str) -> (usize, usize, tload::Result<
     (peak, calls, found)
 }
 
-/// Takes what it is, its length, what reading it took, and what that may be.
+/// Function that checks a description, a length, the memory used, and its limits.
 type Judge<'a> = &'a mut dyn FnMut(&str, usize, (usize, usize), (usize, usize));
 
-/// What is found beside a checkpoint, and looked at by loads that compare.
+/// Checks files beside a checkpoint, which verifying loads read.
 fn look_beside(folder: &Path, check: Judge<'_>) {
     let manifests = manifests()
         .into_iter()
@@ -430,19 +432,20 @@ fn look_beside(folder: &Path, check: Judge<'_>) {
     }
 }
 
-/// Held by each test: another thread's allocations would be counted too.
+/// Lock held by each test: allocations of another thread would be counted too.
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A sparse file that is a tebibyte long: on an overlay, and before Linux 6.5, the kernel looks for each page it is asked for.
+/// A sparse file of one tebibyte: on an overlay, and before Linux 6.5, the kernel looks up each
+/// requested page.
 #[test]
-fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
+fn sparse_file_on_overlay_takes_memory_for_selection_only() {
     const LENGTH: u64 = 1 << 40;
     const BUDGET: u64 = 64 << 20;
-    /// Beside the budget, which is no memory of the allocator's: threads, plan, report.
+    /// Memory beside the budget, which is not the allocator's: threads, plan, report.
     const ALLOCATED: usize = 4 << 20;
     let alone = alone();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
@@ -488,19 +491,19 @@ fn a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected() {
     let report = loaded.expect("fits");
     assert!(report.memory_peak <= BUDGET, "{report}");
     assert!(allocated < ALLOCATED, "{allocated} bytes for 16");
-    // What is refused is refused before all of it is looked at.
+    // A file that is refused is refused before all of it is read.
     let (allocated, refused) = peak("big");
     assert_eq!(
         refused.expect_err("beyond the budget").kind(),
         ErrorKind::OutOfMemory
     );
-    // The plan of 262,144 reads.
+    // Includes the plan of 262,144 reads.
     assert!(allocated < 64 << 20, "{allocated} bytes to refuse");
     drop(alone);
 }
 
 #[test]
-fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
+fn opening_takes_memory_for_file_length_and_not_for_claims() {
     let _alone = alone();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let mut failures = Vec::new();
@@ -544,7 +547,7 @@ fn opening_takes_memory_for_what_is_there_and_not_for_what_is_claimed() {
         assert!(error.chain().len() < 16_000, "{name}: a flood");
     }
     look_beside(folder.path(), &mut check);
-    // What a header claims, in a file that does not have it.
+    // Lengths that a header claims, in a file that is shorter.
     for claimed in [3, 100_000_000, 100_000_001, u64::MAX] {
         let mut bytes = claimed.to_le_bytes().to_vec();
         bytes.extend_from_slice(b"{}");

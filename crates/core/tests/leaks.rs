@@ -1,9 +1,9 @@
-//! Whatever happens to a load, and at whatever moment: its threads, descriptors, mappings and memory are gone afterwards. A process
-//! of its own: it counts them.
+//! Leaks of loads that end in any way at any moment: their threads, descriptors, mappings and
+//! memory must be gone afterwards. Runs in a process of its own, since it counts them.
 //!
-//! `TLOAD_LOADS=20000 cargo test -p tload --test leaks` loads so many times.
+//! `TLOAD_LOADS=20000 cargo test -p tload --test leaks` sets the number of loads.
 
-#![expect(unsafe_code, reason = "counts what the allocator gives out")]
+#![expect(unsafe_code, reason = "counts the allocations of the process")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs::OpenOptions;
@@ -15,21 +15,22 @@ use tload::source::Cache;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Ceiling, Dtype, EngineChoice, Loader, Location, Options, TensorStream};
 
-/// Loads, after those that make what the process needs once.
+/// Number of loads, after those that create the state that a process creates once.
 const LOADS: usize = 1000;
 
-/// What may be left on the heap of all of them, bytes and pieces: less than one for each.
+/// Maximum left on the heap after all loads, bytes and allocations: less than one for each load.
 const HEAP_BYTES_MAX: isize = 64 << 10;
 const HEAP_PIECES_MAX: isize = 200;
 
-/// Resident memory that may be there in addition, bytes: the allocator's own slack, and less than the smallest region for each.
+/// Maximum growth of resident memory, bytes: the allocator's own slack, and less than the smallest
+/// region for each load.
 const RESIDENT_BYTES_MAX: usize = 16 << 20;
 
 const SHARDS: usize = 4;
 const TENSORS: usize = 12;
 const LARGE: usize = 400 << 10;
 
-/// The system's allocator, and what it has given out.
+/// System allocator that counts live allocations.
 struct Counted;
 
 static BYTES: AtomicIsize = AtomicIsize::new(0);
@@ -41,17 +42,17 @@ fn count(size: usize, sign: isize) {
     PIECES.fetch_add(sign, Ordering::Relaxed);
 }
 
-// SAFETY: everything is the system's allocator's; counting allocates nothing.
+// SAFETY: every call is passed to the system allocator; counting allocates nothing.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size(), 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
         count(layout.size(), -1);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { System.dealloc(start, layout) }
     }
 }
@@ -59,7 +60,7 @@ unsafe impl GlobalAlloc for Counted {
 #[global_allocator]
 static COUNTED: Counted = Counted;
 
-/// What a process has.
+/// Resources of the process.
 #[derive(Clone, Copy, Debug)]
 struct Counts {
     descriptors: usize,
@@ -90,12 +91,13 @@ impl Counts {
         }
     }
 
-    /// What `self` has beyond `before`, if that is more than the little it may be.
+    /// Returns a resource of which `self` exceeds `before` by more than the allowed slack.
     fn excess(&self, before: &Self) -> Option<&'static str> {
         let excesses = [
             ("descriptors", self.descriptors > before.descriptors),
             ("threads", self.threads > before.threads),
-            // A new thread may cost the allocator an arena: some slack, but not one mapping per load.
+            // The allocator may create an arena for a new thread: some slack, but not one mapping
+            // per load.
             ("mappings", self.mappings > before.mappings + 60),
             (
                 "resident memory",
@@ -114,7 +116,8 @@ impl Counts {
         found.map(|(what, _)| what)
     }
 
-    /// The kernel takes rings apart after they are closed: their mappings are gone at once, their threads soon.
+    /// Waits until no resource exceeds `before`, up to a minute: the kernel removes the mappings of
+    /// a closed ring at once, and its threads a little later.
     fn settled(before: &Self) -> Self {
         let started = Instant::now();
         loop {
@@ -127,7 +130,7 @@ impl Counts {
     }
 }
 
-/// Shards of large and small tensors.
+/// Writes shards of large and small tensors.
 fn checkpoint() -> tempfile::TempDir {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let mut rng = Rng::new(1);
@@ -148,10 +151,10 @@ fn shard_path(folder: &Path, shard: usize) -> std::path::PathBuf {
     folder.join(format!("{shard}.safetensors"))
 }
 
-/// Every way of reading that this machine has.
+/// Returns every engine and cache mode that this machine supports.
 fn ways() -> Vec<(EngineChoice, Cache)> {
     let mut engines = vec![EngineChoice::Pread];
-    // Other tests say loudly when there is no ring.
+    // Other tests print that there is no ring.
     if tload::probe::ring().available {
         engines.push(EngineChoice::Uring);
         if cfg!(feature = "tokio-uring") {
@@ -165,7 +168,7 @@ fn ways() -> Vec<(EngineChoice, Cache)> {
     ways
 }
 
-/// In the midst of the reads that bring the next tensors: when some of their bytes have come.
+/// Waits into the reads of the next tensors, until some of their bytes have arrived.
 fn wait_for_bytes(rng: &mut Rng, stream: &TensorStream) {
     let progress = stream.progress();
     let wanted = progress.bytes_read + rng.below(LARGE as u64);
@@ -173,14 +176,15 @@ fn wait_for_bytes(rng: &mut Rng, stream: &TensorStream) {
         if stream.progress().bytes_read >= wanted {
             return;
         }
-        // Not a yield: on a busy machine that is milliseconds.
+        // Not a yield, which takes milliseconds on a busy machine.
         std::hint::spin_loop();
     }
 }
 
 const ENDINGS: usize = 9;
 
-/// One load that ends in one of [`ENDINGS`] ways, after some of its tensors: before the first, after the last, or between.
+/// Runs one load that ends in one of [`ENDINGS`] ways: before its first tensor, after the last, or
+/// in between.
 fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, Cache), ending: usize) {
     let mut options = Options::default();
     (options.engine, options.cache) = (engine, cache);
@@ -224,7 +228,7 @@ fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, Cache), en
     assert!(kept.iter().all(Result::is_ok));
 }
 
-/// A file that has become shorter since it was opened: an error, in the midst of other reads.
+/// Truncates a file after it was opened: an error, amid other reads.
 fn fails(rng: &mut Rng, folder: &Path, loader: &Loader) {
     let path = shard_path(folder, rng.index(SHARDS));
     let file = OpenOptions::new().write(true).open(&path).expect("ours");
@@ -236,7 +240,7 @@ fn fails(rng: &mut Rng, folder: &Path, loader: &Loader) {
         Ok(mut stream) => stream.any(|tensor| tensor.is_err()),
     };
     assert!(failed, "the file ends at {cut} of {whole}");
-    // The contents of what is behind do not matter here.
+    // The contents behind the cut do not matter here.
     file.set_len(whole).expect("ours");
 }
 
@@ -259,7 +263,8 @@ fn nothing_is_left_of_a_load() {
             load(&mut rng, folder.path(), way, round / ways.len() % ENDINGS);
         }
     };
-    // What the process needs once: the allocator's arenas, the standard library's own.
+    // Create the state that a process creates once: arenas of the allocator, state of the standard
+    // library.
     rounds(2 * ENDINGS * ways.len());
     tload::release_staging();
     let before = Counts::now();

@@ -1,5 +1,5 @@
-//! Keeping a few tensors of a large load keeps little else, and what is kept stays right. A process of its own: it measures its
-//! resident memory.
+//! Memory retained by a few kept tensors of a large load: little more than their own, and their
+//! bytes stay right. Runs in a process of its own, since it measures resident memory.
 
 use std::io::Write;
 
@@ -10,15 +10,16 @@ const MIB: usize = 1 << 20;
 const SHARDS: usize = 8;
 const SHARD_BYTES: usize = 256 * MIB;
 const MEMORY_LIMIT: usize = 64 * MIB;
-/// One tensor in so many is kept.
+/// One tensor in this many is kept.
 const KEPT_ONCE_IN: usize = 17;
-/// What a small tensor may keep beside it: the memory that it shares (`plan/split.rs`), with room for its edges.
+/// Memory that a small tensor may retain beside its own: the region that it shares
+/// (`plan/split.rs`), with room for its edges.
 const SHARED_BYTES: usize = MIB + 64 * 1024;
 
-/// Lengths of tensors: experts, norms, biases, all at odd places.
+/// Lengths of tensors: experts, norms, biases, all at odd offsets.
 const LENGTHS: [usize; 7] = [6 * MIB + 40, 4096, 700_001, 24, 3 * MIB, 90_000, 1_200_008];
 
-/// Resident memory now and at its highest, bytes.
+/// Returns the current and the peak resident memory, bytes.
 fn resident() -> (usize, usize) {
     let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
     let kib = |key: &str| -> usize {
@@ -34,13 +35,15 @@ fn resident() -> (usize, usize) {
     (kib("VmRSS:") << 10, kib("VmHWM:") << 10)
 }
 
-/// The bytes of tensor `index`: cut out of one random text at a place that follows from the index. Fast to write and to check.
+/// Returns the bytes of tensor `index`: a slice of random bytes at an offset that depends on the
+/// index. Fast to write and to check.
 fn content(random: &[u8], index: usize, len: usize) -> &[u8] {
     let start = index.wrapping_mul(7919 * 64) % (random.len() - len);
     &random[start..start + len]
 }
 
-/// Writes a shard without holding it: first the header, then the tensors. The next tensor's number.
+/// Writes a shard without holding it in memory: first the header, then the tensors. Returns the
+/// number of the next tensor.
 fn write_shard(path: &std::path::Path, random: &[u8], first: usize) -> usize {
     let mut lengths = Vec::new();
     while lengths.iter().sum::<usize>() < SHARD_BYTES {
@@ -72,7 +75,7 @@ fn write_shard(path: &std::path::Path, random: &[u8], first: usize) -> usize {
 }
 
 #[test]
-fn keeping_a_few_tensors_of_two_gibibytes_keeps_little_else() {
+fn kept_tensors_of_large_load_retain_little_else() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let random = Rng::new(1).bytes(16 * MIB);
     let mut tensors = 0;
@@ -118,7 +121,7 @@ fn keeping_a_few_tensors_of_two_gibibytes_keeps_little_else() {
         allowed / MIB
     );
 
-    // With the stream goes everything but what was kept.
+    // Dropping the stream frees everything but the kept tensors.
     drop((stream, loader));
     let (now, _) = resident();
     let allowed = before + kept_bytes + 16 * MIB;
@@ -136,7 +139,7 @@ fn keeping_a_few_tensors_of_two_gibibytes_keeps_little_else() {
     let (now, _) = resident();
     assert!(
         now <= before + 16 * MIB,
-        "{} MiB are left of it",
+        "{} MiB of the load are left",
         (now - before) / MIB
     );
 }

@@ -1,17 +1,19 @@
-//! An address where connections are asked for and never made: what a firewall that drops packets looks like.
+//! Address at which connections are never established, like that of a host behind a firewall that
+//! drops packets.
 //!
-//! A listener that nobody accepts from, with its queue filled up. The kernel then drops what asks for one more connection.
+//! A listener that never accepts, with a full queue. The kernel then drops further connection
+//! requests.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-/// A connection on the loopback is made at once, or it will not be.
+/// Connections on the loopback are established at once, or never.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// More than the queue of any listener of the standard library holds.
+/// Upper bound of the queue of any listener of the standard library.
 const QUEUE_MAX: usize = 5000;
 
-/// A port of `127.0.0.1` that says nothing, not even no, as long as this lives.
+/// Port of `127.0.0.1` that neither accepts nor refuses connections, as long as this value lives.
 #[derive(Debug)]
 pub struct BlackHole {
     address: SocketAddr,
@@ -24,7 +26,7 @@ impl BlackHole {
     ///
     /// # Errors
     ///
-    /// The system has no port, or no limit of connections that wait.
+    /// The system has no free port, or no limit of waiting connections.
     pub fn start() -> Result<Self, String> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .map_err(|error| format!("no port on the loopback: {error}"))?;
@@ -56,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_gets_through() {
+    fn black_hole_connection_times_out() {
         let hole = BlackHole::start().expect("a port");
         let error = TcpStream::connect_timeout(&hole.address, PATIENCE).expect_err("dropped");
         assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);

@@ -1,9 +1,10 @@
-//! An S3 and plain HTTP range server in this process, which fails on command.
+//! S3 and plain HTTP range server in this process, which fails on command.
 //!
-//! It serves objects from memory and behaves well until a [`Rule`] says otherwise. Faults are counted, never drawn by
-//! chance, so that a test sees the same failures in every run. This file owns the public face; what is served is in
-//! `store` and `answer`, what goes wrong in `rule`, and how bytes reach the socket in `listener` and `delivery`.
-//! Called by tests only: signatures are not checked and nothing is written to disk.
+//! It serves objects from memory and behaves well until a [`Rule`] says otherwise. Faults are
+//! counted, never random, so that a test sees the same failures in every run. This file owns the
+//! public interface; `store` and `answer` produce responses, `rule` selects faults, and `listener`
+//! and `delivery` send bytes to the socket. Called by tests only: signatures are not checked and
+//! nothing is written to disk.
 
 mod answer;
 mod credentials;
@@ -34,10 +35,10 @@ pub use state::{Counts, Request};
 use credentials::Gatekeeper;
 use state::Shared;
 
-/// A range server on a free port of `127.0.0.1`, stopped and joined when dropped.
+/// Range server on a free port of `127.0.0.1`, stopped and joined when dropped.
 ///
-/// Paths are `bucket/key`, with or without a slash in front. A bucket exists from the first object put in it. Two
-/// clients share nothing but the objects and the rules, and each connection has a thread.
+/// Paths are `bucket/key`, with or without a leading slash. A bucket exists from the first object
+/// put in it. Clients share only the objects and the rules, and each connection has a thread.
 ///
 /// ```
 /// use tload_lab::{Fault, FaultyServer, Rule};
@@ -57,7 +58,7 @@ pub struct FaultyServer {
 impl FaultyServer {
     /// Starts a server with no objects and no faults.
     ///
-    /// Panics if this machine gives no port on the loopback or no thread.
+    /// Panics if this machine has no free port on the loopback or cannot start a thread.
     pub fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .expect("the loopback has a free port for a test server");
@@ -77,47 +78,50 @@ impl FaultyServer {
         }
     }
 
-    /// `http://127.0.0.1:PORT`, without a slash at the end.
+    /// Returns `http://127.0.0.1:PORT`, without a trailing slash.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Where credentials are handed out: a value for `AWS_CONTAINER_CREDENTIALS_FULL_URI`.
+    /// Returns the URL of the credentials endpoint: a value for
+    /// `AWS_CONTAINER_CREDENTIALS_FULL_URI`.
     pub fn credentials_url(&self) -> String {
         format!("{}/{}", self.url(), credentials::PATH)
     }
 
-    /// Puts an object in place, or replaces it, and returns its `ETag`.
+    /// Puts an object, or replaces it, and returns its `ETag`.
     ///
-    /// Each call gives a new `ETag`, version and `Last-Modified`; the clock behind the last is the server's own and
-    /// goes one second forward with each call, so two writes never look alike.
+    /// Each call gives a new `ETag`, version and `Last-Modified`; the clock behind the last is the
+    /// server's own and advances one second with each call, so two writes always differ.
     pub fn put(&self, path: &str, bytes: impl Into<Vec<u8>>) -> String {
         self.shared.lock().store.put(path, Arc::new(bytes.into()))
     }
 
-    /// Removes an object, and says whether there was one. Its bucket stays.
+    /// Removes an object, and returns whether it existed. Its bucket stays.
     pub fn remove(&self, path: &str) -> bool {
         self.shared.lock().store.remove(path)
     }
 
-    /// Lists at most this many entries in one answer; 1000 until told otherwise, and at least one.
+    /// Sets the maximum number of entries of one listing page; 1000 by default, and at least one.
     pub fn list_page_entries(&self, entries: usize) {
         self.shared.lock().store.page_entries = entries.max(1);
     }
 
-    /// Sends `x-amz-version-id` and answers `versionId` queries from now on, for objects put from now on.
+    /// From now on, sends `x-amz-version-id` and supports `versionId` queries, for objects put from
+    /// now on.
     pub fn keep_versions(&self) {
         self.shared.lock().store.versioned = true;
     }
 
-    /// Sends neither `ETag` nor `Last-Modified` nor a version from now on.
+    /// From now on, sends neither `ETag` nor `Last-Modified` nor a version.
     pub fn leave_out_validators(&self) {
         self.shared.lock().store.without_validators = true;
     }
 
-    /// Says from now on, of the object at this path, what its checksums are: with these headers.
+    /// From now on, states the checksums of the object at this path with these headers.
     ///
-    /// Those that begin with `x-amz-` are sent as S3 does: to who asks for them (`x-amz-checksum-mode: ENABLED`) and not with ranges.
+    /// Headers that begin with `x-amz-` are sent as S3 does: for requests with
+    /// `x-amz-checksum-mode: ENABLED`, and not with ranges.
     pub fn state_checksums(&self, path: &str, headers: &[(&str, &str)]) {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let headers = headers.iter().map(owned).collect();
@@ -125,37 +129,39 @@ impl FaultyServer {
         self.shared.lock().store.checksums.insert(path, headers);
     }
 
-    /// Adds a rule behind those already there. The first that matches a request applies, and no other.
+    /// Adds a rule behind the existing ones. The first that matches a request applies, and no
+    /// other.
     pub fn fault(&self, rule: Rule) {
         self.shared.lock().rules.add(rule);
     }
 
-    /// Drops all rules, and lets stalled and slow answers go on at once.
+    /// Drops all rules, and resumes stalled and slow responses at once.
     pub fn clear_faults(&self) {
         self.shared.clear_faults();
     }
 
-    /// Refuses requests that do not come with this access key, as 403 `ExpiredToken`; `None` lets everybody in again.
+    /// Refuses requests without this access key, as 403 `ExpiredToken`; `None` admits all requests
+    /// again.
     ///
-    /// A request comes with the key if its `Authorization` has a `Credential=` or a `Bearer` that begins with it.
-    /// Refused requests use up no rules. The credentials endpoint is open to all.
+    /// A request has the key if its `Authorization` has a `Credential=` or a `Bearer` that begins
+    /// with it. Refused requests do not use up rules. The credentials endpoint is open to all.
     pub fn require_access_key(&self, key: Option<&str>) {
         self.require_access_key_or(key, 403, "ExpiredToken");
     }
 
-    /// As [`Self::require_access_key`], with another refusal. S3 itself says 400 `ExpiredToken` for a session that
-    /// has ended and 403 `InvalidAccessKeyId` for a key it does not know.
+    /// Like [`Self::require_access_key`], with another refusal. S3 itself sends 400 `ExpiredToken`
+    /// for a session that has ended and 403 `InvalidAccessKeyId` for an unknown key.
     pub fn require_access_key_or(&self, key: Option<&str>, status: u16, code: &str) {
         self.shared.lock().gatekeeper = key.map(|key| Gatekeeper::new(key, status, code));
     }
 
-    /// What the credentials endpoint answers from now on: each request takes the next, and the last one repeats.
-    /// With nothing to issue, which is how a server starts, it answers 404.
+    /// Sets the responses of the credentials endpoint: each request takes the next, and the last
+    /// one repeats. Without any, as at the start, the endpoint responds with 404.
     pub fn issue_credentials(&self, issues: impl IntoIterator<Item = Issue>) {
         self.shared.lock().issues = issues.into_iter().collect();
     }
 
-    /// Every request so far, in the order in which the server took them up.
+    /// Returns every request so far, in the order in which the server accepted them.
     pub fn requests(&self) -> Vec<Request> {
         self.shared.lock().log.clone()
     }
@@ -165,33 +171,34 @@ impl FaultyServer {
         self.shared.lock().log.clear();
     }
 
-    /// How much is going on.
+    /// Returns counters of the server's activity.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
     }
 
-    /// Connections that are open now.
+    /// Returns the number of open connections.
     pub fn open_connections(&self) -> usize {
         self.counts().open_connections
     }
 
-    /// Requests taken up whose answers are not yet written out.
+    /// Returns the number of accepted requests whose responses are not completely written.
     pub fn in_flight(&self) -> usize {
         self.counts().in_flight
     }
 
-    /// Waits until `enough` holds, and says whether it did so in time.
+    /// Waits until `enough` returns true, and returns whether it did so in time.
     pub fn wait_until(&self, timeout: Duration, enough: impl FnMut(&Counts) -> bool) -> bool {
         self.shared.wait_until(timeout, enough)
     }
 
-    /// Waits until at least this many requests are in flight, and says whether they were in time.
+    /// Waits until at least this many requests are in flight, and returns whether they were in
+    /// time.
     pub fn wait_for_in_flight(&self, requests: usize, timeout: Duration) -> bool {
         self.wait_until(timeout, |counts| counts.in_flight >= requests)
     }
 
-    /// Waits until no request is in flight, and says whether that came in time. The last answer's reader may have
-    /// all of it a moment before it counts as written.
+    /// Waits until no request is in flight, and returns whether that happened in time. A client may
+    /// have all of the last response a moment before it counts as written.
     pub fn wait_for_idle(&self, timeout: Duration) -> bool {
         self.wait_until(timeout, |counts| counts.in_flight == 0)
     }

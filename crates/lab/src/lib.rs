@@ -1,7 +1,7 @@
-//! Storage to test against: object stores, which are real servers, started on free ports and stopped when dropped, and one that fails
-//! on command; and a file system that is slow.
+//! Storage for tests: object stores, which are real servers, started on free ports and stopped when
+//! dropped, and one that fails on command; and a slow file system.
 //!
-//! Knows nothing of `tload`. What the servers are and where they come from is written in `tools/servers`.
+//! Does not depend on `tload`. `tools/servers` documents the servers and their sources.
 
 mod black_hole;
 mod faulty;

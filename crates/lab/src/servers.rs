@@ -1,8 +1,9 @@
 //! Real servers as child processes, on free ports of this machine, with folders of their own.
 //!
-//! Each type starts one server, waits until it answers, puts objects there and kills it when dropped. What a call needs from
-//! the network it does before it returns, so none of them may be used where blocking is forbidden. Errors are texts for a
-//! person: a test has nothing to do with them but show them. [`require`] turns a missing server into a loud skip.
+//! Each type starts one server, waits until it responds, puts objects there and kills it when
+//! dropped. Calls do their network requests before they return, so they must not be used where
+//! blocking is forbidden. Errors are texts for a person: a test can only show them. [`require`]
+//! turns a missing server into a skip with a message.
 
 mod address;
 mod azurite;

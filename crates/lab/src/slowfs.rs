@@ -1,13 +1,16 @@
-//! A slow file system: a folder seen through a mount whose reads take as long as they are told to, and fail on command ([`Rule`]).
+//! Slow file system: shows a folder through a mount whose reads take a configured time, and fail on
+//! command ([`Rule`]).
 //!
 //! ```text
-//! kernel ─▶ fuser's thread ─▶ queue, ordered by when each read is due ─▶ a few workers: read the real file, answer
+//! kernel ─▶ fuser's thread ─▶ queue, ordered by due time ─▶ a few workers: read the file, respond
 //! ```
 //!
-//! Runs in a process of its own, always ([`Mount`]): a thread that is killed in the middle of a read waits for the answer before it
-//! dies, and if whoever answers is a thread of the same process then nobody ever comes, and neither can be killed. The program
-//! `slowfs` ([`run`]) is the same for people. What happens to the real files, while a read is held or at any other time, happens to those
-//! that are shown: that is how files are truncated, rewritten and replaced in the middle of a load. Linux only. Knows nothing of `tload`.
+//! Always runs in a process of its own ([`Mount`]): a thread that is killed in the middle of a read
+//! waits for the response before it dies. If a thread of the same process had to send the response,
+//! it would never come, and neither thread could be killed. The program `slowfs` ([`run`]) serves
+//! the same for manual use. A change of the real files, while a read is held or at any other time,
+//! is visible in the mount: that is how files are truncated, rewritten and replaced in the middle
+//! of a load. Linux only. Does not depend on `tload`.
 
 mod commands;
 mod fault;

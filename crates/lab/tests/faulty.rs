@@ -1,10 +1,11 @@
-//! The faulty server on the wire: what it sends when it behaves, and the exact effect of each fault.
+//! Tests of the faulty server on the wire: its responses without faults, and the exact effect of
+//! each fault.
 //!
-//! Reads sockets itself, because a client library would hide what these tests are about.
+//! Reads sockets itself, because a client library would hide the bytes under test.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "a test fails by panicking, in the functions that it calls too"
+    reason = "a test fails by panicking, also in the functions that it calls"
 )]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -13,10 +14,10 @@ use std::time::Duration;
 
 use tload_lab::{Fault, FaultyServer, Issue, Operation, Rule};
 
-/// For what must come: a server that hangs fails the test and does not stop it.
+/// Timeout of everything expected: a server that hangs fails the test and does not block it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How an answer ended.
+/// End of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Whole,
@@ -60,7 +61,7 @@ impl Client {
         self.0.write_all((head + "\r\n").as_bytes()).unwrap();
     }
 
-    /// The status and headers, read byte by byte so that nothing of the body goes with them.
+    /// Reads the status and headers, byte by byte so that the body stays unread.
     fn head(&mut self) -> io::Result<Answer> {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
@@ -128,7 +129,7 @@ impl Client {
         self.get("/b/k", &[("Range", range)])
     }
 
-    /// Whether nothing has come by now.
+    /// Returns whether no byte has arrived so far.
     fn is_silent(&self) -> bool {
         self.0.set_nonblocking(true).unwrap();
         let peeked = self.0.peek(&mut [0]);
@@ -141,14 +142,14 @@ fn pattern(count: usize) -> Vec<u8> {
     (0_u8..251).cycle().take(count).collect()
 }
 
-/// A server with `b/k`, 1000 bytes long.
+/// Starts a server with `b/k`, 1000 bytes long.
 fn server() -> FaultyServer {
     let server = FaultyServer::start();
     server.put("/b/k", pattern(1000));
     server
 }
 
-/// A read of bytes 100 to 199 under a fault.
+/// Reads bytes 100 to 199 under a fault.
 fn under(fault: Fault) -> (FaultyServer, Client, Answer) {
     let server = server();
     server.fault(Rule::once(fault));
@@ -157,7 +158,7 @@ fn under(fault: Fault) -> (FaultyServer, Client, Answer) {
     (server, client, answer)
 }
 
-/// The connection goes on, and the next answer is sound.
+/// Asserts that the connection stays open and the next response is correct.
 fn assert_sound_after(client: &mut Client) {
     let answer = client.range("bytes=100-199");
     assert_eq!(
@@ -213,7 +214,7 @@ fn ranges_are_served_on_one_connection() {
             .contains("<Code>NoSuchBucket</Code>")
     );
 
-    // A body that nobody asked for is read away, and the connection goes on.
+    // An unexpected request body is discarded, and the connection stays open.
     client.send("PUT", "/b/k", &[("Content-Length", "5")]);
     client.0.write_all(b"12345").unwrap();
     assert_eq!(client.answer("PUT").unwrap().status, 501);
@@ -237,7 +238,7 @@ fn ranges_are_served_on_one_connection() {
 }
 
 #[test]
-fn conditions_hold_or_fail() {
+fn conditional_requests_follow_object_state() {
     let server = server();
     let mut client = Client::new(&server);
     let first = client.ask("HEAD", "/b/k", &[]);
@@ -283,7 +284,7 @@ fn conditions_hold_or_fail() {
 }
 
 #[test]
-fn versions_are_kept_when_asked() {
+fn kept_version_is_readable_by_id() {
     let server = server();
     let mut client = Client::new(&server);
     assert_eq!(client.get("/b/k", &[]).header("x-amz-version-id"), None);
@@ -306,7 +307,7 @@ fn versions_are_kept_when_asked() {
     assert_eq!(server.requests().last().unwrap().range, Some(0..3));
 }
 
-/// What stands in all elements of this name.
+/// Returns the contents of all elements of this name.
 fn elements<'a>(xml: &'a str, name: &str) -> Vec<&'a str> {
     let (open, close) = (format!("<{name}>"), format!("</{name}>"));
     xml.split(open.as_str())
@@ -316,7 +317,7 @@ fn elements<'a>(xml: &'a str, name: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn listings_are_cut_into_pages() {
+fn listing_splits_into_pages() {
     let server = FaultyServer::start();
     for key in [
         "b/a", "b/a/1", "b/a/2", "b/a/x/3", "b/c d&e", "b/z", "other/b",
@@ -341,7 +342,7 @@ fn listings_are_cut_into_pages() {
                 [(!next.is_empty()).to_string()]
             );
             let [next] = next[..] else { return pages };
-            assert!(pages.len() < 10, "these pages have no end: {pages:?}");
+            assert!(pages.len() < 10, "endless listing: {pages:?}");
             token = format!("&continuation-token={next}");
         }
     };
@@ -370,7 +371,7 @@ fn listings_are_cut_into_pages() {
 }
 
 #[test]
-fn lists_without_end_name_another_page_each_time() {
+fn endless_listing_always_names_next_page() {
     for (fault, tokens) in [
         (Fault::RepeatedPage, ["again", "again"]),
         (Fault::EndlessPages, ["1", "2"]),
@@ -389,7 +390,7 @@ fn lists_without_end_name_another_page_each_time() {
 }
 
 #[test]
-fn validators_can_be_left_out() {
+fn left_out_validators_are_absent_from_response() {
     let server = FaultyServer::start();
     server.put("b/a", "abc");
     server.leave_out_validators();
@@ -401,7 +402,7 @@ fn validators_can_be_left_out() {
 }
 
 #[test]
-fn statuses_come_with_code_and_headers() {
+fn status_fault_sends_code_and_headers() {
     for (fault, status, code, header) in [
         (
             Fault::status(500, "InternalError"),
@@ -449,7 +450,7 @@ fn statuses_come_with_code_and_headers() {
 }
 
 #[test]
-fn connections_end_before_the_headers() {
+fn fault_before_headers_ends_connection() {
     let server = server();
     server.fault(Rule::once(Fault::CutBeforeHeaders));
     server.fault(Rule::once(Fault::ResetBeforeHeaders));
@@ -468,7 +469,7 @@ fn connections_end_before_the_headers() {
 }
 
 #[test]
-fn connections_end_in_the_body() {
+fn fault_in_body_ends_connection() {
     for (fault, end) in [
         (Fault::CutBody(30), End::Closed),
         (Fault::ResetBody(30), End::Reset),
@@ -484,7 +485,7 @@ fn connections_end_in_the_body() {
 }
 
 #[test]
-fn stalled_answers_go_on_when_cleared() {
+fn stalled_response_resumes_when_faults_cleared() {
     let server = server();
     server.fault(Rule::once(Fault::StallHeaders));
     server.fault(Rule::once(Fault::StallBody(30)));
@@ -494,7 +495,7 @@ fn stalled_answers_go_on_when_cleared() {
     body.send("GET", "/b/k", &[]);
     assert_eq!(body.head().unwrap().status, 200);
     body.0.read_exact(&mut [0; 30]).unwrap();
-    // A third request passes meanwhile, so the first two have had their time.
+    // A third request completes meanwhile, so the first two have had time to.
     assert_sound_after(&mut Client::new(&server));
     assert!(headers.is_silent() && body.is_silent());
     assert!(server.wait_until(PATIENCE, |counts| counts.in_flight == 2));
@@ -512,7 +513,7 @@ fn stalled_answers_go_on_when_cleared() {
 }
 
 #[test]
-fn a_client_that_leaves_a_stalled_answer_is_noticed() {
+fn client_disconnect_ends_stalled_response() {
     let server = server();
     server.fault(Rule::always(Fault::StallHeaders));
     let mut client = Client::new(&server);
@@ -525,7 +526,7 @@ fn a_client_that_leaves_a_stalled_answer_is_noticed() {
 }
 
 #[test]
-fn slow_answers_are_whole() {
+fn slow_response_is_complete() {
     let pause = Duration::from_millis(1);
     for fault in [Fault::Drip { bytes: 9, pause }, Fault::Delay(pause)] {
         let (_server, mut client, answer) = under(fault);
@@ -535,7 +536,7 @@ fn slow_answers_are_whole() {
         );
         assert_sound_after(&mut client);
     }
-    // The rest of a drip waits for its pause, and clearing cuts that short.
+    // The rest of a drip waits for its pause; clearing the faults cuts the pause short.
     let server = server();
     server.fault(Rule::once(Fault::Drip {
         bytes: 10,
@@ -545,7 +546,7 @@ fn slow_answers_are_whole() {
     client.send("GET", "/b/k", &[]);
     client.head().unwrap();
     client.0.read_exact(&mut [0; 10]).unwrap();
-    // Another request passes meanwhile, so the first has had its time.
+    // Another request completes meanwhile, so the first has had time to.
     assert_sound_after(&mut Client::new(&server));
     assert!(client.is_silent());
     server.clear_faults();
@@ -553,7 +554,7 @@ fn slow_answers_are_whole() {
 }
 
 #[test]
-fn lengths_are_wrong() {
+fn short_or_long_body_states_its_length() {
     let wanted = pattern(1000)[100..200].to_vec();
     let (_server, mut client, answer) = under(Fault::ShortBody(30));
     assert_eq!(
@@ -571,7 +572,7 @@ fn lengths_are_wrong() {
 }
 
 #[test]
-fn lengths_are_claimed_wrongly() {
+fn wrong_length_is_stated_and_closes_connection() {
     let (_server, _client, answer) = under(Fault::WrongLength(5));
     assert_eq!(answer.header("content-length"), Some("105"));
     assert_eq!((answer.body.len(), answer.end), (100, End::Closed));
@@ -583,7 +584,7 @@ fn lengths_are_claimed_wrongly() {
 }
 
 #[test]
-fn what_comes_is_no_answer() {
+fn garbage_replaces_response() {
     let server = server();
     server.fault(Rule::once(Fault::Garbage(b"220 mail\r\n".to_vec())));
     let mut client = Client::new(&server);
@@ -596,7 +597,7 @@ fn what_comes_is_no_answer() {
 }
 
 #[test]
-fn redirects_say_where_to() {
+fn redirect_states_location() {
     let (_server, mut client, answer) = under(Fault::redirect("http://127.0.0.1:1/x"));
     assert_eq!(answer.status, 307);
     assert_eq!(answer.header("location"), Some("http://127.0.0.1:1/x"));
@@ -604,7 +605,7 @@ fn redirects_say_where_to() {
 }
 
 #[test]
-fn ranges_are_claimed_wrongly_or_ignored() {
+fn range_faults_misstate_or_ignore_range() {
     for (fault, content_range) in [
         (Fault::WrongContentRange(8), Some("bytes 108-207/1000")),
         (Fault::WrongContentRange(-8), Some("bytes 92-191/1000")),
@@ -626,7 +627,7 @@ fn ranges_are_claimed_wrongly_or_ignored() {
 }
 
 #[test]
-fn objects_change_and_vanish_right_before_the_answer() {
+fn object_changes_or_vanishes_before_response() {
     let server = server();
     let mut client = Client::new(&server);
     let first = client.ask("HEAD", "/b/k", &[]);
@@ -651,7 +652,7 @@ fn objects_change_and_vanish_right_before_the_answer() {
 }
 
 #[test]
-fn headers_of_the_object_are_wrong() {
+fn validator_faults_alter_object_headers() {
     let (_server, mut client, answer) = under(Fault::NoEtag);
     assert_eq!((answer.status, answer.header("etag")), (206, None));
     let sound = client.range("bytes=0-0");
@@ -669,7 +670,7 @@ fn headers_of_the_object_are_wrong() {
 }
 
 #[test]
-fn one_byte_is_flipped_wherever_it_is_read() {
+fn corrupt_byte_is_flipped_in_every_read() {
     let server = server();
     server.fault(Rule::always(Fault::Corrupt(150)));
     let mut client = Client::new(&server);
@@ -692,7 +693,7 @@ fn one_byte_is_flipped_wherever_it_is_read() {
 }
 
 #[test]
-fn rules_choose_their_requests() {
+fn rule_applies_to_matching_requests_only() {
     let server = server();
     server.put("b/other", pattern(1000));
     let mut client = Client::new(&server);
@@ -733,7 +734,7 @@ fn rules_choose_their_requests() {
 }
 
 #[test]
-fn only_the_accepted_key_is_let_in() {
+fn required_access_key_is_the_only_one_admitted() {
     let server = server();
     let mut client = Client::new(&server);
     let mut status = |authorization: &str| {
@@ -796,7 +797,7 @@ fn credentials_are_issued_in_order() {
 }
 
 #[test]
-fn dropping_ends_open_and_stalled_connections() {
+fn server_drop_ends_open_and_stalled_connections() {
     let server = server();
     server.put("b/big", vec![0; 64 << 20]);
     server.fault(Rule::times(20, Fault::StallHeaders));
@@ -822,8 +823,8 @@ fn dropping_ends_open_and_stalled_connections() {
         client.0.read_exact(&mut vec![0; sent]).unwrap();
     }
     assert!(server.wait_until(PATIENCE, |counts| counts.open_connections == 70));
-    // Twenty have no answer, forty wait in the middle of one, five do not read theirs so that the server is blocked in
-    // writing, and five have asked for nothing.
+    // Twenty clients have no response, forty wait in the middle of one, five do not read theirs so
+    // that the server is blocked in writing, and five have sent no request.
     drop(server);
     for (index, client) in clients.iter_mut().enumerate() {
         let mut rest = Vec::new();

@@ -1,8 +1,9 @@
-//! An allocator of GPU memory that is a Python object, for the core to ask.
+//! Adapter between the core and a GPU memory allocator that is a Python object.
 //!
-//! The core asks on the thread that waits in `Loader.stream` or `Stream.receive`, which has let go of the interpreter and takes it
-//! back here. What Python raises ends the load; the exception itself waits in [`Raised`] for whoever hears of that end.
-//! `python/tload/_cuda.py` has the allocator that is PyTorch's.
+//! The core allocates on the thread that waits in `Loader.stream` or `Stream.receive`, which is
+//! detached from the interpreter and attaches again here. An exception of the allocator ends the
+//! load; the exception itself is kept in [`Raised`] until that end is reported.
+//! `python/tload/_cuda.py` has the allocator that uses PyTorch.
 
 #![expect(
     unsafe_code,
@@ -17,13 +18,14 @@ use tload::{DeviceAllocator, DeviceMemory, Error, ErrorKind};
 
 use crate::error::exception;
 
-/// `allocate(ordinal, nbytes) -> (owner, address, stream)` and `free_bytes(ordinal) -> int`.
+/// Allocator object with `allocate(ordinal, nbytes) -> (owner, address, stream)` and
+/// `free_bytes(ordinal) -> int`.
 pub(crate) struct PythonAllocator {
     object: Py<PyAny>,
     raised: Raised,
 }
 
-/// The last exception of an allocator that nobody has seen.
+/// Last exception of an allocator that has not been reported yet.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Raised(Arc<Mutex<Option<PyErr>>>);
 
@@ -38,10 +40,12 @@ impl PythonAllocator {
             .bind(py)
             .call_method1("allocate", (ordinal, bytes))?;
         let (owner, address, stream): (Py<PyAny>, u64, u64) = given.extract()?;
-        // Dropped by whichever thread lets go of the memory last, attached or not: pyo3 then leaves it to the next that is.
+        // Dropped by the last thread that releases the memory, attached or not: if it is not
+        // attached, pyo3 defers the drop to the next thread that is.
         let owner = Arc::new(owner);
-        // SAFETY: the allocator is part of this package. Its memory is the device's, at least as long as was asked for, alive as
-        // long as its owner, and ordered with its stream, which is live: it is the device's current one.
+        // SAFETY: the allocator is part of this package. Its memory is the device's, at least as
+        // long as requested, alive as long as its owner, and ordered with its stream, which is
+        // live: it is the device's current one.
         Ok(unsafe { DeviceMemory::new(address, bytes, stream, owner) })
     }
 }
@@ -55,7 +59,7 @@ impl DeviceAllocator for PythonAllocator {
         asked.unwrap_or_else(|| {
             Err(Error::new(
                 ErrorKind::Cancelled,
-                "Python is ending, and the load needs memory from it",
+                "the interpreter is shutting down, and the load needs memory from it",
             ))
         })
     }
@@ -66,7 +70,7 @@ impl DeviceAllocator for PythonAllocator {
             match free.and_then(|free| free.extract()) {
                 Ok(free) => Some(free),
                 Err(raised) => {
-                    // The driver is asked instead, unless the caller wants to stop.
+                    // The driver is queried instead, unless the exception is an order to stop.
                     if is_order(py, &raised) {
                         self.raised.put(raised);
                     }
@@ -79,7 +83,8 @@ impl DeviceAllocator for PythonAllocator {
 }
 
 impl Raised {
-    /// The exception for an error that ended a load: with what the allocator raised as its cause.
+    /// Returns the exception for an error that ended a load, with the allocator's exception as its
+    /// cause.
     pub(crate) fn exception(&self, py: Python<'_>, error: &Error) -> PyErr {
         let cause = self.take();
         if cause.as_ref().is_some_and(|cause| is_order(py, cause)) {
@@ -92,7 +97,7 @@ impl Raised {
         made
     }
 
-    /// An order to stop, such as Ctrl-C, that arrived while the allocator ran.
+    /// Returns an order to stop, such as Ctrl-C, that arrived while the allocator ran.
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         let mut raised = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match raised.take_if(|raised| is_order(py, raised)) {
@@ -101,7 +106,7 @@ impl Raised {
         }
     }
 
-    /// What the core is told of an exception, which is kept.
+    /// Keeps an exception, and returns the core's error for it.
     fn keep(&self, py: Python<'_>, raised: PyErr) -> Error {
         let value = raised.value(py);
         let class = value.get_type().name();
@@ -111,7 +116,7 @@ impl Raised {
             .map_or_else(|_| "?".to_owned(), |text| text.to_string());
         let text = format!("{class}: {text}");
         let error = if raised.is_instance_of::<PyMemoryError>(py) {
-            // The core says what was asked for, and how much is free.
+            // The core adds the requested size and the free memory.
             Error::new(ErrorKind::OutOfMemory, text)
         } else if is_order(py, &raised) {
             Error::new(ErrorKind::Cancelled, text)
@@ -131,7 +136,8 @@ impl Raised {
     }
 }
 
-/// Whether it is no failure: `KeyboardInterrupt`, `SystemExit`.
+/// Returns whether an exception is an order to stop, not a failure: `KeyboardInterrupt`,
+/// `SystemExit`.
 fn is_order(py: Python<'_>, raised: &PyErr) -> bool {
     !raised.is_instance_of::<PyException>(py)
 }

@@ -1,6 +1,6 @@
-//! An open checkpoint for Python: its headers, as plain values.
+//! Open checkpoints for Python: their headers, as plain values.
 //!
-//! `python/tload/_checkpoint.py` makes a mapping of it.
+//! `python/tload/_checkpoint.py` makes a mapping of them.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use crate::options::OptionsArgument;
 use crate::store::StoreArgument;
 use crate::tensor::{Empties, Tensor};
 
-/// What a tensor is and where: name, dtype, shape, bytes, index of its shard, range in that file.
+/// Description of a tensor: name, dtype, shape, bytes, index of its shard, range in that file.
 pub(crate) type Described<'py> = (
     Bound<'py, PyString>,
     &'static str,
@@ -29,7 +29,8 @@ pub(crate) type Described<'py> = (
     (u64, u64),
 );
 
-/// A shard: location, bytes of the file and of its header, number of tensors, its `__metadata__`.
+/// Description of a shard: location, bytes of the file and of its header, number of tensors, its
+/// `__metadata__`.
 type ShardDescribed = (String, u64, u64, usize, BTreeMap<String, String>);
 
 /// A location as Python callers write it.
@@ -63,13 +64,14 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint, to load from. Headers and files can be read after a fork; the threads that ask object stores are gone.
+    /// Returns the checkpoint to load from. Headers and files can be read after a fork; the threads
+    /// that send requests to object stores do not exist there.
     pub(crate) fn share(&self, py: Python<'_>) -> PyResult<tload::Checkpoint> {
         let process = self.inner.process();
         let mut shards = self.inner.shards().iter();
         if process != process::id() && shards.any(|shard| shard.location().protocol().is_some()) {
             let message = format!(
-                "the checkpoint was opened in process {process} and is used in process {}, which fork made of it",
+                "the checkpoint was opened in process {process} and is used in process {}, a fork of it",
                 process::id()
             );
             let error = Error::new(ErrorKind::InvalidRequest, message)
@@ -120,13 +122,13 @@ impl Checkpoint {
         .map(Self::new)
     }
 
-    /// Where it was opened, as the caller wrote it.
+    /// Location that was opened, as the caller wrote it.
     #[getter]
     fn location(&self) -> String {
         self.inner.location().to_string()
     }
 
-    /// Every tensor, by shard, then by offset in the shard.
+    /// All tensors, by shard, then by offset in the shard.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
         self.inner
             .tensors()
@@ -135,7 +137,7 @@ impl Checkpoint {
             .collect()
     }
 
-    /// Every shard.
+    /// All shards.
     fn shards(&self) -> Vec<ShardDescribed> {
         self.inner
             .shards()
@@ -152,12 +154,12 @@ impl Checkpoint {
             .collect()
     }
 
-    /// `__metadata__` of all shards; where two disagree, the first shard's word stands.
+    /// Merged `__metadata__` of all shards; for a key in several shards, the first shard's value.
     fn metadata(&self) -> BTreeMap<String, String> {
         self.inner.metadata().clone()
     }
 
-    /// One tensor, or what `index` says of it, into host memory, now.
+    /// Reads one tensor, or the slice of it that `index` selects, into host memory, synchronously.
     fn read(
         &self,
         py: Python<'_>,
@@ -169,7 +171,7 @@ impl Checkpoint {
         let info = checkpoint.get(&name);
         let slice = info.map_or_else(|| Ok(Slice::default()), |info| slice(index, info.shape()))?;
         let options = options.read()?;
-        // Whatever may take its time can be interrupted.
+        // Reads that may take long run on a thread, so that they can be interrupted.
         let at_once = checkpoint.reads_at_once(&name, &slice);
         let read = move || checkpoint.read(&name, &slice, &options);
         let tensor = if at_once {
@@ -180,14 +182,15 @@ impl Checkpoint {
         Ok(Tensor::new(tensor, &Empties::default()))
     }
 
-    /// Requires that it is made of the files that a manifest lists, if the options name one to verify with.
+    /// Requires that the checkpoint has the files that a manifest lists, if the options name one to
+    /// verify with.
     fn require_files(&self, py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
         let checkpoint = self.share(py)?;
         let verify = options.read()?.verify;
         interrupt::run(py, move || require_files(&checkpoint, &verify))
     }
 
-    /// Bytes of all tensors.
+    /// Total size of all tensors, bytes.
     #[getter]
     fn total_bytes(&self) -> u64 {
         self.inner.total_bytes()

@@ -1,6 +1,6 @@
-//! Copies of whole folders for Python, and lists of what is in them.
+//! Copies of whole folders for Python, and file listings.
 //!
-//! `python/tload/_copy.py` gives them their faces.
+//! `python/tload/_copy.py` is their public interface.
 
 use pyo3::prelude::*;
 use tload::copy::{Copy, CopyOptions, list_files as list};
@@ -41,20 +41,20 @@ pub(crate) fn copy(
         .store(store.read().map_err(failed)?);
     let control = copy.control();
     let copied = interrupt::run(py, move || copy.run());
-    // After Ctrl-C the copy is not waited for, but ends.
+    // Ctrl-C does not wait for the copy, but ends it.
     let report = copied.inspect_err(|_| control.cancel())?;
     Ok(serde_json::to_string(&report).unwrap_or_default())
 }
 
-/// A location as messages show it: without what may be a secret.
+/// Returns a location as messages show it: without secrets.
 #[pyfunction]
 pub(crate) fn show_location(location: LocationArgument) -> String {
-    // Of what is no location at all, nothing is shown.
+    // Invalid text is not shown at all: it may contain a secret.
     let shown = location.parse().map(|location| location.to_string());
     shown.unwrap_or_else(|_| "…".to_owned())
 }
 
-/// The files below a location: paths and lengths.
+/// Lists the files below a location: paths and lengths.
 #[pyfunction]
 #[pyo3(signature = (source, *, store))]
 pub(crate) fn list_files(

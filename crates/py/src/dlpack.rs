@@ -1,19 +1,22 @@
 //! DLPack: hands a tensor's memory to another library without a copy.
 //!
 //! ```text
-//! export ──▶ capsule "dltensor[_versioned]" ──▶ consumer renames it "used_…", owns the memory, calls `free` when done
-//!                └── nobody consumed it: the capsule's destructor calls `free`
+//! export ──▶ capsule "dltensor[_versioned]" ──▶ consumer renames it "used_…", owns the memory,
+//!                │                               and calls `free` when done
+//!                └── no consumer took it: the capsule's destructor calls `free`
 //! ```
 //!
-//! An export owns a share of the tensor, so the bytes live as long as the last consumer. `free` runs on any thread and
-//! without the interpreter: it touches no Python object, and memory of a GPU is given back behind what the consumer has been
-//! given there. Structures and codes: `dlpack.h` 1.1, <https://github.com/dmlc/dlpack>.
+//! An export owns a share of the tensor, so the bytes live as long as the last consumer. `free`
+//! runs on any thread and without the interpreter: it touches no Python object, and GPU memory is
+//! returned in stream order, after the work that the consumer submitted. Structures and codes:
+//! `dlpack.h` 1.1, <https://github.com/dmlc/dlpack>.
 //!
-//! A view of a file that nobody may write to is exported as read-only. Only the versioned structure can say so, and who takes the
-//! other one may write: that would kill the process, so it is refused. numpy refuses the same of its read-only arrays.
+//! A view of a file that is not writable is exported as read-only. Only the versioned structure can
+//! express that, and a consumer of the other one may write, which would kill the process, so such
+//! an export is refused. numpy likewise refuses to export its read-only arrays.
 //!
-//! Of a tensor on a GPU all bytes are there when the core hands it out: the processor has seen their copies end. So a consumer's
-//! stream, whichever it is, has nothing to wait for, and no event is recorded.
+//! All bytes of a tensor on a GPU have arrived when the core yields it: the host has seen the
+//! copies complete. So the consumer's stream has nothing to wait for, and no event is recorded.
 
 #![expect(
     unsafe_code,
@@ -36,7 +39,7 @@ const CPU: (i32, i32) = (1, 0);
 /// `kDLCUDA`.
 const CUDA: i32 = 2;
 
-/// The version whose structures stand below, and the first that has codes for 8-bit, 6-bit and 4-bit floats.
+/// Version of the structures below, and the first with codes for 8-bit, 6-bit and 4-bit floats.
 const VERSION: (u32, u32) = (1, 1);
 
 /// `DLPACK_FLAG_BITMASK_READ_ONLY`.
@@ -45,7 +48,7 @@ const FLAG_READ_ONLY: u64 = 1;
 /// `DLPACK_FLAG_BITMASK_IS_COPIED`.
 const FLAG_COPIED: u64 = 1 << 1;
 
-/// What a consumer asked `__dlpack__` for.
+/// Arguments of a consumer's call of `__dlpack__`.
 #[derive(Debug)]
 pub(crate) struct Request {
     /// `None`: the consumer knows only the structures from before version 1.
@@ -54,8 +57,8 @@ pub(crate) struct Request {
     pub(crate) copy: Option<bool>,
 }
 
-/// What a consumer may name as its stream, by the array API's words: none, `-1` (do not wait), the default stream (1), that of
-/// the thread (2), or the address of one.
+/// Checks the stream that a consumer names, in the array API's terms: none, `-1` (do not wait), the
+/// default stream (1), the per-thread default stream (2), or the address of one.
 ///
 /// # Errors
 ///
@@ -70,21 +73,21 @@ pub(crate) fn check_stream(device: (i32, i32), stream: Option<&Bound<'_, PyAny>>
         ));
     }
     let is_bool = stream.is_instance_of::<PyBool>();
-    // A stream's address may take all 64 bits.
+    // A stream's address may need all 64 bits.
     let number = stream.extract::<i128>().ok().filter(|_| !is_bool);
     match number {
         Some(-1 | 1..) => Ok(()),
         Some(0) => Err(PyBufferError::new_err(
-            "stream=0 may mean two streams in CUDA; pass 1 for the default stream or 2 for the thread's own",
+            "stream=0 is ambiguous in CUDA; pass 1 for the default stream or 2 for the per-thread one",
         )),
         _ => Err(PyBufferError::new_err(format!(
-            "stream={} is no stream; pass None, -1, 1, 2, or the address of one",
+            "stream={} is not a stream; pass None, -1, 1, 2, or the address of one",
             stream.repr()?
         ))),
     }
 }
 
-/// The device as DLPack says it.
+/// Returns the device in DLPack's encoding.
 pub(crate) fn device(device: tload::Device) -> (i32, i32) {
     if let tload::Device::Cuda(ordinal) = device {
         (CUDA, i32::try_from(ordinal).expect("there are few GPUs"))
@@ -93,7 +96,7 @@ pub(crate) fn device(device: tload::Device) -> (i32, i32) {
     }
 }
 
-/// Element type and shape as DLPack says them.
+/// Element type and shape in DLPack's encoding.
 #[derive(Debug)]
 pub(crate) struct Layout {
     dtype: DataType,
@@ -101,11 +104,11 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The layout of a row-major tensor.
+    /// Returns the layout of a row-major tensor.
     ///
-    /// Two 4-bit floats make one element of two lanes, and the last dimension is halved, as in torch
-    /// (`float4_e2m1fn_x2`); when that dimension is odd, the shape stays and the elements are packed. 6-bit floats keep
-    /// their shape and are packed: four in three bytes.
+    /// Two 4-bit floats make one element of two lanes, and the last dimension is halved, as in
+    /// torch (`float4_e2m1fn_x2`); when that dimension is odd, the shape stays and the elements are
+    /// packed. 6-bit floats keep their shape and are packed: four in three bytes.
     pub(crate) fn of(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
         let mut shape = shape
             .iter()
@@ -127,25 +130,26 @@ impl Layout {
         })
     }
 
-    /// The layout of a row of so many bytes.
+    /// Returns the layout of a row of `len` bytes.
     pub(crate) fn of_bytes(len: u64) -> PyResult<Self> {
         let len = usize::try_from(len)
             .map_err(|_| PyBufferError::new_err("the tensor is too large for DLPack"))?;
         Self::of(Dtype::U8, &[len])
     }
 
-    /// Elements from one to the next along each dimension.
+    /// Returns the strides of the dimensions, in elements.
     fn strides(&self) -> Vec<i64> {
         let mut strides = vec![1_i64; self.shape.len()];
         for index in (1..self.shape.len()).rev() {
-            // Saturating: only a tensor without elements can have such dimensions, and its strides mean nothing.
+            // Saturating: only a tensor without elements can have such dimensions, and its strides
+            // are irrelevant.
             strides[index - 1] = strides[index].saturating_mul(self.shape[index]);
         }
         strides
     }
 }
 
-/// `DLDataTypeCode` and bits.
+/// Returns `DLDataTypeCode` and bits.
 fn code_and_bits(dtype: Dtype) -> (u8, u8) {
     match dtype {
         Dtype::I8 => (0, 8),
@@ -177,7 +181,7 @@ fn code_and_bits(dtype: Dtype) -> (u8, u8) {
 ///
 /// # Errors
 ///
-/// `BufferError` when the consumer wants what the tensor's memory cannot be.
+/// `BufferError` if the tensor's memory does not meet the consumer's request.
 pub(crate) fn export<'py>(
     py: Python<'py>,
     tensor: &Tensor,
@@ -197,12 +201,12 @@ pub(crate) fn export<'py>(
         .is_some_and(|bytes| bytes.owner().is_some());
     if given || tensor.target().is_some() {
         return Err(PyBufferError::new_err(
-            "the tensor is in memory of the caller's: use that",
+            "the tensor is in the caller's memory: use that memory",
         ));
     }
     if device != CPU && request.copy == Some(true) {
         return Err(PyBufferError::new_err(
-            "tload copies nothing on a GPU; import the tensor without copy=True and let the importing library copy it",
+            "tload does not copy on a GPU; import the tensor without copy=True and let the importing library copy it",
         ));
     }
     let copied = request.copy == Some(true);
@@ -233,8 +237,8 @@ pub(crate) fn export<'py>(
             })
         }
         _ if !copied && !tensor.is_writable() => Err(PyBufferError::new_err(
-            "the tensor is a read-only view of a file, which DLPack can say from version 1 on only; load with writable=True, or \
-             pass copy=True, or max_version=(1, 0) and write to nothing",
+            "the tensor is a read-only view of a file, which DLPack before version 1 cannot express; \
+             load with writable=True, or pass copy=True, or pass max_version=(1, 0) and do not write to it",
         )),
         _ => capsule(py, bytes, device, layout, |tensor, context| Managed {
             tensor,
@@ -322,7 +326,7 @@ impl Exported for ManagedVersioned {
     }
 }
 
-/// Everything that one export owns. `exported` points into the rest.
+/// All values that one export owns. `exported` points into the rest.
 struct Export<M> {
     exported: M,
     _bytes: Bytes,
@@ -336,7 +340,7 @@ enum Bytes {
     Copied(Box<[Line]>),
 }
 
-/// A cache line: copies are aligned as well as any dtype wants.
+/// A cache line: copies are aligned well enough for every dtype.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Line([u8; 64]);
@@ -353,7 +357,7 @@ fn copy(bytes: &[u8]) -> Box<[Line]> {
 }
 
 impl Bytes {
-    /// The first byte; null when there are none, as DLPack wants it.
+    /// Returns the first byte; null if there are none, as DLPack requires.
     fn start(&self) -> *mut c_void {
         match self {
             Self::Loaded(tensor) if tensor.byte_len() > 0 => tensor.as_ptr().cast_mut().cast(),
@@ -363,7 +367,7 @@ impl Bytes {
     }
 }
 
-/// Puts an export into a capsule that frees it, unless a consumer takes it over.
+/// Puts an export into a capsule that frees it unless a consumer takes it over.
 fn capsule<M: Exported>(
     py: Python<'_>,
     bytes: Bytes,
@@ -399,12 +403,13 @@ fn capsule<M: Exported>(
     // SAFETY: `context` came from `Box::into_raw` and is initialised, so its field has an address.
     let first = unsafe { &raw mut (*context).exported };
     let pointer = NonNull::new(first.cast()).expect("a box has an address");
-    // SAFETY: `discard::<M>` expects a capsule named `M::NAME` around an `M` inside a boxed `Export<M>`: `pointer` is one.
+    // SAFETY: `discard::<M>` expects a capsule named `M::NAME` around an `M` inside a boxed
+    // `Export<M>`: `pointer` is one.
     let capsule = unsafe {
         PyCapsule::new_with_pointer_and_destructor(py, pointer, M::NAME, Some(discard::<M>))
     };
     if capsule.is_err() {
-        // SAFETY: no capsule was made, so nobody else frees `first`.
+        // SAFETY: no capsule was made, so `first` is freed nowhere else.
         unsafe { free::<M>(first) };
     }
     capsule
@@ -416,28 +421,31 @@ fn capsule<M: Exported>(
 ///
 /// `exported` points to an `M` that [`capsule`] made and that was not freed before.
 unsafe extern "C" fn free<M: Exported>(exported: *mut M) {
-    // SAFETY: our caller promised that it points to a live `M`.
+    // SAFETY: the caller guarantees that `exported` points to a live `M`.
     let context = unsafe { (*exported).context() };
-    // SAFETY: `capsule` stored the address of the `Export<M>` that it had boxed, and this is the only call.
+    // SAFETY: `capsule` stored the address of the `Export<M>` that it had boxed, and this is the
+    // only call.
     let export = unsafe { Box::from_raw(context.cast::<Export<M>>()) };
     if export.process != process::id() {
-        // In a forked process a lock of the buffer pool may be held for ever by a thread that is not here.
+        // In a forked process, a thread that does not exist there may hold a lock of the buffer
+        // pool forever.
         let _left_alone = std::mem::ManuallyDrop::new(export);
     }
 }
 
-/// The capsule's destructor: frees an export that no consumer took over.
+/// Destructor of the capsule: frees an export that no consumer took over.
 ///
 /// # Safety
 ///
-/// Only for Python to call, with a capsule that [`capsule`] made.
+/// Only Python may call it, with a capsule that [`capsule`] made.
 unsafe extern "C" fn discard<M: Exported>(capsule: *mut ffi::PyObject) {
-    // A consumer renames the capsule when it takes over. SAFETY: Python passes the capsule that it is about to free.
+    // A consumer renames the capsule when it takes over. SAFETY: Python passes the capsule that it
+    // is about to free.
     if unsafe { ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) } == 0 {
         return;
     }
-    // SAFETY: as above; the name was just found right, so this cannot fail.
+    // SAFETY: as above; the name was just checked, so this cannot fail.
     let exported = unsafe { ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()) };
-    // SAFETY: `capsule` put an `M` in, and by its name nobody has taken it out.
+    // SAFETY: `capsule` put an `M` in, and the unchanged name shows that no consumer took it out.
     unsafe { free::<M>(exported.cast()) };
 }

@@ -1,13 +1,14 @@
 //! Errors of the core as Python exceptions.
 //!
-//! The classes and their table by kind are in `python/tload/_errors.py`, which is asked for an instance: Python can
-//! define classes with two bases, Rust cannot. A Python test walks `ERROR_KINDS` and fails on a kind without a class.
+//! The classes and their table by kind are in `python/tload/_errors.py`, which makes the instances:
+//! Python can define classes with two bases, Rust cannot. A Python test checks that each of
+//! `ERROR_KINDS` has a class.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use tload::{Error, ErrorKind, FailedRequest};
 
-/// The exception for `error`, of the class that belongs to its kind.
+/// Returns the exception for `error`, of the class of its kind.
 pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let made = MAKE
@@ -35,7 +36,8 @@ pub(crate) fn exception(py: Python<'_>, error: &Error) -> PyErr {
     }
 }
 
-/// A request to an object store that failed: operation, status, code, request id, attempts, where the credentials are from.
+/// Description of a failed request to an object store: operation, status, code, request ID,
+/// attempts, origin of the credentials.
 type RequestDescribed<'a> = (
     &'a str,
     Option<u16>,
@@ -56,7 +58,7 @@ fn described(request: &FailedRequest) -> RequestDescribed<'_> {
     )
 }
 
-/// The exception for a call that asks for something impossible.
+/// Returns the exception for an impossible request.
 pub(crate) fn invalid_request(py: Python<'_>, message: String) -> PyErr {
     exception(py, &Error::new(ErrorKind::InvalidRequest, message))
 }

@@ -1,14 +1,15 @@
-//! What a forked child must not free.
+//! Values that a forked child process must not free.
 //!
-//! Freeing a tensor takes a lock of the memory pool, freeing a checkpoint in an object store locks of the threads that ask it. A
-//! thread of the parent may hold one at the moment of the fork, and that thread is not there in the child to let go: the child
-//! would wait for ever. So a child leaves its copies alone.
+//! Freeing a tensor takes a lock of the memory pool, and freeing a checkpoint in an object store
+//! takes locks of the request threads. A thread of the parent may hold one at the moment of the
+//! fork, and that thread does not exist in the child to release it: the child would wait forever.
+//! So a child leaks its copies.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::process;
 
-/// A value that only the process that made it drops.
+/// A value that is dropped only by the process that created it.
 #[derive(Debug)]
 pub(crate) struct Owned<T> {
     process: u32,
@@ -24,7 +25,7 @@ impl<T> Owned<T> {
         }
     }
 
-    /// The process that made it.
+    /// Returns the ID of the process that created the value.
     pub(crate) fn process(&self) -> u32 {
         self.process
     }

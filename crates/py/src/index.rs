@@ -1,4 +1,4 @@
-//! What of a tensor Python asks for: numbers, slices and an ellipsis, as numpy indexes with.
+//! Indices of tensors from Python: numbers, slices and an ellipsis, as in numpy.
 
 use pyo3::exceptions::{PyIndexError, PyTypeError};
 use pyo3::prelude::*;
@@ -9,8 +9,8 @@ use tload::{Slice, Steps};
 ///
 /// # Errors
 ///
-/// `IndexError` for what the tensor does not have, and for steps that are not positive; `TypeError` for anything else than
-/// integers, slices and one ellipsis.
+/// `IndexError` for an index out of range and for steps that are not positive; `TypeError` for
+/// anything else than integers, slices and one ellipsis.
 pub(crate) fn slice(index: &Bound<'_, PyAny>, shape: &[usize]) -> PyResult<Slice> {
     let items: Vec<Bound<'_, PyAny>> = match index.cast::<PyTuple>() {
         Ok(tuple) => tuple.iter().collect(),

@@ -1,7 +1,7 @@
-//! Waiting for the core without making Python wait: other threads run, and Ctrl-C is honoured.
+//! Waits for the core without blocking Python: other threads run, and Ctrl-C interrupts.
 //!
-//! Python only takes a note when a signal arrives, and acts on it when its main thread asks. So every wait here is cut
-//! into steps of [`SIGNAL_STEP`] with a look at the signals between two of them.
+//! When a signal arrives, Python only sets a flag, and acts on it when its main thread checks. So
+//! every wait here is cut into steps of [`SIGNAL_STEP`] with a check for signals after each.
 
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -13,12 +13,13 @@ use tload::{Error, ErrorKind};
 
 use crate::error;
 
-/// Longest time between two looks at the signals: a quarter of the 0.2 s within which we promise to honour Ctrl-C.
+/// Longest time between two checks for signals: a quarter of the promised 0.2 s for Ctrl-C.
 pub(crate) const SIGNAL_STEP: Duration = Duration::from_millis(50);
 
-/// Runs `work`, which cannot be cut into steps (it may hang on a dead network file system), on a thread of its own.
+/// Runs `work`, which cannot be cut into steps (it may hang on a dead network file system), on a
+/// thread of its own.
 ///
-/// After Ctrl-C the thread is left alone: it ends when `work` does, and its result is dropped there.
+/// After Ctrl-C the thread is left running: it ends when `work` does, and drops the result.
 pub(crate) fn run<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> tload::Result<T> + Send + 'static,
@@ -27,7 +28,7 @@ pub(crate) fn run<T: Send + 'static>(
     thread::Builder::new()
         .name("tload-call".to_owned())
         .spawn(move || {
-            // Nobody listens any more after Ctrl-C.
+            // After Ctrl-C the receiver is gone.
             drop(answer.send(work()));
         })
         .map_err(|cause| {
@@ -44,7 +45,7 @@ pub(crate) fn run<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(PyRuntimeError::new_err(
-                    "a thread of tload panicked; this is a bug",
+                    "a tload thread panicked; this is a bug",
                 ));
             }
         }

@@ -1,8 +1,9 @@
-//! The extension module `tload._tload`: what Python needs of the crate `tload`, and nothing that Python can do itself.
+//! The extension module `tload._tload`: the parts of the crate `tload` that Python needs and cannot
+//! do itself.
 //!
-//! No logic lives here: a function extracts its arguments, lets go of the interpreter, calls one function of the core,
-//! and wraps what came back. The public face, with its types and docs, is the Python package in `python/tload`; the
-//! stub of this module is `python/tload/_tload.pyi`.
+//! No logic lives here. A function extracts its arguments, detaches from the interpreter, calls one
+//! function of the core, and wraps the result. The public interface, with its types and docs, is
+//! the Python package in `python/tload`; the stub of this module is `python/tload/_tload.pyi`.
 
 mod allocator;
 mod checkpoint;
@@ -54,19 +55,28 @@ mod _tload {
     fn cli_main(py: Python<'_>, argv: Vec<OsString>) -> u8 {
         py.detach(|| {
             let status = tload_cli::main(argv);
-            // Rust flushes its own buffer only when a Rust `main` ends. A closed pipe has been dealt with by the command.
+            // Rust flushes its own buffer only at the end of a Rust `main`. The command has handled
+            // a closed pipe already.
             drop(io::stdout().flush());
             status
         })
     }
 
-    /// Frees the staging memory that loads to GPUs and into memory of the caller's have left for the next one; bytes.
+    /// Frees the staging memory that loads have left for the next one, and returns its bytes.
+    ///
+    /// A load to a GPU or into the caller's memory reads into staging memory. Pinning it for the
+    /// GPU takes longer than most reads, so up to 1 GiB of it is kept for the next load of the
+    /// process. The exit of Python frees it too. Staging memory of a running load is not freed.
     #[pyfunction]
     fn release_staging(py: Python<'_>) -> usize {
         py.detach(tload::release_staging)
     }
 
-    /// Bytes of memory that loads which are over have left to storage that does not answer.
+    /// Returns the bytes of orphaned memory: memory of ended loads that storage may still write to.
+    ///
+    /// A read of a dead mount cannot be cancelled: its memory stays allocated until storage
+    /// responds, and is then freed. It does not count against the `memory_limit` of a load. 0 if
+    /// there is none. `Report.parked_bytes` is the value for one load.
     #[pyfunction]
     fn parked_bytes() -> u64 {
         tload::parked_bytes()

@@ -1,4 +1,4 @@
-//! A load for Python before it starts: what it would bring, where to, and the start.
+//! Loads for Python that have not started: selection, destinations, and the start.
 
 use std::collections::BTreeSet;
 
@@ -25,12 +25,17 @@ pub(crate) struct Loader {
 
 #[pymethods]
 impl Loader {
-    /// Loads what any name, glob or regular expression selects; without any of them, everything.
+    /// Loads the tensors that any name, glob or regular expression selects; without any, all
+    /// tensors.
     ///
-    /// Of `slices`, tensors come as the index of their name says. Of `device_map`, the first glob that matches a name says its device. With `receivers`, tensors go into memory of the
-    /// caller's instead, by name: devices are theirs.
+    /// `slices` maps names to indices: only these elements are loaded. In `device_map`, the first
+    /// glob that matches a name determines the device. With `receivers`, tensors are loaded into
+    /// the caller's memory by name, on the devices of that memory.
     #[new]
-    #[pyo3(signature = (checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(), slices=Vec::new(), receivers=None, strict=true, cast=false))]
+    #[pyo3(signature = (
+        checkpoint, *, names, globs, regexes, device, options, device_map=Vec::new(),
+        slices=Vec::new(), receivers=None, strict=true, cast=false
+    ))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords; Python gives each by its name"
@@ -58,7 +63,7 @@ impl Loader {
         let checkpoint = checkpoint.get().share(py)?;
         let slices = slices.into_iter().map(|(name, index)| {
             let info = checkpoint.get(&name);
-            // A name that is not there is the load's to complain about.
+            // The load reports a name that does not exist.
             let wanted = info.map(|info| slice(&index, info.shape())).transpose()?;
             Ok((name, wanted.unwrap_or_default()))
         });
@@ -81,7 +86,7 @@ impl Loader {
         })
     }
 
-    /// What will come, in file order.
+    /// Returns the selected tensors, in file order.
     fn selected<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
         let selected = self
             .inner
@@ -90,7 +95,7 @@ impl Loader {
         selected.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// The dtypes that occur, by name.
+    /// Returns the dtypes of the selected tensors, sorted by name.
     fn dtypes(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
         let selected = self.inner.selected();
         let selected = selected.map_err(|error| exception(py, &error))?;
@@ -98,7 +103,7 @@ impl Loader {
         Ok(names.into_iter().collect())
     }
 
-    /// The devices that tensors are to go to, each once.
+    /// Returns the devices of the selected tensors, each once.
     fn devices(&self, py: Python<'_>) -> PyResult<Vec<String>> {
         let devices = self.inner.devices();
         let devices = devices.map_err(|error| exception(py, &error))?;
@@ -106,7 +111,8 @@ impl Loader {
         Ok(devices.into_iter().collect())
     }
 
-    /// Starts to read. GPU memory comes from `allocator`, if there is one: here and in `Stream.receive`, on the calling thread.
+    /// Starts to read. GPU memory comes from `allocator`, if there is one: it is called on the
+    /// calling thread, here and in `Stream.receive`.
     #[pyo3(signature = (allocator=None))]
     fn stream(&self, py: Python<'_>, allocator: Option<Py<PyAny>>) -> PyResult<Stream> {
         let loader = self.inner.clone();
@@ -116,7 +122,8 @@ impl Loader {
             let stream = interrupt::run(py, move || loader.stream())?;
             return Ok(Stream::new(stream, empties, raised));
         };
-        // Not on a thread of its own: the allocator's current device and stream are this thread's.
+        // Not on a thread of its own: the allocator uses the current device and stream of this
+        // thread.
         let allocator = PythonAllocator::new(allocator, raised.clone());
         let started = py.detach(|| loader.stream_with(Box::new(allocator)));
         let started = started.map_err(|error| raised.exception(py, &error))?;

@@ -1,7 +1,7 @@
 //! Keyword arguments and `TLOAD_*` text as the core's options and selections.
 //!
-//! Types that Python got wrong are a `TypeError`; values that cannot work are an `InvalidRequestError`. Which values can
-//! work is for the core to say.
+//! A value of the wrong Python type is a `TypeError`; an invalid value is an `InvalidRequestError`.
+//! The core decides which values are valid.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -72,20 +72,20 @@ impl OptionsArgument<'_> {
     }
 }
 
-/// Fails as a load with these options would that fails whatever the checkpoint is.
+/// Fails if a load with these options would fail for every checkpoint.
 #[pyfunction]
 pub(crate) fn check_options(py: Python<'_>, options: OptionsArgument<'_>) -> PyResult<()> {
     let options = options.read()?;
     options.validate().map_err(|error| exception(py, &error))
 }
 
-/// Shows a size with one decimal and a binary unit.
+/// Formats a size with one decimal and a binary unit.
 #[pyfunction]
 pub(crate) fn format_bytes(bytes: u64) -> String {
     tload::format_bytes(bytes)
 }
 
-/// Everything that a name, a glob or a regular expression selects; without any of them, all.
+/// Returns the selection of all names, globs and regular expressions; without any, all tensors.
 pub(crate) fn selection(
     py: Python<'_>,
     names: Vec<String>,
@@ -125,10 +125,10 @@ fn word<T: FromStr<Err = tload::Error>>(name: &str, value: &Bound<'_, PyAny>) ->
     text.parse().map_err(|error| exception(value.py(), &error))
 }
 
-/// What `verify` can be; a bool would leave open which.
+/// Valid values of `verify`, for messages. A bool would be ambiguous.
 const VERIFY: &str = "\"off\", \"auto\", \"require\", \"sha256\" or the path or URL of a manifest";
 
-/// A word or the path or URL of a manifest, which may be a path object.
+/// Reads a word, or the path or URL of a manifest, which may be a path object.
 fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
     let text: String = match value.extract::<String>() {
         Ok(text) => text,
@@ -142,14 +142,14 @@ fn choice(value: &Bound<'_, PyAny>) -> PyResult<Verify> {
 }
 
 fn flag(name: &str, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // Not what Python takes for true: "no" would be.
+    // Truthiness is not enough: the text "no" would be true.
     let flag = value.cast::<PyBool>();
     flag.map(PyBoolMethods::is_true)
         .map_err(|_| wrong_type(name, "a bool", value))
 }
 
 fn integer(name: &str, wanted: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    // To Python, True is the int 1.
+    // In Python, True is the int 1.
     if value.is_instance_of::<PyBool>() {
         return Err(wrong_type(name, wanted, value));
     }

@@ -1,4 +1,4 @@
-//! Tells an event loop that there is something to take: a pipe that is readable then.
+//! Wakes an event loop when a tensor is ready, by a pipe that then becomes readable.
 
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
@@ -24,12 +24,12 @@ impl Readiness {
         })
     }
 
-    /// What to watch.
+    /// Returns the descriptor to watch.
     pub(crate) fn fileno(&self) -> i32 {
         self.reader.as_raw_fd()
     }
 
-    /// Not readable any more, before the stream is looked at.
+    /// Makes the pipe unreadable again, before the stream is polled.
     pub(crate) fn reset(&self) -> io::Result<()> {
         if self.rung.swap(false, Ordering::AcqRel) {
             // The byte may still be on its way: it is written right after `rung` was set.
@@ -46,7 +46,7 @@ impl Wake for Readiness {
 
     fn wake_by_ref(self: &Arc<Self>) {
         if !self.rung.swap(true, Ordering::AcqRel) {
-            // Room for a byte there always is; the reader lives as long as this.
+            // The pipe always has room for a byte; the reader lives as long as `self`.
             let _ = (&self.writer).write_all(&[1]);
         }
     }

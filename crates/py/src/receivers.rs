@@ -1,6 +1,6 @@
-//! Memory of the caller's that a load writes into, as Python describes it.
+//! The caller's memory that a load writes into, as Python describes it.
 //!
-//! `python/tload/_receivers.py` looks at modules, tensors and arrays; what fits is for the core to say.
+//! `python/tload/_receivers.py` describes modules, tensors and arrays; the core decides what fits.
 
 #![expect(
     unsafe_code,
@@ -33,7 +33,7 @@ type LayoutDescribed = (u64, usize, Vec<(usize, isize)>, String);
 /// Address, bytes, the stream that it is ordered with (on a GPU), and the object that keeps it.
 type MemoryDescribed = (u64, usize, u64, Py<PyAny>);
 
-/// What the caller has for one tensor.
+/// The caller's memory for one tensor.
 #[derive(FromPyObject)]
 #[pyo3(transparent)]
 pub(crate) struct ReceiverArgument(Described);
@@ -70,11 +70,12 @@ fn named(py: Python<'_>, name: &str) -> PyResult<Dtype> {
 
 fn target(py: Python<'_>, device: Device, memory: MemoryDescribed) -> PyResult<Target> {
     let (address, len, stream, owner) = memory;
-    // Also the memory of a load that was given up while a read hung: the read may still end.
+    // Also kept if a load is abandoned while a read hangs: the read may still complete.
     let owner: KeepAlive = Arc::new(owner);
     if let Device::Cuda(ordinal) = device {
-        // SAFETY: the caller is this package, which read address and length off a tensor that `owner` keeps, and the stream off
-        // the library that orders work on it. That nobody uses the tensor during the load is in the docs of `load_into`.
+        // SAFETY: the caller is this package, which read address and length off a tensor that
+        // `owner` keeps alive, and the stream off the library that orders work on it. The docs of
+        // `load_into` forbid other use of the tensor during the load.
         return Ok(unsafe { Target::cuda(ordinal, address, len, stream, Some(owner)) });
     }
     let address = usize::try_from(address).ok();
@@ -82,6 +83,6 @@ fn target(py: Python<'_>, device: Device, memory: MemoryDescribed) -> PyResult<T
         address.and_then(|address| NonNull::new(std::ptr::with_exposed_provenance_mut(address)));
     let start =
         start.ok_or_else(|| invalid_request(py, "memory cannot be at address 0".to_owned()))?;
-    // SAFETY: as above, of an array or tensor in host memory that may be written to.
+    // SAFETY: as above, of a writable array or tensor in host memory.
     Ok(unsafe { Target::host(start, len, Some(owner)) })
 }

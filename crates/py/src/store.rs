@@ -1,14 +1,14 @@
-//! Names and texts from Python as the core's options of object stores.
+//! Options of object stores from Python, as keys and values for the core.
 //!
-//! `python/tload/_store.py` makes texts of what callers write and of `TLOAD_STORE`; which names there are and what form a value
-//! has to have is for the core to say. Nothing here is shown: values may be secrets.
+//! `python/tload/_store.py` makes text of the caller's values and of `TLOAD_STORE`; the core
+//! decides which keys and values are valid. Nothing here is shown: values may be secrets.
 
 use pyo3::prelude::*;
 use tload::StoreOptions;
 
 use crate::error::exception;
 
-/// Keys and values. Of a key that comes twice, the last value holds.
+/// Keys and values. The last value of a repeated key wins.
 #[derive(FromPyObject)]
 #[pyo3(transparent)]
 pub(crate) struct StoreArgument(Vec<(String, String)>);
@@ -19,7 +19,7 @@ impl StoreArgument {
     }
 }
 
-/// Fails if a key is unknown or a value has not the form that its key wants.
+/// Fails if a key is unknown or its value malformed.
 #[pyfunction]
 pub(crate) fn check_store(py: Python<'_>, store: StoreArgument) -> PyResult<()> {
     store
@@ -28,7 +28,7 @@ pub(crate) fn check_store(py: Python<'_>, store: StoreArgument) -> PyResult<()> 
         .map_err(|error| exception(py, &error))
 }
 
-/// Key and value of `key=value`.
+/// Splits `key=value` into key and value.
 #[pyfunction]
 pub(crate) fn parse_store_option(py: Python<'_>, text: &str) -> PyResult<(String, String)> {
     StoreOptions::parse(text).map_err(|error| exception(py, &error))

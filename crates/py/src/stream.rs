@@ -1,7 +1,7 @@
-//! A running load for Python: receive, cancel, look, close.
+//! Running loads for Python: receive, cancel, query, close.
 //!
-//! Nothing here touches a stream in a process that `fork` made: its threads are not there, and its locks may be held by
-//! them for ever. `python/tload/_stream.py` makes an iterator of it.
+//! Nothing here touches a stream in a forked process: its threads do not exist there, and a lock
+//! that one of them held is never released. `python/tload/_stream.py` makes an iterator of it.
 
 use std::mem::ManuallyDrop;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use crate::interrupt::SIGNAL_STEP;
 use crate::readiness::Readiness;
 use crate::tensor::{Empties, Tensor};
 
-/// How far a load is: tensors in all and received, bytes in all, received and read.
+/// Progress of a load: total and received tensors; total, received and read bytes.
 type ProgressValues = (u64, u64, u64, u64, u64);
 
 /// A running load.
@@ -35,31 +35,32 @@ pub(crate) struct Stream {
     running: Mutex<Option<Box<TensorStream>>>,
     last: OnceLock<Last>,
     canceller: Canceller,
-    /// What comes, in file order.
+    /// Tensors of the load, in file order.
     tensors: Box<[TensorInfo]>,
     empties: Empties,
-    /// What the caller's allocator of GPU memory has raised.
+    /// Last exception of the caller's GPU memory allocator.
     raised: Raised,
-    /// The thread that is in `receive`. Python runs there whenever the allocator does, and with it whatever a signal's handler or
-    /// a finalizer calls; the stream is locked then.
+    /// Thread that is in `receive`. Python code runs there while the allocator does, including
+    /// signal handlers and finalizers; the stream is locked then.
     receiving: Mutex<Option<ThreadId>>,
     process: u32,
-    /// For event loops; made for the first of them.
+    /// Pipe for event loops, made on first use.
     ready: OnceLock<Arc<Readiness>>,
 }
 
-/// What is left to tell once the stream and its memory are gone.
+/// Final values of a stream, kept after the stream and its memory are gone.
 #[derive(Debug)]
 struct Last {
     progress: Progress,
     report: Report,
-    /// Whether it was closed before it had said how it ended.
+    /// The stream was closed before it had reported its end.
     cut_short: bool,
 }
 
 #[pymethods]
 impl Stream {
-    /// The next tensor; `None` when none came within `timeout` seconds. At the end: `StopIteration`.
+    /// Returns the next tensor, or `None` if none arrived within `timeout` seconds. Raises
+    /// `StopIteration` at the end.
     fn receive(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -90,7 +91,7 @@ impl Stream {
                 }
                 None => Poll::Ready(None),
             });
-            // Ctrl-C is honoured before anything is handed over.
+            // Ctrl-C takes precedence over a tensor that is ready.
             self.raised.check(py)?;
             match polled {
                 Poll::Ready(Some(Ok(tensor))) => {
@@ -106,7 +107,8 @@ impl Stream {
         }
     }
 
-    /// The next tensor if it is there; `None` if not: then what `fileno` names becomes readable when it is worth to ask again.
+    /// Returns the next tensor if it is ready. If it is not, returns `None`, and the descriptor of
+    /// `fileno` becomes readable when the next poll may succeed.
     fn poll(&self, py: Python<'_>) -> PyResult<Option<Tensor>> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -134,31 +136,31 @@ impl Stream {
         }
     }
 
-    /// What comes, in file order.
+    /// Returns the tensors of the load, in file order.
     fn tensors<'py>(&self, py: Python<'py>) -> PyResult<Vec<Described<'py>>> {
         self.tensors.iter().map(|info| describe(py, info)).collect()
     }
 
-    /// The names of that.
+    /// Returns the names of the tensors, in file order.
     fn names<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyString>> {
         let names = self.tensors.iter().map(TensorInfo::name);
         names.map(|name| PyString::new(py, name)).collect()
     }
 
-    /// The descriptor for an event loop to watch.
+    /// Returns the descriptor for an event loop to watch.
     fn fileno(&self) -> PyResult<i32> {
         Ok(self.ready()?.fileno())
     }
 
-    /// Stops reading. Whoever waits in `receive` gets a `CancelledError`.
+    /// Stops reading. A thread that waits in `receive` gets a `CancelledError`.
     fn cancel(&self, py: Python<'_>) -> PyResult<()> {
         self.check_process(py)?;
-        // Frees what waits: other threads need not stand still meanwhile.
+        // Cancelling frees queued tensors: other Python threads can run meanwhile.
         py.detach(|| self.canceller.cancel());
         Ok(())
     }
 
-    /// Stops reading and frees everything that was not handed out. In a forked process, does nothing.
+    /// Stops reading and frees everything that was not yielded. In a forked process, does nothing.
     fn close(&self, py: Python<'_>) {
         if self.is_forked() {
             return;
@@ -166,11 +168,11 @@ impl Stream {
         py.detach(|| {
             self.canceller.cancel();
             if self.is_receiving_here() {
-                // From within `receive`, which ends now and has the lock.
+                // Called from within `receive`, which holds the lock and ends now.
                 return;
             }
             if let Some(mut stream) = self.lock().take() {
-                // The report says how the stream ended once the stream has said so.
+                // The report has the outcome once the stream has yielded its end.
                 let cut_short = matches!(stream.wait(Duration::ZERO), Poll::Ready(Some(_)));
                 let (progress, report) = (stream.progress(), stream.report());
                 self.last.get_or_init(|| Last {
@@ -182,7 +184,7 @@ impl Stream {
         });
     }
 
-    /// How far it is.
+    /// Returns the progress of the load.
     fn progress(&self, py: Python<'_>) -> PyResult<ProgressValues> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -201,7 +203,7 @@ impl Stream {
         ))
     }
 
-    /// The report as JSON and as text for people.
+    /// Returns the report as JSON and as text for people.
     fn report(&self, py: Python<'_>) -> PyResult<(String, String)> {
         self.check_process(py)?;
         self.check_receiving(py)?;
@@ -232,7 +234,7 @@ impl Stream {
         }
     }
 
-    /// The pipe for event loops.
+    /// Returns the pipe for event loops.
     fn ready(&self) -> PyResult<&Arc<Readiness>> {
         if self.ready.get().is_none() {
             let made = Arc::new(Readiness::new()?);
@@ -253,7 +255,7 @@ impl Stream {
             return Ok(());
         }
         let message = format!(
-            "the stream was started in process {} and is used in process {}, which fork made of it",
+            "the stream was started in process {} and is used in process {}, a fork of it",
             self.process,
             process::id()
         );
@@ -279,13 +281,14 @@ impl Stream {
         if !self.is_receiving_here() {
             return Ok(());
         }
-        let message = "the stream is used while it asks for GPU memory on this thread";
+        let message = "the stream is used while it allocates GPU memory on this thread";
         let error = Error::new(ErrorKind::InvalidRequest, message)
-            .with_hint("in a signal handler, call cancel() or close(), and nothing else");
+            .with_hint("in a signal handler, call only cancel() or close()");
         Err(exception(py, &error))
     }
 
-    /// Never called with the interpreter attached: another thread may hold the lock for a [`SIGNAL_STEP`].
+    /// Locks the stream. Not to be called while attached to the interpreter: another thread may
+    /// hold the lock for a [`SIGNAL_STEP`].
     fn lock(&self) -> MutexGuard<'_, Option<Box<TensorStream>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -300,11 +303,12 @@ impl Drop for Stream {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if forked {
-            // Joining threads that this process does not have would hang it; the memory goes when the process ends.
+            // Joining threads that do not exist in this process would hang it; its end frees the
+            // memory.
             let _left_alone = ManuallyDrop::new(running);
         } else if running.is_some() {
-            // Waits for reads in flight, and no Python thread shall wait with us. When Python is on its way out, nobody
-            // can attach, and what is left is dropped as it is.
+            // Dropping waits for reads in flight, and must not block other Python threads. During
+            // the interpreter's shutdown no thread can attach, and the stream is dropped as it is.
             Python::try_attach(|py| py.detach(|| drop(running.take())));
         }
     }

@@ -1,4 +1,4 @@
-//! One loaded tensor for Python: what it is, where, and its bytes by DLPack.
+//! Loaded tensors for Python: name, dtype, shape, device, and their bytes through DLPack.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -12,7 +12,12 @@ use tload::Device;
 use crate::dlpack::{self, Layout, Request};
 use crate::forked::Owned;
 
-/// A loaded tensor, in memory of its own that stays valid as long as this or anything made of it lives.
+/// A loaded tensor, for any library that imports DLPack: `library.from_dlpack(tensor)`.
+///
+/// Its memory is valid as long as the tensor or an object made from it lives, and may be written to
+/// if it is `writable`. Small tensors that are neighbours in the file share memory: keeping one
+/// keeps at most about 1 MiB beside it. A view of a file (`cache="map"`) keeps the whole file
+/// mapped, which takes address space and no memory.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct Tensor {
@@ -20,7 +25,7 @@ pub(crate) struct Tensor {
     device: Device,
 }
 
-/// On which GPU a load's tensors without bytes are to be: to the core they are nowhere.
+/// GPUs of the tensors without bytes of one load. In the core these tensors have no device.
 #[derive(Debug, Default)]
 pub(crate) struct Empties(HashMap<String, Device>);
 
@@ -62,13 +67,13 @@ impl Tensor {
         self.inner.name()
     }
 
-    /// The element type as safetensors files write it.
+    /// The element type as safetensors files write it, for example `"BF16"`.
     #[getter]
     fn dtype(&self) -> &'static str {
         self.inner.dtype().name()
     }
 
-    /// Elements along each dimension.
+    /// Number of elements along each dimension; `()` for a scalar.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         PyTuple::new(py, self.inner.shape())
@@ -80,7 +85,7 @@ impl Tensor {
         self.inner.byte_len()
     }
 
-    /// Where it is: `"cpu"`, or for example `"cuda:1"`.
+    /// The device: `"cpu"`, or for example `"cuda:1"`.
     #[getter]
     fn device(&self) -> Cow<'static, str> {
         if self.device == Device::Cpu {
@@ -90,14 +95,16 @@ impl Tensor {
         }
     }
 
-    /// Whether it may be written to.
+    /// `True` if the memory may be written to; `False` only for views with `cache="map"`.
     #[getter]
     fn writable(&self) -> bool {
         self.inner.is_writable()
     }
 
-    /// What the caller's allocator gave for the memory that it is in, and where in it it begins, in bytes; `None` for memory of
-    /// the load's own, and for a tensor without bytes.
+    /// Returns the allocation of torch's allocator that holds the tensor, and its offset in bytes.
+    ///
+    /// `None` for memory of the load's own, and for a tensor without bytes. Tensors that are
+    /// yielded with `framework="dlpack"` have no owner.
     fn owner(&self, py: Python<'_>) -> PyResult<Option<(Py<PyAny>, usize)>> {
         let Some((owner, offset)) = self.inner.device_bytes().and_then(|bytes| bytes.owner())
         else {
@@ -108,7 +115,7 @@ impl Tensor {
         Ok(Some((owner.clone_ref(py), offset)))
     }
 
-    /// The same memory as one row of bytes, for libraries whose DLPack lacks the dtype.
+    /// Returns the memory as one row of bytes, for libraries that cannot import the dtype.
     fn flat(&self) -> FlatBytes {
         FlatBytes {
             inner: Owned::new(tload::Tensor::clone(&self.inner)),
@@ -156,7 +163,7 @@ impl Tensor {
     }
 }
 
-/// A tensor's bytes as a one-dimensional array of `uint8`.
+/// A tensor's bytes as a one-dimensional array of `uint8`, for `from_dlpack`.
 #[pyclass(frozen, module = "tload._tload")]
 #[derive(Debug)]
 pub(crate) struct FlatBytes {

@@ -1,6 +1,6 @@
 //! Verification of whole checkpoints for Python.
 //!
-//! `python/tload/_verify.py` gives it its face, and checks signatures.
+//! `python/tload/_verify.py` is the public interface, and checks signatures.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -13,14 +13,15 @@ use crate::checkpoint::LocationArgument;
 use crate::interrupt;
 use crate::store::StoreArgument;
 
-/// Where a manifest is to be written: beside the checkpoint (`True`) or at a path.
+/// Destination of a new manifest: beside the checkpoint (`True`) or at a path.
 #[derive(FromPyObject)]
 pub(crate) enum WriteArgument {
     Beside(bool),
     Path(PathBuf),
 }
 
-/// What a checked signature is about: names with their SHA-256 in hexadecimal digits, and paths that may be there unsigned.
+/// Content of a checked signature: names with their SHA-256 in hexadecimal, and paths that may be
+/// unsigned.
 type SignedArgument = (Vec<(String, String)>, Vec<String>);
 
 fn signed((files, ignored): SignedArgument) -> tload::Result<SignedFiles> {
@@ -41,7 +42,7 @@ fn signed((files, ignored): SignedArgument) -> tload::Result<SignedFiles> {
     })
 }
 
-/// The signature beside a location: where it is, and all of it. Nobody has checked it.
+/// Returns the signature beside a location: its location and its unchecked content.
 #[pyfunction]
 #[pyo3(signature = (location, *, store, follow_symlinks))]
 pub(crate) fn read_signature(
@@ -59,7 +60,8 @@ pub(crate) fn read_signature(
     Ok((found.location.to_string(), Cow::Owned(found.text)))
 }
 
-/// Compares a location with what is known of it. Returns the report as JSON, and the error if something of it is bad.
+/// Compares a location with its known digests. Returns the report as JSON, and the error if
+/// something differs.
 #[pyfunction]
 #[pyo3(signature = (location, *, manifest, write, force, signed, store, follow_symlinks))]
 #[expect(
@@ -94,7 +96,7 @@ pub(crate) fn verify(
         .opening(opening);
     let control = verification.control();
     let verified = interrupt::run(py, move || verification.run());
-    // After Ctrl-C it is not waited for, but ends.
+    // Ctrl-C does not wait for the verification, but ends it.
     let report = verified.inspect_err(|_| control.cancel())?;
     let error = report.error();
     let error = error.map(|error| {

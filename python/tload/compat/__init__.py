@@ -1,1 +1,4 @@
-"""The interfaces of other loaders, over tload. Opt-in: nothing here is imported by `import tload`."""
+"""Interfaces of other loaders, implemented with tload.
+
+Opt-in: `import tload` does not import them.
+"""

@@ -1,4 +1,4 @@
-"""A drop-in for the safetensors package: the same functions with the same results, read by tload.
+"""Drop-in replacement of the safetensors package: the same functions and results, read by tload.
 
 >>> from tload.safetensors import safe_open  # doctest: +SKIP
 >>> with safe_open("s3://bucket/model.safetensors", framework="pt") as f:  # doctest: +SKIP
@@ -6,11 +6,12 @@
 >>> from tload.safetensors.torch import load_file  # doctest: +SKIP
 >>> state = load_file("model.safetensors")  # doctest: +SKIP
 
-What is read is read by tload, with or without the package: `safe_open`, and `load_file`, `load` and `load_model` of
-`tload.safetensors.torch`, `.numpy` and `.flax`. `safe_open` says where it differs. Everything else, such as
-`save_file` and `serialize`, is the package's own, under the same names, if it is installed.
+`safe_open`, and `load_file`, `load` and `load_model` of `tload.safetensors.torch`, `.numpy` and
+`.flax`, are implemented by tload, whether or not the package is installed. The docs of `safe_open`
+list the differences. All other functions, such as `save_file` and `serialize`, are the package's
+own, under the same names, if it is installed.
 
-`tload.patch` lets libraries that use the package use this instead.
+`tload.patch` makes libraries that use the package use this module instead.
 """
 
 from __future__ import annotations

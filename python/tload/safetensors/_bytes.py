@@ -1,4 +1,4 @@
-"""Files that are in memory already, as `bytes`."""
+"""Loading of file contents that are already in memory, as `bytes`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def load_bytes(content: bytes, framework: str) -> dict[str, Any]:
     """Return the tensors of a file's content, in memory of their own.
 
     Raises:
-        SafetensorError: It is no valid file.
-        TypeError: It is no bytes.
+        SafetensorError: The content is not a valid file.
+        TypeError: The content is not `bytes`.
     """
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise TypeError(f"data: wanted bytes, found {type(content).__qualname__}")
@@ -29,14 +29,14 @@ def load_bytes(content: bytes, framework: str) -> dict[str, Any]:
             with safe_open(path, framework, backend="pread") as file:
                 return file.get_tensors()
         except SafetensorError as error:
-            # The path is nobody's.
+            # The path is internal: errors call it "the bytes".
             message = str(error).replace(path, "the bytes").replace("deserializing header:", "deserializing:")
             raise SafetensorError(message) from error
 
 
 @contextmanager
 def _as_file(content: bytes | bytearray | memoryview) -> Iterator[str]:
-    """Give the core a file to read, in memory where the system has such."""
+    """Provide a path of the content for the core to read; the file is in memory if possible."""
     if sys.platform == "linux":
         descriptor = os.memfd_create("safetensors")
         with os.fdopen(descriptor, "wb") as file:

@@ -1,4 +1,4 @@
-"""The exception of the safetensors package, and tload's errors as that."""
+"""Exception of the safetensors package, and conversion of tload's errors to it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 else:
     try:
-        # The same class, so that code that catches the package's errors catches these.
+        # The package's own class, so that code that catches its errors catches these.
         from safetensors import SafetensorError
     except ImportError:
 
@@ -25,9 +25,10 @@ else:
 
 @contextmanager
 def as_safetensors(doing: str = "Error while deserializing header: ") -> Iterator[None]:
-    """Raise a `SafetensorError` where the package would; tload's own error is its cause.
+    """Raise a `SafetensorError` where the package would, with tload's own error as its cause.
 
-    Errors of the system stay as they are: tload's derive from `FileNotFoundError`, `OSError`, `MemoryError` and so on.
+    Errors of the system are unchanged: tload's derive from `FileNotFoundError`, `OSError`,
+    `MemoryError` and so on.
     """
     try:
         yield
@@ -40,5 +41,5 @@ def as_safetensors(doing: str = "Error while deserializing header: ") -> Iterato
 
 
 def no_such_tensor(name: str) -> SafetensorError:
-    """Make the error for a name that the file lacks, in the package's words."""
+    """Make the error for a name that is not in the file, with the package's message."""
     return SafetensorError(f"File does not contain tensor {name}")

@@ -1,4 +1,4 @@
-"""Frameworks and devices as callers of the safetensors package name them, and what they make of mapped memory."""
+"""Frameworks and devices by the safetensors package's names, and views of mapped memory."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ FRAMEWORKS = {
 }
 
 UNSUPPORTED = frozenset({"tensorflow", "mlx", "paddle"})
-"""Frameworks of the package that tload makes no tensors for."""
+"""Frameworks of the package that tload does not support."""
 
 ACCELERATORS = frozenset({"cuda", "hpu", "mlu", "musa", "npu", "xla", "xpu"})
-"""Kinds of devices that are numbered."""
+"""Kinds of devices that have indices."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framework:
-    """What tensors are made for."""
+    """Framework whose tensors are made."""
 
     name: str
-    """As the package writes it in messages: a value of `FRAMEWORKS`."""
+    """Name in the package's messages: a value of `FRAMEWORKS`."""
     convert: Callable[[Any], Any] | None
-    """Makes its tensor of a numpy array, with a copy. `None` for torch and numpy themselves."""
+    """Makes a tensor from a numpy array, with a copy. `None` for torch and numpy themselves."""
 
     @property
     def is_torch(self) -> bool:
-        """Whether tensors are torch's; those of all others are made of numpy arrays."""
+        """`True` if tensors are torch's; tensors of all others are made from numpy arrays."""
         return self.name == "pytorch"
 
 
@@ -61,9 +61,9 @@ def framework_of(name: object) -> Framework:
     """Return the framework of a name, and import it.
 
     Raises:
-        SafetensorError: There is none of that name, or tload does not know how to make its tensors.
-        TypeError: It is no name.
-        ImportError: It is not installed.
+        SafetensorError: The name is unknown, or tload does not support the framework.
+        TypeError: The name is not a str.
+        ImportError: The framework is not installed.
     """
     if not isinstance(name, str):
         raise TypeError(f"framework: wanted a str, found {type(name).__qualname__}")
@@ -78,10 +78,10 @@ def framework_of(name: object) -> Framework:
 
 
 def device_of(device: object, framework: Framework) -> str:
-    """Return a device as torch writes it.
+    """Return a device in torch's notation.
 
     Raises:
-        SafetensorError: There is none of that name, or the framework's tensors cannot be there.
+        SafetensorError: The device is unknown, or does not support the framework's tensors.
     """
     name = _device_name(device)
     if name is None:
@@ -113,7 +113,7 @@ def _named(device: str) -> str | None:
 
 
 def _numbered(number: int) -> str | None:
-    """Return the device that a number means to torch: one of its accelerator, which is CUDA if it has none."""
+    """Return torch's device of an index: one of its accelerator, which is CUDA if it has none."""
     torch = _cuda.imported("torch")
     try:
         return f"cuda:{number}" if torch is None else _of_torch(torch.device(number))
@@ -124,12 +124,12 @@ def _numbered(number: int) -> str | None:
 def _of_torch(device: torch.device) -> str | None:
     if device.type in {"cpu", "mps"}:
         return device.type
-    # To torch, a device without a number is the current one.
+    # In torch, a device without an index is the current one.
     return _named(_cuda.device_name(device, "torch"))
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """Return torch's dtype for one of the format, or raise `SafetensorError`."""
+    """Return torch's dtype for one of the file format, or raise `SafetensorError`."""
     import torch
 
     dtype: torch.dtype | None = getattr(torch, TORCH_DTYPES.get(name, ""), None)
@@ -139,7 +139,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return numpy's dtype for one of the format, or raise `SafetensorError`."""
+    """Return numpy's dtype for one of the file format, or raise `SafetensorError`."""
     import numpy as np
 
     if name in NUMPY_DTYPES:
@@ -156,7 +156,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def torch_shape(info: TensorInfo) -> tuple[int, ...]:
-    """Return the shape that torch gives a tensor: two floats of 4 bits are one element."""
+    """Return a tensor's shape in torch, where one element holds two 4-bit floats."""
     if info.dtype != "F4":
         return info.shape
     if info.shape[-1] % 2:
@@ -166,7 +166,7 @@ def torch_shape(info: TensorInfo) -> tuple[int, ...]:
 
 
 def torch_view(memory: mmap.mmap, info: TensorInfo) -> Any:
-    """Return a tensor of a mapped file as torch's, with a storage of its own."""
+    """Return a tensor of a mapped file as a torch tensor, with a storage of its own."""
     import torch
 
     dtype, shape = torch_dtype(info.dtype), torch_shape(info)
@@ -174,7 +174,7 @@ def torch_view(memory: mmap.mmap, info: TensorInfo) -> Any:
     if start == end:
         return torch.empty(shape, dtype=dtype, device="cpu")
     if start % dtype.itemsize:
-        # Not aligned: kernels of torch may count on it.
+        # Kernels of torch may rely on alignment.
         return (
             torch.frombuffer(memory, dtype=torch.uint8, count=end - start, offset=start).clone().view(dtype).view(shape)
         )
@@ -183,7 +183,7 @@ def torch_view(memory: mmap.mmap, info: TensorInfo) -> Any:
 
 
 def numpy_view(memory: mmap.mmap, info: TensorInfo) -> Any:
-    """Return a tensor of a mapped file as numpy's."""
+    """Return a tensor of a mapped file as a numpy array."""
     import numpy as np
 
     dtype = numpy_dtype(info.dtype)

@@ -1,4 +1,7 @@
-"""What `get_slice(...)[index]` takes: the package's own rules, which are narrower than those of torch and numpy."""
+"""Indices of `get_slice(...)[index]`, by the rules of the package.
+
+They are stricter than torch's and numpy's.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +15,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 Basic: TypeAlias = tuple[int | slice, ...]
-"""An index of the leading dimensions, within their bounds: nothing negative, no slice that ends before it begins."""
+"""Index of the leading dimensions, within bounds: no negative number, no slice that ends before it
+starts."""
 
 
 def strict(index: object, shape: Sequence[int]) -> Basic:
     """Check an index by the package's rules and return it in the simplest form.
 
-    The rules: ints, slices with positive steps, one ellipsis, and an empty list, which is no rows. What reaches over
-    the end of a dimension is an error, also in a slice.
+    The rules: ints, slices with positive steps, one ellipsis, and an empty list, which selects no
+    rows. An index beyond the end of a dimension is an error, also in a slice.
 
-    The package fails where it need not: on negative bounds of slices (`OverflowError`), on slices that end before they
-    begin (`SystemError`), and on `[:]` of a dimension without elements. These mean here what they mean in Python.
+    The package fails needlessly on negative bounds of slices (`OverflowError`), on slices that end
+    before they start (`SystemError`), and on `[:]` of a dimension without elements. Here they have
+    the same meaning as in Python.
 
     Raises:
         SafetensorError: The index breaks the rules, or is out of range.
-        TypeError: A slice has bounds that are no ints.
+        TypeError: A slice has bounds that are not ints.
     """
     if isinstance(index, list):
         if index:
@@ -53,7 +58,10 @@ def strict(index: object, shape: Sequence[int]) -> Basic:
 
 
 def clamped(index: object, shape: Sequence[int]) -> Basic | None:
-    """Return an index that torch has accepted in the simplest form; `None` if it is more than ints and slices."""
+    """Return an index that torch has accepted in the simplest form.
+
+    `None` if it contains anything but ints and slices.
+    """
     elements = index if isinstance(index, tuple) else (index,)
     if not all(isinstance(element, (slice, EllipsisType)) or _is_int(element) for element in elements):
         return None
@@ -67,10 +75,10 @@ def clamped(index: object, shape: Sequence[int]) -> Basic | None:
 
 
 def packed(index: Basic, shape: Sequence[int]) -> Basic:
-    """Return the index of a tensor of F4 as that of what torch has: pairs, half as many along the last dimension.
+    """Convert an index of an F4 tensor to torch's: pairs, half as many along the last dimension.
 
     Raises:
-        SafetensorError: It takes pairs apart.
+        SafetensorError: The index splits a pair.
     """
     if len(index) < len(shape):
         return index
@@ -84,7 +92,7 @@ def packed(index: Basic, shape: Sequence[int]) -> Basic:
 
 
 def show(elements: Iterable[int | slice]) -> str:
-    """Show an index as it is written."""
+    """Return an index in Python's syntax."""
     return f"[{', '.join(map(_show, elements))}]"
 
 
@@ -116,7 +124,7 @@ def _expand(elements: tuple[object, ...], dimensions: int) -> Basic:
 
 
 def _fit(element: int | slice, size: int) -> tuple[int | slice, int | None]:
-    """Return an index without negative numbers, and what of it is out of range, or `None`."""
+    """Return an index without negative numbers, and a position out of range, or `None`."""
     if isinstance(element, int):
         position = element + size if element < 0 else element
         return position, position if position >= size else None
@@ -132,11 +140,14 @@ def _fit(element: int | slice, size: int) -> tuple[int | slice, int | None]:
 
 
 def _is_int(element: object) -> bool:
-    """Whether Python would take it as an index. Numbers of numpy and torch are; both have bools, which are not."""
+    """Return whether Python accepts an object as an index, except bools.
+
+    Numbers of numpy and torch are accepted; both libraries have bools, which are not.
+    """
     if isinstance(element, bool) or not hasattr(element, "__index__"):
         return False
     try:
         operator.index(cast("int", element))
-    except TypeError:  # an array of several
+    except TypeError:  # an array of several elements
         return False
     return getattr(element, "dtype", None) is None or not str(getattr(element, "dtype")).endswith("bool")  # noqa: B009

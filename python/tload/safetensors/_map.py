@@ -1,4 +1,4 @@
-"""A local file as memory that tensors share: what `backend="mmap"` hands out, without a copy."""
+"""Local files mapped into memory that tensors share, for `backend="mmap"`, without a copy."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from typing import NamedTuple
 
 from tload._errors import ChangedError
 
-# Python 3.13 names it. Without it, the kernel may refuse to map a file larger than memory.
+# Named since Python 3.13. Without this flag, the kernel may refuse to map a file larger than
+# memory.
 _FLAGS = mmap.MAP_PRIVATE | getattr(mmap, "MAP_NORESERVE", 0)
 
 
 class FileSeen(NamedTuple):
-    """A file as it was before its header was read."""
+    """Identity of a file before its header was read."""
 
     path: str
     identity: tuple[int, int, int, int]
 
     def map(self) -> mmap.mmap:
-        """Map the whole file privately: whoever writes to it writes to pages of the process's own.
+        """Map the whole file privately: pages that are written to become private to the process.
 
-        It is unmapped when the last tensor is gone that was made of it. While there are any, nobody may truncate the
-        file or overwrite it in place: see `tload.Options.cache`.
+        The file is unmapped when the last tensor made from it is freed. Until then, the file must
+        not be truncated or overwritten in place: see `tload.Options.cache`.
 
         Raises:
-            ChangedError: Another file is there by now, or it has been written to.
-            OSError: The file system has no mappings.
+            ChangedError: The file was replaced or written to.
+            OSError: The file system does not support mappings.
         """
         with Path(self.path).open("rb", buffering=0) as file:
             found = os.fstat(file.fileno())
@@ -38,7 +39,7 @@ class FileSeen(NamedTuple):
 
 
 def look(path: str | None) -> FileSeen | None:
-    """Return what is there, or `None` if it is no file: a folder, a URL, or nothing."""
+    """Return the file at a path, or `None` if it is not a file: a folder, a URL, or nothing."""
     if path is None:
         return None
     try:

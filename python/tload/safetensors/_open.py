@@ -1,4 +1,4 @@
-"""`safe_open`: the tensors of a file one by one."""
+"""Implementation of `safe_open`: the tensors of a file one by one."""
 
 from __future__ import annotations
 
@@ -21,55 +21,63 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TensorMeta:
-    """What a file's header says of a tensor."""
+    """Header entry of a tensor."""
 
     dtype: str
-    """As files write it, for example `"F32"`."""
+    """Element type as safetensors files write it, for example `"F32"`."""
     shape: list[int]
     """Elements along each dimension."""
     data_offsets: tuple[int, int]
-    """Its bytes, `(start, end)`, counted from the first byte behind the header."""
+    """Byte range, `(start, end)`, counted from the end of the header."""
 
 
 class safe_open:  # noqa: N801  # the package's name
-    """Opens a safetensors file and reads tensors as they are asked for: `safetensors.safe_open` over tload.
+    """Opens a safetensors file and reads tensors on request: `safetensors.safe_open` with tload.
 
-    Takes what the package takes, gives what it gives, and raises what it raises; and opens whatever `tload.open` does,
-    such as `s3://bucket/model.safetensors`, a folder, or a list of files.
+    It takes the same arguments as in the package, returns the same results, and raises the same
+    exceptions. In addition, it opens everything that `tload.open` does, such as
+    `s3://bucket/model.safetensors`, a folder, or a list of files.
 
-    Where it differs from the package (0.8), on purpose:
+    Deliberate differences from the package (0.8):
 
-    - With numpy, `backend="mmap"` hands out views, as with torch, where the package copies. They may be written to,
-      which changes neither the file nor what others see.
-    - Numpy arrays may have the dtypes that the package `ml_dtypes` has, such as bfloat16, whether or not it has been
-      imported.
-    - `F4` can be read with any backend, and sliced, along the last dimension by pairs; the package fails there.
-    - Slices with `framework="np"` or `backend="pread"` may have negative bounds, may end before they begin, and may
-      take all of a dimension without elements.
-    - A tensor whose offset in the file is no multiple of its dtype's alignment is copied, not handed out as it lies.
+    - With numpy, `backend="mmap"` returns views, as with torch, where the package copies. They may
+      be written to; neither the file nor other readers of it are affected.
+    - Numpy arrays may have the dtypes of the package `ml_dtypes`, such as bfloat16, whether or not
+      it has been imported.
+    - `F4` can be read with any backend, and sliced by pairs along the last dimension; the package
+      fails there.
+    - Slices with `framework="np"` or `backend="pread"` may have negative bounds, may end before
+      they start, and may select all of a dimension without elements.
+    - A tensor whose offset in the file is not a multiple of its dtype's alignment is copied, not
+      returned as a misaligned view.
     - `device` may be a `torch.device`.
-    - A framework that is not installed, or a file that may not be read, is an error of its own kind, and at once:
-      `ModuleNotFoundError`, `PermissionError`. `"tf"`, `"mlx"` and `"paddle"` are refused.
-    - Damaged files are described in tload's words, with the place; a name that stands twice in a header is refused.
-      Errors of CUDA that the package leaves to torch are a `SafetensorError`.
+    - A framework that is not installed, or a file that may not be read, raises a specific error
+      immediately: `ModuleNotFoundError`, `PermissionError`. `"tf"`, `"mlx"` and `"paddle"` are
+      refused.
+    - Errors about damaged files have tload's messages, with the position; a name that is repeated
+      in a header is an error. CUDA errors that the package leaves to torch are a `SafetensorError`.
     - `metadata()` is `None` for `"__metadata__": {}` too.
 
     Args:
-        filename: A path, a URL, a folder, an index file, a list of these, or an open `tload.Checkpoint`.
+        filename: A path, a URL, a folder, an index file, a list of these, or an open
+            `tload.Checkpoint`.
         framework: `"pt"` (or `"torch"`), `"np"` (or `"numpy"`), or `"flax"` (or `"jax"`).
-        device: Where tensors go: `"cpu"`, `"cuda:0"`, a number, or what else torch has. `"cuda"` is GPU 0. Other than
-            the CPU only with torch. Default: `"cpu"`.
-        backend: `"mmap"`: tensors on the CPU are views of the file, without a copy, if it is a single local one. While
-            one of them lives, nobody may truncate the file or overwrite it in place. `"pread"`, and all else: they are
-            read into memory of their own. So they are whatever this says if `TLOAD_VERIFY` asks for verification: then
-            each tensor is compared before it is handed out, also for a part of it. Default: `"mmap"`.
-        store: How to reach object stores: see `tload.open`.
+        device: Device of the tensors: `"cpu"`, `"cuda:0"`, a number, or any other device of torch.
+            `"cuda"` is GPU 0. Devices other than the CPU need torch. Default: `"cpu"`.
+        backend: `"mmap"`: tensors on the CPU are views of the file, without a copy, if it is a
+            single local file. While such a tensor lives, the file must not be truncated or
+            overwritten in place. `"pread"`, and in all other cases: tensors are read into memory of
+            their own. If `TLOAD_VERIFY` turns on verification, they always are: each tensor is then
+            compared before it is returned, even if only a part of it is requested. Default:
+            `"mmap"`.
+        store: Options of object stores: see `tload.open`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        CorruptError, InvalidRequestError: With `TLOAD_VERIFY`, when a tensor is taken: see `tload.Options.verify`.
-        SafetensorError: The file is damaged, or a framework, device or backend is unknown. If the package is installed,
-            this is its own class.
+        FileNotFoundError: The file does not exist.
+        CorruptError, InvalidRequestError: Raised with `TLOAD_VERIFY` when a tensor is read: see
+            `tload.Options.verify`.
+        SafetensorError: The file is damaged, or a framework, device or backend is unknown. It is
+            the package's own class if the package is installed.
         tload.Error: The file, store or GPU failed: see `tload.open` and `tload.stream`.
 
     Example:
@@ -101,7 +109,7 @@ class safe_open:  # noqa: N801  # the package's name
         return sorted(self._open().checkpoint)
 
     def offset_keys(self) -> list[str]:
-        """Return the names of the tensors in the order in which they lie in the file."""
+        """Return the names of the tensors in file order."""
         return [*self._open().checkpoint]
 
     def metadata(self) -> dict[str, str] | None:
@@ -109,29 +117,29 @@ class safe_open:  # noqa: N801  # the package's name
         return dict(self._open().checkpoint.metadata) or None
 
     def get_tensor(self, name: str) -> Any:
-        """Return a tensor.
+        """Return a tensor, of the shape in the header.
 
         Raises:
-            SafetensorError: The file has none of that name, or the framework lacks its dtype.
+            SafetensorError: The file has no tensor of this name, or the framework lacks its dtype.
         """
         opened = self._open()
         return opened.tensor(opened.info(name))
 
     def get_tensors(self) -> dict[str, Any]:
-        """Return all tensors, in the order of the file. They are loaded as fast as `tload.load` does it."""
+        """Return all tensors, in file order. They are loaded as fast as by `tload.load`."""
         return self._open().tensors()
 
     def get_slice(self, name: str) -> PySafeSlice:
-        """Return a tensor to take parts of, without reading it.
+        """Return a handle of a tensor from which slices are read, without reading it.
 
         Raises:
-            SafetensorError: The file has none of that name.
+            SafetensorError: The file has no tensor of this name.
         """
         opened = self._open()
         return PySafeSlice(opened, opened.info(name))
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
-        """Return what the header says of a tensor. As in version 0.9 of the package."""
+        """Return the header entry of a tensor, as in version 0.9 of the package."""
         opened = self._open()
         info = opened.info(name)
         header = opened.checkpoint.shards[info.shard].header_bytes
@@ -141,25 +149,26 @@ class safe_open:  # noqa: N801  # the package's name
     def prefetch(
         self, plan: Mapping[str, Any] | None = None, *, device: Any = None, threads: int = 8
     ) -> PrefetchLoader:
-        """Start to load tensors in the background. As in version 0.9 of the package, and beyond it.
+        """Start to load tensors in the background. Extends the method of the package's version 0.9.
 
-        Works for any framework and device. Reading runs ahead of whoever takes the tensors by what
-        `tload.Options.memory_limit` and `device_memory_limit` allow; the package loads everything. With
-        `backend="mmap"`, tensors on the CPU are views of the file, unless the plan names parts: of those, only their
-        bytes are read.
+        Works for any framework and device. Reading runs ahead of the caller within
+        `tload.Options.memory_limit` and `device_memory_limit`; the package loads everything. With
+        `backend="mmap"`, tensors on the CPU are views of the file, except those that are planned in
+        part: only the bytes of the part are read.
 
         Args:
-            plan: What to load: names with `None`, for the whole tensor, or with the index of a part, along any
-                dimension and with any positive step. Default: everything.
-            device: Where to. Default: the handle's device.
-            threads: Means nothing: how many reads are in flight is found while they run. Default: 8.
+            plan: Tensors to load: names with `None`, for the whole tensor, or with the index of a
+                part, along any dimension and with any positive step. Default: all tensors.
+            device: Device of the tensors. Default: the handle's device.
+            threads: Ignored: the number of reads in flight is tuned during the load. Default: 8.
 
         Returns:
-            What hands out each tensor once.
+            A loader that yields each tensor once.
 
         Raises:
-            SafetensorError: The plan is empty, names a tensor that the file lacks, or has an index that does not fit.
-            TypeError: The plan is no mapping, or `threads` no int.
+            SafetensorError: The plan is empty, names a tensor that is not in the file, or has an
+                invalid index.
+            TypeError: The plan is not a mapping, or `threads` is not an int.
         """
         return PrefetchLoader(self._open(), plan, device, threads)
 

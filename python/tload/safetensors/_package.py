@@ -1,4 +1,7 @@
-"""What tload leaves to the safetensors package, above all writing: looked up there when it is asked for."""
+"""Attributes that tload leaves to the safetensors package, above all for writing files.
+
+They are looked up on access.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ HINT = "tload reads safetensors files, and leaves writing them to the safetensor
 
 
 def attribute(module: str, name: str) -> Any:
-    """Return `name` of the package's module of the same name as ours, such as `tload.safetensors.torch`.
+    """Return an attribute of the package's module with the same name, such as `safetensors.torch`.
 
     Raises:
-        AttributeError: The package has no such name either, or a name with underscores at both ends was asked for,
-            as the import system and tools do.
+        AttributeError: The package has no such name either, or the name has underscores at both
+            ends, as those that the import system and tools look up.
         ImportError: The package is not installed.
     """
     if name.startswith("__"):

@@ -1,4 +1,7 @@
-"""Tensors that are loaded in the background and handed out once each, by name or as they come."""
+"""Tensors that are loaded in the background and returned once each.
+
+They are taken by name, or in order of arrival.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class PrefetchLoader:
-    """Tensors on their way. Made by `safe_open.prefetch`, and independent of its handle.
+    """Tensors being loaded. Made by `safe_open.prefetch`, and independent of its handle.
 
-    May be used from several threads. Tensors that arrive while somebody waits for another one are kept until they are
+    Thread-safe. Tensors that arrive while a caller waits for another one are kept until they are
     taken.
     """
 
@@ -45,17 +48,20 @@ class PrefetchLoader:
         self._stream = opened.stream(indices)
 
     def names(self) -> list[str]:
-        """Return the names of all tensors that are handed out, in the order of the file."""
+        """Return the names of all planned tensors, in file order."""
         return [*self._names]
 
     def __len__(self) -> int:
         return len(self._names)
 
     def take(self, name: str) -> Any:
-        """Return a tensor, as soon as it is there. Each can be taken once, by this or by iterating.
+        """Return a tensor, waiting until it is loaded.
+
+        Each tensor can be taken once, by this method or by iterating.
 
         Raises:
-            SafetensorError: It is not in the plan, has been taken, or the loader is closed.
+            SafetensorError: The tensor is not in the plan or has been taken, or the loader is
+                closed.
             tload.Error: The load failed.
         """
         if name not in self._names:
@@ -68,17 +74,17 @@ class PrefetchLoader:
         return found[1]
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield names with tensors as they arrive, but for those that have been taken."""
+        """Yield names with tensors as they arrive, except tensors that have been taken."""
         while (found := self._wait_for(None)) is not None:
             yield found
 
     def close(self) -> None:
-        """Stop reading and free what was not taken. Tensors that were stay good."""
+        """Stop reading and free tensors that were not taken. Those that were taken stay valid."""
         with self._changed:
             self._is_closed = True
             self._stream.cancel()
             self._changed.notify_all()
-            # Nobody frees what another thread waits for.
+            # Tensors that another thread waits for must not be freed.
             self._changed.wait_for(lambda: not self._is_receiving)
             self._arrived.clear()
         self._stream.close()
@@ -100,10 +106,13 @@ class PrefetchLoader:
         return f"<tload.safetensors.PrefetchLoader: {left} of {len(self._names)} tensors to take{state}>"
 
     def _wait_for(self, name: str | None) -> tuple[str, Any] | None:
-        """Return the tensor of a name, or whichever comes first; `None` if it has been handed out, or all have."""
+        """Return the tensor of a name, or the first to arrive.
+
+        `None` if that tensor, or every tensor, has been taken.
+        """
         while True:
             with self._changed:
-                # One thread receives for all.
+                # One thread receives for all threads.
                 self._changed.wait_for(lambda: self._is_settled(name) or not self._is_receiving)
                 if self._is_closed:
                     raise SafetensorError("prefetch loader closed")
@@ -129,7 +138,7 @@ class PrefetchLoader:
         failure: Exception | None = SafetensorError("prefetch loader interrupted")
         try:
             arrived, failure = next(self._stream), None
-        except Exception as error:  # noqa: BLE001  # whoever waits raises it
+        except Exception as error:  # noqa: BLE001  # a waiting thread raises it
             failure = error
         finally:
             with self._changed:
@@ -142,7 +151,7 @@ class PrefetchLoader:
 
 
 def read_plan(opened: Opened, plan: Mapping[str, Any] | None) -> dict[str, Basic | None]:
-    """Return the planned names in the order of the file, each with its index, or `None` for the whole tensor."""
+    """Return the planned names in file order, with their indices (`None`: the whole tensor)."""
     if plan is None:
         plan = dict.fromkeys(opened.checkpoint)
     if not isinstance(plan, Mapping):

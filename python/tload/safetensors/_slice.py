@@ -1,4 +1,4 @@
-"""A tensor that is not there yet, and comes as far as it is asked for."""
+"""Tensors that are read slice by slice, on request."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
 
 
 class PySafeSlice:
-    """One tensor of a file, to take parts of: `slice[index]` reads what the index wants. Made by `safe_open.get_slice`.
+    """One tensor of a file, of which `slice[index]` reads a part. Made by `safe_open.get_slice`.
 
-    It goes on working when its handle is closed, and may be used from several threads.
+    It remains usable after its handle is closed, and is thread-safe.
     """
 
     __slots__ = ("_info", "_opened")
 
     def __init__(self, opened: Opened, info: TensorInfo) -> None:
-        """Keep what to read, and what to read it from."""
+        """Store the tensor's header entry and its source."""
         self._opened = opened
         self._info = info
 
     def get_shape(self) -> list[int]:
-        """Return the shape of the whole tensor, as the file has it: of `F4`, elements of 4 bits."""
+        """Return the shape of the whole tensor in the file: of `F4`, in 4-bit elements."""
         return [*self._info.shape]
 
     def get_dtype(self) -> str:
@@ -31,14 +31,14 @@ class PySafeSlice:
         return self._info.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        """Return the part that an index takes.
+        """Return the part that an index selects.
 
-        With `framework="pt"` and `backend="mmap"`, indices are torch's, with its results and its `IndexError`. Else
-        they are the package's: ints, slices with positive steps and one ellipsis, and what reaches over the end of a
-        dimension is a `SafetensorError`.
+        With `framework="pt"` and `backend="mmap"`, indices follow torch's rules, with its results
+        and its `IndexError`. Otherwise they follow the package's: ints, slices with positive steps
+        and one ellipsis; an index beyond the end of a dimension is a `SafetensorError`.
 
-        Of a mapped file the part is a view. Otherwise it is memory of its own, and only its bytes are read; with
-        `TLOAD_VERIFY`, all of the tensor, to be compared.
+        A part of a mapped file is a view. Otherwise it has memory of its own, and only its bytes
+        are read; with `TLOAD_VERIFY`, the whole tensor is read and compared.
         """
         return self._opened.part(self._info, index)
 

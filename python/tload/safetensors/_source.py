@@ -1,4 +1,4 @@
-"""One opened file, or whatever else `tload.open` takes, and how tensors come out of it."""
+"""One open source, and the ways to make tensors from it."""
 
 from __future__ import annotations
 
@@ -39,24 +39,30 @@ BACKENDS = ("mmap", "pread")
 
 
 class Opened:
-    """An open source with what its tensors are wanted for. Slices keep it open when its handle is closed."""
+    """An open source with the requested framework and device.
+
+    Slices keep it open after its handle is closed.
+    """
 
     __slots__ = ("backend", "checkpoint", "device", "framework", "is_verified", "memory")
 
     checkpoint: Checkpoint
     framework: Framework
     device: str
-    """Where tensors go, as torch writes it."""
+    """Device of the tensors, in torch's notation."""
     backend: str
     is_verified: bool
-    """Whether bytes are compared before they are handed out: then all is read, and whole."""
+    """`True` if bytes are verified before tensors are returned: then whole tensors are read."""
     memory: mmap.mmap | None
-    """The file, if tensors are made of it: not for GPUs, nor if they are compared."""
+    """The mapped file, if tensors are views of it: not for GPUs, nor with verification."""
 
     def __init__(
         self, filename: Source, framework: object, device: object, backend: object, store: Store | None
     ) -> None:
-        """Open it, read its header, and map it if the backend says so and it is one local file."""
+        """Open the source and read its header.
+
+        It is mapped if `backend` is "mmap" and it is one local file.
+        """
         self.framework = framework_of(framework)
         self.device = device_of(device, self.framework)
         if not isinstance(backend, str):
@@ -70,12 +76,12 @@ class Opened:
         seen = look(path) if is_mapped else None
         with as_safetensors():
             self.checkpoint = _open(filename, path, store)
-        # An index is a file too, and not the one to map.
+        # An index is a file too, but not the one to map.
         is_one = [shard.location for shard in self.checkpoint.shards] == [path]
         self.memory = seen.map() if seen is not None and is_one else None
 
     def info(self, name: str) -> TensorInfo:
-        """Return what the header says of a tensor."""
+        """Return the header entry of a tensor."""
         if not isinstance(name, str):
             raise TypeError(f"name: wanted a str, found {type(name).__qualname__}")
         info = self.checkpoint.get(name)
@@ -88,17 +94,17 @@ class Opened:
         return self.finish(self._whole(info))
 
     def part(self, info: TensorInfo, index: Any) -> Any:
-        """Return what an index takes of a tensor."""
+        """Return the part of a tensor that an index selects."""
         if self.framework.is_torch:
             return self.finish(self._torch_part(info, index))
         basic = strict(index, info.shape)
         if self.memory is None:
             return self.finish(self._read(info, basic))
-        # The ellipsis: without it, numpy makes a scalar of a single element.
+        # With the ellipsis, numpy does not make a scalar of a single element.
         return self.finish(numpy_view(self.memory, info)[(*basic, ...)])
 
     def tensors(self) -> dict[str, Any]:
-        """Return all tensors, in the order of the file."""
+        """Return all tensors, in file order."""
         self.check_dtypes(self.checkpoint.values())
         if not self.checkpoint:
             return {}
@@ -107,11 +113,11 @@ class Opened:
         return {name: arrived[name] for name in self.checkpoint}
 
     def stream(self, indices: Mapping[str, Basic | None]) -> PartStream:
-        """Start to load tensors, or parts of them. Their dtypes have been checked."""
+        """Start to load tensors, or parts of them, whose dtypes have been checked."""
         return PartStream(self, indices)
 
     def moved_to(self, device: str) -> Opened:
-        """Return the same source with its tensors wanted elsewhere."""
+        """Return the same source for another device."""
         moved = copy.copy(self)
         moved.device = device
         if moved.is_on_gpu:
@@ -120,29 +126,32 @@ class Opened:
 
     @property
     def is_local(self) -> bool:
-        """Whether all its files are local, so that they can be mapped."""
+        """`True` if all files are local, so that they can be mapped."""
         return all(_is_local(shard.location) for shard in self.checkpoint.shards)
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether tload itself brings tensors to the device; to others but the CPU, torch does."""
+        """`True` if tload itself reads to the device.
+
+        Torch moves tensors to all others but the CPU.
+        """
         return self.device.startswith("cuda:")
 
     @property
     def is_mapped(self) -> bool:
-        """Whether tensors that are loaded together are views of the files."""
+        """`True` if tensors that are loaded together are views of the files."""
         return self.backend == "mmap" and self.is_local and not self.is_on_gpu and not self.is_verified
 
     def cut(self, tensor: Any, info: TensorInfo, index: Basic) -> Any:
-        """Return what an index takes of a whole tensor, in memory of its own."""
+        """Return the part of a whole tensor that an index selects, in memory of its own."""
         if not self.framework.is_torch:
-            # The ellipsis: without it, numpy makes a scalar of a single element.
+            # With the ellipsis, numpy does not make a scalar of a single element.
             return tensor[(*index, ...)].copy()
-        # Torch counts pairs, and the file what is in them.
+        # Torch counts pairs, the file their halves.
         return tensor[packed(index, info.shape) if info.dtype == "F4" else index].clone()
 
     def check_dtypes(self, infos: Iterable[TensorInfo]) -> None:
-        """Raise `SafetensorError` for the first of these whose dtype the framework lacks."""
+        """Raise `SafetensorError` for the first tensor whose dtype the framework lacks."""
         for info in infos:
             if self.framework.is_torch:
                 torch_dtype(info.dtype)
@@ -151,7 +160,7 @@ class Opened:
                 numpy_dtype(info.dtype)
 
     def finish(self, tensor: Any) -> Any:
-        """Make of a torch tensor or numpy array in place what the caller wants, where it is wanted."""
+        """Convert a torch tensor or numpy array to the requested framework and device."""
         if self.framework.convert is not None:
             return self.framework.convert(tensor)
         if self.device == "cpu" or self.is_on_gpu:
@@ -160,7 +169,7 @@ class Opened:
 
     def _torch_part(self, info: TensorInfo, index: Any) -> Any:
         if info.dtype == "F4":
-            # Torch counts pairs, and the file what is in them.
+            # Torch counts pairs, the file their halves.
             halves = strict(index, info.shape)
             pairs = packed(halves, info.shape)
             return self._read(info, halves) if self.memory is None else torch_view(self.memory, info)[pairs]
@@ -170,7 +179,7 @@ class Opened:
             return self._read(info, strict(index, info.shape))
         import torch
 
-        # Without memory, for its errors: torch knows best what it takes.
+        # A tensor without memory reproduces torch's errors for invalid indices.
         torch.empty(info.shape, device="meta")[index]
         basic = clamped(index, info.shape)
         return self._read(info, None)[index] if basic is None else self._read(info, basic)
@@ -184,7 +193,7 @@ class Opened:
         self.check_dtypes([info])
         framework: Literal["torch", "numpy"] = "torch" if self.framework.is_torch else "numpy"
         device = self.device if self.is_on_gpu else "cpu"
-        # There is no digest of a part.
+        # A part has no digest of its own.
         part = None if self.is_verified else index
         with as_safetensors():
             read = self.checkpoint.read(info.name, ... if part is None else part, framework=framework, device=device)
@@ -192,7 +201,7 @@ class Opened:
 
 
 def _path(filename: Source) -> str | None:
-    """Return a local path as text; `None` for a list or a checkpoint, which has been opened by whoever passes it."""
+    """Return a local path as text, or `None` for a list or an open checkpoint."""
     if isinstance(filename, os.PathLike):
         filename = os.fspath(filename)
     return filename if isinstance(filename, str) else None
@@ -200,7 +209,7 @@ def _path(filename: Source) -> str | None:
 
 def _open(filename: Source, path: str | None, store: Store | None) -> Checkpoint:
     if isinstance(filename, Checkpoint):
-        open_raw(filename, store)  # Fails if it is closed, or if `store` comes too late.
+        open_raw(filename, store)  # Fails if it is closed, or if `store` is passed too late.
         return filename
     if path is not None and (not path or "\0" in path):
         raise _not_found(path, None)
@@ -213,7 +222,7 @@ def _open(filename: Source, path: str | None, store: Store | None) -> Checkpoint
 
 
 def _not_found(path: str, hint: str | None) -> NotFoundError:
-    # In the package's words.
+    # The package's message.
     return NotFoundError(f"No such file or directory: {path}", location=path, errno=errno.ENOENT, hint=hint)
 
 

@@ -1,4 +1,4 @@
-"""Many tensors, or parts of them, loaded at once: `tload.stream` for what callers of safetensors want."""
+"""Loads of many tensors or parts at once: `tload.stream` for the safetensors interface."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class PartStream:
-    """Yields `(name, tensor)` as they become complete. What is only on its way to elsewhere is freed one by one."""
+    """Yields `(name, tensor)` as they become complete. Temporary tensors are freed one by one."""
 
     __slots__ = ("_cuts", "_opened", "_stream")
 
@@ -34,12 +34,12 @@ class PartStream:
         if len(indices) < len(opened.checkpoint):
             keywords["names"] = [*indices]
         slices = {name: index for name, index in indices.items() if index is not None}
-        # There is no digest of a part: it is taken of the whole tensor, after that was compared.
+        # A part has no digest of its own: it is cut from the whole tensor after verification.
         self._cuts = slices if opened.is_verified else {}
         if slices and not opened.is_verified:
             keywords["slices"] = slices
         elif opened.is_mapped and not slices:
-            # Parts may have gaps, which no view of a file leaves out.
+            # Parts may have gaps, which a view of a file would include.
             keywords["cache"] = "map"
             keywords["writable"] = True
         self._opened = opened
@@ -60,11 +60,11 @@ class PartStream:
         return name, self._opened.finish(tensor)
 
     def cancel(self) -> None:
-        """Stop reading, from any thread."""
+        """Stop reading. May be called from any thread."""
         self._stream.cancel()
 
     def close(self) -> None:
-        """Stop reading and free what was not yielded."""
+        """Stop reading and free tensors that were not yielded."""
         self._stream.close()
 
     def __enter__(self) -> Self:

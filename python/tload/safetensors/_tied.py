@@ -1,4 +1,4 @@
-"""Names of a module whose tensors share memory: of each such group a file has one."""
+"""Tied tensors of a module: a file holds one name of each group that shares memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def removed_names(state: Mapping[str, torch.Tensor], preferred: Collection[str]) -> list[str]:
-    """Return the names that a file need not have: all but one of each group that shares memory.
+    """Return the names that a file may omit: all but one of each group that shares memory.
 
-    The one is the first, in the order of the alphabet, that covers its whole storage; if any of those are `preferred`,
-    the first of them.
+    The kept name is the first in alphabetical order that covers its whole storage, or the first
+    such name in `preferred`, if there is one.
 
     Raises:
-        RuntimeError: None of a group covers its storage.
+        RuntimeError: No name of a group covers its storage.
     """
     removed = []
     for group in _groups(state):

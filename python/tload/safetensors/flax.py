@@ -1,4 +1,4 @@
-"""Drop-in for `safetensors.flax`: reading is tload's, everything else, such as `save_file`, the package's own."""
+"""Drop-in for `safetensors.flax`: tload reads; `save_file` and all else is the package's own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ __all__ = ["load", "load_file"]
 
 
 def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = None) -> dict[str, Any]:
-    """Load the tensors of a file, or of whatever else `safe_open` opens, in the order of the file.
+    """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
     Args:
         filename: See `tload.safetensors.safe_open`.
-        backend: `"mmap"`: the file is mapped, and copied from there. `"pread"`: it is read. Default: `"mmap"`.
-        store: How to reach object stores: see `tload.open`.
+        backend: `"mmap"`: tensors are copied from the mapped file. `"pread"`: from a read. Default:
+            `"mmap"`.
+        store: Options of object stores: see `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
@@ -34,7 +35,7 @@ def load(data: bytes) -> dict[str, Any]:
     """Load the tensors of a file's content.
 
     Raises:
-        SafetensorError: It is no valid file.
+        SafetensorError: The content is not a valid file.
     """
     return load_bytes(data, "flax")
 

@@ -1,4 +1,4 @@
-"""Drop-in for `safetensors.numpy`: reading is tload's, everything else, such as `save_file`, the package's own."""
+"""Drop-in for `safetensors.numpy`: tload reads; `save_file` and all else is the package's own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ __all__ = ["load", "load_file"]
 
 
 def load_file(filename: Source, *, backend: str = "mmap", store: Store | None = None) -> dict[str, npt.NDArray[Any]]:
-    """Load the tensors of a file, or of whatever else `safe_open` opens, in the order of the file.
+    """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
     Args:
         filename: See `tload.safetensors.safe_open`.
-        backend: `"mmap"`: arrays are views of local files, without a copy. `"pread"`: they are not. Default: `"mmap"`.
-        store: How to reach object stores: see `tload.open`.
+        backend: `"mmap"`: arrays are views of local files, without a copy. `"pread"`: they have
+            memory of their own. Default: `"mmap"`.
+        store: Options of object stores: see `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
@@ -36,7 +37,7 @@ def load(data: bytes) -> dict[str, npt.NDArray[Any]]:
     """Load the tensors of a file's content.
 
     Raises:
-        SafetensorError: It is no valid file.
+        SafetensorError: The content is not a valid file.
     """
     return load_bytes(data, "np")
 

@@ -1,4 +1,4 @@
-"""Drop-in for `safetensors.torch`: reading is tload's, everything else, such as `save_file`, the package's own."""
+"""Drop-in for `safetensors.torch`: tload reads; `save_file` and all else is the package's own."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ def load_file(
     backend: str = "mmap",
     store: Store | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Load the tensors of a file, or of whatever else `safe_open` opens, in the order of the file.
+    """Load the tensors of a file, or of any other source of `safe_open`, in file order.
 
-    On the CPU, `backend="mmap"` makes views of local files, without a copy. Unlike the package's, they are in memory
-    when this returns; what the page cache does not hold is read at its speed. `backend="pread"` reads past it.
+    On the CPU, `backend="mmap"` makes views of local files, without a copy. Unlike the package's,
+    they are already in memory when this function returns; pages that the page cache lacks are read
+    at its speed. `backend="pread"` bypasses the page cache.
 
     Args:
         filename: See `tload.safetensors.safe_open`.
-        device: Where to: see `tload.safetensors.safe_open`. Default: `"cpu"`.
+        device: Device of the tensors: see `tload.safetensors.safe_open`. Default: `"cpu"`.
         backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
-        store: How to reach object stores: see `tload.open`.
+        store: Options of object stores: see `tload.open`.
 
     Raises:
         SafetensorError, tload.Error: See `tload.safetensors.safe_open`.
@@ -47,7 +48,7 @@ def load(data: bytes) -> dict[str, torch.Tensor]:
     """Load the tensors of a file's content.
 
     Raises:
-        SafetensorError: It is no valid file.
+        SafetensorError: The content is not a valid file.
     """
     return load_bytes(data, "pt")
 
@@ -61,20 +62,22 @@ def load_model(
     backend: str = "mmap",
     store: Store | None = None,
 ) -> tuple[set[str], list[str]]:
-    """Load a file into a module, of whose tied parameters the file may have one, as `save_model` writes it.
+    """Load a file into a module; of tied parameters, the file may hold one, as with `save_model`.
 
-    `tload.load_into` does so without bringing the tensors to a `device` first.
+    `tload.load_into` does the same without moving the tensors to a `device` first.
 
     Args:
-        model: What to load into.
+        model: The module to load into.
         filename: See `tload.safetensors.safe_open`.
-        strict: Whether missing and unexpected names are an error. Default: `True`.
-        device: Where the tensors are brought before they are copied into the module. Default: `"cpu"`.
+        strict: Raise an error for missing and unexpected names. Default: `True`.
+        device: Device that tensors are moved to before they are copied into the module. Default:
+            `"cpu"`.
         backend: `"mmap"` or `"pread"`. Default: `"mmap"`.
-        store: How to reach object stores: see `tload.open`.
+        store: Options of object stores: see `tload.open`.
 
     Returns:
-        Names of the module that the file lacks, and names of the file that the module did not need.
+        Names of the module that are not in the file, and names of the file that are not in the
+        module.
 
     Raises:
         RuntimeError: With `strict`, names are missing or unexpected; or shapes differ.

@@ -1,19 +1,20 @@
-"""tload as a plugin of SGLang: `--load-format tload`, or `load_format=tload.sglang.TloadModelLoader`.
+"""Plugin for SGLang: `--load-format tload`, or `load_format=tload.sglang.TloadModelLoader`.
 
-Installing tload is enough for the first; SGLang finds the plugin by itself (entry point group `sglang.srt.plugins`).
-The second needs no plugin:
+The first only requires that tload is installed: SGLang finds the plugin by itself (entry point
+group `sglang.srt.plugins`). The second needs no plugin:
 
 ```py
 config = sglang.srt.configs.load_config.LoadConfig(load_format=tload.sglang.TloadModelLoader)
 ```
 
-The files to read are chosen as `--load-format auto` chooses them, and what is not safetensors is left to SGLang's own
-loader, or refused if `verify` is strict. The keys of `--model-loader-extra-config` are those of the plugin for vLLM,
-but for `enable_weights_track`,
-which SGLang does not have: see `tload.vllm`. Each process reads every tensor, as with SGLang's own loader.
+Files are chosen as `--load-format auto` chooses them. Files other than safetensors are left to
+SGLang's own loader, or refused if `verify` is strict. The keys of `--model-loader-extra-config` are
+those of the plugin for vLLM, except `enable_weights_track`, which SGLang does not have: see
+`tload.vllm`. Each process reads every tensor, as with SGLang's own loader.
 
-SGLang takes a URL as the model with its own formats only. Give it as `source`, with configuration and tokenizer from
-the model. Quantisations that SGLang loads with loaders of their own (ModelOpt's and AutoRound's) are not for this one.
+SGLang accepts a URL as the model only with its own formats. Pass the URL as `source`, with
+configuration and tokenizer from the model. Quantizations that SGLang loads with loaders of their
+own (ModelOpt's and AutoRound's) are not supported.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["register"]  # and TloadModelLoader, where SGLang is: see `__getattr__`
+__all__ = ["register"]  # and TloadModelLoader, if SGLang is installed: see `__getattr__`
 
 LOAD_FORMAT = "tload"
 TARGET = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
 
 
 def register() -> None:
-    """Register tload with SGLang, which calls this in each of its processes.
+    """Register tload with SGLang, which calls this function in each of its processes.
 
     Raises:
-        ImportError: There is no SGLang, or one that this does not fit.
+        ImportError: SGLang is not installed, or its version is not supported.
     """
     from sglang.srt.arg_groups.choices import LOAD_FORMAT_CHOICES, add_load_format_choices
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
@@ -41,7 +42,7 @@ def register() -> None:
     if LOAD_FORMAT in LOAD_FORMAT_CHOICES:
         return
     add_load_format_choices([LOAD_FORMAT])
-    # SGLang's formats are a closed list, but a class is taken for one.
+    # SGLang's formats are a closed list, but it accepts a class as one.
     HookRegistry.register(TARGET, _name_to_class, HookType.AROUND)
 
 
@@ -54,7 +55,7 @@ def _name_to_class(verify: Callable[..., None], config: Any) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    # Here and not above: SGLang asks for the plugin before it can import its loaders.
+    # Not at the top: SGLang imports the plugin before its loaders can be imported.
     if name == "TloadModelLoader":
         from tload.sglang._loader import TloadModelLoader
 

@@ -1,4 +1,4 @@
-"""SGLang's model loader. Files and weights are as in SGLang's own; only the reading is tload's."""
+"""SGLang's model loader: its own choice of files and weights, read by tload."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 INDEX = "model.safetensors.index.json"
 
 
-class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is not there when types are checked
-    """Loads safetensors with tload, and leaves everything else to `DefaultModelLoader`."""
+class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without SGLang
+    """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
     counter_before_loading_weights: float
 
@@ -39,7 +39,8 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
         """Check the extra config.
 
         Raises:
-            InvalidRequestError: A key is unknown, or a value of the wrong type or impossible. It is a `ValueError`.
+            InvalidRequestError: A key is unknown, or a value has the wrong type or is invalid. It
+                is a `ValueError`.
         """
         self._settings = _settings.read(load_config.model_loader_extra_config)
         # The parent resolves models as for "auto", and refuses keys that it does not know.
@@ -60,7 +61,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
             weights = self._stream(sorted(_weights.without_copies(files), key=_weights.natural), folder)
         else:
             if source.allow_patterns_overrides is not None:
-                message = "this model chooses files by patterns of its own, which URLs and lists do not have"
+                message = "this model chooses files by its own patterns, which URLs and lists do not support"
                 raise advise(InvalidRequestError, message, "load it from a folder")
             weights = self._stream(place, show(place))
         draft = self.load_config.draft_model_idx
@@ -81,7 +82,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
         return files, use_safetensors
 
     def _stream(self, source: str | Sequence[str], shown: str) -> Weights:
-        # Those of this machine, which share its page cache: one for each GPU at the most.
+        # Ranks on this machine, which share its page cache: at most one per GPU.
         ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         ranks = min(ranks, torch.cuda.device_count() or ranks)
         return _weights.stream(
@@ -89,12 +90,12 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # SGLang is n
         )
 
     def _place(self, source: DefaultModelLoader.Source) -> str | tuple[str, ...] | None:
-        """Return where the user says that these weights are, or `None` if SGLang has to find them itself."""
+        """Return the user's location of these weights, or `None` if SGLang has to find them."""
         config = source.model_config
         if self._settings.source is None or config is None:
-            return None  # weights beside the model's own have a place of their own
+            return None  # weights beside the model's own have their own location
         if config.is_draft_model and config.model_path != get_model().model_path:
-            return None  # as has a draft model, unless it is in the same files
+            return None  # as does a draft model, unless it is in the same files
         return self._settings.source
 
 

@@ -1,11 +1,12 @@
-"""Loading models of the package transformers: its own `from_pretrained`, with weights that tload streams.
+"""Loads models of the package transformers: its `from_pretrained`, with weights streamed by tload.
 
 >>> import tload.transformers
 >>> from transformers import AutoModelForCausalLM
 >>> model = tload.transformers.from_pretrained(AutoModelForCausalLM, "model_dir")  # doctest: +SKIP
 
-transformers does with the weights what it always does: keys are converted, experts merged, dtypes cast, weights tied.
-It only gets them from elsewhere: what it asks for has been read ahead, and is handed over without a copy.
+transformers processes the weights as always: it converts keys, merges experts, casts dtypes, ties
+weights. Only the source differs: tload reads the requested tensors ahead and hands them over
+without a copy.
 """
 
 from tload.transformers._pretrained import from_pretrained

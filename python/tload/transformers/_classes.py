@@ -1,4 +1,4 @@
-"""Which class of transformers loads a model."""
+"""Choice of the transformers class that loads a model."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from typing import Any
 from tload._errors import InvalidRequestError, UnsupportedError, advise
 
 HUB = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-"""Arguments of transformers that say how files are found on the Hub."""
+"""Arguments of transformers that control how files are found on the Hub."""
 
 
 def resolve_class(cls: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the class that an Auto class would choose, with the configuration that it would give it.
+    """Return the class that an Auto class would choose, with the configuration for it.
 
-    An Auto class insists on a model's name, which a model class does not take together with weights.
+    An Auto class requires a model's name, which a model class does not accept together with
+    weights.
 
     Args:
         cls: An Auto class or a model class.
-        config: A configuration, or where to get it.
-        kwargs: Arguments, some of which may be for the configuration.
+        config: A configuration, or its location.
+        kwargs: Keyword arguments, some of which may be for the configuration.
 
     Returns:
-        Class, configuration (as given if `cls` is a model class), and the arguments that are left.
+        Class, configuration (unchanged if `cls` is a model class), and the remaining arguments.
 
     Raises:
         InvalidRequestError: `cls` has no model for this configuration.
         UnsupportedError: The model's code is not part of transformers.
-        TypeError: `cls` is neither.
+        TypeError: `cls` is neither an Auto class nor a model class.
     """
     from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -48,13 +49,13 @@ def resolve_class(cls: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, A
             raise advise(UnsupportedError, message, hint)
         message = f"{name} has no model for a {type(config).__name__}"
         raise advise(InvalidRequestError, message, "pass another Auto class, or the model's own")
-    # Several models may be registered for one configuration, which then says which of them it is for.
+    # If several models are registered for one configuration, the configuration names one of them.
     from transformers.models.auto.auto_factory import _get_model_class
 
     model_class = _get_model_class(config, mapping)
     text_class = config.sub_configs.get("text_config")
     if text_class is not None and getattr(model_class, "config_class", None) == text_class:
-        # Of a model of text and images, only the part for text.
+        # For a model of text and images, only the part for text.
         quantization = getattr(config, "quantization_config", None)
         config = config.get_text_config()
         if quantization is not None:
@@ -63,10 +64,11 @@ def resolve_class(cls: Any, config: Any, kwargs: dict[str, Any]) -> tuple[Any, A
 
 
 def _read_config(source: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, changed by those arguments that are for it, and the others."""
+    """Return the configuration, updated by the arguments that are for it, and the others."""
     from transformers import AutoConfig
 
-    # What is for the model, and would say something else to the configuration; and what is for both.
+    # Arguments that are for the model and mean something else to the configuration, and arguments
+    # for both.
     own = {name: kwargs[name] for name in ("dtype", "torch_dtype", "quantization_config") if name in kwargs}
     of_hub = {name: kwargs[name] for name in HUB if name in kwargs}
     config, left = AutoConfig.from_pretrained(

@@ -1,13 +1,14 @@
-"""Tensors by name, while a stream brings them in the order in which they are expected to be asked for.
+"""Tensors by name, from streams in the order in which they are expected to be requested.
 
-A checkpoint has its tensors in the order of its files, and whoever loads a model asks for them in another: the last
-tensor of the last file may come first. Streaming file by file would then keep in memory all that comes before it. So
-what is left to load is cut into windows, in the order in which it is expected to be asked for, and each window is a
-stream of its own; the next one runs already while one is received.
+A checkpoint has its tensors in file order, but loaders of models request them in another order: the
+last tensor of the last file may come first. Streaming file by file would then keep all tensors
+before it in memory. So the remaining tensors are cut into windows, in the order in which they are
+expected to be requested, and each window is a stream of its own; the next one already runs while
+one is received.
 
-What is asked for first comes first, whatever was expected. So a wrong guess is slow and never wrong, and nothing waits
-for anything but the disk. Memory is bounded by dropping what nobody has asked for: if somebody does later, it is read
-again.
+A requested tensor is always returned next, whatever the expected order was. So a wrong guess is
+slow but never wrong, and callers only wait for storage. Memory is bounded by dropping tensors that
+have not been requested: if one is requested later, it is read again.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from tload._stream import TensorStream
 
 WINDOW_BYTES = 512 << 20
-"""Bytes of a window, unless one tensor is larger: as much as a load runs ahead by default, so that by the time that one
-window has been received, the next one can be there."""
+"""Bytes of a window, unless one tensor is larger: as much as a load reads ahead by default, so that
+the next window can be complete when one has been received."""
 
 WINDOWS_RUNNING = 2
-"""One that is received, and one that reads ahead."""
+"""Concurrent windows: one that is received, and one that reads ahead."""
 
 WAITING_BYTES_MAX = 2 * WINDOW_BYTES
-"""Bytes that may wait, received, for somebody to ask for them. Two windows: in the right order of windows and any order
-within them, nothing has to be read twice."""
+"""Maximum bytes of received tensors that wait to be requested. Two windows: if the order of windows
+is right, whatever the order within them, nothing is read twice."""
 
 
 class Feed:
-    """Hands out each tensor of a checkpoint when it is asked for. Any thread may ask."""
+    """Returns each tensor of a checkpoint on request. Thread-safe."""
 
     def __init__(
         self,
@@ -53,14 +54,14 @@ class Feed:
         device_map: Mapping[str, str],
         options: Options | None,
     ) -> None:
-        """Prepare to stream the tensors of these names in this order.
+        """Prepare to stream the tensors with these names in this order.
 
         Args:
-            checkpoint: Where from. It has to stay open.
-            names: All tensors that may be asked for, in the order that is expected.
-            read: Reads one tensor, when it is asked for a second time or after it was dropped.
-            device: Where to: see `tload.stream`.
-            device_map: Where to, by glob of names.
+            checkpoint: The open checkpoint. It must stay open.
+            names: All tensors that may be requested, in the expected order.
+            read: Reads one tensor that is requested a second time, or after it was dropped.
+            device: Device of the tensors: see `tload.stream`.
+            device_map: Devices by glob of names.
             options: Limits and preferences of each stream.
         """
         self._checkpoint = checkpoint
@@ -77,10 +78,12 @@ class Feed:
         self._closed = False
 
     def take(self, name: str) -> torch.Tensor:
-        """Return the tensor `name`, as soon as it is there. It is the caller's: the feed forgets it.
+        """Return the tensor `name`, waiting until it is read.
+
+        The caller owns it: the feed drops it.
 
         Raises:
-            Error: Reading failed, now or for a tensor before; or the feed is closed.
+            Error: Reading this tensor or an earlier one failed; or the feed is closed.
         """
         with self._lock:
             while name not in self._waiting:
@@ -90,7 +93,7 @@ class Feed:
                 try:
                     self._receive(name)
                 except BaseException as error:
-                    # An interrupt, too: its stream has ended, and must not be waited for.
+                    # Also on an interrupt: its stream has ended, and must not be waited for.
                     self._failure = error
                     raise
             tensor = self._waiting.pop(name)
@@ -98,7 +101,7 @@ class Feed:
             return tensor
 
     def close(self) -> None:
-        """Stop reading. Whoever waits or asks gets a `CancelledError`."""
+        """Stop reading. Current and later calls of `take` raise a `CancelledError`."""
         self._closed = True
         for _, running in tuple(self._running):
             running.cancel()
@@ -117,14 +120,17 @@ class Feed:
             raise CancelledError(f"{self._checkpoint.location}: the load is over") from self._failure
 
     def _is_coming(self, name: str) -> bool:
-        """Whether a stream will bring it. The windows before that one are left out, unless they run already."""
+        """Return whether a stream will yield the tensor.
+
+        Windows before its own are skipped, unless they already run.
+        """
         if any(name in names for names, _ in self._running):
             return True
         if not any(name in names for names in self._windows):
             return False
         while name not in self._windows[0]:
-            # Nobody has asked for any of these while their turn was: perhaps nobody will. (With `lm_head.weight` of
-            # an encoder or a further layer for speculation, nobody does.)
+            # None of these tensors was requested during its turn, and may never be.
+            # (`lm_head.weight` of an encoder, or a further layer for speculation, never is.)
             self._windows.popleft()
         return True
 

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that are read when they are indexed, as transformers wants them in a `state_dict`."""
+"""Tensors that are read when they are indexed, for the `state_dict` of transformers."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 
 class LazyTensor:
-    """What safetensors calls a slice: shape and dtype at once, elements by `[…]`."""
+    """Slice in the sense of safetensors: shape and dtype at once, elements on indexing."""
 
     __slots__ = ("_info", "_read", "_take")
 
     def __init__(
         self, info: TensorInfo, take: Callable[[str], torch.Tensor], read: Callable[[str, Any], torch.Tensor]
     ) -> None:
-        """Wrap what the checkpoint says of a tensor.
+        """Wrap the header entry of a tensor.
 
         Args:
-            info: What it says.
-            take: Returns the whole tensor of a name, to keep.
-            read: Returns part of the tensor of a name.
+            info: The header entry.
+            take: Returns the whole tensor with a name, which the caller then owns.
+            read: Returns a part of the tensor with a name.
         """
         self._info = info
         self._take = take
         self._read = read
 
     def get_shape(self) -> list[int]:
-        """Return the elements along each dimension, as the file has them."""
+        """Return the shape of the tensor in the file."""
         return list(self._info.shape)
 
     def get_dtype(self) -> str:
@@ -48,17 +48,17 @@ class LazyTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The element type in torch."""
+        """Torch's dtype of the elements."""
         import torch
 
         return getattr(torch, _torch.DTYPES[self._info.dtype])  # type: ignore[no-any-return]
 
     def is_floating_point(self) -> bool:
-        """Whether `dtype` is one of floats."""
+        """Return whether `dtype` is a floating-point type."""
         return self._info.dtype in _torch.DTYPES and self.dtype.is_floating_point
 
     def __getitem__(self, index: Any) -> torch.Tensor:
-        """Read all of it (`[...]`) or a part."""
+        """Read the whole tensor (`[...]`) or a part."""
         return self._take(self._info.name) if index is Ellipsis else self._read(self._info.name, index)
 
     def __repr__(self) -> str:
@@ -66,9 +66,12 @@ class LazyTensor:
 
 
 def in_order_of_use(names: Iterable[str]) -> list[str]:
-    """Sort names as transformers asks for their tensors: numbers by their value, and experts by what is merged.
+    """Sort names in the order in which transformers requests their tensors.
 
-    What is merged is asked for at once: of all experts of a layer first `down_proj`, then `gate_proj`, then `up_proj`.
+    Numbers are sorted by value, and experts by the tensors they are merged into.
+
+    Merged tensors are requested together: of all experts of a layer first `down_proj`, then
+    `gate_proj`, then `up_proj`.
     """
     return sorted(names, key=_place)
 

@@ -1,4 +1,4 @@
-"""Where weights are going, as far as that is known before they are read."""
+"""Devices of the weights, as far as they are known before reading."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 PLANS = frozenset({"auto", "balanced", "balanced_low_0", "sequential"})
-"""Device maps that transformers works out itself, once it has the model."""
+"""Device maps that transformers computes itself, once it has the model."""
 
 
 def placement(device_map: Any, names: Collection[str]) -> tuple[str, dict[str, str]]:
-    """Return the device and the globs of others that weights of these names are to be streamed to.
+    """Return the device, and globs for other devices, to stream weights with these names to.
 
-    transformers moves whatever is not where it belongs: a name that it changes, or a device that is no CUDA device, is
-    streamed to the CPU, and arrives all the same.
+    transformers moves misplaced weights: a tensor whose name it changes, or whose device is not a
+    CUDA device, is streamed to the CPU, and still gets to its device.
 
     Args:
-        device_map: As callers of transformers write it.
+        device_map: The caller's `device_map` for transformers.
         names: The names of the checkpoint.
     """
     if device_map is None or (isinstance(device_map, str) and device_map in PLANS):
         return "cpu", {}
     if not isinstance(device_map, dict):
         if device_map == "cuda":
-            # As transformers reads it: each process of a node has a GPU.
+            # As in transformers: each process of a node has a GPU.
             device_map = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         return _device(device_map), {}
     globs = {}
-    # The most exact prefix says where to, and here the first glob that matches.
+    # The longest matching prefix decides in transformers; here, the first matching glob does.
     for prefix in sorted(device_map, key=len, reverse=True):
         if prefix in names:
             globs[prefix] = _device(device_map[prefix])
@@ -40,7 +40,7 @@ def placement(device_map: Any, names: Collection[str]) -> tuple[str, dict[str, s
 
 
 def _device(device: Any) -> str:
-    """Return the name of a CUDA device of NVIDIA's, else `"cpu"`."""
+    """Return the name of an NVIDIA CUDA device, else `"cpu"`."""
     import torch
 
     if isinstance(device, int):

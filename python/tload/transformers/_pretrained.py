@@ -1,4 +1,4 @@
-"""`from_pretrained`: a model of transformers with weights from tload."""
+"""Implementation of `from_pretrained`: models of transformers with weights from tload."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from tload._store import Store
 
 WEIGHTS = "model.safetensors"
-"""Where transformers looks in a folder first, even if there is an index."""
+"""File that transformers looks for first in a folder, even if there is an index."""
 
 ADAPTER = "adapter_config.json"
-"""What a folder has that holds an adapter."""
+"""File that marks a folder with an adapter."""
 
 NAMES_SHOWN = 10
-"""Tensors that an error names."""
+"""Maximum number of tensors that an error names."""
 
 HUB_LOCATION = re.compile(r"hf://(?P<id>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/?")
-"""A model of the Hub, with all that is beside its weights."""
+"""URL of a model on the Hub, including the files beside its weights."""
 
 OTHER_WEIGHTS = {
     "state_dict": "pass the model class's own from_pretrained the tensors that you have",
@@ -44,7 +44,7 @@ OTHER_WEIGHTS = {
     "variant": "pass the variant's file or index as source, and its folder as config",
     "subfolder": "pass the subfolder as source",
 }
-"""Arguments of transformers that say where weights are, which `source` does here."""
+"""Arguments of transformers for the location of weights, which `source` replaces."""
 
 
 def from_pretrained(
@@ -58,44 +58,52 @@ def from_pretrained(
     options: Options | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Load a model as `cls.from_pretrained` does, with weights that tload streams.
+    """Load a model as `cls.from_pretrained` does, with weights streamed by tload.
 
-    The weights are read ahead in the order in which transformers asks for them, and become the model's parameters
-    without a copy where neither dtype nor device nor layout change. With a device map of GPUs they are read straight
-    into the memory of those. Keys are converted, experts merged, weights quantized, tied and initialised, and keys that
-    are missing or unexpected reported, all by transformers. Its bar shows how far the load is.
+    The weights are read ahead in the order in which transformers requests them, and become the
+    model's parameters without a copy unless dtype, device or layout change. With a device map of
+    GPUs, they are read directly into the memory of these. transformers converts keys, merges
+    experts, quantizes, ties and initializes weights, and reports missing and unexpected keys. Its
+    progress bar shows the progress of the load.
 
-    If it fails or is interrupted, an exception is raised and there is no model.
+    If the load fails or is interrupted, an exception is raised and there is no model.
 
     Args:
-        cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's own
-            (`LlamaForCausalLM`).
-        source: A directory, a safetensors file, an index file, or a list of files, as paths or URLs; or an open
-            `Checkpoint`. Of a local directory, `config.json` and `generation_config.json` are read too.
+        cls: A model class of transformers: an Auto class (`AutoModelForCausalLM`), or the model's
+            own (`LlamaForCausalLM`).
+        source: A directory, a safetensors file, an index file, or a list of files, as paths or
+            URLs; or an open `Checkpoint`. From a local directory, `config.json` and
+            `generation_config.json` are read too.
         *model_args: Passed to the model class.
-        config: The model's configuration: an object, or a directory or Hub id to get it from, which is transformers'
-            business. Default: that of the local directory that `source` is, or is in, or of the model of the Hub
-            (`hf://org/name`) that it is. From other places none is read.
-        dtype: As in transformers. Default: `"auto"`, which is what `config.json` says, or else the weights.
-        device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so on; needs the package
-            accelerate. Default: the CPU.
-        store: How to reach object stores: see `tload.open`.
-        options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` count for each of two
-            streams that run at a time; beside these, up to 1 GiB of tensors may wait to be asked for. Default: those of
-            `tload.stream`; but in CPU memory, parameters are private views of local files (`cache="map"`), as
-            transformers' own loader makes them.
-        **kwargs: As in transformers (`attn_implementation`, `quantization_config`, `output_loading_info`,
-            `trust_remote_code` for the configuration, …), except `state_dict`, `gguf_file`, `variant` and `subfolder`.
+        config: The model's configuration: an object, or a directory or Hub ID that transformers
+            reads it from. Default: that of the local directory that is `source` or contains it, or
+            of the Hub model (`hf://org/name`) that is `source`. There is no default for other
+            locations.
+        dtype: As in transformers. Default: `"auto"`, the dtype in `config.json`, or else of the
+            weights.
+        device_map: As in transformers: a device, a mapping of modules to devices, `"auto"` and so
+            on; needs the package accelerate. Default: the CPU.
+        store: Options of object stores: see `tload.open`.
+        options: Limits and preferences of reading. `memory_limit` and `device_memory_limit` apply
+            to each of two concurrent streams; in addition, up to 1 GiB of tensors may wait to be
+            requested. Default: those of `tload.stream`; but in CPU memory, parameters are private
+            views of local files (`cache="map"`), as with transformers' own loader.
+        **kwargs: As in transformers (`attn_implementation`, `quantization_config`,
+            `output_loading_info`, `trust_remote_code` for the configuration, …), except
+            `state_dict`, `gguf_file`, `variant` and `subfolder`.
 
     Returns:
-        The model, in evaluation mode; with `output_loading_info=True` a pair of it and what transformers has to say.
+        The model, in evaluation mode; with `output_loading_info=True`, a pair of the model and
+        transformers' loading info.
 
     Raises:
         Error: Any failure of reading: see `tload.stream`.
-        InvalidRequestError: No `config`, and `source` is not local; or an argument says where else weights are.
-        UnsupportedError: transformers is missing or older than version 5; the model's code is not part of it; it has an
-            adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or weights were left without memory.
-        Exception: Whatever transformers raises, for example for shapes that do not fit.
+        InvalidRequestError: `config` is missing, and `source` is not local; or an argument gives
+            another location of weights.
+        UnsupportedError: transformers is missing or older than version 5; the model's code is not
+            part of it; the model has an adapter (with peft installed); DeepSpeed's ZeRO-3 is on; or
+            weights were left without memory.
+        Exception: Any exception of transformers, for example for shapes that do not fit.
 
     Example:
         >>> from transformers import AutoModelForCausalLM  # doctest: +SKIP
@@ -117,7 +125,7 @@ def from_pretrained(
             hint = (
                 "pass config=: a configuration, or a local directory or Hub id that has one (the Hub is hf://org/name)"
             )
-            message = f"{show(source)}: is no local file or directory, so config= is needed"
+            message = f"{show(source)}: is not a local file or directory, so config= is needed"
             raise advise(InvalidRequestError, message, hint)
     place: str | os.PathLike[str] | None = folder
     if folder is None and isinstance(config, (str, os.PathLike)):
@@ -146,7 +154,8 @@ def _load(
         tensor: torch.Tensor = _stream.read(checkpoint, name, index, "torch", "cpu", options=options)
         return tensor
 
-    # Ranks that share a model read their part of each tensor when they know which. There is nothing to read ahead.
+    # Ranks that share a model read only their parts of tensors, as soon as these are known. Reading
+    # ahead has no use.
     if any(kwargs.get(name) is not None for name in ("distributed_config", "tp_plan", "tp_size", "device_mesh")):
         return cls.from_pretrained(None, *model_args, state_dict=_lazy(checkpoint, read, read), **kwargs)
     device, device_map = placement(kwargs.get("device_map"), checkpoint)
@@ -161,14 +170,17 @@ def _load(
 
 
 def _may_be_mapped(checkpoint: Checkpoint) -> bool:
-    """Whether parameters can be views of the files, as with transformers' own loader, if nobody has said otherwise."""
+    """Return whether parameters may be views of the files, as in transformers' own loader.
+
+    They may not if the environment sets the cache or the engine, or for remote files.
+    """
     said = any(os.environ.get(variable) for variable in ("TLOAD_CACHE", "TLOAD_ENGINE"))
     return not said and not any("://" in shard.location for shard in checkpoint.shards)
 
 
 def _lazy(checkpoint: Checkpoint, take: Any, read: Any) -> dict[str, LazyTensor]:
-    # In the order in which transformers sees files and their tensors: of floats, it takes the first one's dtype for
-    # the model's if nothing else says which.
+    # The order in which transformers sees files and their tensors: it uses the dtype of the first
+    # floating-point tensor for the model if no other dtype is given.
     names = sorted(checkpoint, key=lambda name: (checkpoint[name].shard, name))
     return {name: LazyTensor(checkpoint[name], take, read) for name in names}
 
@@ -185,7 +197,7 @@ def _check_transformers() -> None:
 
 
 def _check_integrations(source: Source) -> None:
-    """Raise `UnsupportedError` where transformers would do something else with a folder than load its weights."""
+    """Raise `UnsupportedError` if transformers would not just load weights from the folder."""
     from transformers.integrations import is_deepspeed_zero3_enabled
     from transformers.utils import is_peft_available
 
@@ -199,21 +211,21 @@ def _check_integrations(source: Source) -> None:
 
 
 def _generation_config(place: str | os.PathLike[str], kwargs: dict[str, Any]) -> Any:
-    """Return what the model's class would find there, had it been given a place and not weights."""
+    """Return the generation config that the model's class would find at a location."""
     from transformers import GenerationConfig
 
     of_hub = {name: kwargs[name] for name in HUB if name in kwargs}
     try:
         return GenerationConfig.from_pretrained(place, **of_hub)
     except OSError:
-        # Older models say it in their configuration, which forgets it when it is read.
+        # Older models have it in their configuration, which drops it when it is read.
         return GenerationConfig.from_pretrained(
             place, config_file_name="config.json", _from_model_config=True, **of_hub
         )
 
 
 def _folder(location: object) -> Path | None:
-    """Return the local directory that this is, or that this file is in."""
+    """Return a local directory, or the directory of a local file, else `None`."""
     if not isinstance(location, (str, os.PathLike)) or str(location).partition(":/")[0].lower() in SCHEMES:
         return None
     path = Path(location)
@@ -223,7 +235,7 @@ def _folder(location: object) -> Path | None:
 
 
 def _weights(source: Any) -> Any:
-    """Return what transformers would load of a local directory, which may hold other checkpoints beside it."""
+    """Return the files that transformers would load: a directory may hold other checkpoints."""
     folder = _folder(source)
     return (
         folder / WEIGHTS if folder is not None and Path(source) == folder and (folder / WEIGHTS).is_file() else source
@@ -231,7 +243,7 @@ def _weights(source: Any) -> Any:
 
 
 def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
-    """Raise `UnsupportedError` if a tensor of the model has no memory, unless accelerate brings it when it is used."""
+    """Raise `UnsupportedError` if a tensor has no memory, unless accelerate loads it on use."""
     left = [
         f"{path}.{name}".removeprefix(".")
         for path, module in model.named_modules()
@@ -244,7 +256,7 @@ def _check_memory(model: Any, checkpoint: Checkpoint) -> None:
     shown = ", ".join(map(repr, left[:NAMES_SHOWN]))
     if len(left) > NAMES_SHOWN:
         shown += f" and {len(left) - NAMES_SHOWN} more"
-    hint = "load it by the model class's own from_pretrained, and tell the authors of tload"
+    hint = "load it with the model class's own from_pretrained, and report this to the authors of tload"
     raise advise(UnsupportedError, f"{checkpoint.location}: left on the meta device: {shown}", hint, tensor=left[0])
 
 
@@ -254,7 +266,7 @@ _deactivating = threading.Lock()
 
 
 def _after_fork() -> None:
-    """Replace the lock in a child: the thread that held it is not there to release it."""
+    """Replace the lock in a child process: the thread that held it does not exist there."""
     global _deactivating  # noqa: PLW0603
     _deactivating = threading.Lock()
 
@@ -265,9 +277,10 @@ if hasattr(os, "register_at_fork"):
 
 @contextmanager
 def _one_at_a_time() -> Iterator[None]:
-    """Have transformers ask for each tensor when it needs it, not all at once in threads of its own.
+    """Make transformers request each tensor when it needs it, not all at once in threads.
 
-    The stream reads ahead as it is; and what those threads have read and nobody has merged yet would have no bound.
+    The stream already reads ahead, and tensors that those threads have read but not merged yet
+    would be unbounded.
     """
     global _deactivated, _deactivated_before  # noqa: PLW0603  # an environment variable is the whole process's
     variable = "HF_DEACTIVATE_ASYNC_LOAD"

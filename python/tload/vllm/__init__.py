@@ -1,6 +1,7 @@
-"""tload as a plugin of vLLM: `--load-format tload`.
+"""Plugin for vLLM: `--load-format tload`.
 
-Installing tload is enough; vLLM finds the plugin by itself (entry point group `vllm.general_plugins`):
+Only tload has to be installed; vLLM finds the plugin by itself (entry point group
+`vllm.general_plugins`):
 
 ```console
 $ vllm serve MODEL --load-format tload
@@ -8,31 +9,32 @@ $ vllm serve MODEL --load-format tload --model-loader-extra-config '{"source": "
 $ TLOAD_REPLACE_RUNAI=1 vllm serve s3://bucket/model
 ```
 
-MODEL is a folder or the name of a model of a hub, as ever; the files to read are chosen as `--load-format auto` chooses
-them, and what is not safetensors is left to vLLM's own loader, or refused if `verify` is strict. vLLM itself refuses a
-URL as the model with any format but those of Run:ai Model Streamer: give it as `source`, with configuration and
-tokenizer from MODEL, or let tload take that loader's place.
+MODEL is a folder or the name of a Hub model, as usual. Files are chosen as `--load-format auto`
+chooses them; files other than safetensors are left to vLLM's own loader, or refused if `verify` is
+strict. vLLM itself refuses a URL as the model with any format but those of Run:ai Model Streamer:
+pass it as `source`, with configuration and tokenizer from MODEL, or let tload replace that loader.
 
-Keys of `--model-loader-extra-config`, all optional. An unknown one, or a value that cannot work, is an error.
+Keys of `--model-loader-extra-config`, all optional. An unknown key, or an invalid value, is an
+error.
 
-- `source`: Where the weights are if not where MODEL is: a folder, a file, an index, a list of files, or URLs of these,
-  as for `tload.open`. Draft models of speculative decoding have places of their own, unless their weights are in the
-  same model.
-- `store`: How object stores are reached, as `store=` of `tload.open`. vLLM logs its arguments: secrets are better kept
-  in the environment.
-- `device`: `"cpu"` (the default), and vLLM copies from there; or `"cuda"`, the GPU of each process.
+- `source`: Location of the weights if it is not MODEL: a folder, a file, an index, a list of files,
+  or URLs of these, as for `tload.open`. Draft models of speculative decoding have locations of
+  their own, unless their weights are in the same model.
+- `store`: Options of object stores, as `store=` of `tload.open`. vLLM logs its arguments: secrets
+  are better kept in the environment.
+- `device`: `"cpu"` (the default), from which vLLM copies; or `"cuda"`, the GPU of each process.
 - `engine`, `cache`, `order`, `depth`, `in_flight_bytes`, `extent_bytes`, `lanes`, `memory_limit`,
-  `device_memory_limit`, `retries`, `hedge`, `timeout`, `verify`: See the fields of `tload.Options`. `order` is `"file"`
-  by default, as with vLLM's own loader.
-- `enable_weights_track`: As for vLLM's own loader: whether weights that were not loaded are an error.
+  `device_memory_limit`, `retries`, `hedge`, `timeout`, `verify`: See the fields of `tload.Options`.
+  `order` is `"file"` by default, as with vLLM's own loader.
+- `enable_weights_track`: As for vLLM's own loader: raise an error for weights that were not loaded.
 
-With several processes on a machine (tensor, pipeline or data parallel) each reads every tensor, as with vLLM's own
-loader, but for experts of others with `--enable-ep-weight-filter`. `cache` is then `"buffered"` by default: the first
-to come reads from the disk, the others from the page cache.
+With several processes on a machine (tensor, pipeline or data parallel), each reads every tensor, as
+with vLLM's own loader, except experts of other ranks with `--enable-ep-weight-filter`. `cache` is
+then `"buffered"` by default: the first process reads from the disk, the others from the page cache.
 
-With `TLOAD_REPLACE_RUNAI=1` the plugin also takes the place of `runai_streamer`, whose package need not be installed.
-Its keys are understood: `memory_limit` as above, but that -1 and 0 mean the default; `concurrency` and `distributed`
-are checked and then ignored.
+With `TLOAD_REPLACE_RUNAI=1` the plugin also replaces `runai_streamer`, whose package need not be
+installed. Its keys are accepted: `memory_limit` as above, except that -1 and 0 mean the default;
+`concurrency` and `distributed` are checked and then ignored.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ _registered = False
 
 
 def register() -> None:
-    """Register tload with vLLM, which calls this in each of its processes, some of them more than once.
+    """Register tload with vLLM, which calls this function in each process, possibly repeatedly.
 
     Raises:
         InvalidRequestError: `TLOAD_REPLACE_RUNAI` is neither 1 nor 0.
-        ImportError: There is no vLLM, or one that this does not fit.
+        ImportError: vLLM is not installed, or its version is not supported.
     """
     global _registered  # noqa: PLW0603  # vLLM warns of what is registered twice
     if _registered:

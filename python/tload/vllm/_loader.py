@@ -1,4 +1,4 @@
-"""vLLM's model loader. Files, weights and errors are as in vLLM's own; only the reading is tload's."""
+"""vLLM's model loader: its own choice of files and weights and its errors, read by tload."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
     Weights = Iterator[tuple[str, torch.Tensor]]
 
-# A name below vLLM's, whose handlers print it.
+# A child of vLLM's logger, whose handlers print its records.
 logger = init_logger("vllm.tload")
 
 
-class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not there when types are checked
-    """Loads safetensors with tload, and leaves everything else to `DefaultModelLoader`."""
+class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # type checks run without vLLM
+    """Loads safetensors with tload, and leaves all other files to `DefaultModelLoader`."""
 
     _loaded_from: ClassVar[weakref.WeakKeyDictionary[torch.nn.Module, str]] = weakref.WeakKeyDictionary()
-    """What each model was called when `source` was loaded into it: a reload may be from elsewhere."""
+    """Name of each model when `source` was loaded into it: a reload may use another location."""
 
     counter_before_loading_weights: float
 
@@ -43,7 +43,8 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
         """Check the extra config.
 
         Raises:
-            InvalidRequestError: A key is unknown, or a value of the wrong type or impossible. It is a `ValueError`.
+            InvalidRequestError: A key is unknown, or a value has the wrong type or is invalid. It
+                is a `ValueError`.
         """
         runai = load_config.load_format == "runai_streamer"
         self._settings = _settings.read(
@@ -51,10 +52,10 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
         )
         strategy = load_config.safetensors_load_strategy
         if strategy is not None and not runai:
-            message = f"safetensors_load_strategy={strategy!r} is for vLLM's own loader, and tload would not heed it"
+            message = f"safetensors_load_strategy={strategy!r} is for vLLM's own loader, and has no effect in tload"
             raise advise(InvalidRequestError, message, "leave --safetensors-load-strategy out")
         if self._settings.ignored:
-            logger.info_once("tload finds out by itself, and ignores: %s", ", ".join(self._settings.ignored))
+            logger.info_once("tload tunes these by itself, and ignores: %s", ", ".join(self._settings.ignored))
         # The parent resolves models as for "auto", and refuses keys that it does not know.
         own = copy.copy(load_config)
         own.load_format = "auto"
@@ -83,7 +84,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
             )
             yield from self._get_weights_iterator(folder)
         elif patterns is not None:
-            message = f"{type(model).__name__} chooses files by patterns of its own, which URLs and lists do not have"
+            message = f"{type(model).__name__} chooses files by its own patterns, which URLs and lists do not support"
             raise advise(InvalidRequestError, message, "load it from a folder")
         else:
             self._start_clock()
@@ -99,7 +100,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
             source.fall_back_to_pt,
             source.allow_patterns_overrides,
         )
-        torchao = self.load_config.safetensors_load_strategy == "torchao"  # the parent found that out
+        torchao = self.load_config.safetensors_load_strategy == "torchao"  # detected by the parent
         if torchao or not use_safetensors:
             what = "torchao tensors" if torchao else "files other than safetensors"
             self._settings.refuse_others(f"`{source.model_or_path}`: {what}", "vLLM")
@@ -137,7 +138,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
             total=total,
             desc="Loading safetensors using tload",
             disable=not weight_utils.enable_tqdm(self.load_config.use_tqdm_on_load),
-            # Lines, which other processes do not garble.
+            # Whole lines, which output of other processes does not garble.
             bar_format=weight_utils._BAR_FORMAT,  # noqa: SLF001
             unit="B",
             unit_scale=True,
@@ -146,12 +147,12 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
         )
 
     def _start_clock(self) -> None:
-        # As the parent does, for its line that tells how long it took.
+        # As in the parent, for its log line with the duration.
         if self.counter_before_loading_weights == 0.0:
             self.counter_before_loading_weights = time.perf_counter()
 
     def _place(self, model_config: ModelConfig, model: torch.nn.Module | None = None) -> str | Sequence[str] | None:
-        """Return where the weights of a model are, or `None` if vLLM has to find them by the model's name."""
+        """Return the location of a model's weights, or `None` if vLLM has to find them by name."""
         source = self._settings.source
         moved = model is not None and self._loaded_from.get(model, model_config.model) != model_config.model
         if source is not None and _is_target(model_config) and not moved:
@@ -161,7 +162,7 @@ class TloadModelLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM is not
 
 
 def _is_target(model_config: ModelConfig) -> bool:
-    """Whether it is the model that is served, and not a draft model with weights of its own."""
+    """Return whether it is the served model, and not a draft model with weights of its own."""
     config = get_current_vllm_config_or_none()
     if config is None:
         return True

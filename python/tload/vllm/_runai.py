@@ -1,4 +1,4 @@
-"""What vLLM needs of the package of Run:ai Model Streamer, for those who do not have it: lists and files of buckets."""
+"""Replacement of what vLLM needs from Run:ai Model Streamer: listing and copying files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from tload._errors import UnsupportedError, advise
 def provide() -> None:
     """Let vLLM pull the configuration of a model from a bucket with tload.
 
-    vLLM looked for the package when it was imported, and remembers what it found: that is replaced.
+    vLLM looked up the package when it was imported, and stored the result, which is replaced.
 
     Raises:
-        UnsupportedError: This tload has no `tload.compat.runai`.
+        UnsupportedError: This build of tload has no `tload.compat.runai`.
     """
     try:
         from tload.compat import runai
@@ -25,5 +25,5 @@ def provide() -> None:
     runai.install()
     runai_utils.runai_pull_files = runai.pull_files
     runai_utils.runai_list_safetensors = runai.list_safetensors
-    # For `runai_streamer_sharded`, which stays vLLM's.
+    # For `runai_streamer_sharded`, which remains vLLM's.
     weight_utils.SafetensorsStreamer = runai.SafetensorsStreamer

@@ -1,4 +1,4 @@
-"""What an engine's `--model-loader-extra-config` may say. Imports no engine."""
+"""Settings from an engine's `--model-loader-extra-config`. Imports no engine."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ if TYPE_CHECKING:
 
 OWN_KEYS = ("source", "store", "device")
 OPTION_KEYS = tuple(option.name for option in dataclasses.fields(Options) if option.name != "writable")
-"""The fields of `Options`. Engines copy what they are given, so whether it may be written to is no question."""
+"""Fields of `Options`, except `writable`: engines copy the tensors."""
 RUNAI_KEYS = ("distributed", "concurrency", "memory_limit")
-"""What vLLM's and SGLang's loaders for `runai_streamer` understand."""
+"""Keys of vLLM's and SGLang's loaders for `runai_streamer`."""
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a load was told."""
+    """Settings of a load."""
 
     source: str | tuple[str, ...] | None = field(default=None, repr=False)
-    """Where the weights are, or `None`: where the model is. Not shown: a URL may be signed."""
+    """Location of the weights, or `None` for the model's own. Not shown in the repr: a URL may be
+    signed."""
     store: Mapping[str, Any] | None = field(default=None, repr=False)
-    """How object stores are reached, as `store=` of `tload.open`. Not shown: it may hold secrets."""
+    """Options of object stores, as `store=` of `tload.open`. Not shown in the repr: they may hold
+    secrets."""
     device: Literal["cpu", "cuda"] = "cpu"
-    """Where tensors come to be. The engine copies them into its parameters."""
+    """Device of the loaded tensors. The engine copies them into its parameters."""
     options: Options = field(default_factory=Options)
-    """How to load, the environment's word included."""
+    """Options of the load, including the environment's."""
     engine: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that are the engine's own."""
+    """Keys for the engine itself."""
     ignored: tuple[str, ...] = ()
-    """Keys of Run:ai Model Streamer that mean nothing here."""
+    """Keys of Run:ai Model Streamer that are ignored."""
 
     def for_ranks(self, ranks: int) -> Options:
-        """Return how each of so many processes of this machine loads the same files.
+        """Return the options with which each of `ranks` processes here loads the same files.
 
-        In the order of the files unless another was asked for, as models know it from the engine's own loaders. Several
-        processes go through the page cache unless told otherwise: so a file is read from its disk once, and not by
-        each.
+        The default order is that of the files, as with the engine's own loaders. The default cache
+        for several processes is the page cache, so that a file is read from its disk only once.
         """
         options = self.options
         if options.order is None:
@@ -61,15 +62,15 @@ class Settings:
         """Check that unverified bytes are allowed, before the engine's own loader reads files.
 
         Raises:
-            InvalidRequestError: `verify` refuses them.
+            InvalidRequestError: `verify` requires verification.
         """
         if is_strict(self.options):
-            message = f"{what} cannot be verified, as verify= demands: {engine}'s own loader reads them"
+            message = f"{what} cannot be verified, as verify= requires: {engine}'s own loader reads them"
             raise advise(InvalidRequestError, message, "use safetensors files, or set verify to auto or off")
 
 
 def is_url(location: object) -> bool:
-    """Whether it is a URL: everything else is a path, or the name of a model."""
+    """Return whether a location is a URL, not a path or the name of a model."""
     return isinstance(location, str) and _URL.match(location) is not None
 
 
@@ -77,12 +78,12 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
     """Check the extra config of an engine.
 
     Args:
-        extra: What the engine was given: a mapping, or `None` for nothing.
-        engine_keys: Keys that the engine itself understands. They are passed on unread.
-        runai: Whether the keys of `runai_streamer` are understood too.
+        extra: The engine's extra config: a mapping, or `None`.
+        engine_keys: Keys of the engine itself. They are passed on unread.
+        runai: Accept the keys of `runai_streamer` too.
 
     Raises:
-        InvalidRequestError: A key is unknown, or a value of the wrong type or impossible.
+        InvalidRequestError: A key is unknown, or a value has the wrong type or is invalid.
     """
     if extra is None:
         extra = {}
@@ -109,16 +110,16 @@ def read(extra: object, *, engine_keys: Iterable[str] = (), runai: bool = False)
             ignored=ignored,
         )
     except (Error, TypeError) as error:
-        # One kind of error for all that is wrong with it, and the name by which the user knows it.
+        # All errors are of one kind, and name the option as the user knows it.
         message = f"model_loader_extra_config: {error}"
         raise InvalidRequestError(message, hint=getattr(error, "hint", None)) from error
 
 
 def replaces_runai(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether `TLOAD_REPLACE_RUNAI` asks to take the place of Run:ai Model Streamer.
+    """Return whether `TLOAD_REPLACE_RUNAI` asks to replace Run:ai Model Streamer.
 
     Raises:
-        InvalidRequestError: It is neither 1 nor 0.
+        InvalidRequestError: The variable is neither 1 nor 0.
     """
     text = environment.get("TLOAD_REPLACE_RUNAI", "").strip()
     if text not in {"", "0", "1"}:
@@ -131,7 +132,7 @@ def _unknown(key: object, known: list[str]) -> InvalidRequestError:
     near = difflib.get_close_matches(str(key), known, n=1)
     meant = f"; did you mean {near[0]!r}?" if near else ""
     hint = f"the keys are {', '.join(known)}"
-    return advise(InvalidRequestError, f"model_loader_extra_config: {key!r} is no key of tload{meant}", hint)
+    return advise(InvalidRequestError, f"model_loader_extra_config: {key!r} is not a key of tload{meant}", hint)
 
 
 def _source(given: Mapping[str, Any]) -> str | tuple[str, ...] | None:
@@ -162,15 +163,15 @@ def _mapping(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _device(given: Mapping[str, Any]) -> Literal["cpu", "cuda"]:
     device = given.get("device", "cpu")
-    if device not in ("cpu", "cuda"):  # it may be anything, hashable or not
-        # Not "cuda:1": every rank reads the same config, and each has a GPU of its own.
+    if device not in ("cpu", "cuda"):  # any object, hashable or not
+        # Not "cuda:1": all ranks have the same config, and each has a GPU of its own.
         message = f"device {device!r}: it can be cpu, cuda (this process's own GPU)"
         raise InvalidRequestError(message)
     return "cuda" if device == "cuda" else "cpu"
 
 
 def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:
-    """Check the keys of `runai_streamer` as its loaders do, and take out what means nothing here."""
+    """Check the keys of `runai_streamer` as its loaders do, and remove those that are ignored."""
     distributed = given.pop("distributed", None)
     if distributed is not None and not isinstance(distributed, bool):
         message = f"model_loader_extra_config: distributed must be a bool, got {distributed!r}"
@@ -182,7 +183,7 @@ def _take_runai(given: dict[str, Any]) -> tuple[str, ...]:
         message = f"model_loader_extra_config: concurrency must be a positive integer, got {concurrency!r}"
         raise InvalidRequestError(message)
     words = {"distributed": distributed or None, "concurrency": concurrency}
-    # -1 is "as much as the files", 0 "as little as works": both are for the default to decide.
+    # -1 is "as much as the files", 0 "as little as works": tload's default replaces both.
     if given.get("memory_limit") in (-1, 0) and not isinstance(given["memory_limit"], bool):
         words["memory_limit"] = given.pop("memory_limit")
     return tuple(key for key, value in words.items() if value is not None)

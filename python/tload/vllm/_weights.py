@@ -1,7 +1,7 @@
-"""The weights that an engine asks for, as a stream. Imports no engine.
+"""Streams of the weights that an engine requests. Imports no engine.
 
-Files come from whoever knows where the model is: the engine for folders and models of a hub, the core for URLs. What is
-read of them is decided here, by name, before a byte of a tensor is.
+The files of a folder or Hub model come from the engine, those of a URL from the core. This module
+selects tensors by name before any tensor data is read.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 
 class Bar(Protocol):
-    """What shows progress: a bar of tqdm."""
+    """Progress bar with the interface of tqdm."""
 
     def update(self, n: float) -> object:
-        """So many bytes more have come."""
+        """Add bytes."""
 
 
 OpenBar: TypeAlias = Callable[[int], AbstractContextManager[Bar]]
@@ -39,23 +39,23 @@ Keep: TypeAlias = Callable[[str], bool]
 
 
 def natural(location: str) -> list[Any]:
-    """Sort key that puts shard 2 before shard 10."""
+    """Return a sort key that puts shard 2 before shard 10."""
     name = os.path.basename(location)  # noqa: PTH119  # of URLs too
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def without_copies(locations: Sequence[str]) -> list[str]:
-    """Leave out `consolidated*.safetensors` where there are other files.
+    """Leave out `consolidated*.safetensors` if there are other files.
 
-    Mistral's models come in two forms in one folder, the second under other names. Both would be loaded, one over the
-    other.
+    Mistral's models are stored twice in one folder, the second time under other names. Otherwise
+    both would be loaded, one over the other.
     """
     others = [location for location in locations if not _is_consolidated(location)]
     return others or list(locations)
 
 
 def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
-    """Open the weights where the user says that they are: these files, or a folder or prefix without second copies."""
+    """Open the weights at the user's location; of a folder or prefix, without second copies."""
     store = dict(settings.store or {})
     if settings.options.timeout is not None:
         store.setdefault("open_timeout", settings.options.timeout)
@@ -71,9 +71,9 @@ def open_source(source: str | Sequence[str], settings: Settings) -> Checkpoint:
 
 
 def wanted(names: Sequence[str], keep: Keep | None, unused: Keep | None) -> list[str] | None:
-    """Choose what to read: what `keep` takes, without what `unused` takes. `None`: everything.
+    """Return the names to read: those of `keep`, without those of `unused`. `None`: all.
 
-    A model that has no use for any of it is asked too much: as in vLLM, it is then given everything.
+    A model without a use for any tensor gets all of them, as in vLLM.
     """
     kept = list(names) if keep is None else [name for name in names if keep(name)]
     if unused is not None:
@@ -92,20 +92,21 @@ def stream(
     keep: Keep | None = None,
     unused: Keep | None = None,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of a checkpoint, each the receiver's own.
+    """Yield the tensors of a checkpoint. The caller owns them.
 
     Args:
-        source: Files, in the order to load them; or a folder, an index, a file, or a URL of one of these.
-        settings: How.
-        shown: What messages call it.
-        open_bar: Makes a bar for so many bytes.
-        logger: What is told how it went.
-        ranks: Processes of this machine that load the same.
-        keep: Which tensors, by name. Default: all.
-        unused: Which tensors the model has no use for. Default: none.
+        source: Files, in the order to load them; or a folder, an index, a file, or a URL of one of
+            these.
+        settings: Settings of the load.
+        shown: Name of the source in messages.
+        open_bar: Makes a bar for a total of bytes.
+        logger: Logger for the statistics of the load.
+        ranks: Number of processes on this machine that load the same files.
+        keep: Predicate of tensor names to load. Default: all.
+        unused: Predicate of names of tensors that the model does not use. Default: none.
 
     Raises:
-        RuntimeError: Anything that goes wrong, as engines have it, with the `tload.Error` as its cause.
+        RuntimeError: Any failure, as engines expect, with the `tload.Error` as its cause.
     """
     shown = show(shown)
     try:

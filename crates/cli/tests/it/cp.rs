@@ -454,7 +454,7 @@ fn nothing_is_written_through_links() {
     refused(
         &[arguments[0], arguments[1], "--force"],
         2,
-        &["under other names too"],
+        &["has hard links"],
     );
     assert_eq!(fs::read_to_string(path("outside/a.bin")).unwrap(), "old");
     assert_eq!(fs::read_to_string(path("copy/deep/a.bin")).unwrap(), "new");

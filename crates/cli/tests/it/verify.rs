@@ -134,7 +134,7 @@ fn a_manifest_that_is_there_stays_unless_forced() {
     let output = run(["verify", model.text(), "--write"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(
-        stderr(&output).contains("is there already"),
+        stderr(&output).contains("already exists"),
         "{}",
         stderr(&output)
     );

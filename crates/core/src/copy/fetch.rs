@@ -1,4 +1,5 @@
-//! Opens what is to be copied, and brings ranges of it into a file. Never holds more of a range than one read or one answer brings.
+//! Opens sources, and copies byte ranges of them into a file. Never buffers more of a range than
+//! one read or one response delivers.
 
 use std::fs::File;
 use std::ops::Range;
@@ -20,27 +21,27 @@ use crate::source::{FileSource, Location, Source, StoreOptions, cannot_open};
 #[cfg(feature = "object")]
 use crate::source::{ObjectSource, Receive, Remote};
 
-/// One read of a local file, bytes.
+/// Length of one read of a local file, bytes.
 const READ_BYTES: usize = 1 << 20;
 
-/// What opening an object brings with it, bytes: all of most configuration files.
+/// Bytes that opening an object fetches with it: all of most configuration files.
 #[cfg(feature = "object")]
 const FIRST_BYTES: u64 = 64 << 10;
 
-/// Where sources are.
+/// Access to sources.
 #[derive(Debug)]
 pub(super) struct Sources {
     store: StoreOptions,
-    /// Started when the first object is met.
+    /// Started with the first object.
     #[cfg(feature = "object")]
     remote: OnceLock<Arc<Remote>>,
 }
 
-/// A source that is open.
+/// Open source.
 #[derive(Debug)]
 pub(super) enum Opened {
     File(Box<FileSource>),
-    /// With its first bytes.
+    /// Object with its first bytes.
     #[cfg(feature = "object")]
     Object(ObjectSource, Vec<u8>),
 }
@@ -54,7 +55,7 @@ impl Sources {
         }
     }
 
-    /// How stores are reached.
+    /// Returns the options for stores.
     #[cfg(feature = "object")]
     pub(super) fn options(&self) -> &StoreOptions {
         &self.store
@@ -70,7 +71,7 @@ impl Sources {
     #[cfg(feature = "object")]
     pub(super) fn remote(&self) -> Result<&Arc<Remote>> {
         if self.remote.get().is_none() {
-            // Another thread may have been faster: then ours ends unused.
+            // Another thread may have been faster: then this one's ends unused.
             drop(self.remote.set(Remote::start(&self.store)?));
         }
         Ok(self.remote.get().expect("set above"))
@@ -102,11 +103,11 @@ pub(super) fn unsupported(location: &Location) -> Error {
 }
 
 impl Opened {
-    /// The state it is in.
+    /// Returns the state of the source.
     ///
     /// # Errors
     ///
-    /// The system says nothing of an open file.
+    /// The system returns no metadata of an open file.
     pub(super) fn origin(&self) -> Result<Origin> {
         Ok(match self {
             Self::File(file) => {
@@ -132,7 +133,7 @@ impl Opened {
         })
     }
 
-    /// Bytes that opening brought.
+    /// Returns the bytes fetched while opening.
     pub(super) fn first(&self) -> &[u8] {
         match self {
             Self::File(_) => &[],
@@ -141,7 +142,7 @@ impl Opened {
         }
     }
 
-    /// All bytes, of a small object.
+    /// Returns all bytes of a small object.
     #[cfg(feature = "object")]
     pub(super) fn bytes(&self, shared: &Arc<Shared>) -> Result<Vec<u8>> {
         let (object, mut bytes) = match self {
@@ -159,11 +160,12 @@ impl Opened {
         Ok(bytes)
     }
 
-    /// Requires that it is still in the state in which it was opened. Most objects are asked with
-    /// every request; one without a validator, which came with several answers, is asked once more.
+    /// Requires that the source is still in the state in which it was opened. Most objects check
+    /// this with every request; one without a validator that took several responses is checked once
+    /// more.
     #[cfg_attr(
         not(feature = "object"),
-        expect(unused_variables, reason = "files are asked at once")
+        expect(unused_variables, reason = "files are checked without a request")
     )]
     pub(super) fn verify(&self, shared: &Arc<Shared>) -> Result<()> {
         match self {
@@ -183,7 +185,8 @@ impl Opened {
         }
     }
 
-    /// Writes `range` to its place in `file`, which will be called `path`. Says how far it came, whatever became of it.
+    /// Writes `range` to its place in `file`, whose final path is `path`. Returns the offset
+    /// reached, also after an error.
     pub(super) fn bring(
         &self,
         range: Range<u64>,
@@ -225,7 +228,7 @@ fn bring_file(
     Ok(())
 }
 
-/// Takes the bytes of one range, and writes each where it belongs.
+/// Receives the bytes of one range, and writes them to the file.
 #[cfg(feature = "object")]
 struct Writer {
     file: Arc<File>,
@@ -252,7 +255,7 @@ impl Receive for Writer {
             }
             Err(error) => {
                 self.failed = Some(error);
-                // Nothing else can be written either, and this request need not go on.
+                // No further writes would succeed, so the copy ends, and this request with it.
                 self.shared.stop.raise();
             }
         }

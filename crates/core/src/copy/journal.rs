@@ -1,4 +1,5 @@
-//! What of a file in progress is on disk, and of which source. Pure: `target` reads and writes it.
+//! Journal of a file in progress: the ranges that are on disk, and the source they came from. Pure:
+//! `target` reads and writes it.
 
 use std::fs::Metadata;
 use std::ops::Range;
@@ -8,30 +9,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::source::Location;
 
-/// Raised when the journal changes its meaning: older ones are then begun anew.
+/// Format version. Raised when the journal changes its meaning: copies with older journals start
+/// over.
 const FORMAT: u32 = 2;
 
-/// Which state of which source bytes came from. Bytes of two that are equal may stand in one file.
+/// Source of some bytes, and its state. Bytes from two equal origins may be combined in one file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
-    /// As shown: without user, password and query.
+    /// Location as displayed: without user, password and query.
     pub(super) source: String,
     pub(super) len: u64,
     pub(super) e_tag: Option<String>,
     pub(super) version: Option<String>,
-    /// Seconds and nanoseconds since 1970; of an object, zero if the store gives no time.
+    /// Modification time, seconds and nanoseconds since 1970; zero for an object if the store gives
+    /// no time.
     pub(super) modified: (i64, i64),
-    /// State of a file on a file system; none for an object.
+    /// State of a file on a file system; `None` for an object.
     pub(super) file: Option<FileState>,
 }
 
-/// Tells one file from another of the same length and modification time: many tools set that time,
-/// some (Nix, reproducible builds) to the same second for all files.
+/// Distinguishes files of the same length and modification time: many tools set that time, some
+/// (Nix, reproducible builds) to the same second for all files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct FileState {
     inode: u64,
-    /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set. File
-    /// systems of images (squashfs, erofs) have none: there it is the modification time, in seconds.
+    /// Time of the last change of the file or its attributes (`st_ctime`), which no tool can set.
+    /// File systems of images (squashfs, erofs) have none: there it is the modification time, in
+    /// seconds.
     changed: (i64, i64),
 }
 
@@ -51,11 +55,11 @@ impl Origin {
         }
     }
 
-    /// Returns whether it tells one state of the source from another at all.
+    /// Returns whether the origin distinguishes states of the source at all.
     fn tells(&self) -> bool {
         if let Some(file) = self.file {
-            // Times in whole seconds are those of an image, or of a file system that lets two
-            // changes have one time.
+            // Times in whole seconds come from an image, or from a file system that can give two
+            // changes the same time.
             return file.changed.1 != 0;
         }
         let is_strong = |tag: &String| !tag.starts_with("W/");
@@ -69,10 +73,11 @@ impl Origin {
         (self.file.is_some() || self.modified != (0, 0)).then_some(self.modified)
     }
 
-    /// Returns whether bytes of `self` are those of a source that is now as `seen` says. Lists of
-    /// stores do not say all that an answer does: a list without the `ETag` does not tell.
+    /// Returns whether bytes copied from `self` equal those of a source in the state `seen`.
+    /// Listings of stores carry less than responses do: a listing without the `ETag` does not
+    /// match.
     pub(super) fn is_same_state(&self, seen: &Self) -> bool {
-        // A file is known by its inode, whatever path leads there.
+        // A file is identified by its inode, whatever its path.
         let is_file = self.file.is_some() && seen.file.is_some();
         let version = seen.version.is_none() || self.version == seen.version;
         seen.tells()
@@ -85,12 +90,12 @@ impl Origin {
     }
 }
 
-/// Azure's lists leave off the quotes of entity tags.
+/// Removes the quotes of an entity tag: Azure's listings omit them.
 fn unquoted(tag: Option<&String>) -> Option<&str> {
     tag.map(|tag| tag.trim_matches('"'))
 }
 
-/// The journal of a file in progress.
+/// Journal of a file in progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Journal {
     format: u32,
@@ -107,7 +112,8 @@ impl Journal {
         }
     }
 
-    /// The ranges that are on disk, if the journal is one of `origin`, and of a file of `file_bytes`.
+    /// Returns the ranges that are on disk, if the journal belongs to `origin` and to a file of
+    /// `file_bytes`.
     pub(super) fn resume(self, origin: &Origin, file_bytes: u64) -> Option<Ranges> {
         let mut done = Ranges::default();
         for range in &self.done {
@@ -120,7 +126,7 @@ impl Journal {
     }
 }
 
-/// Ranges of a file: ascending, apart from each other, none empty.
+/// Ranges of a file: ascending, not adjacent, none empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ranges(Vec<Range<u64>>);
 
@@ -149,7 +155,7 @@ impl Ranges {
         self.bytes() == len
     }
 
-    /// What is missing of `len` bytes, cut where multiples of `step` lie.
+    /// Returns the ranges missing of `len` bytes, split at multiples of `step`.
     pub(super) fn missing(&self, len: u64, step: u64) -> Vec<Range<u64>> {
         let mut missing = Vec::new();
         let mut at = 0;
@@ -211,7 +217,7 @@ mod tests {
             ..origin()
         };
         assert_eq!(read.clone().resume(&replaced, 100), None);
-        // The file is shorter than what the journal vouches for.
+        // The file is shorter than the journal claims.
         assert_eq!(read.resume(&origin(), 25), None);
         let vague = Origin {
             e_tag: None,
@@ -228,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_in_another_state_or_in_none_that_tells_is_not_the_same() {
+    fn origin_differs_if_state_changed_or_unknown() {
         let copied = Origin {
             version: Some("v1".to_owned()),
             ..origin()
@@ -267,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_the_same_by_inode_and_times_and_not_by_its_path() {
+    fn file_origin_is_identified_by_inode_and_times() {
         let of = |source: &str, inode, changed| Origin {
             source: source.to_owned(),
             e_tag: None,

@@ -1,5 +1,6 @@
-//! Finds what there is to copy below a source: local folders and prefixes of object stores at all depths, and of web servers, which
-//! list nothing, what an index names and what usually lies beside it.
+//! Lists the files to copy below a source: local folders and prefixes of object stores at all
+//! depths. Web servers list nothing: there, the files that an index names and those that usually
+//! lie beside it.
 
 use std::fs::{DirEntry, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -25,21 +26,21 @@ use crate::format::{INDEX_BYTES_MAX, parse_index};
 use crate::source::{Listed, Protocol, Remote, cached, is_offline, snapshot, with_retries};
 use crate::source::{Location, cannot_open};
 
-/// Most files and folders below a source.
+/// Maximum number of files and folders below a source.
 const NAMES_MAX: usize = 1_000_000;
 
-/// Deepest that folders may be nested, the files in them included.
+/// Maximum nesting depth of folders, counting the files in them.
 const DEPTH_MAX: usize = 64;
 
 #[cfg(feature = "object")]
 const INDEX: &str = "model.safetensors.index.json";
-/// No folder is called so, which saves asking.
+/// Suffixes of files: a folder with such a name is not expected, which saves a request.
 #[cfg(feature = "object")]
 const FILES: [&str; 2] = [".safetensors", ".json"];
 #[cfg(feature = "object")]
 const SINGLE: &str = "model.safetensors";
 
-/// What a checkpoint has beside its weights, as far as its names are the same everywhere.
+/// Files beside the weights of a checkpoint that have the same name everywhere.
 #[cfg(feature = "object")]
 const BESIDE: [&str; 10] = [
     "config.json",
@@ -54,28 +55,29 @@ const BESIDE: [&str; 10] = [
     "preprocessor_config.json",
 ];
 
-/// One file to copy.
+/// File to copy.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// Path below the source and below the target, with `/`. Not checked yet.
+    /// Path below the source and below the target, with `/`. Not validated yet.
     pub(super) name: String,
     pub(super) location: Location,
-    /// State of the source as it was listed; `None` where only opening tells.
+    /// State of the source as it was listed; `None` if only opening it tells.
     pub(super) listed: Option<Origin>,
-    /// If finding it meant opening it.
+    /// Open source, if finding the file required opening it.
     pub(super) opened: Option<Opened>,
 }
 
-/// How much there may be below a source: more is a mistake, a store that makes lists up, or links that lead round and round.
+/// Files found so far. Their number is limited: more is a mistake, a store that invents listings,
+/// or links that form a cycle.
 #[derive(Debug, Default)]
 struct Found {
     entries: Vec<Entry>,
-    /// Files and folders, wanted or not.
+    /// Number of files and folders, selected or not.
     names: usize,
 }
 
 impl Found {
-    /// Counts what is called `name` below `source`.
+    /// Counts the file or folder `name` below `source`.
     fn count(&mut self, source: &Location, name: &str) -> Result<()> {
         self.names += 1;
         let message = if self.names > NAMES_MAX {
@@ -91,7 +93,8 @@ impl Found {
     }
 }
 
-/// All files that are wanted, by name. A source that is a file is wanted whatever its name.
+/// Returns all selected files, sorted by name. A source that is a file is selected whatever its
+/// name.
 pub(super) fn entries(
     source: &Location,
     filter: &Filter,
@@ -134,12 +137,13 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
     Ok(walk.found.entries)
 }
 
-/// Follows symbolic links, as caches of model hubs are made of them; but to no folder that it is in.
+/// Walk through local folders. Follows symbolic links, since caches of model hubs consist of them,
+/// except to a folder that contains the link.
 struct Walk<'a> {
     source: &'a Location,
     filter: &'a Filter,
     shared: &'a Shared,
-    /// Device and inode of the folder that is being listed, and of all above it.
+    /// Device and inode of the folder that is being listed, and of all its ancestors.
     above: Vec<(u64, u64)>,
     found: Found,
 }
@@ -164,7 +168,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Looks at nothing that is not wanted: it may be what nobody can look at.
+    /// Examines only selected entries: others may be inaccessible.
     fn entry(&mut self, entry: &DirEntry, folder: &str) -> Result<()> {
         let last = entry.file_name();
         if !self.filter.sees(last.as_bytes()) {
@@ -187,7 +191,7 @@ impl Walk<'_> {
         }
         let metadata = match std::fs::metadata(entry.path()) {
             Ok(metadata) => metadata,
-            // A link that leads nowhere. Only where it leads would tell whether it is a folder.
+            // A dangling link. Only its target would tell whether it is a folder.
             Err(_) if !wanted => return Ok(()),
             Err(error) => return Err(unreadable(error)),
         };
@@ -245,14 +249,14 @@ fn remote(
     }
     let mut entries = list(sources.remote()?, source, filter, shared)?;
     if entries.is_empty() && !name.is_empty() {
-        // A file may have any name; opening it says whether it is there.
+        // A file may have any name; opening it tells whether it exists.
         entries.push(unopened(source, name));
     }
     Ok(entries)
 }
 
-/// What the tools of a hub have downloaded does not come again: if everything that is wanted is in their cache, of the very commit
-/// that would be read from the hub.
+/// Replaces entries by files in the cache of a hub's tools, if everything selected is there, for
+/// the very commit that would be read from the hub.
 #[cfg(feature = "object")]
 fn take_from_cache(source: &Location, entries: &mut [Entry], sources: &Sources) -> Result<()> {
     if entries
@@ -293,7 +297,7 @@ fn unopened(location: &Location, name: &str) -> Entry {
     }
 }
 
-/// All levels of an object store below `source`.
+/// Lists all levels of an object store below `source`.
 #[cfg(feature = "object")]
 fn list(
     remote: &Arc<Remote>,
@@ -305,7 +309,7 @@ fn list(
     let mut folders = vec![(source.clone(), String::new())];
     while let Some((folder, name)) = folders.pop() {
         let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
-        // What has the folder's own key marks that there is one.
+        // An object with the folder's own key only marks that the folder exists.
         for object in objects.iter().filter(|object| object.location != prefix) {
             let last = last_of(&object.location, &prefix, &folder)?;
             if !filter.sees(last.as_bytes()) {
@@ -341,7 +345,7 @@ fn list(
     Ok(found.entries)
 }
 
-/// The prefix that `folder` is in the store, and the objects and prefixes directly below it.
+/// Returns the prefix of `folder` in the store, and the objects and prefixes directly below it.
 #[cfg(feature = "object")]
 fn level(
     remote: &Arc<Remote>,
@@ -367,19 +371,21 @@ fn level(
     Ok((prefix, level.objects, level.prefixes))
 }
 
-/// The last component of a key, which must be directly below the prefix that was listed: others would be listed for ever.
+/// Returns the last component of a key, which must be directly below the listed prefix: otherwise
+/// the listing might never end.
 #[cfg(feature = "object")]
 fn last_of<'a>(key: &'a Key, prefix: &Key, folder: &Location) -> Result<&'a str> {
     let components = key.prefix_match(prefix).map_or(0, Iterator::count);
     key.filename().filter(|_| components == 1).ok_or_else(|| {
-        let message = format!("the store lists {key:?}, which is not directly below it");
+        let message = format!("the store lists {key:?}, which is not directly below this prefix");
         Error::new(ErrorKind::Remote, message)
             .with_location(folder)
-            .with_hint("the store does not list as it has to: copy single files")
+            .with_hint("the store's listings are invalid: copy single files")
     })
 }
 
-/// A folder of a web server; or, if it has neither an index nor the one file of a small model, a file.
+/// Lists a folder of a web server. A location with neither an index nor the single file of a small
+/// model is a file.
 #[cfg(feature = "object")]
 fn web_folder(
     folder: &Location,
@@ -419,7 +425,7 @@ fn web_folder(
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 return Err(error.with_hint(format!(
-                    "give what grants access; or, if the server denies what is not there, leave {name} out with an exclude pattern"
+                    "supply credentials; or, if the server answers 403 for missing files, leave {name} out with an exclude pattern"
                 )));
             }
             Err(error) => return Err(error),
@@ -428,8 +434,9 @@ fn web_folder(
     Ok(entries)
 }
 
-/// Servers that must not be listed answer 403 for what is not there. Of what lies beside the weights only a 404 is believed: the
-/// copy would be one without its tokenizer, and look whole.
+/// Returns whether a file is missing, counting a 403: servers that forbid listing answer so for
+/// missing files. For files beside the weights only a 404 counts: otherwise a copy could lack its
+/// tokenizer and look complete.
 #[cfg(feature = "object")]
 fn is_absent(error: &Error) -> bool {
     matches!(
@@ -458,17 +465,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_are_bounds() {
+    fn listing_limits_count_and_depth() {
         let source = Location::from_path("model");
         let mut found = Found::default();
         let deep = ["a"; DEPTH_MAX].join("/");
-        found.count(&source, &deep).expect("as deep as it may be");
+        found.count(&source, &deep).expect("at the maximum depth");
         let error = found
             .count(&source, &below(&deep, "a"))
             .expect_err("deeper");
         assert!(error.message().contains("64 deep"), "{error}");
         found.names = NAMES_MAX - 1;
-        found.count(&source, "a").expect("as many as there may be");
+        found.count(&source, "a").expect("at the maximum number");
         let error = found.count(&source, "a").expect_err("more");
         assert!(error.message().contains("1000000"), "{error}");
         assert!(error.hint().is_some() && error.location().is_some());

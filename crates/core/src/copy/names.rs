@@ -1,4 +1,5 @@
-//! Names of files below a source: which are wanted, which may be written, and what files in progress are called. Pure.
+//! Names of files below a source: selects them, validates them for writing, and derives the names
+//! of files in progress. Pure.
 
 use std::collections::HashSet;
 
@@ -7,13 +8,13 @@ use globset::{GlobBuilder, GlobMatcher};
 use super::CopyOptions;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the name of a file in progress ends with.
+/// Suffix of a file in progress.
 const PARTIAL: &str = ".tload-partial";
 
-/// Suffix of the name of a record beside a file.
+/// Suffix of a record beside a file.
 const RECORD: &str = ".tload-copied";
 
-/// Which names are wanted.
+/// Selection of names.
 #[derive(Debug)]
 pub(super) struct Filter {
     names: Option<HashSet<String>>,
@@ -34,17 +35,17 @@ impl Filter {
                 .map(|names| names.iter().cloned().collect()),
             include: globs(&options.include)?,
             exclude: globs(&options.exclude)?,
-            // Who names files means them.
+            // A caller that names files means them, hidden or not.
             hidden: options.hidden || options.names.is_some(),
         })
     }
 
-    /// Whether files and folders with this last component are looked at.
+    /// Returns whether files and folders with this last component are examined.
     pub(super) fn sees(&self, last: &[u8]) -> bool {
         self.hidden || !last.starts_with(b".")
     }
 
-    /// Whether the file at this path below the source is wanted.
+    /// Returns whether the file at this path below the source is selected.
     pub(super) fn takes(&self, name: &str) -> bool {
         let last = name.rsplit('/').next().unwrap_or(name);
         let any = |globs: &[GlobMatcher]| {
@@ -77,42 +78,43 @@ fn glob(pattern: &str) -> Result<GlobMatcher> {
     Ok(glob.compile_matcher())
 }
 
-/// The components of a path below the target. Sources are not trusted: a key of an object store may be any text.
+/// Splits a path below the target into its components. Sources are untrusted: a key of an object
+/// store may be any text.
 pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
     let components: Vec<&str> = name.split('/').collect();
     let wrong = if name.contains('\0') {
-        "holds a zero byte"
+        "contains a zero byte"
     } else if name.starts_with('/') {
         "is absolute"
     } else if components.contains(&"..") {
-        "holds `..`"
+        "contains `..`"
     } else if components
         .iter()
         .any(|component| component.is_empty() || *component == ".")
     {
-        "holds an empty component or `.`"
+        "contains an empty component or `.`"
     } else {
         return Ok(components);
     };
     Err(Error::new(
         ErrorKind::InvalidRequest,
         // `{:?}` escapes control characters.
-        format!("the name {name:?} {wrong}: it would be written outside of the folder, or nowhere"),
+        format!("the name {name:?} {wrong}: it leads outside of the folder, or nowhere"),
     )
     .with_hint("leave it out with an exclude pattern, or rename it at the source"))
 }
 
-/// What the file is called while it is being copied.
+/// Returns the name of a file while it is being copied.
 pub(super) fn partial(file_name: &str) -> String {
     format!(".{file_name}{PARTIAL}")
 }
 
-/// What its journal is called.
+/// Returns the name of its journal.
 pub(super) fn journal(file_name: &str) -> String {
     format!(".{file_name}{PARTIAL}.json")
 }
 
-/// What its next journal is called until it is whole.
+/// Returns the name of its next journal until that is complete.
 pub(super) fn next_journal(file_name: &str) -> String {
     format!("{}.new", journal(file_name))
 }
@@ -122,7 +124,7 @@ pub(super) fn record(file_name: &str) -> String {
     format!(".{file_name}{RECORD}")
 }
 
-/// Returns the name of its next record until that is whole.
+/// Returns the name of its next record until that is complete.
 pub(super) fn next_record(file_name: &str) -> String {
     format!("{}.new", record(file_name))
 }

@@ -1,5 +1,5 @@
-//! Records which source, in which state, a finished file is a copy of: the next copy skips the file
-//! only if the record says so and the file is still as it was written.
+//! Records the source, and its state, from which a finished file was copied: the next copy skips
+//! the file only if the record matches and the file has not been changed since.
 //!
 //! A record is an extended attribute of the file, so it is moved and removed with it, and a folder
 //! holds nothing but the copied files. Where a file system has no such attributes (ramfs, tmpfs
@@ -20,29 +20,30 @@ use super::journal::Origin;
 use super::names;
 use super::target::{READ_WRITE, is_regular, modified_of};
 
-/// Raised when the meaning of a record changes: files with older ones are copied again.
+/// Format version. Raised when the meaning of a record changes: files with older ones are copied
+/// again.
 const FORMAT: u32 = 1;
 
 /// Name of the extended attribute.
 const ATTRIBUTE: &str = "user.tload.copied";
 
-/// Longest record that is read, bytes. Larger ones than a file system takes as an attribute (4 KiB
-/// on ext4) are files.
+/// Maximum length of a record, bytes. Records larger than a file system accepts as an attribute (4
+/// KiB on ext4) are files.
 const BYTES_MAX: usize = 64 << 10;
 
-/// Source that a finished file is a copy of, and its state.
+/// Source of a finished file, and its state.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     format: u32,
     origin: Origin,
-    /// State of the file when it was finished: anyone may have changed or replaced it since.
+    /// State of the file when it was finished; it may have been changed or replaced since.
     inode: u64,
     bytes: u64,
     modified: (i64, i64),
 }
 
 impl Record {
-    /// Record of a file that was just finished and is as `stat` says.
+    /// Creates the record of a file that was just finished and has the state `stat`.
     pub(super) fn new(origin: &Origin, stat: &Stat) -> Self {
         Self {
             format: FORMAT,
@@ -53,14 +54,14 @@ impl Record {
         }
     }
 
-    /// Returns whether the file that is as `stat` says is a copy of `origin`.
+    /// Returns whether the file with the state `stat` is a copy of `origin`.
     pub(super) fn holds(&self, origin: &Origin, stat: &Stat) -> bool {
         let unchanged = Self::new(&self.origin, stat) == *self;
         unchanged && self.origin.is_same_state(origin)
     }
 
-    /// Reads the record of the open file called `name` in `folder`. `None` if it has none, or none
-    /// that counts: the file is then copied again.
+    /// Reads the record of the open file called `name` in `folder`. `None` if it has no valid
+    /// record: the file is then copied again.
     pub(super) fn read(file: &OwnedFd, stat: &Stat, folder: &OwnedFd, name: &str) -> Option<Self> {
         let mut text = vec![0; BYTES_MAX];
         let text = match fgetxattr(file, ATTRIBUTE, &mut text[..]) {
@@ -73,12 +74,12 @@ impl Record {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Adds the record to a file that has no name yet. Returns whether the file system took it.
+    /// Adds the record to a file that has no name yet. Returns whether the file system accepted it.
     pub(super) fn attach(&self, file: &File) -> bool {
-        // A record only saves work. Whatever the refusal is, a file beside it does as well.
+        // A record only saves work. Whatever the error is, a file beside it serves as well.
         let is_attached = fsetxattr(file, ATTRIBUTE, &self.text(), XattrFlags::empty()).is_ok();
         if !is_attached {
-            // One of a copy that a crash stopped right before the file got its name.
+            // An old record, if a crash stopped a copy right before the file got its name.
             let _ = fremovexattr(file, ATTRIBUTE);
         }
         is_attached
@@ -105,7 +106,7 @@ impl Record {
     }
 }
 
-/// Reads the hidden file, if it belongs to `owner`: another user's must not vouch for the file.
+/// Reads the hidden file if it belongs to `owner`: another user's file is not trusted.
 fn read_beside(folder: &OwnedFd, name: &str, owner: u32) -> Option<Vec<u8>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = openat(folder, names::record(name), flags, Mode::empty()).ok()?;

@@ -1,7 +1,8 @@
-//! Ends a copy: whatever it waits for, a request, a list or another worker, it waits for that or for the stop.
+//! Cancels a copy: every wait for a request, a list or another worker is also a wait for the
+//! cancellation.
 //!
-//! Owns the flag and both ways of waiting for it, in threads and in futures. Raised by `work` for the first failure, by `fetch` for a
-//! disk that takes no more, and by the caller.
+//! Owns the flag and both ways of waiting for it, in threads and in futures. Set by `work` on the
+//! first failure, by `fetch` on a full disk, and by the caller.
 
 #[cfg(feature = "object")]
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use crate::error::{Error, ErrorKind};
 #[cfg(feature = "object")]
 use crate::source::Remote;
 
-/// Raised once, by the first failure or by the caller.
+/// Cancellation flag, set once by the first failure or by the caller.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
     raised: AtomicBool,
@@ -40,12 +41,12 @@ impl Stop {
         self.raised.load(Ordering::SeqCst)
     }
 
-    /// What workers wait for, of which the stop is one.
+    /// Returns the events that workers wait for, including the cancellation.
     pub(super) fn changes(&self) -> &Changes {
         &self.changes
     }
 
-    /// Returns when it is raised.
+    /// Returns when the flag is set.
     #[cfg(feature = "object")]
     async fn wait(&self) {
         // The sender lives as long as `self`.
@@ -53,8 +54,8 @@ impl Stop {
     }
 }
 
-/// Counts what happens. Who reads the count, looks, and finds nothing to do waits for more than that count: nothing that happens
-/// after the look is missed.
+/// Event counter. A worker reads the count, looks for work, and, if it finds none, waits until the
+/// count passes the value read: no event after the look is missed.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     count: Mutex<u64>,
@@ -71,7 +72,7 @@ impl Changes {
         self.told.notify_all();
     }
 
-    /// Returns once more than `seen` has happened.
+    /// Waits until the count exceeds `seen`.
     pub(super) fn wait_past(&self, seen: u64) {
         let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
         drop(
@@ -82,7 +83,8 @@ impl Changes {
     }
 }
 
-/// What `task` brings, or that the copy was stopped before. All requests of a copy go through here.
+/// Returns the outcome of `task`, or an error if the copy is cancelled first. All requests of a
+/// copy go through here.
 #[cfg(feature = "object")]
 pub(super) async fn unless_stopped<T>(
     shared: &Shared,
@@ -95,8 +97,10 @@ pub(super) async fn unless_stopped<T>(
     }
 }
 
-/// The same for an `ask` that blocks: it has a thread of its own, which a stop leaves behind to end when its request does. Not one
-/// of the runtime's, of which there are only so many: name lookups need them, and without these no `ask` would end.
+/// Like [`unless_stopped`], for an `ask` that blocks. It runs on a thread of its own; a
+/// cancellation leaves this thread behind, and it ends with its request. It does not use the
+/// runtime's threads, whose number is limited: name lookups need them, and no `ask` could end
+/// without these.
 #[cfg(feature = "object")]
 pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote: &Remote,
@@ -107,12 +111,12 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     std::thread::Builder::new()
         .name("tload-ask".to_owned())
         .spawn(move || {
-            // Nobody waits any more after a stop.
+            // After a cancellation the receiver is gone.
             let _ = sender.send(ask());
         })
         .map_err(cannot_start)?;
     let shared = Arc::clone(shared);
-    // What is asked has limits of its own.
+    // The request has limits of its own.
     remote.run(None, async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {
@@ -124,7 +128,7 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     })
 }
 
-/// The error for a thread that does not start.
+/// Returns the error for a thread that cannot be started.
 pub(super) fn cannot_start(error: std::io::Error) -> Error {
     Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
         .with_hint("raise the limit of processes (ulimit -u), or lower depth")

@@ -1,7 +1,8 @@
-//! The folder that is copied to: finds what is there, and writes what is not, without ever leaving it.
+//! Target folder of a copy: finds existing files, and writes missing ones, without ever leaving the
+//! folder.
 //!
-//! Every component below the folder is opened on its own, from the one above, and never through a symbolic link: whoever may
-//! write there cannot lead a copy elsewhere, not even while it runs.
+//! Every component below the folder is opened on its own, from the one above, and never through a
+//! symbolic link: another user who may write there cannot redirect a copy, not even while it runs.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -28,39 +29,39 @@ const FOLDER: Mode = Mode::from_raw_mode(0o777);
 /// Unit of `st_blocks`, bytes, whatever the file system (stat(2)).
 const STAT_UNIT: u64 = 512;
 
-/// Longest journal that is read, bytes: thousands of ranges of a file of terabytes.
+/// Maximum length of a journal, bytes: thousands of ranges of a file of terabytes.
 const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
-/// The folder that is copied to.
+/// Target folder.
 #[derive(Debug)]
 pub(super) struct Root {
     path: PathBuf,
     folder: OwnedFd,
 }
 
-/// A file in progress, which nobody else writes meanwhile.
+/// File in progress, locked against other writers.
 #[derive(Debug)]
 pub(super) struct Partial {
     folder: OwnedFd,
-    /// The last component.
+    /// Last component of the path.
     name: String,
-    /// For errors.
+    /// Final path, for errors.
     path: PathBuf,
     file: Arc<File>,
-    /// One journal is written at a time.
+    /// Serializes writes of the journal.
     recording: Mutex<()>,
 }
 
 impl Root {
-    /// Opens the folder, and makes it if it is not there.
+    /// Opens the folder, and creates it if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| {
-            Error::from_io("cannot make or open the folder", error).with_location(path.display())
+            Error::from_io("cannot create or open the folder", error).with_location(path.display())
         };
         if path.exists() && !path.is_dir() {
             return Err(Error::new(ErrorKind::InvalidRequest, "is not a folder")
                 .with_location(path.display())
-                .with_hint("name the folder to copy into"));
+                .with_hint("give the folder to copy into"));
         }
         std::fs::create_dir_all(path).map_err(failed)?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -71,8 +72,8 @@ impl Root {
         })
     }
 
-    /// Returns how many bytes may still be written. `None` on file systems that do not say (ramfs,
-    /// some FUSE): they have no size either.
+    /// Returns the number of bytes that may still be written. `None` on file systems that do not
+    /// report it (ramfs, some FUSE): they have no size either.
     pub(super) fn free_bytes(&self) -> Result<Option<u64>> {
         let found = fstatvfs(&self.folder).map_err(|errno| {
             Error::from_io("cannot ask for free space", errno.into())
@@ -82,8 +83,8 @@ impl Root {
         Ok((found.f_blocks > 0).then_some(free))
     }
 
-    /// Returns whether a file is there that a copy finished and recorded as one of `origin`, and
-    /// that is still as it was then. A file that cannot be read is not one, nor is a symbolic link.
+    /// Returns whether a file exists that a copy finished and recorded as one of `origin`, and that
+    /// has not changed since. An unreadable file does not count, nor does a symbolic link.
     pub(super) fn holds(&self, name: &str, origin: &Origin) -> Result<bool> {
         let Some((folder, last)) = self.folder_of(name, false)? else {
             return Ok(false);
@@ -92,11 +93,11 @@ impl Root {
         let Ok(file) = openat(&folder, last, flags, Mode::empty()) else {
             return Ok(false);
         };
-        let failed = |errno| self.failed("cannot look at", name, errno);
+        let failed = |errno| self.failed("cannot stat", name, errno);
         let stat = fstat(&file).map_err(failed)?;
         let owner = fstat(&folder).map_err(failed)?.st_uid;
-        // In a folder that all may write to (`/tmp`), others can put files under any name, and say
-        // anything of them. The folder's owner could replace the file afterwards as well.
+        // In a folder writable by all (`/tmp`), other users can create files with any name and any
+        // record. The folder's owner could replace the file afterwards as well.
         let trusted = [geteuid().as_raw(), 0, owner].contains(&stat.st_uid);
         if !is_regular(&stat) || !trusted {
             return Ok(false);
@@ -105,7 +106,7 @@ impl Root {
         Ok(record.is_some_and(|record| record.holds(origin, &stat)))
     }
 
-    /// Bytes on disk of an earlier copy that was not completed.
+    /// Returns the bytes on disk of an earlier copy that was not completed.
     pub(super) fn begun_bytes(&self, name: &str) -> Result<u64> {
         let found = self.stat_of_partial(name)?;
         let units = found.map_or(0, |stat| u64::try_from(stat.st_blocks).unwrap_or(0));
@@ -119,11 +120,12 @@ impl Root {
         match statat(&folder, names::partial(last), AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::NOENT) => Ok(None),
-            Err(errno) => Err(self.failed("cannot look at", name, errno)),
+            Err(errno) => Err(self.failed("cannot stat", name, errno)),
         }
     }
 
-    /// The folder that the file is in, and the file's own name. `None` if the folder is not there and not to be made.
+    /// Returns the folder of a file, and the file's own name. `None` if the folder does not exist
+    /// and `make` is false.
     fn folder_of<'a>(&self, name: &'a str, make: bool) -> Result<Option<(OwnedFd, &'a str)>> {
         let mut components = names::components(name)?;
         let last = components.pop().expect("split gives one at least");
@@ -138,7 +140,7 @@ impl Root {
                         .map_err(|error| cannot_write(&self.path.join(name), 0, error))?,
                     Err(Errno::EXIST) => {}
                     Err(errno) => {
-                        return Err(self.failed("cannot make the folder of", name, errno));
+                        return Err(self.failed("cannot create the folder of", name, errno));
                     }
                 }
             }
@@ -167,9 +169,7 @@ impl Root {
         };
         Error::new(
             ErrorKind::InvalidRequest,
-            format!(
-                "cannot write {name:?}: {what} stands where its folder {component:?} has to be"
-            ),
+            format!("cannot write {name:?}: {what} is in the place of its folder {component:?}"),
         )
         .with_location(self.path.display())
         .with_hint("remove it, or copy into an empty folder")
@@ -179,7 +179,8 @@ impl Root {
         Error::from_io(what, errno.into()).with_location(self.path.join(name).display())
     }
 
-    /// Opens or makes the file in progress for `name`, and says what of `origin` it holds already.
+    /// Opens or creates the file in progress for `name`, and returns the ranges of `origin` that it
+    /// holds already.
     pub(super) fn begin(
         &self,
         name: &str,
@@ -198,8 +199,8 @@ impl Root {
             Err(Errno::EXIST) => openat(&folder, &called, flags, READ_WRITE),
             made => made,
         };
-        let file =
-            file.map_err(|errno| self.failed("cannot make the file in progress for", name, errno))?;
+        let file = file
+            .map_err(|errno| self.failed("cannot create the file in progress for", name, errno))?;
         let path = self.path.join(name);
         own(&folder, &called, &file, &path)?;
         if !is_made {
@@ -223,7 +224,7 @@ impl Root {
     }
 }
 
-/// Requires that `file` is this process's alone: locked, and still what the name means.
+/// Requires that `file` is this process's alone: locked, and still the file with that name.
 fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()> {
     let busy = || {
         Error::new(
@@ -234,7 +235,8 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
         .with_hint("wait until it is done")
     };
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
-        // Lustre and others have no locks unless mounted with them: then nobody else must copy to the same place.
+        // Lustre and others have no locks unless mounted with them: there, the user must not run
+        // two copies to the same place at a time.
         Ok(()) | Err(Errno::NOSYS | Errno::OPNOTSUPP | Errno::NOLCK) => {}
         Err(Errno::WOULDBLOCK) => return Err(busy()),
         Err(errno) => {
@@ -248,13 +250,13 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
     let opened = stat(fstat(file))?;
     let named = stat(statat(folder, called, AtFlags::SYMLINK_NOFOLLOW))?;
     if (opened.st_dev, opened.st_ino) != (named.st_dev, named.st_ino) {
-        // Completed by its owner, and renamed, between our opening it and locking it.
+        // The other process completed and renamed it between this one's open and lock.
         return Err(busy());
     }
     if !is_regular(&opened) || opened.st_nlink > 1 {
         return Err(Error::new(
             ErrorKind::InvalidRequest,
-            format!("{called:?}, its file in progress, is a file under other names too, or none"),
+            format!("{called:?}, its file in progress, has hard links, or is not a regular file"),
         )
         .with_location(path.display())
         .with_hint("remove it"));
@@ -262,8 +264,8 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
     Ok(())
 }
 
-/// Requires that a file in progress that was there already belongs to this user: another owner may
-/// have it open, and write to it when it has its name.
+/// Requires that an existing file in progress belongs to this user: another owner may have it open,
+/// and write to it after it has its name.
 fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Result<()> {
     let stat = fstat(file).map_err(|errno| cannot_write(path, 0, errno.into()))?;
     let user = geteuid().as_raw();
@@ -282,8 +284,8 @@ fn require_own(folder: &OwnedFd, name: &str, file: &OwnedFd, path: &Path) -> Res
     .with_hint("remove it, or copy into a folder of your own"))
 }
 
-/// Returns the owner that files of this process get in `folder`: not the process's user on NFS with
-/// `root_squash`, or on file systems that are mounted with one owner for all files.
+/// Returns the owner that new files of this process get in `folder`: not the process's user on NFS
+/// with `root_squash`, or on file systems that are mounted with one owner for all files.
 fn owner_of_new(folder: &OwnedFd, name: &str) -> Option<u32> {
     let name = names::next_journal(name);
     let _ = unlinkat(folder, &name, AtFlags::empty());
@@ -294,12 +296,12 @@ fn owner_of_new(folder: &OwnedFd, name: &str) -> Option<u32> {
 }
 
 impl Partial {
-    /// To write to.
+    /// Returns the file to write to.
     pub(super) fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// What it will be called.
+    /// Returns its final path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -311,8 +313,9 @@ impl Partial {
             .map_err(|error| cannot_write(&self.path, 0, error))
     }
 
-    /// `None` if there is none, or none that can be read: then the copy begins anew. So it does with
-    /// the journal of another user, which could vouch for bytes that are not there.
+    /// Reads the journal. `None` if there is none that can be read: then the copy starts over. It
+    /// also starts over with the journal of another user, which could claim bytes that are not on
+    /// disk.
     fn journal(&self) -> Option<Journal> {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let name = names::journal(&self.name);
@@ -329,7 +332,8 @@ impl Partial {
         serde_json::from_slice(&text).ok()
     }
 
-    /// Empties it. The journal goes first, for good: it must never vouch for bytes of another source.
+    /// Truncates the file to zero. The journal is removed first, durably: it must never claim bytes
+    /// of another source.
     fn clear(&self) -> Result<()> {
         if self.unlink(&names::journal(&self.name))? {
             self.sync_folder()?;
@@ -339,7 +343,7 @@ impl Partial {
             .map_err(|error| cannot_write(&self.path, 0, error))
     }
 
-    /// Writes down that `done` is on disk, once it is.
+    /// Records in the journal that `done` is on disk, after syncing it.
     pub(super) fn record(&self, origin: &Origin, done: &Ranges) -> Result<()> {
         let failed = |error| cannot_write(&self.path, origin.len - done.bytes(), error);
         let _one = self
@@ -349,7 +353,7 @@ impl Partial {
         self.file.sync_data().map_err(failed)?;
         let name = names::journal(&self.name);
         let fresh = names::next_journal(&self.name);
-        // A file of our own: what has the name may be a file that is elsewhere too, or a pipe.
+        // Creates a new file: an existing one may be a hard link to another file, or a pipe.
         self.unlink(&fresh)?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let text = serde_json::to_vec(&Journal::new(origin.clone(), done))
@@ -363,8 +367,8 @@ impl Partial {
         renameat(&self.folder, &fresh, &self.folder, &name).map_err(|errno| failed(errno.into()))
     }
 
-    /// Gives the complete file its name, in place of what had it before, and the source's time of
-    /// change if that is known. Records what it is a copy of.
+    /// Gives the complete file its name, replacing an older file, and the source's modification
+    /// time if that is known. Records the source.
     pub(super) fn finish(&self, origin: &Origin) -> Result<()> {
         let failed = |error| cannot_write(&self.path, 0, error);
         let len = self.len()?;
@@ -387,7 +391,7 @@ impl Partial {
             futimens(&self.file, &times).map_err(|errno| failed(errno.into()))?;
         }
         self.file.sync_all().map_err(failed)?;
-        // Only now: network file systems may set the time when they write.
+        // Only now: network file systems may set the time on write.
         let stat = fstat(&self.file).map_err(|errno| failed(errno.into()))?;
         let record = Record::new(origin, &stat);
         let is_attached = record.attach(&self.file);
@@ -405,7 +409,7 @@ impl Partial {
         self.sync_folder()
     }
 
-    /// Removes it: nothing has arrived.
+    /// Removes a file of which nothing has arrived.
     pub(super) fn discard(&self) -> Result<()> {
         self.unlink_journals()?;
         self.unlink(&names::partial(&self.name)).map(drop)
@@ -417,7 +421,7 @@ impl Partial {
         self.unlink(&names::journal(&self.name)).map(drop)
     }
 
-    /// Whether it was there.
+    /// Removes a file. Returns whether it existed.
     fn unlink(&self, name: &str) -> Result<bool> {
         match unlinkat(&self.folder, name, AtFlags::empty()) {
             Ok(()) => Ok(true),
@@ -431,7 +435,7 @@ impl Partial {
     }
 }
 
-/// Has the names in a folder written to disk, on file systems that can be asked to.
+/// Syncs the names in a folder to disk, on file systems that support it.
 fn sync_folder(folder: &OwnedFd) -> io::Result<()> {
     match File::from(folder.try_clone()?).sync_all() {
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
@@ -439,7 +443,7 @@ fn sync_folder(folder: &OwnedFd) -> io::Result<()> {
     }
 }
 
-/// The error for a failed write; `missing` bytes of the file have not arrived yet.
+/// Returns the error for a failed write; `missing` bytes of the file have not arrived yet.
 pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error {
     let full = [
         io::ErrorKind::StorageFull,
@@ -452,13 +456,13 @@ pub(super) fn cannot_write(path: &Path, missing: u64, error: io::Error) -> Error
     Error::new(
         ErrorKind::OutOfMemory,
         format!(
-            "the disk is full, or the file too large for it: {} ({missing} bytes) more are needed",
+            "the disk is full, or the file is too large for it: {} ({missing} bytes) more are needed",
             format_bytes(missing)
         ),
     )
     .with_source(error)
     .with_location(path.display())
-    .with_hint("free some space and copy again: it goes on from where it stopped")
+    .with_hint("free some space and copy again: the copy resumes where it stopped")
 }
 
 pub(super) fn is_regular(stat: &Stat) -> bool {
@@ -476,7 +480,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_is_told_from_a_broken_one() {
+    fn full_disk_is_out_of_memory_error() {
         let error =
             |errno| cannot_write(Path::new("a"), 3 << 20, io::Error::from_raw_os_error(errno));
         let full = error(libc::ENOSPC);

@@ -1,7 +1,8 @@
-//! Keeps many ranges of many files going at a time.
+//! Copies many ranges of many files concurrently.
 //!
-//! A worker is a thread that opens a file, or brings one range of an open one. Ranges of open files go first, so that few files are
-//! open. Whoever brings a file's last range gives it its name. The first failure ends all; what has arrived is then written down.
+//! A worker is a thread that opens a file, or copies one range of an open one. Ranges of open files
+//! go first, so that few files are open. The worker that copies a file's last range gives it its
+//! name. The first failure ends the copy; the progress of incomplete files is then recorded.
 //!
 //! ```text
 //! entries ─ open ─▶ active: waiting ranges ─ bring ─▶ done ─ every RECORD_BYTES ─▶ journal
@@ -22,10 +23,10 @@ use super::target::{Partial, Root, cannot_write};
 use super::{CopyOptions, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 
-/// What a crash of the machine may cost of one file, bytes. Each record waits for the disk.
+/// Bytes of one file that a crash of the machine may lose at most. Each record waits for the disk.
 const RECORD_BYTES: u64 = 256 << 20;
 
-/// A file that is being copied.
+/// File that is being copied.
 #[derive(Debug)]
 struct Active {
     opened: Opened,
@@ -33,7 +34,7 @@ struct Active {
     partial: Partial,
 }
 
-/// How far it is.
+/// Progress of a file.
 #[derive(Debug)]
 struct State {
     active: Arc<Active>,
@@ -48,7 +49,7 @@ struct State {
 struct Queue {
     entries: VecDeque<Entry>,
     states: Vec<State>,
-    /// Files that workers are opening: they may bring ranges.
+    /// Number of files that workers are opening, which may yield ranges.
     opening: usize,
     failed: Option<Error>,
 }
@@ -66,7 +67,7 @@ enum Job {
     Bring(Arc<Active>, Range<u64>),
 }
 
-/// Copies all entries, or says why not all of them.
+/// Copies all entries, or returns the first failure.
 pub(super) fn run(
     entries: Vec<Entry>,
     root: &Root,
@@ -124,7 +125,7 @@ impl Work<'_> {
         }
     }
 
-    /// `None` when nothing is left that this worker could do.
+    /// Returns the next job; `None` if nothing is left for this worker.
     fn next(&self) -> Option<Job> {
         let changes = self.shared.stop.changes();
         loop {
@@ -166,7 +167,7 @@ impl Work<'_> {
         let origin = opened.origin()?;
         let force = self.options.force;
         let total = &self.shared.bytes_total;
-        // A list may have said too little to tell.
+        // The listing may not have had enough details to decide.
         let is_there = !force && self.root.holds(&entry.name, &origin)?;
         match entry.listed.map(|listed| listed.len) {
             None if !is_there => Shared::add(total, origin.len),
@@ -181,7 +182,7 @@ impl Work<'_> {
         let (resumed, first) = (done.bytes(), opened.first());
         Shared::add(&self.shared.bytes_resumed, resumed);
         if !first.is_empty() {
-            // Where an earlier copy wrote them already, these are the same.
+            // These bytes equal those that an earlier copy may have written already.
             partial
                 .file()
                 .write_all_at(first, 0)
@@ -221,7 +222,7 @@ impl Work<'_> {
         self.settle(active)
     }
 
-    /// After a worker's last step on a file: writes down, or completes it.
+    /// Called after a worker's last step on a file: records its progress, or completes it.
     fn settle(&self, active: &Arc<Active>) -> Result<()> {
         let mut queue = self.lock();
         let state = queue.of(active);
@@ -235,7 +236,7 @@ impl Work<'_> {
         }
         let state = queue.of(active);
         state.running -= 1;
-        // Others may still be recording: the last one completes it.
+        // Other workers may still be recording: the last one completes it.
         if state.running > 0 || !state.done.is_whole(active.origin.len) {
             return Ok(());
         }
@@ -249,7 +250,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Writes down how far files are that were not completed.
+    /// Records the progress of incomplete files.
     fn keep(&self) -> Result<()> {
         let queue = self.lock();
         let mut outcome = Ok(());
@@ -270,8 +271,8 @@ impl Work<'_> {
     }
 }
 
-/// A file that a worker is opening, for which others wait, as it may have something for them to do. They wait no longer than it is
-/// being opened, nor go on without the worker if that panics.
+/// Guard for a file that a worker is opening. Other workers wait for it, as it may yield ranges. On
+/// drop it wakes them, and cancels the copy if the worker panics.
 struct Opening<'a>(&'a Work<'a>);
 
 impl Drop for Opening<'_> {
@@ -284,8 +285,8 @@ impl Drop for Opening<'_> {
     }
 }
 
-/// Which of two failures tells why the copy ended. The first one, as those after it are mostly its consequences; and a request that
-/// was stopped always is one.
+/// Selects the failure that explains why the copy ended: the first one, as later failures are
+/// mostly its consequences. A cancelled request is always a consequence.
 fn cause(first: Option<Error>, next: Error) -> Error {
     match first {
         Some(first) if first.kind() != ErrorKind::Cancelled => first,
@@ -311,7 +312,7 @@ mod tests {
     use crate::source::StoreOptions;
 
     #[test]
-    fn that_it_was_stopped_explains_nothing() {
+    fn cancellation_is_not_reported_as_cause() {
         let error = |kind| Error::new(kind, format!("{kind:?}"));
         let (stopped, full, changed) = (
             ErrorKind::Cancelled,
@@ -331,7 +332,7 @@ mod tests {
         }
     }
 
-    /// Workers that wait for a file that is being opened wait no longer than until `end`.
+    /// Workers that wait for a file that is being opened stop waiting at `end`.
     #[track_caller]
     fn workers_are_woken_by(end: impl FnOnce(&Work<'_>) + Send) {
         let folder = tempfile::tempdir().expect("a folder");

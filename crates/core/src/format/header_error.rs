@@ -494,7 +494,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_error_carries_everything_and_its_chain_says_it_once() {
+    fn header_error_keeps_details_without_duplicates_in_chain() {
         let cause = HeaderError::Truncated {
             tensor: "a\nb".into(),
             found: 100,
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_stay_short_whatever_the_file_holds() {
+    fn header_error_messages_are_bounded() {
         let long = "é".repeat(1 << 20);
         let error = HeaderError::Overlap {
             tensor: long.clone(),

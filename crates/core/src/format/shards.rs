@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_an_index_in_order_and_its_shards_as_people_count() {
+    fn parse_index_keeps_order_and_sorts_shards_naturally() {
         let index = parse_index(
             br#"{"metadata": {"total_size": 12, "x": [1.5, {"y": null}]}, "extra": [],
                 "weight_map": {"b": "m-10.safetensors", "a": "m-2.safetensors",
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn total_size_is_only_for_show() {
+    fn malformed_total_size_is_ignored() {
         for metadata in [
             "null",
             "{}",
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn natural_order_is_how_people_count() {
+    fn natural_cmp_compares_digit_runs_by_value() {
         let sorted = [
             "",
             "0",
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn shard_names_tell_their_number() {
+    fn numbered_parses_shard_names() {
         assert_eq!(
             numbered("model-00002-of-00004.safetensors"),
             Some(("model-", 2, 4))
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_gap_of_the_first_incomplete_set_is_found() {
+    fn missing_shard_finds_first_gap() {
         let gap = |names: &[&'static str]| {
             let names: Vec<_> = names.iter().map(|it| format!("{it}{SUFFIX}")).collect();
             let found = missing_shard(names.iter().map(String::as_str));
@@ -514,7 +514,7 @@ mod tests {
 
     /// Pairwise comparison would take 10^11 steps: hours, where one pass takes a second.
     #[test]
-    fn half_a_million_names_are_checked_in_one_pass() {
+    fn missing_shard_is_linear() {
         const NAMES: u64 = 500_000;
         let one_set: Vec<_> = (1..NAMES)
             .map(|number| format!("m-{number}-of-{NAMES}{SUFFIX}"))

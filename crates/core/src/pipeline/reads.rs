@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_are_named_and_all_are_counted() {
+    fn waiting_names_oldest_reads_and_counts_all() {
         let mut reads = Reads::new(1);
         for (extent, since) in [(4, 9), (3, 2), (1, 4), (0, 3), (2, 1)] {
             reads.began(extent, 0, seconds(since));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_stalled_when_it_takes_much_longer_than_is_usual_there() {
+    fn read_much_slower_than_its_group_is_stalled() {
         let mut reads = Reads::new(2);
         for extent in 0..100 {
             reads.began(extent, 0, seconds(0));

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_name_is_one_with_another_end_beginning_or_case() {
+    fn nearest_matches_prefix_suffix_or_case() {
         for (wanted, near) in [
             ("b.weight", Some("model.b.weight")),
             ("model.lm_head", Some("lm_head")),

@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_one_range() {
+    fn whole_rows_cut_to_one_range() {
         let cut = Slice(vec![steps(2, 3, 1)])
             .cut(&[8, 10], 16)
             .expect("inside");
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_an_error() {
+    fn out_of_range_slice_is_invalid() {
         let message = |dims: Vec<Steps>, shape: &[usize], bits| {
             let error = Slice(dims).cut(shape, bits).expect_err("not there");
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn runs_may_begin_and_end_anywhere() {
+    fn runs_cover_any_subrange() {
         // Bytes 0, 1, 8 and 9 of rows of 20 bytes: two levels, as the next row does not continue
         // the pattern.
         let cut = Slice(vec![steps(0, 3, 1), steps(0, 2, 4)]).cut(&[3, 10], 16);
@@ -477,7 +477,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_row_may_be_near_the_next_row() {
+    fn spans_join_across_rows() {
         // Rows of 100, of which the first and the last but one are wanted: 0, 98, 100, 198, …
         let cut = Slice(vec![steps(0, 3, 1), steps(0, 2, 98)]).cut(&[3, 100], 8);
         let strides = cut.expect("inside").strides.expect("has gaps");
@@ -514,7 +514,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn exactly_the_bytes_of_the_elements(
+        fn strides_match_elementwise_positions(
             (shape, dims, bytes) in cases(),
             gap in 0u64..20,
             part in any::<[prop::sample::Index; 2]>(),

@@ -24,7 +24,7 @@ fn wanted(source: usize, range: Range<u64>) -> Wanted {
 }
 
 #[test]
-fn the_worked_example_of_build() {
+fn build_worked_example() {
     let plan = build(&[wanted(0, 5000..30000)], &[DIRECT], IN_PLACE);
     let reads: Vec<_> = plan
         .extents
@@ -56,7 +56,7 @@ fn the_worked_example_of_build() {
 }
 
 #[test]
-fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
+fn tensor_slightly_over_extent_size_is_one_read() {
     let far = 10 * 4096;
     let windows = |range: Range<u64>| -> Vec<usize> {
         let plan = build(&[wanted(0, range)], &[DIRECT], IN_PLACE);
@@ -74,7 +74,7 @@ fn a_tensor_just_longer_than_an_extent_is_one_read_wherever_it_is() {
 }
 
 #[test]
-fn no_page_belongs_to_two_windows_however_large_pages_are() {
+fn windows_share_no_page_for_any_page_size() {
     for page in [4096, 65536] {
         let layout = Layout {
             extent_bytes: 128 << 10,
@@ -153,7 +153,7 @@ fn gaps_are_read_only_when_worth_it() {
 }
 
 #[test]
-fn a_tensor_at_an_odd_offset_lives_alone_and_is_realigned() {
+fn misaligned_tensor_gets_own_region_and_is_realigned() {
     let odd = Wanted {
         source: 0,
         range: 4099..4107,
@@ -306,7 +306,7 @@ proptest! {
 }
 
 #[test]
-fn the_worked_example_of_packed() {
+fn packed_worked_example() {
     let far = 1 << 20;
     let tensors = [8..12, 12..1012, 1012..1268]
         .map(|range: Range<u64>| wanted(0, far + range.start..far + range.end));
@@ -349,7 +349,7 @@ fn slice_of(start: u64, rows: usize, columns: usize, dims: [Steps; 2]) -> Wanted
 }
 
 #[test]
-fn a_slice_is_read_without_its_wide_gaps() {
+fn slice_skips_wide_gaps() {
     let columns = 1 << 16;
     let first = Steps::from(0..10);
     let tensor = slice_of(100, 4, columns, [Steps::from(0..4), first]);
@@ -400,7 +400,7 @@ fn windows_of_a_slice_do_not_overlap() {
 proptest! {
     /// Read, gathered and joined as sinks do it, a slice has the bytes of its elements.
     #[test]
-    fn a_slice_brings_its_elements(
+    fn gathered_slice_has_its_elements(
         (rows, columns) in (1usize..40, 1usize..9000),
         (row, rows_step, column) in (0usize..40, 1usize..4, 0usize..9000),
         // All columns from column 1 on are more than one read covers.

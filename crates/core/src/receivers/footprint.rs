@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn random_layouts_share_what_their_lists_of_bytes_share() {
+    fn random_layouts_shares_agrees_with_byte_sets() {
         let mut rng = Rng::new(20);
         let mut found = [0, 0];
         for _ in 0..20_000 {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn strides_without_a_pattern_are_given_up_on() {
+    fn irregular_strides_are_undecided() {
         let one = footprint(4096, 1, &[(9000, 10_007), (9000, 10_009), (9000, 10_037)]);
         let other = footprint(5000, 1, &[(9000, 20_011), (9000, 20_021), (9000, 20_023)]);
         assert_eq!(one.shares(&other), None, "too many sums to try");

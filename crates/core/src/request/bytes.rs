@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn parse_bytes_accepts_numbers_and_units() {
         for (text, bytes) in [
             ("0", 0),
             ("4096", 4096),
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_everything_else() {
+    fn parse_bytes_rejects_malformed_sizes() {
         for text in [
             "",
             "MiB",
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn shows_one_decimal() {
+    fn format_bytes_has_one_decimal() {
         for (bytes, text) in [
             (0, "0 B"),
             (1023, "1023 B"),

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read_back() {
+    fn option_names_round_trip() {
         for engine in [EngineChoice::Auto, EngineChoice::Uring, EngineChoice::Pread] {
             assert_eq!(
                 engine.to_string().parse::<EngineChoice>().expect("a name"),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_read_back_others_are_unsupported_and_nonsense_is_invalid() {
+    fn device_parse_classifies_names() {
         for device in [Device::Cpu, Device::Cuda(0), Device::Cuda(15)] {
             assert_eq!(
                 device.to_string().parse::<Device>().expect("a name"),
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_checked_and_named() {
+    fn options_validate_names_invalid_limit() {
         let options = Options {
             depth: Some(0),
             ..Options::default()

@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_read_back_and_anything_else_is_a_manifest() {
+    fn verify_round_trips_and_defaults_to_manifest() {
         for text in [
             "off",
             "auto",

@@ -163,7 +163,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
 
     #[test]
-    fn a_header_alone_is_nothing_and_the_rest_is_asked_for() {
+    fn residency_is_classified_by_resident_bytes() {
         assert!(matches!(Cached::counted(MIB, 64 * MIB), Cached::Nothing));
         assert!(matches!(
             Cached::counted(64 * MIB, 64 * MIB),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_are_as_few_as_what_is_wanted_and_never_more_than_a_bound() {
+    fn looks_cover_small_ranges_and_are_bounded_for_large_ones() {
         const TIB: u64 = 1 << 40;
         assert_eq!(looks(&[]), []);
         // 16 bytes at the end of a file that claims a tebibyte.

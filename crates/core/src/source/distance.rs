@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_have_distances() {
+    fn distance_is_levenshtein() {
         for (from, to, wanted) in [
             ("", "", 0),
             ("", "abc", 3),

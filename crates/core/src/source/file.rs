@@ -436,7 +436,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_limit_and_what_is_wanted_are_named() {
+    fn descriptor_hint_names_limit_and_need() {
         assert_eq!(
             more_descriptors(100, Some(64), Some(4096)),
             "the limit of open files is 64; a checkpoint of 100 files needs 264: ulimit -n 264"

@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repositories_revisions_and_paths() {
+    fn split_parses_repository_revision_and_path() {
         for (rest, repository, revision, path) in [
             ("org/name", "org/name", "main", ""),
             ("org/name/", "org/name", "main", ""),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leads_elsewhere_or_nowhere_is_refused() {
+    fn split_rejects_invalid_repositories_and_revisions() {
         let long = format!("org/{}", "x".repeat(NAME_BYTES_MAX + 1));
         for rest in [
             "",

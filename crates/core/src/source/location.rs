@@ -455,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_and_file_urls() {
+    fn location_parses_paths_and_file_urls() {
         for (text, path) in [
             ("model", "model"),
             ("/m/a b", "/m/a b"),
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_of_object_stores() {
+    fn location_parses_object_store_urls() {
         for (text, protocol, authority, path) in [
             ("s3://bucket/a/b c", Protocol::S3, "bucket", "a/b c"),
             ("S3A://bucket", Protocol::S3, "bucket", ""),
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_has_no_secret() {
+    fn displayed_location_hides_secrets() {
         let text = "https://user:secret@host/a?X-Amz-Signature=secret#secret";
         let location = Location::parse(text).expect("a URL");
         assert_eq!(location.to_string(), "https://host/a?…");
@@ -512,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn names_below_and_folders_above() {
+    fn join_and_parent_follow_the_protocol() {
         let odd = Location::parse("http://h/m").expect("a URL").join("a b%?é");
         assert_eq!(odd.to_string(), "http://h/m/a%20b%25%3F%C3%A9");
         let nested = Location::parse("http://h/m").expect("a URL").join("a/b");
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_ones_say_why_and_show_no_secret() {
+    fn rejected_locations_report_kind_and_hide_secrets() {
         for (text, kind) in [
             ("", ErrorKind::InvalidRequest),
             ("file://host/x", ErrorKind::InvalidRequest),

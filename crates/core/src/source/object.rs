@@ -541,7 +541,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_says_nothing_is_no_validator() {
+    fn blank_tag_null_version_and_epoch_are_no_validator() {
         let identity = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
             ObjectIdentity::of(&ObjectMeta {
                 location: Path::default(),

@@ -518,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_opened_again_if_it_is_still_the_same() {
+    fn reopen_accepts_same_file_and_rejects_replaced_one() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m");
         std::fs::write(&path, "old").expect("ours");
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_to_has_changed_however_it_was_opened() {
+    fn written_file_is_changed_after_reopen() {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("m");
         std::fs::write(&path, "old").expect("ours");

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn only_openings_have_the_timeout_of_openings() {
+    fn open_timeout_applies_to_openings_only() {
         let remote = hurried();
         let deadline = remote.open_deadline().expect("has one");
         while Instant::now() <= deadline {

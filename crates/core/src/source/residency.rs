@@ -348,7 +348,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mincore_counts_pages_as_cachestat_does_wherever_a_range_begins() {
+    fn mincore_and_cachestat_agree_on_unaligned_ranges() {
         let page = page_size() as u64;
         let len = (PAGES_AT_A_TIME as u64 + 3) * page;
         let mut file = tempfile::tempfile().expect("a temporary file");
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_is_gone_is_not_resident_whatever_mincore_says() {
+    fn evicted_page_is_not_resident() {
         let mut file = tempfile::tempfile().expect("a temporary file");
         file.write_all(&vec![1; 1 << 20]).expect("room");
         if mincore(&file, 0, 1 << 20).is_ok_and(|found| found.pages > 0) {

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn snapshots_have_the_blobs_of_their_repository() {
+    fn blobs_of_snapshot_is_blobs_of_its_repository() {
         let blobs = |text| blobs_of(Path::new(text));
         let wanted = Some(PathBuf::from("/hub/models--o--n/blobs"));
         assert_eq!(blobs("/hub/models--o--n/snapshots/c0"), wanted);
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_holds_what_is_below_it_and_not_what_begins_alike() {
+    fn root_holds_descendants_and_not_name_prefixes() {
         let root = Root {
             shown: "m".to_owned(),
             path: PathBuf::from("/m/a"),
@@ -183,7 +183,7 @@ mod tests {
 
     /// Covers systems without `/proc`.
     #[test]
-    fn resolved_paths_open_too() {
+    fn resolved_path_opens_without_proc() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join("a"), "x").expect("takes files");
         let link = folder.path().join("link");

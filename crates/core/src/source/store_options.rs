@@ -537,7 +537,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_are_checked_as_they_come_in() {
+    fn set_rejects_invalid_values() {
         for (key, good, bad) in [
             ("anonymous", "Yes", "maybe"),
             ("connect_timeout", "2.5", "0"),

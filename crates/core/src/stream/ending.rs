@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_lane_that_fails_says_why_whichever_ends_first() {
+    fn first_failing_lane_determines_error_in_any_end_order() {
         for first_ends_first in [true, false] {
             let shared = shared(3, &Arc::default());
             shared.lane_failing(&error("first"));
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_the_last_check_is_an_error_of_the_load() {
+    fn panic_in_final_check_becomes_load_error() {
         for (ending, wanted) in [
             (Ok(()), "a lane panicked: compared too late"),
             // A read that failed before says more.
@@ -306,7 +306,7 @@ mod tests {
     /// The caller has its memory back once the stream is dropped, no matter which thread ended the
     /// load and how long queued writes take.
     #[test]
-    fn dropping_waits_for_who_closes_the_gate() {
+    fn drop_waits_until_gate_is_closed() {
         let gate = Arc::<Gate>::default();
         let (begins, draining) = channel();
         let (dropped, was_dropped) = channel();
@@ -332,7 +332,7 @@ mod tests {
 
     /// One lane has begun a read that never completes; another lane could not be started.
     #[test]
-    fn a_load_that_cannot_begin_waits_for_no_lane_that_has() {
+    fn refused_load_does_not_wait_for_hung_lane() {
         let shared = shared(2, &Arc::default());
         let (never, hung) = channel::<()>();
         let lane = std::thread::spawn(move || {

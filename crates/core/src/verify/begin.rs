@@ -1,4 +1,5 @@
-//! How a check begins: what is compared of each source, and what needs no reading for that: lengths, headers, tensors without bytes.
+//! Setup of a check: decides for each source what is compared, and compares everything that needs
+//! no reading: lengths, headers and tensors without bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,28 +18,29 @@ use crate::side_by_side::side_by_side;
 use crate::tensor::TensorInfo;
 use crate::within::Underway;
 
-/// Headers read again at a time, for digests that do not combine.
+/// Number of headers read again concurrently, for digests that do not combine.
 const HEADERS_AT_A_TIME: usize = 8;
 
-/// What is known of a check before the first read.
+/// State of a check before the first read.
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    /// What was asked for.
+    /// Requested verification.
     pub(super) choice: String,
-    /// Who says what is expected, by which algorithm, and of how many sources.
+    /// Authorities: name, algorithms, and number of sources compared with them.
     pub(super) by: Vec<(String, String, u64)>,
-    /// Sources of which not everything is compared, and why.
+    /// Sources that are not compared completely, and the reasons.
     pub(super) unverified: Vec<(String, String)>,
 }
 
 impl Check {
-    /// What can be compared of `tensors`, which `plan` was made of, with what is expected of `sources`. Both are those of the
-    /// checkpoint; a tensor's shard is an index into them.
+    /// Decides how to compare `tensors`, from which `plan` was made, with the expectations for
+    /// `sources`. Both belong to the checkpoint; a tensor's shard is an index into them.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] for what is known to differ already: the length of a source, its header, a tensor without bytes.
-    /// [`ErrorKind::InvalidRequest`] for what cannot be compared, if `choice` is strict. What reading a header runs into.
+    /// [`ErrorKind::Corrupt`] for a difference that is already known: the length of a source, its
+    /// header, a tensor without bytes. [`ErrorKind::InvalidRequest`] for anything that cannot be
+    /// compared, if `choice` is strict. Errors of reading a header.
     pub(crate) fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
@@ -54,7 +56,11 @@ impl Check {
         } else {
             expectations
         };
-        assert_eq!(sources.len(), expectations.len(), "one for each source");
+        assert_eq!(
+            sources.len(),
+            expectations.len(),
+            "one expectation per source"
+        );
         let mut check = Self {
             digests: tensors.iter().map(|_| None).collect(),
             sources: Vec::new(),
@@ -69,7 +75,7 @@ impl Check {
         let mut decided: Vec<Option<Decided<'_>>> = Vec::new();
         let mut first = 0;
         for (shard, (facts, expectation)) in sources.iter().zip(expectations).enumerate() {
-            // Tensors come by shard.
+            // Tensors are ordered by shard.
             let rest = &check.tensors[first..];
             let count = rest.partition_point(|tensor| tensor.shard() == shard);
             let wanted = first..first + count;
@@ -91,7 +97,7 @@ impl Check {
         Ok(check)
     }
 
-    /// Makes sums of what was decided, and compares what needs no reading.
+    /// Creates the sums for all decisions, and compares everything that needs no reading.
     fn begin(&mut self, decided: &[Option<Decided<'_>>], underway: &Underway) -> Result<()> {
         let wanted = decided.iter().flatten();
         for decided in wanted {
@@ -152,19 +158,20 @@ impl Check {
                     source.in_order = sha.map(|hasher| InOrder::new(range, hasher));
                     self.sources[index] = source;
                 }
-                // It has no bytes of tensors.
+                // The source has no tensor bytes.
                 None => self.compare_header_only(&source, decided, sha)?,
             }
         }
         Ok(())
     }
 
-    /// By shard: its number among the plan's sources and its extents, if it has any. A source's stand together.
+    /// Returns for each shard its number among the plan's sources and its range of extents, if it
+    /// has any. The extents of one source are contiguous.
     fn extents(&self, shards: usize) -> Vec<Option<(usize, Range<usize>)>> {
         let mut found = vec![None; shards];
         let mut extents = self.plan.extents.iter().enumerate().peekable();
         while let Some((start, first)) = extents.next() {
-            // Some may bring nothing but a gap.
+            // Some extents hold nothing but a gap.
             let mut piece = first.pieces.start;
             let mut end = start + 1;
             while let Some((index, extent)) =
@@ -175,12 +182,12 @@ impl Check {
             }
             let shard = self.tensors[self.plan.pieces[piece].tensor].shard();
             let before = found[shard].replace((first.source, start..end));
-            assert!(before.is_none(), "the extents of a source stand together");
+            assert!(before.is_none(), "the extents of a source are contiguous");
         }
         found
     }
 
-    /// Tensors without bytes, which nothing will bring.
+    /// Compares tensors without bytes, for which no read will arrive.
     fn compare_empty(&self, source: &SourceCheck, decided: &Decided<'_>) -> Result<()> {
         for tensor in decided.wanted.clone() {
             let expected = self.digests[tensor].as_ref().map(|check| check.expected);
@@ -191,7 +198,7 @@ impl Check {
         Ok(())
     }
 
-    /// A source of which there is nothing but the header.
+    /// Compares a source of which only the header is read.
     fn compare_header_only(
         &self,
         source: &SourceCheck,
@@ -206,7 +213,7 @@ impl Check {
             (Some(polynomial), _) => {
                 Digest::of_crc(algorithm, decided.facts.header.get(polynomial))
             }
-            (None, sha) => Digest::of_hasher(sha.expect("begun for a whole that is hashed")),
+            (None, sha) => Digest::of_hasher(sha.expect("created for a hashed source")),
         };
         self.compare_whole(source, expected, found)
     }
@@ -229,7 +236,7 @@ impl Account {
         };
         let location = facts.source.location();
         if choice.is_strict() {
-            let message = format!("cannot be verified, as was asked for: {why}");
+            let message = format!("cannot be verified as requested: {why}");
             return Err(Error::new(ErrorKind::InvalidRequest, message)
                 .with_location(location)
                 .with_hint(hint(choice, decision)));
@@ -239,27 +246,27 @@ impl Account {
     }
 }
 
-/// What to do about what cannot be compared.
+/// Returns the hint for a source that cannot be compared.
 fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
     match (choice, decision.by) {
         (Verify::Sha256(_), Some(_)) => {
-            "load all tensors of the file, whole: SHA-256 is of all of it; or use verify=require, for which CRCs count as well"
+            "load every tensor of the file in full: its SHA-256 covers the whole file; or use verify=require, which also accepts CRCs"
         }
         (Verify::Sha256(_), None) => {
-            "write a manifest, which has them; or use verify=require, for which CRCs count as well"
+            "write a manifest, which has SHA-256 digests; or use verify=require, which also accepts CRCs"
         }
         _ => "write a manifest that has it, or use verify=auto, which verifies what it can",
     }
 }
 
-/// What was decided of one source of which tensors are wanted.
+/// Decision for one source from which tensors are requested.
 struct Decided<'a> {
     facts: &'a Facts<'a>,
     wanted: Range<usize>,
     decision: Outcome<'a>,
 }
 
-/// A decision, and whose expectation it is about.
+/// Decision, with the authority of the expectation behind it.
 struct Outcome<'a> {
     by: Option<&'a str>,
     way: Way,
@@ -268,7 +275,7 @@ struct Outcome<'a> {
 }
 
 impl Outcome<'_> {
-    /// Compares the header, if its CRC is known: both were made when the source was opened.
+    /// Compares the header if its CRC is known: both CRCs were computed when the source was opened.
     fn compare_header(&self, facts: &Facts<'_>) -> Result<()> {
         let Some(expected) = self.header else {
             return Ok(());
@@ -294,7 +301,7 @@ impl Outcome<'_> {
 }
 
 impl Way {
-    /// What is compared, by what.
+    /// Returns the names of the algorithms used.
     fn algorithms(&self) -> String {
         let is_used = |algorithm: &Algorithm| match self {
             Self::Nothing => false,
@@ -315,7 +322,7 @@ impl Decided<'_> {
         self.decision.by.map(|by| (by, &self.decision.way))
     }
 
-    /// Whether the header is part of something that does not combine.
+    /// Returns whether the header is covered by a digest that does not combine.
     fn hashes_header(&self) -> bool {
         let whole = match &self.decision.way {
             Way::Whole(digest) => Some(*digest),
@@ -325,7 +332,8 @@ impl Decided<'_> {
         digests.any(|digest| !digest.algorithm().combines())
     }
 
-    /// A hasher that has seen the header, which is compared if a hash of it is known.
+    /// Returns a hasher that has consumed the header, after comparing the header with its hash if
+    /// that is known.
     fn hasher(&self) -> Result<Sha256> {
         let hasher = hasher(self.facts)?;
         let hash = |expected: &Digest| !expected.algorithm().combines();
@@ -336,7 +344,8 @@ impl Decided<'_> {
         Ok(hasher)
     }
 
-    /// The sum of the whole source, with its header in it, if it combines and anything is to come.
+    /// Returns the sum of the whole source with its header already added, if the algorithm
+    /// combines.
     fn sum(&self, expected: Digest) -> Option<Sum> {
         let polynomial = expected.algorithm().polynomial()?;
         let header = self.facts.header.get(polynomial);
@@ -397,7 +406,8 @@ fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {
     }
 }
 
-/// A hasher that has seen the header: read once more, since nobody keeps it, and the same as when it was opened.
+/// Returns a hasher that has consumed the header. Reads the header again, since it is not kept in
+/// memory, and requires that it has not changed since it was opened.
 fn hasher(facts: &Facts<'_>) -> Result<Sha256> {
     let source = facts.source;
     let len = usize::try_from(facts.header_bytes).expect("at most 100 MB");
@@ -405,7 +415,7 @@ fn hasher(facts: &Facts<'_>) -> Result<Sha256> {
     if header.len() != len || Crcs::of(&[&header]) != facts.header {
         return Err(Error::new(
             ErrorKind::Corrupt,
-            "two reads of the header brought different bytes",
+            "two reads of the header returned different bytes",
         )
         .with_location(source.location())
         .with_range(0..facts.header_bytes)

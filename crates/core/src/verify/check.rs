@@ -1,8 +1,10 @@
-//! What a load has compared so far. All lanes bring what they have read through here, between engine and sink.
+//! Comparison during a load. All lanes pass their filled extents through here, between engine and
+//! sink.
 //!
-//! Each byte of a tensor is in one piece of one extent, so each is counted once, whatever else windows bring at their edges. Who
-//! brings the last piece of a tensor compares it, and takes the piece to the sink only if it is right: without it no sink completes
-//! the tensor.
+//! Each byte of a tensor is in exactly one piece of one extent, so each byte is counted once,
+//! whatever else windows hold at their edges. The lane with the last piece of a tensor compares the
+//! tensor, and passes the piece to the sink only if it matches: without that piece no sink
+//! completes the tensor.
 
 use std::fmt;
 use std::ops::Range;
@@ -21,17 +23,17 @@ use crate::plan::{Extent, Piece, Plan};
 use crate::report::Report;
 use crate::tensor::TensorInfo;
 
-/// What to do about bytes that are not what they should be.
+/// Hint for bytes that do not match their digest.
 pub(super) const HINT: &str =
-    "fetch the file again; if it was changed on purpose, make what it is compared with anew";
+    "fetch the file again; if it was changed on purpose, regenerate its digests";
 
-/// What is compared in one load.
+/// All comparisons of one load.
 pub(crate) struct Check {
     pub(super) plan: Arc<Plan>,
     pub(super) tensors: Arc<[TensorInfo]>,
-    /// By tensor: those that have a digest of their own.
+    /// Digests of tensors that have their own, by tensor.
     pub(super) digests: Box<[Option<TensorCheck>]>,
-    /// By source of the plan.
+    /// Sources, by their number in the plan.
     pub(super) sources: Vec<SourceCheck>,
     pub(super) verified_bytes: AtomicU64,
     pub(super) account: Account,
@@ -39,11 +41,11 @@ pub(crate) struct Check {
 
 pub(super) struct TensorCheck {
     pub(super) expected: Digest,
-    /// Of a CRC.
+    /// Running CRC; `None` for SHA-256.
     pub(super) sum: Option<Sum>,
 }
 
-/// What is compared of one source.
+/// Comparison of one source.
 #[derive(Default)]
 pub(super) struct SourceCheck {
     pub(super) location: String,
@@ -54,12 +56,13 @@ pub(super) struct SourceCheck {
 }
 
 impl Check {
-    /// Takes an extent that the engine has filled to the sink, by way of `onward`, if what it completes is what it should be; and
-    /// with it those that waited for it, if they are compared in the order of the file.
+    /// Passes an extent that the engine has filled to the sink, through `onward`, if everything it
+    /// completes matches. If the source is hashed in file order, also passes the extents that
+    /// waited for this one.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Corrupt`] that names the tensor, or the file, and its bytes; what `onward` fails with.
+    /// [`ErrorKind::Corrupt`] that names the tensor or the file and its bytes; errors of `onward`.
     pub(crate) fn pass(
         &self,
         index: usize,
@@ -82,7 +85,7 @@ impl Check {
         Ok(())
     }
 
-    /// What combines.
+    /// Adds an extent to the digests that combine.
     fn add(&self, source: &SourceCheck, extent: &Extent, bytes: &[u8]) -> Result<()> {
         let pieces = &self.plan.pieces[extent.pieces.clone()];
         if let Some((expected, Some(sum))) = &source.whole {
@@ -109,7 +112,7 @@ impl Check {
         Ok(())
     }
 
-    /// What does not.
+    /// Adds an extent to the digests that do not combine.
     fn hash(
         &self,
         source: &SourceCheck,
@@ -153,7 +156,7 @@ impl Check {
         let info = &self.tensors[tensor];
         let check = self.digests[tensor].as_ref();
         let expected = check
-            .expect("only those with a digest are compared")
+            .expect("only tensors with a digest are compared")
             .expected;
         if found == expected {
             self.count(info.byte_len());
@@ -185,7 +188,7 @@ impl Check {
         self.verified_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Whether everything that was to be compared has been: asked at the end of a load that went well.
+    /// Checks at the end of a successful load that every planned comparison was made.
     ///
     /// # Errors
     ///
@@ -203,12 +206,12 @@ impl Check {
             return Ok(());
         }
         Err(
-            Error::new(ErrorKind::Io, "not all that was read has been compared")
+            Error::new(ErrorKind::Io, "some of the bytes read were not compared")
                 .with_hint("this is a bug in tload; please report it"),
         )
     }
 
-    /// The load is over: gives back the memory of what waits for its turn.
+    /// Frees the memory of extents that wait for their turn, after the end of the load.
     pub(crate) fn close(&self) {
         let sources = self.sources.iter();
         sources
@@ -216,7 +219,7 @@ impl Check {
             .for_each(InOrder::close);
     }
 
-    /// Says in a report what has been compared.
+    /// Adds the result of the comparison to a report.
     pub(crate) fn report(&self, report: &mut Report) {
         let bytes = self.verified_bytes.load(Ordering::Relaxed);
         let Account {
@@ -237,8 +240,7 @@ impl fmt::Debug for Check {
 }
 
 pub(super) fn corrupt(by: &str, expected: Digest, found: Digest) -> Error {
-    let message =
-        format!("expected {expected}, found {found}: these are not the bytes that {by} is of");
+    let message = format!("expected {expected}, found {found}: the bytes do not match {by}");
     Error::new(ErrorKind::Corrupt, message)
         .with_hint(HINT)
         .with_comparison(Comparison {
@@ -248,7 +250,8 @@ pub(super) fn corrupt(by: &str, expected: Digest, found: Digest) -> Error {
         })
 }
 
-/// Pieces without gaps between them, as ranges of the extent's window: thousands of small tensors are one.
+/// Joins pieces without gaps between them into ranges of the extent's window: thousands of small
+/// tensors become one range.
 fn runs(pieces: &[Piece]) -> impl Iterator<Item = Range<usize>> {
     let mut pieces = pieces.iter().peekable();
     std::iter::from_fn(move || {

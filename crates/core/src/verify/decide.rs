@@ -1,12 +1,13 @@
-//! What of a source can be compared: its tensors one by one, its whole, or nothing, and why not more. Pure.
+//! Decides which part of a source can be compared: its tensors one by one, the whole file, or
+//! nothing, and why not more. Pure.
 //!
-//! | known | read | compared |
-//! |---|---|---|
-//! | digests of the header and of each tensor that is read | each of these whole | the header before the first read, each tensor before it is handed over |
-//! | a digest of the whole | all of the file | the whole, before the stream ends |
-//! | a digest of some tensors | | these |
+//! - Digests of the header and of each tensor that is read, each in full: the header is compared
+//!   before the first read, each tensor before it is handed over.
+//! - A digest of the whole file, if all of it is read: it is compared before the stream ends.
+//! - Digests of some tensors: these are compared.
 //!
-//! What a header says decides what bytes mean: where it cannot be compared, not everything has been.
+//! The header defines the meaning of all other bytes: a source whose header cannot be compared is
+//! not completely verified.
 
 use super::expected::implied_header;
 use super::{Digest, Expected};
@@ -14,37 +15,39 @@ use crate::crc::Crcs;
 use crate::source::Source;
 use crate::tensor::TensorInfo;
 
-/// What is known of a source since it was opened.
+/// Facts known about a source since it was opened.
 #[derive(Clone, Copy)]
 pub(crate) struct Facts<'a> {
     pub(crate) source: &'a dyn Source,
-    /// Where tensors begin.
+    /// Offset of the first tensor.
     pub(crate) header_bytes: u64,
-    /// Of the header as it was read when the source was opened.
+    /// CRCs of the header as read when the source was opened.
     pub(crate) header: Crcs,
-    /// All tensors that the checkpoint has of it, in the order of the file.
+    /// All tensors of the source in the checkpoint, in file order.
     pub(crate) tensors: &'a [TensorInfo],
 }
 
-/// What is compared.
+/// Outcome for one source.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decision {
     pub(super) way: Way,
-    /// What the header should be, unless it is compared as part of the whole, or nobody says.
+    /// Expected digest of the header; `None` if the header is compared as part of the whole, or if
+    /// no digest of it is known.
     pub(super) header: Option<Digest>,
-    /// What is not, as the end of "was not verified: …".
+    /// Reason why some of it is not compared, as the end of "was not verified: …".
     pub(super) why: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Nothing,
-    /// For each tensor that is wanted, in order: with what.
+    /// Digest for each requested tensor, in order.
     Tensors(Vec<Option<Digest>>),
     Whole(Digest),
 }
 
-/// What can be compared of `wanted`, tensors or slices of one source. `all` are those that the checkpoint has of it.
+/// Decides how to compare `wanted`, tensors or slices of one source. `all` are the tensors of the
+/// source in the checkpoint.
 pub(super) fn decide(
     len: u64,
     header_bytes: u64,
@@ -94,22 +97,24 @@ pub(super) fn decide(
             others => format!(" (and {others} more)"),
         };
         if is_whole(tensor) {
-            format!("{by} says nothing of tensor {:?}{others}", tensor.name())
+            format!("{by} has no digest of tensor {:?}{others}", tensor.name())
         } else {
             let name = tensor.name();
-            format!("only a slice of tensor {name:?} is read{others}, and {by} is of whole tensors")
+            format!(
+                "{by} only has digests of whole tensors, and a slice of tensor {name:?} was requested{others}"
+            )
         }
     };
     let why = if missing == 0 && expected.whole.is_some() {
         format!(
-            "{read} of its {len} bytes are read, and {by} is of the header only as part of the whole file"
+            "only {read} of its {len} bytes are read, and {by} covers the header only as part of the whole file"
         )
     } else if missing == 0 {
         format!("{by} has no digest of its header")
     } else if !expected.tensors.is_empty() {
         of_tensors()
     } else if expected.whole.is_some() {
-        format!("{read} of its {len} bytes are read, and {by} is of the whole file")
+        format!("only {read} of its {len} bytes are read, and {by} covers the whole file")
     } else {
         format!("{by} has no digest of it")
     };
@@ -124,7 +129,8 @@ pub(super) fn decide(
     }
 }
 
-/// What the header should be: as somebody says, or as the whole and the tensors that the checkpoint has of the source have it.
+/// Returns the expected digest of the header: stated by the authority, or derived from the digests
+/// of the whole and of all tensors that the checkpoint has of the source.
 fn header(len: u64, header_bytes: u64, all: &[TensorInfo], expected: &Expected) -> Option<Digest> {
     let implied = || {
         let digest = |tensor: &TensorInfo| expected.tensors.get(tensor.name()).copied();
@@ -147,7 +153,7 @@ mod tests {
 
     const HEADER: &[u8] = b"header";
 
-    /// Two tensors, of 4 and 8 bytes, behind a header of 6.
+    /// Returns two tensors of 4 and 8 bytes behind a header of 6.
     fn tensors() -> [TensorInfo; 2] {
         [
             tensor_info("a", Dtype::U8, vec![4], 0, 6..10),
@@ -161,7 +167,7 @@ mod tests {
 
     fn expected(whole: bool, names: &[&str]) -> Expected {
         Expected {
-            by: "somebody".to_owned(),
+            by: "M".to_owned(),
             len: Some(18),
             header: None,
             whole: whole.then(|| digest("crc32c:00000001")),
@@ -184,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn tensors_come_before_the_whole_and_the_whole_before_nothing() {
+    fn decide_prefers_tensors_then_whole() {
         let all = tensors();
         assert_eq!(
             decided(&all, &expected(true, &["a", "b"])),
@@ -196,7 +202,7 @@ mod tests {
         );
         assert_eq!(decided(&all, &expected(true, &["a"])), ("whole", None));
         assert_eq!(decided(&all, &expected(true, &[])), ("whole", None));
-        // What does not combine says nothing of the header but as part of the whole.
+        // A digest that does not combine covers the header only as part of the whole.
         let mut other = expected(true, &["a", "b"]);
         other.whole = Some(Digest::of(Algorithm::Sha256, b"x"));
         assert_eq!(decided(&all, &other), ("whole", None));
@@ -205,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_said() {
+    fn decide_states_why_not_everything_is_compared() {
         let all = tensors();
         let why = |wanted: &[TensorInfo], expected: &Expected| {
             let (way, why) = decided(wanted, expected);
@@ -215,7 +221,7 @@ mod tests {
             why(&all[1..], &expected(true, &[])),
             (
                 "nothing",
-                "14 of its 18 bytes are read, and somebody is of the whole file".to_owned()
+                "only 14 of its 18 bytes are read, and M covers the whole file".to_owned()
             )
         );
         let mut other = expected(true, &["a", "b"]);
@@ -224,33 +230,33 @@ mod tests {
             why(&all[1..], &other),
             (
                 "tensors",
-                "14 of its 18 bytes are read, and somebody is of the header only as part of the whole file"
+                "only 14 of its 18 bytes are read, and M covers the header only as part of the whole file"
                     .to_owned()
             )
         );
         assert_eq!(
             why(&all, &expected(false, &["a", "b"])),
-            ("tensors", "somebody has no digest of its header".to_owned())
+            ("tensors", "M has no digest of its header".to_owned())
         );
         assert_eq!(
             why(&all, &expected(false, &["b"])),
-            ("some", "somebody says nothing of tensor \"a\"".to_owned())
+            ("some", "M has no digest of tensor \"a\"".to_owned())
         );
         assert_eq!(
             why(&all, &expected(false, &["c"])),
             (
                 "nothing",
-                "somebody says nothing of tensor \"a\" (and 1 more)".to_owned()
+                "M has no digest of tensor \"a\" (and 1 more)".to_owned()
             )
         );
         assert_eq!(
             why(&all, &expected(false, &[])),
-            ("nothing", "somebody has no digest of it".to_owned())
+            ("nothing", "M has no digest of it".to_owned())
         );
     }
 
     #[test]
-    fn slices_are_not_compared_unless_they_are_the_whole() {
+    fn slice_is_compared_only_if_it_spans_its_tensor() {
         let all = tensors();
         let slice = |steps: Steps| all[1].sliced(&Slice::new(vec![steps])).expect("inside");
         let expected = expected(true, &["a", "b"]);
@@ -266,16 +272,17 @@ mod tests {
             assert_eq!(way, "some");
             assert_eq!(
                 why.expect("not all is compared"),
-                "only a slice of tensor \"b\" is read, and somebody is of whole tensors"
+                "M only has digests of whole tensors, and a slice of tensor \"b\" was requested"
             );
         }
         let whole = slice(Steps::from(0..8));
         assert_eq!(decided(&[whole], &expected), ("tensors", None));
     }
 
-    /// A tensor that an index leaves out is a hole in what the checkpoint knows of the file, not in what somebody says of it.
+    /// A tensor that an index leaves out is a gap in the checkpoint's knowledge of the file, not in
+    /// the authority's.
     #[test]
-    fn the_header_is_as_somebody_says_or_as_the_rest_has_it() {
+    fn header_digest_is_stated_or_derived() {
         let (first, second) = (&[1, 2, 3, 4][..], &[5; 8][..]);
         for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
             let polynomial = algorithm.polynomial().expect("a CRC");

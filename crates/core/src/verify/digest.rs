@@ -1,4 +1,5 @@
-//! Digests: which algorithm, which value. What manifests, stores and hubs say of bytes, and what a load finds.
+//! Digests: an algorithm and a value, as stated by manifests, stores and hubs, and as computed by a
+//! load.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use crate::crc::Polynomial;
 use crate::error::{Error, ErrorKind, Result};
 
-/// How a digest is made of bytes.
+/// Algorithm of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Algorithm {
@@ -16,15 +17,16 @@ pub enum Algorithm {
     Crc32c,
     /// CRC-64/NVME (NVM Express, NVM Command Set Specification 1.0, section 5.2.1.3.4), 8 bytes.
     Crc64Nvme,
-    /// SHA-256 (FIPS 180-4), 32 bytes. Secure against intent, and several times slower than the others.
+    /// SHA-256 (FIPS 180-4), 32 bytes. Secure against deliberate changes, and several times slower
+    /// than the others.
     Sha256,
 }
 
 impl Algorithm {
-    /// Every algorithm.
+    /// All algorithms.
     pub const ALL: [Self; 3] = [Self::Crc32c, Self::Crc64Nvme, Self::Sha256];
 
-    /// The name in manifests and messages.
+    /// Returns the name used in manifests and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Crc32c => "crc32c",
@@ -33,12 +35,13 @@ impl Algorithm {
         }
     }
 
-    /// Whether the digest of a whole follows from those of its pieces: then they may come in any order.
+    /// Returns whether the digest of a whole follows from the digests of its pieces: then the
+    /// pieces may arrive in any order.
     pub fn combines(self) -> bool {
         self.polynomial().is_some()
     }
 
-    /// Bytes of a digest.
+    /// Returns the length of a digest, bytes.
     #[expect(clippy::len_without_is_empty, reason = "no digest is empty")]
     pub fn len(self) -> usize {
         match self {
@@ -74,16 +77,17 @@ impl FromStr for Algorithm {
     }
 }
 
-/// A digest of some bytes: `crc64nvme:ae8b14860a799888`.
+/// Digest of some bytes, displayed like `crc64nvme:ae8b14860a799888`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Digest {
     algorithm: Algorithm,
-    /// What it has fewer is 0.
+    /// Shorter digests are padded with zeros.
     bytes: [u8; 32],
 }
 
 impl Digest {
-    /// Of its bytes, the most significant of a CRC first; none if there are not as many as the algorithm makes.
+    /// Creates a digest from its bytes, the most significant of a CRC first; `None` if their number
+    /// is not that of the algorithm.
     pub fn new(algorithm: Algorithm, bytes: &[u8]) -> Option<Self> {
         let mut padded = [0; 32];
         if bytes.len() != algorithm.len() {
@@ -96,7 +100,8 @@ impl Digest {
         })
     }
 
-    /// Of hexadecimal digits, small or capital; none if they are not as many as the algorithm makes.
+    /// Parses hexadecimal digits, lower or upper case; `None` if their number is not that of the
+    /// algorithm.
     pub fn from_hex(algorithm: Algorithm, text: &str) -> Option<Self> {
         let mut bytes = [0; 32];
         let own = &mut bytes[..algorithm.len()];
@@ -111,14 +116,15 @@ impl Digest {
         Some(Self { algorithm, bytes })
     }
 
-    /// As S3 and GCS write it: its bytes, the most significant of a CRC first, in Base64.
+    /// Parses the form used by S3 and GCS: the bytes in Base64, the most significant of a CRC
+    /// first.
     pub fn from_base64(algorithm: Algorithm, text: &str) -> Option<Self> {
         use base64::Engine as _;
         let bytes = base64::engine::general_purpose::STANDARD.decode(text);
         Self::new(algorithm, &bytes.ok()?)
     }
 
-    /// Of these bytes.
+    /// Computes the digest of `bytes`.
     pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
         match algorithm.polynomial() {
             Some(polynomial) => Self::of_crc(algorithm, polynomial.of(&[bytes])),
@@ -126,31 +132,31 @@ impl Digest {
         }
     }
 
-    /// Of what a hasher has seen.
+    /// Returns the digest of all bytes that `hasher` has consumed.
     pub(crate) fn of_hasher(hasher: Sha256) -> Self {
         Self::new(Algorithm::Sha256, &hasher.finalize()).expect("as many as SHA-256 makes")
     }
 
-    /// Of a CRC.
+    /// Creates a digest from the value of a CRC.
     pub(crate) fn of_crc(algorithm: Algorithm, crc: u64) -> Self {
         let bytes = crc.to_be_bytes();
         let own = &bytes[bytes.len() - algorithm.len()..];
         Self::new(algorithm, own).expect("as many as the algorithm makes")
     }
 
-    /// The CRC, if it is one.
+    /// Returns the value of a CRC; `None` for other algorithms.
     pub(crate) fn crc(&self) -> Option<u64> {
         self.algorithm.polynomial()?;
         let fold = |crc: u64, byte: &u8| crc << 8 | u64::from(*byte);
         Some(self.bytes().iter().fold(0, fold))
     }
 
-    /// How it was made.
+    /// Returns the algorithm.
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Its bytes, the most significant of a CRC first.
+    /// Returns the bytes, the most significant of a CRC first.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..self.algorithm.len()]
     }
@@ -232,8 +238,9 @@ mod tests {
     }
 
     #[test]
-    fn as_stores_write_them() {
-        // Of the nine ASCII digits, as above: 4 bytes and 8 bytes, the most significant first.
+    fn base64_digests_of_stores_parse() {
+        // Digests of the nine ASCII digits, as above: 4 bytes and 8 bytes, the most significant
+        // first.
         let digest = Digest::from_base64(Algorithm::Crc32c, "4waSgw==");
         assert_eq!(digest.expect("a digest").to_string(), "crc32c:e3069283");
         let digest = Digest::from_base64(Algorithm::Crc64Nvme, "rosUhgp5mIg=");

@@ -1,40 +1,43 @@
-//! What is expected of the sources of a checkpoint, and who says so.
+//! Expectations for the sources of a checkpoint, and their authorities.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::{Algorithm, Digest};
 
-/// What is expected of one source, and who says so.
+/// Expected digests of one source, and the authority behind them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// For errors and reports: `manifest /m/tload-manifest.json`, `the object's own CRC-64/NVME`, …
+    /// Name of the authority, for errors and reports: `manifest /m/tload-manifest.json`, `the
+    /// object's own CRC-64/NVME`, …
     pub by: String,
-    /// Its length, bytes.
+    /// Length of the source, bytes.
     pub len: Option<u64>,
-    /// The digest of its header, with the length field before it: of all that comes before its tensors. It need not be given where it
-    /// follows from the others: where the digests of the whole and of all tensors are CRCs of one kind.
+    /// Digest of the header including the length field, which is everything before the tensors. It
+    /// may be omitted if it follows from the others: if the digests of the whole and of all tensors
+    /// are CRCs of one kind.
     pub header: Option<Digest>,
-    /// The digest of all its bytes, header and all.
+    /// Digest of all bytes, including the header.
     pub whole: Option<Digest>,
-    /// By name: the digests of its tensors. Where one authority has several of one tensor, one that combines: it costs less.
+    /// Digests of the tensors, by name. If an authority has several for one tensor, this is one
+    /// that combines, as it costs less.
     pub tensors: BTreeMap<String, Digest>,
 }
 
-/// What is expected of one source, or why nothing is.
+/// Expectation for one source, or the reason why there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expectation {
-    /// This.
+    /// Expected digests.
     Of(Expected),
-    /// Nobody says anything.
+    /// No authority states a digest.
     Nothing {
-        /// As the end of "was not verified: …".
+        /// Reason, as the end of "was not verified: …".
         why: String,
     },
 }
 
 impl Expectation {
-    /// What of it is SHA-256.
+    /// Returns the part of the expectation that is SHA-256.
     pub(super) fn by_sha256(&self) -> Self {
         let Self::Of(expected) = self else {
             return self.clone();
@@ -60,16 +63,19 @@ impl Expectation {
     }
 }
 
-/// Why somebody's digests do not count where only SHA-256 does.
+/// Returns the reason why the digests of `by` do not count if only SHA-256 does.
 pub(super) fn no_sha256(by: &str) -> String {
     format!("{by} has no SHA-256 of it")
 }
 
-/// The digest of what comes before all tensors, and how long that is, of that of the whole, which has `len` bytes, and those of all
-/// tensors, in the order of the file. None if these do not say: if they are not CRCs of one kind, or there are gaps between tensors.
+/// Derives the digest of everything before the tensors, and its length, from the digest of the
+/// whole, which has `len` bytes, and the digests of all tensors in file order. Returns `None` if
+/// these do not determine it: if they are not CRCs of one kind, or if there are gaps between
+/// tensors.
 ///
-/// Worked example: of a header with the CRC `h` and tensors of 4 and 8 bytes with the CRCs `a` and `b`, the CRC of the file is that of
-/// `h`, moved by 12 bytes, plus `a`, moved by 8, plus `b`. So `h` is the file's without the others, moved back by 12.
+/// Worked example: for a header with the CRC `h` and tensors of 4 and 8 bytes with the CRCs `a` and
+/// `b`, the CRC of the file is `h` shifted by 12 bytes, plus `a` shifted by 8, plus `b`. So `h` is
+/// the CRC of the file without the others, shifted back by 12.
 pub(super) fn implied_header(
     whole: Digest,
     len: u64,
@@ -96,7 +102,8 @@ pub(super) fn implied_header(
 mod tests {
     use super::*;
 
-    /// Of these pieces one behind the other, in order; and what the header should be.
+    /// Derives the digest of the header from pieces that follow each other; also returns the
+    /// expected result.
     fn implied(algorithm: Algorithm, pieces: &[&[u8]]) -> (Option<(u64, Digest)>, (u64, Digest)) {
         let polynomial = algorithm.polynomial().expect("a CRC");
         let of = |all: &[&[u8]]| Digest::of_crc(algorithm, polynomial.of(all));
@@ -132,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn it_does_not_follow_where_anything_is_unknown() {
+    fn header_digest_is_none_if_parts_are_unknown() {
         let crc = Digest::of(Algorithm::Crc64Nvme, b"x");
         let other = Digest::of(Algorithm::Crc32c, b"x");
         let sha = Digest::of(Algorithm::Sha256, b"x");
@@ -151,12 +158,12 @@ mod tests {
     }
 
     #[test]
-    fn of_several_kinds_only_sha_256_counts_if_that_is_asked_for() {
+    fn sha256_choice_drops_other_digests() {
         let (crc, sha) = [Algorithm::Crc64Nvme, Algorithm::Sha256]
             .map(|algorithm| Digest::of(algorithm, b"x"))
             .into();
         let expected = Expected {
-            by: "somebody".to_owned(),
+            by: "M".to_owned(),
             header: Some(crc),
             whole: Some(sha),
             tensors: [("a".to_owned(), crc), ("b".to_owned(), sha)].into(),
@@ -172,7 +179,7 @@ mod tests {
             tensors: BTreeMap::new(),
             ..expected
         };
-        let why = "somebody has no SHA-256 of it".to_owned();
+        let why = "M has no SHA-256 of it".to_owned();
         let nothing = Expectation::Nothing { why };
         assert_eq!(Expectation::Of(weak).by_sha256(), nothing);
         assert_eq!(nothing.by_sha256(), nothing);

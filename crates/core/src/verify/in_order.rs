@@ -1,12 +1,15 @@
-//! Extents of one source, hashed in the order of the file, whatever the order in which they come. For SHA-256, which does not combine.
+//! Hashes the extents of one source in file order, whatever their order of arrival. For SHA-256,
+//! which does not combine.
 //!
-//! Whoever brings an extent before its turn leaves it here and goes on reading. Whoever brings the one whose turn it is hashes it and
-//! all that wait behind it, one after the other, and takes them to its own sink. So nobody ever waits for anybody: there is no turn to
-//! sleep for, and a lane that ends leaves what it brought to those that still read.
+//! A lane that brings an extent before its turn leaves it here and goes on reading. The lane that
+//! brings the extent whose turn it is hashes it and all that wait behind it, one after the other,
+//! and passes them to its own sink. So no lane ever waits for another: there is no turn to sleep
+//! for, and a lane that ends leaves its extents to the lanes that still read.
 //!
-//! It comes to an end because the one whose turn it is has always been begun: the schedule begins the extents of a source in the order
-//! of the file, and each has its memory by then. What waits here holds memory that is charged, so the budget, or the number of slots,
-//! bounds it, and the one whose turn it is needs none of what is left.
+//! This terminates because the extent whose turn it is has always been started: the schedule starts
+//! the extents of a source in file order, and each has its memory by then. Extents that wait here
+//! hold charged memory, so the budget, or the number of slots, bounds them, and the extent whose
+//! turn it is needs none of the remaining memory.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -17,22 +20,22 @@ use sha2::Sha256;
 
 use crate::buffer::Filled;
 
-/// Extents of one source, and how far they have been hashed.
+/// Extents of one source, and the progress of hashing them.
 #[derive(Debug)]
 pub(super) struct InOrder(Mutex<State>);
 
 #[derive(Debug)]
 struct State {
-    /// Those whose turn has not come, by index in the plan.
+    /// Extents whose turn has not come, by index in the plan.
     early: BTreeMap<usize, Filled>,
-    /// Those that have not been hashed.
+    /// Extents that have not been hashed.
     left: Range<usize>,
-    /// None while somebody hashes, and when the load is over.
+    /// `None` while a lane hashes, and after the end of the load.
     hasher: Option<Sha256>,
     is_over: bool,
 }
 
-/// An extent whose turn it is, and what it is to be hashed with.
+/// Extent whose turn it is, and the hasher for it.
 pub(super) struct Turn {
     pub(super) extent: usize,
     pub(super) filled: Filled,
@@ -43,7 +46,7 @@ impl State {
     fn turn(&mut self) -> Option<Turn> {
         let (extent, filled) = self.early.remove_entry(&self.left.start)?;
         let Some(hasher) = self.hasher.take() else {
-            // Whoever hashes now will find it.
+            // The lane that hashes now will find it.
             self.early.insert(extent, filled);
             return None;
         };
@@ -57,7 +60,8 @@ impl State {
 }
 
 impl InOrder {
-    /// Of these extents of the plan. `hasher` has seen what comes before them.
+    /// Creates the state for these extents of the plan. `hasher` has consumed everything before
+    /// them.
     pub(super) fn new(extents: Range<usize>, hasher: Sha256) -> Self {
         Self(Mutex::new(State {
             early: BTreeMap::new(),
@@ -72,12 +76,12 @@ impl InOrder {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An extent has come. What is to be hashed now, if anything.
+    /// Accepts an extent. Returns the extent to hash now, if there is one.
     pub(super) fn arrived(&self, extent: usize, filled: Filled) -> Option<Turn> {
         let mut state = self.lock();
         if state.is_over {
             drop(state);
-            // Without the lock: that may unmap memory.
+            // Not under the lock: this may unmap memory.
             drop(filled);
             return None;
         }
@@ -85,20 +89,20 @@ impl InOrder {
         state.turn()
     }
 
-    /// An extent has been hashed. What is to be hashed next, if it is there.
+    /// Takes the hasher back. Returns the next extent to hash, if it has arrived.
     pub(super) fn hashed(&self, hasher: Sha256) -> Option<Turn> {
         let mut state = self.lock();
         state.hasher = Some(hasher);
         state.turn()
     }
 
-    /// Whether all have been hashed.
+    /// Returns whether all extents have been hashed.
     pub(super) fn is_whole(&self) -> bool {
         let state = self.lock();
         state.left.is_empty() && state.hasher.is_some()
     }
 
-    /// The load is over: gives back what waits.
+    /// Frees the extents that wait, after the end of the load.
     pub(super) fn close(&self) {
         let early = {
             let mut state = self.lock();

@@ -1,8 +1,10 @@
-//! The manifest, `tload-manifest.json`: length and checksums of every file of a checkpoint and of every tensor in it.
+//! The manifest, `tload-manifest.json`: length and checksums of every file of a checkpoint and of
+//! every tensor in it.
 //!
-//! Pure: text in, manifest or an exact error out, and back. It may come from anywhere, so names must stay below its folder and every
-//! number is checked. Errors carry no location: the caller knows which file it read and adds it. The text is canonical: of the
-//! same files it is the same, byte for byte.
+//! Pure: converts text to a manifest or an exact error, and back. A manifest is untrusted, so names
+//! must stay below its folder and every number is checked. Errors carry no location: the caller
+//! knows which file it read and adds it. The text is canonical: the same files always give the same
+//! bytes.
 //!
 //! ```json
 //! {
@@ -32,27 +34,28 @@ use super::digest::{Algorithm, Digest};
 use super::wrong_json::wrong_json;
 use crate::error::{Error, ErrorKind, Result, printable};
 
-/// What a manifest is called, beside the checkpoint.
+/// File name of a manifest, beside the checkpoint.
 pub const MANIFEST_NAME: &str = "tload-manifest.json";
 
-/// Longest manifest that is read, bytes. Its line for a tensor is about twice as long as a header's, and headers have at most 100 MB.
+/// Maximum length of a manifest, bytes. Its line for a tensor is about twice as long as a header's,
+/// and headers have at most 100 MB.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 256 << 20;
 
-/// The version that this release writes, and the only one that it reads.
+/// Version that this release writes, and the only one that it reads.
 const VERSION: u64 = 1;
 
-/// Longest name that an error repeats, characters, and longest text about what is wrong.
+/// Maximum length of a name quoted in an error, characters, and of a description of what is wrong.
 const NAME_MAX: usize = 80;
 const TEXT_MAX: usize = 240;
 
 /// Checksums of the files of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// By path below the folder of the manifest, with `/`.
+    /// Files by path below the folder of the manifest, with `/`.
     pub files: BTreeMap<String, ManifestFile>,
 }
 
-/// What a manifest says of a file.
+/// Entry of a file in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestFile {
     /// Length, bytes.
@@ -61,27 +64,28 @@ pub struct ManifestFile {
     pub crc64nvme: Digest,
     /// SHA-256 of all its bytes.
     pub sha256: Digest,
-    /// Its tensors, by name; none of a file that is no shard.
+    /// Tensors of the file, by name; empty unless the file is a shard.
     pub tensors: BTreeMap<String, ManifestTensor>,
 }
 
-/// What a manifest says of a tensor.
+/// Entry of a tensor in a manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ManifestTensor {
-    /// Its bytes, from the start of the file.
+    /// Bytes of the tensor, from the start of the file.
     pub range: Range<u64>,
-    /// CRC-64/NVME of them.
+    /// CRC-64/NVME of these bytes.
     pub crc64nvme: Digest,
-    /// SHA-256 of them.
+    /// SHA-256 of these bytes.
     pub sha256: Digest,
 }
 
 impl Manifest {
-    /// Reads the text of a manifest.
+    /// Parses the text of a manifest.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidFormat`] for what is no manifest, [`ErrorKind::Unsupported`] for one of another version.
+    /// [`ErrorKind::InvalidFormat`] if the text is not a manifest, [`ErrorKind::Unsupported`] for
+    /// another version.
     pub fn parse(text: &[u8]) -> Result<Self> {
         if text.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(invalid(format!(
@@ -119,7 +123,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// The text of it, with a line feed at the end: of the same files always the same.
+    /// Returns the text, with a line feed at the end. The same files always give the same text.
     pub fn render(&self) -> Vec<u8> {
         let document = Document {
             tload_manifest: VERSION,
@@ -131,11 +135,11 @@ impl Manifest {
     }
 }
 
-/// Refuses names that lead out of the folder, and numbers that cannot be.
+/// Rejects names that lead out of the folder, and impossible numbers.
 fn check(name: &str, file: &ManifestFile) -> Result<()> {
     if let Some(wrong) = wrong_name(name) {
         return Err(invalid(format!(
-            "the name of the file {:?} {wrong}, wanted a path below the folder of the manifest",
+            "the file name {:?} {wrong}, wanted a path below the folder of the manifest",
             clipped(name)
         )));
     }
@@ -145,9 +149,12 @@ fn check(name: &str, file: &ManifestFile) -> Result<()> {
     for (tensor, said) in tensors {
         let Range { start, end } = said.range.clone();
         let wrong = if start > end || end > file.bytes {
-            format!("is said to be at {start}..{end} of {} bytes", file.bytes)
+            format!(
+                "has the range {start}..{end} in a file of {} bytes",
+                file.bytes
+            )
         } else if start < at {
-            format!("is said to begin at {start}, where another has not ended (at {at})")
+            format!("begins at {start}, inside the previous tensor, which ends at {at}")
         } else {
             at = end;
             continue;
@@ -159,14 +166,14 @@ fn check(name: &str, file: &ManifestFile) -> Result<()> {
     Ok(())
 }
 
-/// What is wrong with a name that does not stay below a folder. Both slashes separate, so that a name which is harmless on one
-/// system does not climb out of the folder on another.
+/// Describes the error in a name that does not stay below a folder. Both slashes separate, so that
+/// a name that is harmless on one system does not climb out of the folder on another.
 pub(super) fn wrong_name(name: &str) -> Option<&'static str> {
     let mut components = name.split(['/', '\\']);
     if name.is_empty() {
         Some("is empty")
     } else if name.contains('\0') {
-        Some("holds a zero byte")
+        Some("contains a zero byte")
     } else if name.starts_with(['/', '\\']) {
         Some("is an absolute path")
     } else if components.clone().any(|component| component == "..") {
@@ -178,7 +185,7 @@ pub(super) fn wrong_name(name: &str) -> Option<&'static str> {
     }
 }
 
-/// As much of a name from elsewhere as an error repeats.
+/// Truncates an untrusted name to the length that errors quote.
 pub(super) fn clipped(name: &str) -> String {
     cut(name, NAME_MAX)
 }
@@ -194,12 +201,12 @@ fn cut(text: &str, most: usize) -> String {
 fn invalid(message: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::InvalidFormat,
-        format!("is no manifest of tload's: {message}"),
+        format!("is not a tload manifest: {message}"),
     )
     .with_hint("get the manifest again, or write it again: tload verify --write --force")
 }
 
-/// The digits of a digest, without the name of its algorithm.
+/// Returns the digits of a digest, without the name of its algorithm.
 fn hex(digest: &Digest) -> String {
     let text = digest.to_string();
     text.split_once(':')
@@ -207,7 +214,7 @@ fn hex(digest: &Digest) -> String {
         .to_owned()
 }
 
-/// What every version has.
+/// Fields of every version.
 #[derive(serde::Deserialize)]
 struct Marked {
     tload_manifest: u64,
@@ -285,7 +292,7 @@ impl Serialize for ManifestTensor {
     }
 }
 
-/// Which algorithm a field is of.
+/// Algorithm of a field.
 trait Field {
     const ALGORITHM: Algorithm;
 }
@@ -345,7 +352,7 @@ impl<'de, A: Field> Deserialize<'de> for Hex<A> {
     }
 }
 
-/// An object whose names are all different.
+/// JSON object whose keys are all different.
 #[derive(Clone, serde::Serialize)]
 #[serde(transparent)]
 struct Distinct<V>(BTreeMap<String, V>);
@@ -380,7 +387,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for Distinct<V> {
                     let shown = clipped(&name);
                     if values.insert(name, value).is_some() {
                         return Err(de::Error::custom(format!(
-                            "the name {shown:?} is there twice"
+                            "the name {shown:?} appears twice"
                         )));
                     }
                 }

@@ -1,10 +1,13 @@
-//! Verification: bytes are compared with digests that somebody has made of them, as they pass from the engine to the sink, or of a
-//! whole checkpoint (`whole.rs`).
+//! Verification: compares bytes with known digests, as they pass from the engine to the sink, or
+//! for a whole checkpoint at once (`whole/`).
 //!
-//! `digest` and `expected` are the words, `manifest` is tload's own file of digests, `find` asks who else says something.
-//! [`find()`] says what each source is expected to be, `decide.rs` what of that can be compared with what is read, `begin.rs` begins
-//! with what needs no reading, and `Check` does the rest: CRCs in any order and on all lanes at once, SHA-256 in the order of the file (`in_order.rs`). A tensor that has a digest of its
-//! own and another's bytes is never handed over; with a digest of the whole file the load fails before its stream ends.
+//! `digest` and `expected` hold the vocabulary, `manifest` is tload's own file of digests, and
+//! `find` looks up other authorities. [`find()`] returns the expectation for each source,
+//! `decide.rs` selects the part of it that can be compared with what is read, `begin.rs` compares
+//! everything that needs no reading, and `Check` does the rest: CRCs in any order and on all lanes
+//! at once, SHA-256 in file order (`in_order.rs`). A tensor with a digest of its own is never
+//! handed over unless its bytes match; with a digest of the whole file, the load fails before its
+//! stream ends.
 
 mod begin;
 mod check;
@@ -42,22 +45,22 @@ pub use crate::request::Verify;
 use crate::tensor::TensorInfo;
 use crate::within::{Underway, within};
 
-/// What is said when asking takes too long, and what to do.
+/// Message and hint for a lookup that exceeds the load's timeout.
 const TOO_LONG: (&str, &str) = (
-    "finding out what to compare with took longer than the load's timeout",
-    "look at the file system, or at endpoint and network; or raise timeout",
+    "looking up the expected digests took longer than the load's timeout",
+    "check the file system, or the endpoint and network; or raise timeout",
 );
 
-/// The load that is to be compared.
+/// Load to verify.
 pub(crate) struct Loaded {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
-    /// Whether the caller selected these tensors by their names.
+    /// True if the caller selected these tensors by name.
     by_name: bool,
 }
 
 impl Loaded {
-    /// The load of `tensors` by `plan`, which the caller selected `by_name` or otherwise.
+    /// Describes the load of `tensors` by `plan`; `by_name` tells how the caller selected them.
     pub(crate) fn new(plan: &Arc<Plan>, tensors: &Arc<[TensorInfo]>, by_name: bool) -> Self {
         Self {
             plan: Arc::clone(plan),
@@ -67,12 +70,14 @@ impl Loaded {
     }
 }
 
-/// What is to be compared in a load, unless nothing is: with what is `given`, or else what there is. Takes no
-/// longer than `limit`: storage may have died since the checkpoint was opened.
+/// Returns the comparisons to make during a load, or `None` if verification is off. Compares with
+/// `given` if there is any, else with the expectations that it finds. Takes no longer than `limit`:
+/// the storage may have failed since the checkpoint was opened.
 ///
 /// # Errors
 ///
-/// As [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] if not each shard has an expectation; [`ErrorKind::TimedOut`].
+/// Fails like [`Check::new`] and [`find()`]; [`ErrorKind::InvalidRequest`] unless there is one
+/// expectation per shard; [`ErrorKind::TimedOut`].
 pub(crate) fn check(
     checkpoint: &Checkpoint,
     loaded: Loaded,

@@ -1,4 +1,5 @@
-//! All that is said of a source's bytes, by whom, and what nobody says. Pure.
+//! Digests stated for a source, by authority, and the reasons why other authorities state none.
+//! Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,33 +9,34 @@ use super::digest::{Algorithm, Digest};
 use super::expected::{Expectation, Expected, implied_header, no_sha256};
 use super::manifest::ManifestFile;
 
-/// Which digests count.
+/// Algorithms whose digests are accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counting {
     All,
     Sha256,
 }
 
-/// What one authority says of one source.
+/// Digests of one source by one authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Statement {
-    /// Who, for people.
+    /// Display name of the authority.
     pub(super) by: String,
     pub(super) len: Option<u64>,
-    /// Of all bytes; one for each algorithm.
+    /// Digests of all bytes, one per algorithm.
     pub(super) whole: Vec<Digest>,
     pub(super) tensors: BTreeMap<String, TensorStatement>,
 }
 
-/// What it says of a tensor.
+/// Digests of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TensorStatement {
-    /// From the start of the source.
+    /// Byte range from the start of the source.
     pub(super) range: Range<u64>,
     pub(super) digests: Vec<Digest>,
 }
 
-/// What is known of one source: the strongest authority first, and why others say nothing.
+/// Statements about one source, the strongest authority first, and the reasons why others state
+/// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Known {
     pub(super) statements: Vec<Statement>,
@@ -42,7 +44,7 @@ pub(super) struct Known {
 }
 
 impl Statement {
-    /// Of all bytes only.
+    /// Creates a statement about the whole source only.
     pub(super) fn of_whole(by: impl Into<String>, whole: Vec<Digest>) -> Self {
         Self {
             by: by.into(),
@@ -52,7 +54,7 @@ impl Statement {
         }
     }
 
-    /// What a manifest says.
+    /// Converts the entry of a manifest.
     pub(super) fn of_manifest(by: impl Into<String>, file: &ManifestFile) -> Self {
         let tensors = file.tensors.iter().map(|(name, tensor)| {
             let said = TensorStatement {
@@ -71,14 +73,14 @@ impl Statement {
 }
 
 impl Known {
-    /// Whether somebody says what counts.
+    /// Returns whether any authority has an accepted digest.
     pub(super) fn suffices(&self, counting: Counting) -> bool {
         let mut statements = self.statements.iter();
         statements.any(|statement| statement.counts(counting))
     }
 
-    /// What a load compares with: the strongest authority of those that have what counts, and of its checksums the one that costs
-    /// least.
+    /// Returns the expectation for a load: from the strongest authority with an accepted digest,
+    /// and of its digests the cheapest.
     pub(super) fn into_expectation(self, counting: Counting) -> Expectation {
         let is_it = |statement: &Statement| statement.counts(counting);
         let Some(at) = self.statements.iter().position(is_it) else {
@@ -111,12 +113,12 @@ impl Statement {
         digests.any(|digest| counting.counts(digest))
     }
 
-    /// What the others of its digests say of the header. Of its own tensors, not those that a checkpoint has of the file: an index may
-    /// leave some out.
+    /// Derives the digest of the header from the other digests. Uses the statement's own tensors,
+    /// not those that a checkpoint has of the file: an index may leave some out.
     fn header(&self, counting: Counting) -> Option<Digest> {
         let mut tensors: Vec<_> = self.tensors.values().collect();
         tensors.sort_by_key(|said| (said.range.start, said.range.end));
-        // Who says nothing of any tensor does not say that there is none.
+        // A statement without tensors does not say that the file has none.
         if tensors.is_empty() {
             return None;
         }
@@ -129,7 +131,7 @@ impl Statement {
 }
 
 impl Counting {
-    /// As a load was asked for.
+    /// Returns the algorithms that the requested verification accepts.
     pub(super) fn of(choice: &Verify) -> Self {
         match choice {
             Verify::Off | Verify::Auto | Verify::Require | Verify::Manifest(_) => Self::All,
@@ -141,7 +143,8 @@ impl Counting {
         self == Self::All || digest.algorithm() == Algorithm::Sha256
     }
 
-    /// One that combines, if there is one and it counts; of these the one that finds most.
+    /// Returns an accepted digest that combines, if there is one; among these, the one that detects
+    /// most.
     fn cheapest(self, digests: &[Digest]) -> Option<Digest> {
         let cost = |digest: &&Digest| match digest.algorithm() {
             Algorithm::Crc64Nvme => 0,
@@ -162,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_compares_with_the_first_and_by_what_combines() {
+    fn expectation_prefers_first_authority_and_combining_digest() {
         let sha = digest(&format!("sha256:{}", "ab".repeat(32)));
         let (crc, short) = (
             digest("crc64nvme:0123456789abcdef"),

@@ -1,4 +1,4 @@
-//! Writes a manifest: whole or not at all, and never over another one unless asked to.
+//! Writes a manifest atomically, and never over an existing one unless requested.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -9,20 +9,20 @@ use rustix::io::Errno;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What the name of a manifest in progress ends with.
+/// Suffix of the temporary file of a manifest.
 const PARTIAL: &str = ".tload-partial";
 
-/// Removed again unless it got its name.
+/// Temporary file, removed on drop unless it was renamed.
 struct Partial(PathBuf);
 
 impl Drop for Partial {
     fn drop(&mut self) {
-        // There is nobody to tell, and the next attempt replaces it.
+        // The error cannot be reported here, and the next attempt replaces the file.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// A manifest that is going to be written: the file in progress is there, so the folder can be written to.
+/// Manifest to be written. Its temporary file exists, so the folder is writable.
 pub(super) struct Begun {
     path: PathBuf,
     folder: PathBuf,
@@ -30,15 +30,15 @@ pub(super) struct Begun {
 }
 
 impl Begun {
+    /// Creates the temporary file for a manifest at `path`.
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidRequest`] for what is no path of a file, and what creating one runs into.
+    /// [`ErrorKind::InvalidRequest`] if `path` is not the path of a file; errors of creating one.
     pub(super) fn at(path: &Path) -> Result<Self> {
         let (Some(name), Some(folder)) = (path.file_name(), path.parent()) else {
-            return Err(
-                Error::new(ErrorKind::InvalidRequest, "is no path of a file")
-                    .with_location(path.display()),
-            );
+            return Err(Error::new(ErrorKind::InvalidRequest, "is not a file path")
+                .with_location(path.display()));
         };
         let folder = if folder.as_os_str().is_empty() {
             Path::new(".")
@@ -61,7 +61,8 @@ impl Begun {
         &self.path
     }
 
-    /// A file of our own: not one left by a crash or begun by somebody else, nor where a link leads.
+    /// Creates a new file: never reuses one left by a crash or created by another process, and does
+    /// not follow a link.
     fn create(&self) -> Result<File> {
         match std::fs::remove_file(&self.partial.0) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(self.failed(error)),
@@ -77,11 +78,11 @@ impl Begun {
     }
 }
 
-/// Puts `text` where it was begun, on disk when this returns.
+/// Writes `text` to the path given to [`Begun::at`]; it is on disk when this returns.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for one that is there unless `replace`, and what writing runs into.
+/// [`ErrorKind::InvalidRequest`] if the file exists, unless `replace`; errors of writing.
 pub(super) fn write(begun: &Begun, text: &[u8], replace: bool) -> Result<()> {
     let failed = |error| begun.failed(error);
     let mut file = begun.create()?;
@@ -92,9 +93,9 @@ pub(super) fn write(begun: &Begun, text: &[u8], replace: bool) -> Result<()> {
     sync_folder(&begun.folder).map_err(failed)
 }
 
-/// The error for a manifest that is there already.
+/// Returns the error for a manifest that exists.
 pub(super) fn is_there(path: &Path) -> Error {
-    Error::new(ErrorKind::InvalidRequest, "is there already")
+    Error::new(ErrorKind::InvalidRequest, "already exists")
         .with_location(path.display())
         .with_hint("use --force (force=True) to replace it, or write to another path")
 }
@@ -107,7 +108,7 @@ fn give_name(partial: &Path, path: &Path, replace: bool) -> Result<()> {
     match renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => Err(is_there(path)),
-        // Not every file system can look and rename at once.
+        // Not every file system supports RENAME_NOREPLACE.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             if path.symlink_metadata().is_ok() {
                 return Err(is_there(path));
@@ -118,10 +119,10 @@ fn give_name(partial: &Path, path: &Path, replace: bool) -> Result<()> {
     }
 }
 
-/// Has the names in a folder written to disk, on file systems that can be asked to.
+/// Syncs the names in a folder to disk, on file systems that support it.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a folder, of which nothing is read"
+    reason = "a folder, whose contents are not read"
 )]
 fn sync_folder(folder: &Path) -> io::Result<()> {
     match File::open(folder)?.sync_all() {
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_begun_and_not_written_leaves_nothing() {
+    fn unwritten_manifest_leaves_no_file() {
         let folder = tempfile::tempdir().expect("a folder");
         let begun = Begun::at(&folder.path().join("m.json")).expect("can be written");
         let count = || std::fs::read_dir(folder.path()).expect("a folder").count();
@@ -164,9 +165,9 @@ mod tests {
             "left by a crash",
         )
         .expect("a file");
-        put(&path, b"one", false).expect("is not there yet");
+        put(&path, b"one", false).expect("does not exist yet");
         assert_eq!((text().as_str(), names()), ("one", vec!["m.json".into()]));
-        let error = put(&path, b"two", false).expect_err("is there");
+        let error = put(&path, b"two", false).expect_err("exists");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!((text().as_str(), names()), ("one", vec!["m.json".into()]));
         put(&path, b"three", true).expect("replaces");

@@ -1,23 +1,24 @@
-//! What is wrong with JSON from elsewhere, without what it says: a file that is no manifest may be anybody's, and errors are shown and
-//! kept.
+//! Describes errors in untrusted JSON without repeating its contents: a file that is not a manifest
+//! may be anyone's, and errors are displayed and logged.
 
-/// Where it is wrong and what was wanted there. Of what stands there nothing is repeated.
+/// Returns the position of an error and the value wanted there. Never quotes the text at that
+/// position.
 pub(super) fn wrong_json(error: &serde_json::Error) -> String {
     let text = error.to_string();
     if !error.is_data() {
-        // A text of the parser's own.
+        // Syntax errors hold only the parser's own text.
         return text;
     }
     let quoted = ["invalid type: ", "invalid value: ", "invalid length "];
     if quoted.iter().any(|start| text.starts_with(start)) {
-        // The last one is the parser's, whatever was found.
+        // The last occurrence is the parser's, whatever the text holds.
         let wanted = text.rsplit_once(", expected ").map(|(_, wanted)| wanted);
         return wanted.map_or_else(|| place(error), |wanted| format!("wanted {wanted}"));
     }
     if text.starts_with("unknown ") {
         return format!("unknown field{}", place(error));
     }
-    // Names of our own fields, and texts of our own.
+    // Holds only names of our own fields, or our own text.
     text
 }
 
@@ -40,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_there_is_not_repeated() {
+    fn json_error_does_not_quote_input() {
         for (json, wanted) in [
             (r#"{"bytes":"hunter2"}"#, "wanted u64 at line 1 column 18"),
             (

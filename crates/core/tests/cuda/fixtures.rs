@@ -1,4 +1,4 @@
-//! Files to load, what is in them, and what came of loading them.
+//! Files to load, their contents, and the outcomes of loads.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::stub::bytes;
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Every tensor's bytes, as they were written.
+/// Bytes of every tensor, as written.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Files that are being written, and what is in them. The folder goes with it.
+/// Files that are being written, and their contents. Dropping it removes the folder.
 pub(crate) struct Files {
     folder: TempDir,
     pub(crate) contents: Contents,
@@ -29,12 +29,12 @@ impl Files {
         }
     }
 
-    /// One file of `count` U8 tensors of `len` bytes each: `t0`, `t1`, …
+    /// Creates one file of `count` U8 tensors of `len` bytes each: `t0`, `t1`, …
     pub(crate) fn even(seed: u64, count: usize, len: usize) -> Self {
         Self::of_lengths(seed, &vec![len; count])
     }
 
-    /// One file of U8 tensors of these lengths: `t0`, `t1`, …
+    /// Creates one file of U8 tensors of these lengths: `t0`, `t1`, …
     pub(crate) fn of_lengths(seed: u64, lengths: &[usize]) -> Self {
         let mut files = Self::new();
         let mut rng = Rng::new(seed);
@@ -47,7 +47,7 @@ impl Files {
         files
     }
 
-    /// Writes a shard; one with `padding` has its tensors at odd places.
+    /// Writes a shard; with `padding`, its tensors are unaligned.
     pub(crate) fn shard(
         &mut self,
         name: &str,
@@ -89,7 +89,7 @@ impl Files {
             .collect();
         let padding = rng.once_in(3).then(|| rng.index(100));
         if padding.is_none() {
-            // As writers do it: wide elements first, so that every tensor is aligned.
+            // Wide elements first, as writers do, so that every tensor is aligned.
             tensors.sort_by_key(|(_, dtype, _, _)| std::cmp::Reverse(dtype.alignment()));
         }
         self.shard(name, tensors, padding);
@@ -99,7 +99,7 @@ impl Files {
         self.folder.path()
     }
 
-    /// The file of a shard.
+    /// Returns the path of a shard.
     pub(crate) fn file(&self, shard: &str) -> PathBuf {
         self.path().join(format!("{shard}.safetensors"))
     }
@@ -112,7 +112,7 @@ impl Files {
         self.contents.values().map(|bytes| bytes.len() as u64).sum()
     }
 
-    /// That these are all of the tensors, byte for byte.
+    /// Asserts that these are all of the tensors, byte for byte.
     pub(crate) fn assert_all(&self, tensors: &[Tensor]) {
         assert_all(&self.contents, tensors);
     }
@@ -151,7 +151,7 @@ pub(crate) fn load(loader: &Loader) -> Result<(Vec<Tensor>, Report)> {
     Ok((tensors, stream.report()))
 }
 
-/// The error that ends a load, however far it comes.
+/// Returns the error that ends a load, at whatever point.
 pub(crate) fn failure(stream: Result<TensorStream>) -> Error {
     match stream {
         Err(error) => error,
@@ -164,7 +164,7 @@ pub(crate) fn failure(stream: Result<TensorStream>) -> Error {
     }
 }
 
-/// The number of bytes that an error's hint says would do.
+/// Returns the number of bytes that an error's hint says would suffice.
 pub(crate) fn hinted(error: &Error) -> u64 {
     let hint = error.hint().expect("says what to do");
     let number = hint.split("at least ").nth(1);

@@ -1,5 +1,6 @@
-//! The whole CUDA path on a driver over host memory: `crates/cuda-stub`. One test at a time: the driver's faults, delays and
-//! counts are the process's. What needs a process of its own starts one: `processes.rs`.
+//! The whole CUDA path on a driver over host memory: `crates/cuda-stub`. One test at a time: the
+//! driver's faults, delays and counts belong to the process. Tests that need a process of their own
+//! start one: `processes.rs`.
 
 mod allocators;
 mod budgets;

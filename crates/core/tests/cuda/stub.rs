@@ -1,4 +1,4 @@
-//! The driver of these tests: alone with it, and a look into its memory.
+//! The driver of these tests: exclusive access to it, and access to its memory.
 
 #![expect(unsafe_code, reason = "looks into memory that the stub calls a device")]
 
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tload::{Tensor, release_staging};
 use tload_cuda_stub::Stub;
 
-/// How long tests wait for what must come.
+/// Maximum wait of a test for an event.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the driver counts, and nobody may leave behind.
+/// Kinds of objects that the driver counts, and that must not be leaked.
 const KINDS: [&str; 7] = [
     "allocations",
     "allocated_bytes",
@@ -22,13 +22,13 @@ const KINDS: [&str; 7] = [
     "host_allocations",
 ];
 
-/// The driver, to oneself. At the end: nothing may have been left behind or done wrong.
+/// Exclusive access to the driver. On drop, asserts that nothing was leaked or misused.
 pub(crate) struct Cuda {
     pub(crate) stub: &'static Stub,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Takes the driver, as new.
+/// Locks the driver and resets it.
 pub(crate) fn cuda() -> Cuda {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +42,7 @@ pub(crate) fn cuda() -> Cuda {
 }
 
 impl Cuda {
-    /// That nobody has used or freed memory without being ordered behind its other uses.
+    /// Asserts that no memory was used or freed without being ordered behind its other uses.
     pub(crate) fn assert_in_order(&self) {
         assert_eq!(
             self.stub.count("violations"),
@@ -52,7 +52,7 @@ impl Cuda {
         );
     }
 
-    /// That nothing is left of any load, once the lanes of those that were dropped have ended.
+    /// Asserts that nothing is left of any load, after the lanes of dropped loads have ended.
     pub(crate) fn assert_nothing_left(&self) {
         let left = || {
             release_staging();
@@ -66,11 +66,12 @@ impl Cuda {
             std::thread::yield_now();
         }
         assert_eq!(left(), [], "left behind");
-        // A context that goes takes with it what is in it: that must have been nothing.
+        // A destroyed context takes its contents with it: it must have been empty.
         assert_eq!(self.stub.count("abandoned"), 0, "left in a context");
     }
 
-    /// After a fault: everything of the load is gone, and the driver is as new. Nothing is expected of what was in a lost context.
+    /// Asserts after a fault that everything of the load is gone, and resets the driver. Objects in
+    /// a lost context are ignored.
     pub(crate) fn recover(&self) {
         self.assert_in_order();
         let started = Instant::now();
@@ -94,7 +95,8 @@ impl Drop for Cuda {
     }
 }
 
-/// What is in a tensor, wherever it is. The stub's device memory is memory of this process.
+/// Returns the bytes of a tensor, on any device. The stub's device memory is memory of this
+/// process.
 pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
     if tensor.byte_len() == 0 {
         return Vec::new();
@@ -103,7 +105,7 @@ pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
         return tensor.bytes().to_vec();
     }
     let len = usize::try_from(tensor.byte_len()).expect("small");
-    // SAFETY: the stub's memory is host memory, the tensor (or the test, of memory that it lends) keeps it, and all of its bytes
-    // have arrived.
+    // SAFETY: the stub's memory is host memory, the tensor (or the test, for memory that it lends)
+    // keeps it, and all of its bytes have arrived.
     unsafe { std::slice::from_raw_parts(tensor.as_ptr(), len) }.to_vec()
 }

@@ -1,4 +1,4 @@
-//! Wrong bytes do not reach a GPU's tensors, nor memory of the caller's.
+//! Wrong bytes reach neither a GPU's tensors nor the caller's memory.
 
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
@@ -15,7 +15,8 @@ const MIB: usize = 1 << 20;
 const TENSORS: usize = 6;
 const UNTOUCHED: u8 = 0xEE;
 
-/// Six tensors of a MiB, `t3` of which has a wrong bit at its end, and the digests of the right ones.
+/// Six tensors of one MiB, of which `t3` has a wrong bit at its end, and the digests of the right
+/// ones.
 struct Wrong {
     _folder: tempfile::TempDir,
     checkpoint: Checkpoint,
@@ -52,7 +53,7 @@ fn wrong(algorithm: Algorithm) -> Wrong {
     opened
         .and_then(|file| file.write_all_at(&[byte], at))
         .expect("a file of this test");
-    // As it is now: nobody changes it from here on.
+    // Its final state: it is not changed from here on.
     let checkpoint = Checkpoint::open(checkpoint.location()).expect("opens");
     Wrong {
         _folder: folder,
@@ -104,7 +105,7 @@ fn a_wrong_tensor_is_never_on_a_gpu() {
     }
 }
 
-/// The last piece of the wrong tensor is not written; what came before it may be.
+/// The last piece of the wrong tensor is not written; earlier pieces may be.
 #[test]
 #[expect(unsafe_code, reason = "lends memory to loads")]
 fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
@@ -115,7 +116,7 @@ fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
         let memory: Vec<_> = (0..TENSORS).map(lent).collect();
         let targets = memory.iter().enumerate().map(|(index, memory)| {
             let start = NonNull::from(&**memory).cast();
-            // SAFETY: the owner keeps the memory, and the test looks at it when the load is over.
+            // SAFETY: the owner keeps the memory, and the test reads it after the load.
             let target = unsafe { Target::host(start, MIB, Some(Arc::new(Arc::clone(memory)))) };
             (format!("t{index}"), target)
         });
@@ -124,7 +125,8 @@ fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
         let found = stream.by_ref().find_map(Result::err);
         assert_found(&found.expect("a bit is wrong"));
         drop((stream, loader));
-        // Its reads are of 200 kB: by the last of them, the one with the wrong bit, it is known. For a CRC that is whichever comes last.
+        // Its reads are of 200 kB: the error is known by the last of them, the one with the wrong
+        // bit. For a CRC that is the read that completes last.
         let untouched = |bytes: &[u8]| bytes.iter().all(|byte| *byte == UNTOUCHED);
         let unwritten = memory[3].chunks(4096).filter(|bytes| untouched(bytes));
         assert!(unwritten.count() > 0, "all of the wrong tensor was written");

@@ -1,4 +1,5 @@
-//! The table as a page of the docs. It is written from the rows, and must be what it would be if it were written now.
+//! The table as a page of the docs. It is generated from the rows, and must equal the committed
+//! page.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -46,7 +47,7 @@ fn heading(place: Place) -> &'static str {
     }
 }
 
-/// Faults that no row can make: what goes wrong, what comes of it, and the test that shows it.
+/// Faults that no row can cause: the fault, its outcome, and the test for it.
 const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the files of ranks have equal headers",
@@ -96,12 +97,12 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
         "loads, in less than 4 MiB",
-        "crates/core/tests/bombs.rs::a_sparse_file_on_an_overlay_takes_memory_for_what_is_selected",
+        "crates/core/tests/bombs.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
     ),
     (
         "a folder has half a million numbered names",
         "they are checked in one pass",
-        "crates/core/src/format/shards.rs::half_a_million_names_are_checked_in_one_pass",
+        "crates/core/src/format/shards.rs::missing_shard_is_linear",
     ),
     (
         "a list of a store never ends",
@@ -116,12 +117,12 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the last check of a load panics",
         "an error of the load",
-        "crates/core/src/stream/ending.rs::a_panic_of_the_last_check_is_an_error_of_the_load",
+        "crates/core/src/stream/ending.rs::panic_in_final_check_becomes_load_error",
     ),
     (
         "a process forks while its threads load",
         "the child loads, and waits for no lock",
-        "tests/test_fork.py::test_children_of_a_process_that_loads_wait_for_no_lock_of_its_threads",
+        "tests/test_fork.py::test_forked_child_never_waits_for_parent_locks",
     ),
 ];
 

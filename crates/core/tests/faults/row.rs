@@ -1,29 +1,29 @@
-//! One fault: where it is, how it is made, who meets it, and what comes of it.
+//! One fault: its place, its cause, the engines that meet it, and the outcome.
 
 use std::fmt;
 
 use tload::{Error, ErrorKind, Report};
 
-/// Where something goes wrong.
+/// Place of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Files, on a file system that fails.
+    /// Files, on a failing file system.
     Files,
-    /// Objects, in a store that fails.
+    /// Objects, in a failing store.
     Objects,
     /// A GPU and its driver.
     Devices,
-    /// What is in the file.
+    /// Contents of the file.
     Contents,
 }
 
-/// How bytes are read.
+/// Means of reading bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
     Uring,
     TokioUring,
     Pread,
-    /// Files shown as memory.
+    /// Memory-mapped files.
     Map,
     Object,
 }
@@ -40,23 +40,23 @@ impl Via {
     }
 }
 
-/// The engines that copy files into memory.
+/// Engines that copy files into memory.
 pub(crate) const ALL_ON_FILES: &[Via] = &[Via::Uring, Via::TokioUring, Via::Pread];
 
-/// Whether something was asked for again.
+/// Occurrence of a retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retried {
     No,
-    /// And it is counted.
+    /// Retried and counted.
     Yes,
-    /// Below us: the kernel asks again by itself, and nobody is told.
+    /// Below tload: the kernel retries by itself, without telling.
     ByKernel,
 }
 
-/// What an error names beside what failed.
+/// Details that an error names beside the operation that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// The load has no one place.
+    /// The load has no single location.
     Nothing,
     /// The file or object.
     Location,
@@ -68,19 +68,21 @@ pub(crate) enum Names {
     TensorAndRange,
 }
 
-/// What comes of a fault.
+/// Outcome of a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// Every byte is right.
     Loads(Retried),
-    /// One byte is wrong, and nobody can know without something to compare with.
+    /// One byte is wrong, which is undetectable without something to compare with.
     Wrong,
-    /// An error at the end, of this kind, which says all of this and names the file; what was handed out before it may be of two states.
+    /// An error of this kind at the end, whose message contains these texts and names the file; the
+    /// tensors handed out before it may belong to two states.
     Mixed {
         kind: ErrorKind,
         says: &'static [&'static str],
     },
-    /// An error of this kind, which says all of this; what was handed out before it is right.
+    /// An error of this kind, whose message contains these texts; the tensors handed out before it
+    /// are right.
     Fails {
         kind: ErrorKind,
         says: &'static [&'static str],
@@ -103,29 +105,29 @@ pub(crate) const fn fails(
     }
 }
 
-/// A row of the table, without how it is run.
+/// Row of the table, without the function that runs it.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) place: Place,
-    /// What goes wrong, in words.
+    /// Description of the fault.
     pub(crate) fault: &'static str,
-    /// How the test makes it so.
+    /// Means by which the test causes the fault.
     pub(crate) made: String,
     pub(crate) engines: &'static [Via],
     pub(crate) outcome: Outcome,
 }
 
-/// How a load ended.
+/// End of a load.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Bytes of tensors that were handed out and are not those of the source.
+    /// Bytes of tensors that were handed out and differ from the source.
     pub(crate) wrong_bytes: usize,
-    /// Whether all tensors were handed out.
+    /// True if all tensors were handed out.
     pub(crate) is_whole: bool,
-    /// Bytes of the file that the error names, if it names one.
+    /// Length of the file that the error names, if it names one.
     pub(crate) file_len: Option<u64>,
     pub(crate) error: Option<Error>,
-    /// None if it never began.
+    /// Report; `None` if the load never began.
     pub(crate) report: Option<Report>,
 }
 
@@ -157,7 +159,7 @@ impl fmt::Display for Ended {
 }
 
 impl Row {
-    /// What is not as the row says.
+    /// Returns the deviations from the row.
     pub(crate) fn complaints(&self, ended: &Ended) -> Vec<String> {
         let claims = match self.outcome {
             Outcome::Loads(retried) => [loads(ended), vec![retries(ended, retried)]].concat(),

@@ -1,4 +1,5 @@
-//! Runs every row with every engine it is for: the outcome is the one that the row says, nothing hangs, and nothing is left behind.
+//! Runs every row with each of its engines: the outcome is as the row states, nothing hangs, and
+//! nothing is left behind.
 
 use crate::bench::alone;
 use crate::requirement::say;
@@ -6,10 +7,10 @@ use crate::row::{Ended, Place, Row, Via};
 use crate::traces::Traces;
 use crate::{in_contents, on_devices, on_files, on_objects};
 
-/// Fewer rows than this, and the table has shrunk.
+/// Lower bound that detects a table that has shrunk.
 const ROWS_MIN: usize = 80;
 
-/// All rows, in the order of the page.
+/// Returns all rows, in the order of the page.
 pub(crate) fn all() -> Vec<Row> {
     let files = on_files::rows().into_iter().map(|fault| fault.row);
     let objects = on_objects::rows().into_iter().map(|fault| fault.row);
@@ -22,7 +23,7 @@ pub(crate) fn all() -> Vec<Row> {
         .collect()
 }
 
-/// What was not as it should be, row by row.
+/// Deviations, row by row.
 #[derive(Default)]
 struct Findings {
     complaints: Vec<String>,
@@ -61,7 +62,7 @@ impl Findings {
     }
 }
 
-/// Prints what became of every row.
+/// Returns whether to print the outcome of every row.
 fn verbose() -> bool {
     crate::requirement::variable("TLOAD_SHOW").is_some()
 }
@@ -89,7 +90,7 @@ fn faults_of_files_end_as_the_table_says() {
 #[test]
 fn faults_of_objects_end_as_the_table_says() {
     let _alone = alone();
-    // What the process needs once.
+    // Sets up the resources that the process needs once.
     on_objects::warm_up();
     let mut findings = Findings::default();
     for fault in on_objects::rows() {

@@ -1,18 +1,19 @@
-//! What a load may leave behind: descriptors, threads and memory. Nothing of them may be there when it is over.
+//! Resources that a load may leak: descriptors, threads and memory. All must be gone after the
+//! load.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The kernel takes rings apart after they are closed, and lanes that were left behind end when their reads do.
+/// The kernel frees rings after they are closed, and orphaned lanes end when their reads do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Of this process.
+/// Resources of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traces {
     descriptors: usize,
-    /// Of loads: those of tests come and go.
+    /// Threads of loads; those of tests come and go.
     threads: usize,
-    /// Bytes mapped for tensors, on the way or final.
+    /// Bytes mapped for tensors, in progress or final.
     memory: usize,
 }
 
@@ -27,7 +28,7 @@ impl Traces {
         }
     }
 
-    /// What is more than it was, once it has had time to go.
+    /// Describes the resources that have grown, after waiting for them to shrink.
     pub(crate) fn left_since(self) -> Option<String> {
         let started = Instant::now();
         loop {
@@ -46,7 +47,7 @@ impl Traces {
     }
 }
 
-/// Threads of loads: ours, and those that the kernel runs for our rings.
+/// Counts the threads of loads: tload's own, and those that the kernel runs for its rings.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let names = tasks.filter_map(|task| name(&task.ok()?.path()));
@@ -55,7 +56,7 @@ fn threads() -> usize {
         .count()
 }
 
-/// None of a thread that has just ended.
+/// Returns the name of a thread; `None` if it has just ended.
 fn name(task: &Path) -> Option<String> {
     std::fs::read_to_string(task.join("comm")).ok()
 }

@@ -1,4 +1,4 @@
-//! Which files and tensors make up a checkpoint, and what is wrong when they do not.
+//! Selection of the files and tensors of a checkpoint, and errors for incomplete ones.
 
 use std::path::Path;
 
@@ -24,7 +24,7 @@ fn names(checkpoint: &Checkpoint) -> Vec<&str> {
 }
 
 #[test]
-fn one_file_by_path_and_by_url() {
+fn single_file_opens_by_path_and_by_url() {
     let folder = folder();
     let file = even("a", 1, 3, 1000);
     let path = write(&folder.path().join("with space.safetensors"), &file);
@@ -38,7 +38,7 @@ fn one_file_by_path_and_by_url() {
 }
 
 #[test]
-fn a_folder_without_an_index_is_read_in_the_order_people_count() {
+fn folder_without_index_is_read_in_natural_order() {
     let folder = folder();
     for number in [10, 2, 1] {
         let file = even(&format!("{number}."), number, 2, 100);
@@ -47,7 +47,7 @@ fn a_folder_without_an_index_is_read_in_the_order_people_count() {
             &file,
         );
     }
-    write(&folder.path().join(".hidden.safetensors"), b"not looked at");
+    write(&folder.path().join(".hidden.safetensors"), b"ignored");
     write(&folder.path().join("config.json"), b"{}");
     let checkpoint = open(folder.path()).expect("opens");
     assert_eq!(
@@ -73,7 +73,7 @@ fn a_list_is_read_in_its_own_order() {
     let tensors: Vec<_> = stream.map(|tensor| tensor.expect("loads")).collect();
     assert_all(&tensors, &[&files[0], &files[1]]);
 
-    let error = Checkpoint::open_all(&[]).expect_err("nothing to open");
+    let error = Checkpoint::open_all(&[]).expect_err("an empty list");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     let error = Checkpoint::open_all(&[location(&paths[0]), location(&paths[0])]);
     let error = error.expect_err("the same file twice");
@@ -90,7 +90,7 @@ fn a_list_is_read_in_its_own_order() {
 }
 
 #[test]
-fn a_shard_name_gives_terminals_no_orders() {
+fn control_characters_in_shard_name_are_escaped() {
     let folder = folder();
     write(&folder.path().join("a\x1b[31m.safetensors"), b"short");
     let index = index(
@@ -104,12 +104,12 @@ fn a_shard_name_gives_terminals_no_orders() {
 }
 
 #[test]
-fn an_index_decides_which_shards_and_tensors_count() {
+fn index_selects_shards_and_tensors() {
     let folder = folder();
     let shards = [even("a", 1, 3, 100), even("b", 2, 2, 100)];
     write(&folder.path().join("x-10.safetensors"), &shards[0]);
     write(&folder.path().join("x-9.safetensors"), &shards[1]);
-    // Neither looked at nor valid.
+    // Invalid, and never opened.
     write(&folder.path().join("other.safetensors"), b"rubbish");
     let path = index(
         folder.path(),
@@ -139,12 +139,12 @@ fn an_index_decides_which_shards_and_tensors_count() {
 }
 
 #[test]
-fn an_index_decides_between_shards_with_the_same_tensor() {
+fn index_resolves_tensor_found_in_two_shards() {
     let folder = folder();
     let shards = [even("a", 1, 1, 100), even("a", 2, 1, 100)];
     write(&folder.path().join("1.safetensors"), &shards[0]);
     write(&folder.path().join("2.safetensors"), &shards[1]);
-    let error = open(folder.path()).expect_err("nothing decides");
+    let error = open(folder.path()).expect_err("the tensor is in two shards");
     assert_eq!(error.kind(), ErrorKind::InvalidFormat);
     assert_eq!(error.tensor(), Some("a0"));
     assert!(error.message().contains("1.safetensors"), "{error}");
@@ -164,7 +164,7 @@ fn an_index_decides_between_shards_with_the_same_tensor() {
 }
 
 #[test]
-fn an_index_tells_shards_of_the_same_name_in_two_folders_apart() {
+fn index_distinguishes_equal_shard_names_in_two_folders() {
     let folder = folder();
     let shards = [even("a", 1, 2, 100), even("a", 2, 2, 100)];
     write(&folder.path().join("one/m.safetensors"), &shards[0]);
@@ -182,7 +182,7 @@ fn an_index_tells_shards_of_the_same_name_in_two_folders_apart() {
 }
 
 #[test]
-fn what_an_index_promises_must_be_there() {
+fn shard_or_tensor_missing_from_index_target_is_error() {
     let folder = folder();
     write(&folder.path().join("1.safetensors"), &even("a", 1, 2, 100));
     let name = "model.safetensors.index.json";
@@ -216,16 +216,16 @@ fn what_an_index_promises_must_be_there() {
     );
 }
 
-/// The file is sparse: an attempt to read it would need a terabyte of memory.
+/// The file is sparse: reading it would take a terabyte of memory.
 #[test]
-fn an_index_beyond_the_limit_is_refused_by_its_length() {
+fn index_over_limit_is_refused_by_its_length() {
     let folder = folder();
     let path = index(folder.path(), "model.safetensors.index.json", &[("a", "1")]);
     for (len, is_refused) in [(100_000_000, false), (100_000_001, true), (1 << 40, true)] {
         let file = std::fs::OpenOptions::new().write(true).open(&path);
         file.and_then(|file| file.set_len(len))
             .expect("holes cost nothing");
-        let error = open(&path).expect_err("no index");
+        let error = open(&path).expect_err("not a valid index");
         assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{error}");
         let wanted = format!("an index has at most 100000000 bytes, this one has {len}");
         assert_eq!(error.message() == wanted, is_refused, "{error}");
@@ -233,7 +233,7 @@ fn an_index_beyond_the_limit_is_refused_by_its_length() {
 }
 
 #[test]
-fn of_several_indexes_the_usual_one_is_taken() {
+fn standard_index_name_wins_among_several() {
     let folder = folder();
     for shard in ["1", "2"] {
         let name = format!("{shard}.safetensors");
@@ -256,14 +256,17 @@ fn of_several_indexes_the_usual_one_is_taken() {
         "model.safetensors.index.json",
         &[("10", "1.safetensors")],
     );
-    assert_eq!(names(&open(folder.path()).expect("the usual one")), ["10"]);
+    assert_eq!(
+        names(&open(folder.path()).expect("the standard name")),
+        ["10"]
+    );
     std::fs::remove_file(folder.path().join("model.safetensors.index.json")).expect("there");
     std::fs::remove_file(second).expect("there");
     assert_eq!(names(&open(folder.path()).expect("the only one")), ["10"]);
 }
 
 #[test]
-fn a_numbered_set_must_be_whole() {
+fn incomplete_numbered_set_is_error() {
     let folder = folder();
     let name = |number| format!("model-0000{number}-of-00003.safetensors");
     for number in [1, 3] {
@@ -284,7 +287,7 @@ fn a_numbered_set_must_be_whole() {
 }
 
 #[test]
-fn many_shards_are_opened_side_by_side_and_stay_in_order() {
+fn shards_opened_in_parallel_stay_in_order() {
     let folder = folder();
     let files: Vec<_> = (0..64)
         .map(|number| even(&format!("{number}."), number, 3, 5000))
@@ -298,7 +301,7 @@ fn many_shards_are_opened_side_by_side_and_stay_in_order() {
     let files: Vec<_> = files.iter().map(Vec::as_slice).collect();
     assert_all(&load(folder.path(), Options::default()), &files);
 
-    // The first broken one in the order of the shards is named, whichever thread met which first.
+    // The error names the first broken shard in shard order, whatever the order of the threads.
     for number in [63, 40, 17] {
         write(
             &folder.path().join(format!("{number}.safetensors")),
@@ -336,7 +339,7 @@ fn the_metadata_of_all_shards_is_merged() {
 }
 
 #[test]
-fn what_is_not_there_or_not_a_file_is_named() {
+fn missing_or_irregular_file_is_named_in_error() {
     let folder = folder();
     let missing = folder.path().join("missing");
     let error = open(&missing).expect_err("missing");
@@ -373,7 +376,7 @@ fn what_is_not_there_or_not_a_file_is_named() {
 }
 
 #[test]
-fn locations_that_cannot_be_read_say_why() {
+fn invalid_locations_have_their_error_kind() {
     for (text, kind) in [
         ("", ErrorKind::InvalidRequest),
         ("s3:///model", ErrorKind::InvalidRequest),

@@ -1,4 +1,5 @@
-//! The depth controller on models of storage: as fast as the best fixed depth, wherever the load starts.
+//! The depth controller on models of storage: as fast as the best fixed depth, from any start
+//! value.
 
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A model of storage, what is loaded from it, and how deep that may be.
+/// A model of storage, a scene that loads from it, and limits on its depth.
 struct Case {
     name: &'static str,
     storage: Storage,
@@ -21,7 +22,7 @@ struct Case {
     start_bytes: u64,
     most_bytes: u64,
     stride: u64,
-    /// From here on the load is to be steady.
+    /// Time from which on the rate must be steady.
     steady_from: Duration,
 }
 
@@ -56,7 +57,7 @@ impl Case {
             .run(&self.scene.plan(), &self.storage, depth, seed)
     }
 
-    /// The greatest of a measure over all fixed depths, and the depth.
+    /// Returns the maximum of a measure over all fixed depths, and that depth in bytes.
     fn oracle(&self, seed: u64, measure: impl Fn(&Outcome) -> f64) -> (f64, u64) {
         let plan = self.scene.plan();
         let each = self.sweep().map(|depth| {
@@ -67,7 +68,8 @@ impl Case {
     }
 }
 
-/// One disk; eight, with files on one each; eight, over which each file is striped.
+/// Returns models of one disk, of eight disks with each file on one of them, and of eight disks
+/// with each file striped over all.
 fn disks() -> [Storage; 3] {
     let ssd = Storage::new(ms(1), 3.0 * GB);
     let ssd = Storage {
@@ -156,7 +158,7 @@ fn cases(noise: f64) -> Vec<Case> {
     ]
 }
 
-/// What a load reached of the best fixed depth, by the same seed.
+/// Returns the result of an adaptive load as a share of the best fixed depth's, with equal seeds.
 #[expect(
     clippy::print_stdout,
     reason = "shown when a test fails, or with --show-output"
@@ -184,7 +186,7 @@ fn share_of_best(case: &Case, seed: u64, measure: impl Fn(&Outcome) -> f64) -> f
     share
 }
 
-/// On average over the seeds, and nearly so with each of them.
+/// Asserts the steady rate: at least 95 % of the best on average over the seeds, 92 % with each.
 #[expect(
     clippy::print_stdout,
     reason = "shown when a test fails, or with --show-output"
@@ -206,23 +208,23 @@ fn assert_steady(cases: Vec<Case>) {
 }
 
 #[test]
-fn on_every_model_it_is_as_fast_as_the_best_fixed_depth() {
+fn controller_matches_best_fixed_depth_on_every_model() {
     assert_steady(cases(0.0));
 }
 
 #[test]
-fn with_noise_too() {
+fn controller_matches_best_fixed_depth_with_noise() {
     assert_steady(cases(0.12));
 }
 
-/// The case of that name.
+/// Returns the case of this name.
 fn the(name: &str, noise: f64) -> Case {
     let mut cases = cases(noise).into_iter();
     cases.find(|case| case.name == name).expect("a case")
 }
 
 #[test]
-fn finding_out_costs_a_short_load_little() {
+fn search_for_depth_slows_short_loads_little() {
     for (mib, least) in [(64, 0.95), (300, 0.93), (1024, 0.93), (4096, 0.93)] {
         for seed in 0..10 {
             let mut case = the("one SSD", if seed == 0 { 0.0 } else { 0.12 });
@@ -233,17 +235,17 @@ fn finding_out_costs_a_short_load_little() {
     }
 }
 
-/// The rate from some time after a change on, as a share of the best fixed depth's.
+/// Returns the rate from some time after a change on, as a share of the best fixed depth's.
 fn after_change(case: &Case, seed: u64, from: u64) -> f64 {
     share_of_best(case, seed, |outcome| outcome.steady_rate(ms(from)))
 }
 
 #[test]
-fn it_follows_what_changes_in_mid_load() {
+fn controller_follows_changes_during_load() {
     let never = u64::MAX;
     for noise in [0.0, 0.12] {
         for seed in 0..5 {
-            // A neighbour leaves: what was deep enough no longer is.
+            // Another user of the disk leaves: the depth that was enough is too small now.
             let mut doubles = the("one SSD", noise);
             doubles.name = "rate doubles";
             doubles.storage.latency = ms(4);
@@ -271,7 +273,7 @@ fn it_follows_what_changes_in_mid_load() {
 }
 
 #[test]
-fn a_start_that_is_far_too_low_is_left_behind() {
+fn controller_recovers_from_start_far_too_low() {
     let mut case = the("S3, 90 MB/s per request", 0.0);
     case.start_bytes = 16 * MIB;
     case.steady_from = ms(2000);
@@ -280,7 +282,7 @@ fn a_start_that_is_far_too_low_is_left_behind() {
 }
 
 #[test]
-fn a_start_that_is_far_too_high_as_well() {
+fn controller_recovers_from_start_far_too_high() {
     for (name, mib) in [("one SSD", 256), ("collapses above 12 MiB", 64)] {
         let mut case = the(name, 0.0);
         case.start_bytes = mib * MIB;
@@ -292,7 +294,7 @@ fn a_start_that_is_far_too_high_as_well() {
 }
 
 #[test]
-fn a_fixed_depth_stays() {
+fn fixed_depth_never_changes() {
     let case = the("eight SSDs", 0.12);
     let outcome = case.run(Depth::fixed(7, 64 * MIB), 0);
     assert_eq!(outcome.report.settled, Settled::Fixed);
@@ -303,9 +305,10 @@ fn a_fixed_depth_stays() {
     assert!(outcome.most.bytes <= 10 * MIB);
 }
 
-/// Memory, or whoever takes it back, is what holds these loads up: more in flight would be memory for nothing.
+/// The budget, or the receiver that returns memory to it, limits these loads: more bytes in flight
+/// would use memory without any gain.
 #[test]
-fn a_slow_receiver_makes_nothing_deeper() {
+fn slow_receiver_does_not_increase_depth() {
     for (rate, budget) in [(0.1 * GB, 64 * MIB), (0.05 * GB, 256 * MIB)] {
         let mut case = the("network, 100 MB/s per file", 0.0);
         case.scene.file_bytes = 64 * MIB;
@@ -327,7 +330,7 @@ fn a_slow_receiver_makes_nothing_deeper() {
 }
 
 #[test]
-fn shards_one_after_another_climb_too() {
+fn controller_matches_best_fixed_depth_in_file_order() {
     let mut case = the("eight SSDs, striped", 0.0);
     case.scene.order = tload::Order::File;
     let share = share_of_best(&case, 0, |outcome| outcome.steady_rate(case.steady_from));

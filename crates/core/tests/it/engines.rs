@@ -1,4 +1,4 @@
-//! Every engine keeps the contract; what only real files can show.
+//! The engine contract for every engine, and behaviour that only real files can show.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use tload::{EngineChoice, ErrorKind, Location};
 use crate::files::folder;
 use crate::requirement;
 
-/// The request's sources as files in a folder, opened for a load.
+/// Writes the request's sources to files in a folder and opens them for a load.
 fn files(request: &EngineRequest<'_>, cache: Cache) -> (TempDir, Arc<[ReadFile]>) {
     let folder = folder();
     let refused = RefusedDirect::default();
     let open = |(index, bytes): (usize, &Vec<u8>)| {
         let path = crate::files::write(&folder.path().join(index.to_string()), bytes);
-        // What is in the page cache would be copied from there. And without dirty pages to write back first, direct reads are really
-        // in flight when an engine is dropped.
+        // Pages in the page cache would be copied from there. Also, without dirty pages to write
+        // back first, direct reads really are in flight when an engine is dropped.
         tload::probe::evict(&path).expect("just written");
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let file = ReadFile::open(Arc::new(source), cache, &refused).expect("opens");
@@ -142,7 +142,7 @@ fn the_simulation_keeps_the_contract() {
 
 #[test]
 #[should_panic(expected = "more jobs than the depth of 2")]
-fn the_simulation_notices_who_exceeds_its_depth() {
+fn simulation_panics_when_depth_is_exceeded() {
     let mut engine = SimEngine::new(vec![MemorySource::new("a", [0; 64])], SimConfig::new(0, 2));
     let slab = Slab::new(64, 3, Arc::<Bell>::default()).expect("maps");
     for extent in 0..3 {
@@ -160,7 +160,7 @@ fn job(slab: &Arc<Slab>, extent: usize, offset: u64, window: usize, needed: usiz
     }
 }
 
-/// One misaligned job and one aligned one on a file that is open for direct I/O.
+/// Runs an aligned job and a misaligned one on a file that is open for direct I/O.
 fn misaligned(kind: EngineKind, cache: Cache) -> (Vec<Done>, Arc<[ReadFile]>, Vec<u8>) {
     let contents = vec![Rng::new(1).bytes(100_000)];
     let slab = Slab::new(1 << 16, 4, Arc::<Bell>::default()).expect("maps");
@@ -188,7 +188,7 @@ fn kinds() -> Vec<EngineKind> {
 }
 
 #[test]
-fn a_refused_direct_read_goes_through_the_page_cache_and_is_remembered() {
+fn refused_direct_read_uses_page_cache_and_is_remembered() {
     if requirement::direct().is_none() {
         return;
     }
@@ -210,7 +210,7 @@ fn a_refused_direct_read_goes_through_the_page_cache_and_is_remembered() {
 }
 
 #[test]
-fn a_refused_direct_read_is_an_error_when_direct_was_demanded() {
+fn refused_direct_read_is_error_with_cache_direct() {
     if requirement::direct().is_none() {
         return;
     }
@@ -220,11 +220,11 @@ fn a_refused_direct_read_is_an_error_when_direct_was_demanded() {
         let error = done[1].result.as_ref().expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.hint(), Some("use cache=auto or cache=buffered"));
-        assert!(!files[0].is_refused(), "nobody else is affected");
+        assert!(!files[0].is_refused(), "later reads are not affected");
     }
 }
 
-/// `count` extents of one page each, one after another, with as many files in turn; all in flight together.
+/// Reads `count` extents of one page each, from each file in turn, with all of them in flight.
 fn read_pages(
     opened: &mut OpenedEngine,
     slab: &Arc<Slab>,
@@ -274,7 +274,8 @@ fn opened_on(
     )
 }
 
-/// More than `tokio-uring` registers; all in flight, and more tasks than its runtime runs in one go.
+/// More slots than `tokio-uring` registers, all in flight; also more tasks than its runtime runs in
+/// one turn.
 #[test]
 fn engines_read_into_more_slots_than_can_be_registered() {
     const SLOTS: usize = 1030;
@@ -290,9 +291,9 @@ fn engines_read_into_more_slots_than_can_be_registered() {
     }
 }
 
-/// An index alone says nothing: a slot of another slab has one too.
+/// The index of a slot does not identify it: slots of another slab have equal indexes.
 #[test]
-fn tokio_uring_reads_into_slots_that_are_not_the_registered_ones() {
+fn tokio_uring_reads_into_slots_of_unregistered_slab() {
     if requirement::tokio_uring().is_none() {
         return;
     }
@@ -304,9 +305,9 @@ fn tokio_uring_reads_into_slots_that_are_not_the_registered_ones() {
     read_pages(&mut opened, &registered, &contents, 8);
 }
 
-/// What a panic leaves in flight is finished or leaked: slots that are free again are nobody's.
+/// A panic waits for the reads in flight or leaks their memory: the kernel writes to no free slot.
 #[test]
-fn a_panic_with_reads_in_flight_frees_no_memory_under_the_kernel() {
+fn panic_with_reads_in_flight_frees_none_of_their_memory() {
     const SLOT_BYTES: usize = 1 << 20;
     for kind in kinds() {
         let slab = Slab::new(SLOT_BYTES, 16, Arc::<Bell>::default()).expect("maps");
@@ -328,7 +329,7 @@ fn a_panic_with_reads_in_flight_frees_no_memory_under_the_kernel() {
             .into_iter()
             .map(|lease| lease.fill_from(&[0xC3; 64]))
             .collect();
-        // Takes as long as the reads that were dropped would have taken.
+        // Takes as long as the dropped reads would have taken.
         for file in std::fs::read_dir(folder.path()).expect("lists") {
             let path = file.expect("listed").path();
             tload::probe::evict(&path).expect("ours");

@@ -1,4 +1,5 @@
-//! What loads are compared with: whose word counts, by which digest, where it may be, and how long it may be looked for.
+//! Expectations of loads: the order of authorities, the algorithms that count, where authorities
+//! may be, and the deadline of the lookup.
 
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ const SHARD: &str = "m.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 const SECRET: &str = "hunter2";
 
-/// A folder with one shard of three tensors, and a manifest beside it.
+/// Creates a folder with one shard of three tensors, and a manifest beside it.
 fn recorded() -> TempDir {
     let folder = folder();
     let mut rng = Rng::new(5);
@@ -73,7 +74,7 @@ fn manifest_of(folder: &Path) -> String {
 }
 
 #[test]
-fn a_header_is_compared_also_where_an_index_leaves_tensors_out() {
+fn header_is_compared_when_index_omits_tensors() {
     let model = recorded();
     let path = model.path().join(SHARD);
     let index = format!(r#"{{"weight_map": {{"a": "{SHARD}", "c": "{SHARD}"}}}}"#);
@@ -108,9 +109,10 @@ fn a_header_is_compared_also_where_an_index_leaves_tensors_out() {
     }
 }
 
-/// SHA-256 of tensors and of the whole say nothing of a header that is read without all of the file.
+/// SHA-256 digests of tensors and of the whole do not cover a header that is read without the rest
+/// of the file.
 #[test]
-fn a_header_that_cannot_be_compared_is_said_or_refused() {
+fn uncomparable_header_is_reported_or_rejected() {
     let model = recorded();
     let path = model.path().join(SHARD);
     let file = read(&path);
@@ -133,7 +135,7 @@ fn a_header_that_cannot_be_compared_is_said_or_refused() {
             .tensors(Selection::names(names.iter().copied()))
             .expectations([Expectation::Of(expected.clone())])
     };
-    let why = "is of the header only as part of the whole file";
+    let why = "covers the header only as part of the whole file";
     for choice in [Verify::Require, Verify::Sha256(None)] {
         let error = load(&loader(&choice, &expected, &["a"])).expect_err("is not known");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
@@ -144,7 +146,7 @@ fn a_header_that_cannot_be_compared_is_said_or_refused() {
     let verification = report.verification.expect("was asked for");
     assert_eq!(verification.bytes, 16);
     assert!(verification.unverified[0].why.contains(why));
-    // Who knows the header by itself is believed.
+    // An authority with a digest of the header itself is used.
     expected.header = Some(Digest::of(Algorithm::Sha256, &file[..header]));
     for choice in [Verify::Require, Verify::Sha256(None)] {
         let (_, report) = load(&loader(&choice, &expected, &["a"])).expect("is known");
@@ -157,7 +159,8 @@ fn a_header_that_cannot_be_compared_is_said_or_refused() {
     assert_eq!(error.range(), Some(0..header as u64));
 }
 
-/// Whoever changes a tensor by a multiple of the polynomial changes no CRC. So `require` is no defence against intent; `sha256` is.
+/// A tensor changed by a multiple of the polynomial keeps its CRC. So `require` is no defense
+/// against deliberate changes; `sha256` is.
 #[test]
 fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
     let model = recorded();
@@ -177,15 +180,15 @@ fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
             (len, 0)
         );
         assert_eq!(verification.by[0].algorithm, "sha256");
-        // Of the whole file, so all of it has to be read.
+        // The digest covers the whole file, so all of it has to be read.
         let some = loader(model.path(), choice).tensors(Selection::names(["b"]));
         let error = load(&some).expect_err("the whole cannot be compared");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
         let hint = error.hint().expect("a hint");
-        assert!(hint.contains("load all tensors of the file"), "{hint}");
+        assert!(hint.contains("load every tensor of the file"), "{hint}");
     }
-    // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64 before them. In this order the bits of
-    // a message are divided, the lowest of each byte first.
+    // CRC-64/NVME, reflected: the coefficients of x^63 to x^0 from the lowest bit on, and x^64
+    // before them. The bits of a message are divided in this order, the lowest of each byte first.
     let polynomial = 1_u128 | 0x9A6C_9329_AC4B_C9B5_u128 << 1;
     let at = Checkpoint::open(&location(model.path())).expect("opens");
     let at = at.get("b").expect("there").file_range().start + 1234;
@@ -211,12 +214,12 @@ fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
 }
 
 #[test]
-fn where_nobody_has_a_sha_256_none_is_compared() {
+fn sha256_choice_fails_without_sha256() {
     let folder = folder();
     let file = FileBuilder::new().tensor("a", Dtype::U8, &[4], b"1234");
     let path = write(&folder.path().join(SHARD), &file.build());
     let choice = Verify::Sha256(None);
-    let error = load(&loader(&path, &choice)).expect_err("nobody knows it");
+    let error = load(&loader(&path, &choice)).expect_err("no digest is known");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{error}");
     let expected = Expected {
         by: "the store".to_owned(),
@@ -233,7 +236,7 @@ fn where_nobody_has_a_sha_256_none_is_compared() {
     assert!(error.hint().expect("a hint").contains("verify=require"));
 }
 
-/// Opens with links allowed.
+/// Opens with symbolic links allowed.
 fn following(path: &Path, verify: &Verify) -> Loader {
     let mut opening = OpenOptions::default();
     opening.follow_symlinks = true;
@@ -242,7 +245,7 @@ fn following(path: &Path, verify: &Verify) -> Loader {
 }
 
 #[test]
-fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
+fn sidecar_links_out_of_folder_are_rejected() {
     let model = recorded();
     let outside = folder();
     let manifest = model.path().join(MANIFEST_NAME);
@@ -262,20 +265,20 @@ fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
         assert!(error.hint().expect("a hint").contains("follow_symlinks"));
         load(&following(model.path(), &choice)).expect("allowed");
     }
-    load(&loader(model.path(), &named)).expect("somebody has named it");
+    load(&loader(model.path(), &named)).expect("the caller named it");
     let error = Verification::new(&location(model.path())).run();
     assert_eq!(
         error.expect_err("leads out").kind(),
         ErrorKind::PermissionDenied
     );
 
-    // Links that stay in the folder are links of whoever made it.
+    // Links that stay in the folder belong to the folder's author.
     std::fs::remove_file(&manifest).expect("ours");
     std::fs::rename(&private, model.path().join("real.json")).expect("ours");
     symlink("real.json", &manifest).expect("takes links");
     load(&loader(model.path(), &Verify::Require)).expect("stays in the folder");
 
-    // A signature, likewise; and nothing of what it leads to is told.
+    // The same for a signature; and errors tell nothing of the link's target.
     std::fs::remove_file(&manifest).expect("ours");
     let signature = model.path().join("model.sig");
     for text in [
@@ -299,7 +302,7 @@ fn what_is_found_beside_a_checkpoint_does_not_lead_out_of_its_folder() {
 }
 
 #[test]
-fn errors_of_manifests_do_not_repeat_what_files_say() {
+fn manifest_errors_do_not_quote_contents() {
     let model = recorded();
     for text in [
         format!("{{\"tload_manifest\":\"{SECRET}\"}}"),
@@ -320,9 +323,9 @@ fn errors_of_manifests_do_not_repeat_what_files_say() {
     }
 }
 
-/// A mount may die after the checkpoint was opened: a load's time is over then as well.
+/// A mount may fail after the checkpoint was opened: the load's timeout applies then as well.
 #[test]
-fn looking_for_digests_ends_in_time_and_names_what_it_waits_for() {
+fn digest_lookup_times_out_naming_location() {
     let model = recorded();
     let mount = Mount::start("slow::serves", model.path(), &Slowness::default());
     let Some(mount) = requirement::requirement("fuse", mount) else {
@@ -335,7 +338,7 @@ fn looking_for_digests_ends_in_time_and_names_what_it_waits_for() {
             .on(Request::Open)
             .file(MANIFEST_NAME),
     );
-    // On a busy machine a short time may be over before it looks for them.
+    // On a busy machine, a short timeout may expire before the lookup begins.
     let timeouts = [300, 3000, 30_000].map(Duration::from_millis);
     let names_it = timeouts.into_iter().any(|timeout| {
         let hurried = loader.clone().options(options(|it| {

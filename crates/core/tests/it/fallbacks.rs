@@ -1,7 +1,8 @@
-//! What the system refuses: rings (seccomp), locked memory, direct I/O, unaligned reads, permission.
+//! Fallbacks for features that the system refuses: rings (seccomp), locked memory, direct I/O,
+//! unaligned reads, permission.
 //!
-//! Each refusal is set up on a thread of its own where that is possible, because lanes are started by the thread that calls
-//! `stream` and inherit its filters and its user.
+//! Each refusal is set up on a thread of its own where possible: the thread that calls `stream`
+//! starts the lanes, and they inherit its filters and its user.
 
 #![expect(
     unsafe_code,
@@ -17,7 +18,8 @@ use tload::{Ceiling, EngineChoice, ErrorKind, Loader, Location};
 use crate::files::{assert_all, even, evict, folder, location, mixed, options, write};
 use crate::requirement;
 
-/// Runs `work` on a thread on which `io_uring_setup` (425 on every architecture) fails with `errno`.
+/// Runs `work` on a thread on which `io_uring_setup` (425 on every architecture) fails with
+/// `errno`.
 fn without_rings<T: Send>(errno: i32, work: impl FnOnce() -> T + Send) -> T {
     let errno = u32::try_from(errno).expect("positive");
     let filter = |code, jump_true, jump_false, k| libc::sock_filter {
@@ -26,7 +28,7 @@ fn without_rings<T: Send>(errno: i32, work: impl FnOnce() -> T + Send) -> T {
         jf: jump_false,
         k,
     };
-    // Load the number of the system call; if it is 425, return the error; else allow.
+    // Load the number of the system call; return the error if it is 425, else allow the call.
     let mut program = [
         filter(0x20, 0, 0, 0),
         filter(0x15, 0, 1, 425),
@@ -39,7 +41,7 @@ fn without_rings<T: Send>(errno: i32, work: impl FnOnce() -> T + Send) -> T {
                 len: 4,
                 filter: program.as_mut_ptr(),
             };
-            // SAFETY: takes numbers only; affects this thread and those that it starts.
+            // SAFETY: takes only numbers; affects this thread and the threads that it starts.
             let plain = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
             // SAFETY: `program` points to four instructions that outlive the call.
             let seccomp = unsafe {
@@ -52,25 +54,26 @@ fn without_rings<T: Send>(errno: i32, work: impl FnOnce() -> T + Send) -> T {
             assert_eq!((plain, seccomp), (0, 0), "seccomp works without privileges");
             work()
         });
-        filtered.join().expect("what runs without rings")
+        filtered.join().expect("the thread without rings")
     })
 }
 
-/// Runs `work` on a thread that is the user nobody, if this process may change users.
+/// Runs `work` on a thread of the unprivileged user 65534, if this process may change users.
 fn as_nobody<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
     let is_root = rustix::process::geteuid().is_root();
     let found = is_root
         .then_some(())
-        .ok_or_else(|| "only root can become nobody".to_owned());
+        .ok_or_else(|| "only root can become user 65534".to_owned());
     requirement::requirement("root", found)?;
     std::thread::scope(|scope| {
-        let nobody = scope.spawn(|| {
-            // SAFETY: takes numbers only; the bare system call changes this thread and those that it starts.
+        let unprivileged = scope.spawn(|| {
+            // SAFETY: takes only numbers; the raw system call changes this thread and the threads
+            // that it starts.
             let changed = unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) };
             assert_eq!(changed, 0, "root may change users");
             work()
         });
-        Some(nobody.join().expect("what runs as nobody"))
+        Some(unprivileged.join().expect("the unprivileged thread"))
     })
 }
 
@@ -80,7 +83,7 @@ fn open_to_all(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_forbidden_ring_means_threads_and_the_report_says_why() {
+fn forbidden_ring_falls_back_to_threads_and_report_says_why() {
     let folder = folder();
     let file = mixed("t", 1, 30, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -103,7 +106,7 @@ fn a_forbidden_ring_means_threads_and_the_report_says_why() {
                 .clone()
                 .options(lanes)
                 .stream()
-                .expect("threads do it");
+                .expect("falls back to threads");
             let tensors: Vec<_> = stream
                 .by_ref()
                 .map(|tensor| tensor.expect("loads"))
@@ -131,7 +134,7 @@ fn a_forbidden_ring_means_threads_and_the_report_says_why() {
                     .clone()
                     .options(options(|it| it.engine = engine))
                     .stream()
-                    .expect_err("a ring was demanded");
+                    .expect_err("a ring is required");
                 assert_eq!(error.kind(), ErrorKind::Unsupported);
                 if engine == EngineChoice::TokioUring && !cfg!(feature = "tokio-uring") {
                     continue;
@@ -150,9 +153,10 @@ fn a_forbidden_ring_means_threads_and_the_report_says_why() {
     }
 }
 
-/// Nobody may lock little memory (8 MiB by default) here: the ring does without registered memory.
+/// The unprivileged user may lock little memory (8 MiB by default): the ring works without
+/// registered memory.
 #[test]
-fn without_locked_memory_the_ring_reads_all_the_same() {
+fn ring_reads_without_locked_memory() {
     if requirement::uring().is_none() {
         return;
     }
@@ -189,7 +193,7 @@ fn without_locked_memory_the_ring_reads_all_the_same() {
 }
 
 #[test]
-fn a_file_that_may_not_be_read_is_a_matter_of_permission() {
+fn unreadable_file_is_permission_denied() {
     let folder = folder();
     open_to_all(folder.path(), 0o755);
     let path = write(&folder.path().join("a.safetensors"), &even("a", 1, 1, 10));
@@ -239,8 +243,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Not mounted, or not attached: nothing to undo.
-        // Lazily: the kernel lets go of a ring's files some time after the ring was closed, and of the device after that.
+        // Errors are ignored: the mount or the device may never have been set up.
+        // Lazy: the kernel releases a ring's files some time after the ring was closed, and the
+        // device after them.
         let _ = run("umount", &["-l", &show(&self.point())]);
         let _ = run("losetup", &["-d", &self.device]);
     }
@@ -267,7 +272,7 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Squashfs refuses `O_DIRECT` when a file is opened.
+/// Creates a squashfs, which refuses `O_DIRECT` when a file is opened.
 fn squashfs(file: &[u8]) -> Result<Mount, String> {
     let folder = folder();
     let content = folder.path().join("content");
@@ -282,7 +287,7 @@ fn squashfs(file: &[u8]) -> Result<Mount, String> {
     Ok(mount)
 }
 
-/// Ext4 on a device with sectors of 4 KiB, which refuses reads that are aligned to less.
+/// Creates an ext4 on a device with sectors of 4 KiB, which refuses reads with a smaller alignment.
 fn wide_sectors(file: &[u8]) -> Result<Mount, String> {
     let folder = folder();
     let image = folder.path().join("image");
@@ -296,7 +301,7 @@ fn wide_sectors(file: &[u8]) -> Result<Mount, String> {
 }
 
 #[test]
-fn where_direct_io_is_refused_files_are_read_through_the_page_cache() {
+fn refused_direct_io_falls_back_to_page_cache() {
     let file = mixed("t", 2, 40, 500_000);
     let Some(mount) = requirement::requirement("loopfs", squashfs(&file)) else {
         return;
@@ -325,7 +330,7 @@ fn where_direct_io_is_refused_files_are_read_through_the_page_cache() {
         let error = loader
             .options(direct)
             .stream()
-            .expect_err("direct was demanded");
+            .expect_err("direct I/O is required");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
         assert_eq!(error.location(), path.to_str());
     }

@@ -1,4 +1,4 @@
-//! Loads that do not end well: files that change, callers that go away, deadlines.
+//! Loads that fail or end early: files that change, callers that leave, timeouts.
 
 use std::fs::OpenOptions;
 use std::path::Path;
@@ -26,18 +26,18 @@ fn truncate(path: &Path, len: u64) {
     file.and_then(|file| file.set_len(len)).expect("ours");
 }
 
-/// Takes what comes until the error, which must be the end.
+/// Receives items until the error, which must be the last one.
 fn failure(mut stream: TensorStream) -> Error {
     let error = stream
         .by_ref()
         .find_map(Result::err)
-        .expect("the load cannot end well");
+        .expect("the load must fail");
     assert!(stream.next().is_none(), "an error is the end");
     assert_eq!(stream.report().outcome, error.kind().name());
     error
 }
 
-/// Every engine and way of reading that this machine has.
+/// Returns every engine and cache mode that this machine supports.
 fn variants() -> Vec<(EngineChoice, Cache)> {
     let uring = requirement::uring().map(|()| EngineChoice::Uring);
     let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
@@ -48,7 +48,8 @@ fn variants() -> Vec<(EngineChoice, Cache)> {
         .collect()
 }
 
-/// Small enough a budget that most of a file is unread while the caller has one tensor.
+/// Returns options with a budget so small that most of a file is unread while the caller has one
+/// tensor.
 fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
     options(|it| {
         (it.engine, it.cache, it.lanes) = (engine, cache, Some(lanes));
@@ -58,7 +59,7 @@ fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
 }
 
 #[test]
-fn a_file_that_shrinks_before_the_load_has_changed() {
+fn file_truncated_before_load_has_changed() {
     for (engine, cache) in variants() {
         let folder = folder();
         let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 8, MIB));
@@ -72,7 +73,7 @@ fn a_file_that_shrinks_before_the_load_has_changed() {
 }
 
 #[test]
-fn a_file_that_shrinks_during_the_load_has_changed_and_the_bytes_are_named() {
+fn file_truncated_during_load_has_changed_and_range_is_named() {
     for (engine, cache) in variants() {
         for lanes in [1, 3] {
             let folder = folder();
@@ -97,7 +98,8 @@ fn a_file_that_shrinks_during_the_load_has_changed_and_the_bytes_are_named() {
     }
 }
 
-/// Lets `meanwhile` happen when one of four tensors is there. Those that are handed out are all of the old file, however it ends.
+/// Calls `meanwhile` after the first of four tensors. All tensors received must be those of the old
+/// file, even if the load fails.
 fn load_and(
     engine: EngineChoice,
     cache: Cache,
@@ -125,7 +127,7 @@ fn assert_replaced(error: &Error, path: &Path) {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_an_error_and_not_mixed_with_the_new_one() {
+fn file_replaced_during_load_is_error_and_never_mixed() {
     let (old, new) = (even("t", 1, 4, MIB), even("t", 2, 4, MIB));
     for (engine, cache) in variants() {
         let folder = folder();
@@ -140,7 +142,7 @@ fn a_file_that_was_replaced_is_an_error_and_not_mixed_with_the_new_one() {
 }
 
 #[test]
-fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
+fn link_retargeted_during_load_is_error() {
     let old = even("t", 1, 4, MIB);
     for (engine, cache) in variants() {
         let folder = folder();
@@ -159,9 +161,9 @@ fn a_link_that_leads_elsewhere_during_the_load_is_an_error() {
     }
 }
 
-/// The shards stay as they are: only the index tells.
+/// The shards are unchanged: only the index differs.
 #[test]
-fn an_index_that_was_replaced_during_the_load_is_an_error() {
+fn index_replaced_during_load_is_error() {
     let old = even("t", 1, 4, MIB);
     let index = |total: u64| {
         let placed = (0..4).map(|tensor| (format!("t{tensor}"), "m.safetensors".into()));
@@ -185,7 +187,7 @@ fn an_index_that_was_replaced_during_the_load_is_an_error() {
 }
 
 #[test]
-fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
+fn file_removed_during_load_is_read_to_end() {
     let old = even("t", 1, 4, MIB);
     for (engine, cache) in variants() {
         let folder = folder();
@@ -198,7 +200,7 @@ fn a_file_that_was_removed_during_the_load_is_read_to_its_end() {
 }
 
 #[test]
-fn a_file_that_was_replaced_is_an_error_also_of_one_tensor() {
+fn file_replaced_before_single_read_is_error() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
     let checkpoint = Checkpoint::open(&location(&path)).expect("opens");
@@ -210,7 +212,7 @@ fn a_file_that_was_replaced_is_an_error_also_of_one_tensor() {
 }
 
 #[test]
-fn a_file_that_was_written_to_during_the_load_has_changed() {
+fn file_written_to_during_load_has_changed() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 4, 4096));
     for round in 0..40 {
@@ -248,7 +250,7 @@ fn a_cancelled_load_ends_at_once_and_stays_ended() {
     }
 }
 
-/// One read that takes seconds, on a lane of its own.
+/// Returns a simulation of one read that takes seconds, on a lane of its own.
 fn stalled() -> Simulation {
     Simulation {
         sources: vec![MemorySource::new("slow", [1; 4096])],
@@ -269,12 +271,12 @@ fn stalled() -> Simulation {
 }
 
 #[test]
-fn cancelling_wakes_a_caller_who_waits() {
+fn cancel_wakes_waiting_caller() {
     let (mut stream, watched) = stalled().stream();
     let canceller = stream.canceller();
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // The read is in flight, so it is this that ends the wait below.
+            // The read is in flight, so only the cancellation ends the wait below.
             while watched.in_flight().jobs == 0 {
                 std::thread::yield_now();
             }
@@ -292,12 +294,12 @@ fn cancelling_wakes_a_caller_who_waits() {
     assert_eq!(
         watched.in_flight().jobs,
         1,
-        "a drop does not wait for storage that hangs"
+        "dropping does not wait for storage that hangs"
     );
 }
 
 #[test]
-fn waiting_ends_when_it_was_to_end() {
+fn wait_ends_after_its_timeout() {
     let (mut stream, watched) = stalled().stream();
     assert!(matches!(stream.try_next(), Poll::Pending));
     let wait = Duration::from_millis(20);
@@ -308,19 +310,19 @@ fn waiting_ends_when_it_was_to_end() {
     drop(watched);
 }
 
-/// Takes a few of many tensors, after longer and longer pauses, until the error: so the budget keeps
-/// the load from ending well before the thread that watches the clock has had a turn.
+/// Receives a few of many tensors, after increasing pauses, until the error. The budget thus keeps
+/// the load from completing before the thread that enforces the timeout has run.
 fn late_failure(mut stream: TensorStream) -> Error {
     let pauses = (0..16).map(|doublings| Duration::from_millis(1 << doublings));
     let failure = pauses.into_iter().find_map(|pause| {
         std::thread::park_timeout(pause);
         stream.next().expect("there are more tensors").err()
     });
-    failure.expect("the time is over")
+    failure.expect("the timeout has expired")
 }
 
 #[test]
-fn a_load_that_takes_longer_than_its_timeout_fails() {
+fn load_longer_than_its_timeout_fails() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 64, MIB));
     for (engine, cache) in variants() {
@@ -329,12 +331,12 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
         let loader = Loader::open(&location(&path))
             .expect("opens")
             .options(options);
-        // Opening the files for the load may take longer already.
+        // Opening the files for the load may already take longer.
         let error = loader.stream().map_or_else(|error| error, late_failure);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert!(error.message().contains("timeout"), "{error}");
     }
-    // One that is not reached does not delay the end either.
+    // A timeout that does not expire does not delay the end.
     let options = options(|it| it.timeout = Some(Duration::from_secs(3600)));
     let started = Instant::now();
     let loader = Loader::open(&location(&path))
@@ -344,9 +346,9 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
     assert!(started.elapsed() < Duration::from_secs(600));
 }
 
-/// A stream may be moved to another thread and dropped there, at any moment.
+/// A stream may be moved to another thread and dropped there at any time.
 #[test]
-fn a_stream_dropped_anywhere_leaves_its_tensors() {
+fn tensors_survive_stream_dropped_on_any_thread() {
     let folder = folder();
     let file = Arc::new(even("t", 1, 16, MIB));
     let path = write(&folder.path().join("m.safetensors"), &file);

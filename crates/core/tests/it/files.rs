@@ -1,4 +1,4 @@
-//! Folders and files to test with, and what the `safetensors` crate says of them.
+//! Folders and files for tests, and comparisons with the `safetensors` crate.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,8 @@ use tload::probe;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{Checkpoint, Dtype, Loader, Location, Options, Report, Result, Tensor};
 
-/// A folder on the disk that cargo builds on: `/tmp` may be memory, which takes no direct I/O.
+/// Creates a folder on the disk that cargo builds on: `/tmp` may be memory, which has no direct
+/// I/O.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder")
 }
@@ -20,7 +21,7 @@ pub(crate) fn write(path: &Path, bytes: &[u8]) -> PathBuf {
     path.to_owned()
 }
 
-/// Drops the pages of every file in a folder from the page cache. Whether none is left.
+/// Drops the pages of every file in a folder from the page cache. Returns whether none is left.
 pub(crate) fn evict(folder: &Path) -> bool {
     let files = std::fs::read_dir(folder).expect("a folder of this test");
     let mut gone = true;
@@ -32,7 +33,7 @@ pub(crate) fn evict(folder: &Path) -> bool {
     gone
 }
 
-/// The whole file, for comparing.
+/// Reads the whole file, for comparing.
 #[expect(clippy::disallowed_methods, reason = "the oracle reads by itself")]
 pub(crate) fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).expect("a file of this test")
@@ -48,7 +49,8 @@ pub(crate) fn options(set: impl FnOnce(&mut Options)) -> Options {
     options
 }
 
-/// A file of `tensors` tensors with names that begin with `prefix`, of all dtypes and of lengths from nothing to `bytes_max`.
+/// Creates a file of `tensors` tensors whose names begin with `prefix`, of all dtypes and of
+/// lengths from zero to `bytes_max`.
 pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut file = FileBuilder::new();
@@ -66,7 +68,7 @@ pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -
             (format!("{prefix}{index}"), dtype, elements)
         })
         .collect();
-    // As writers do it: wide elements first, so that every tensor is aligned.
+    // Wide elements first, as writers do, so that every tensor is aligned.
     wanted.sort_by_key(|(_, dtype, _)| std::cmp::Reverse(dtype.alignment()));
     for (name, dtype, elements) in wanted {
         let len = byte_len(dtype, elements).expect("whole bytes");
@@ -75,7 +77,7 @@ pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -
     file.build()
 }
 
-/// A file of `count` U8 tensors of `bytes` bytes each: `{prefix}0`, `{prefix}1`, …
+/// Creates a file of `count` U8 tensors of `bytes` bytes each: `{prefix}0`, `{prefix}1`, …
 pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let file = (0..count).fold(FileBuilder::new(), |file, index| {
@@ -96,7 +98,7 @@ pub(crate) fn load(path: &Path, options: Options) -> Vec<Tensor> {
     stream.collect::<Result<_>>().expect("loads")
 }
 
-/// Loads and returns the report too.
+/// Loads, and returns the report too.
 pub(crate) fn load_with_report(path: &Path, options: Options) -> (Vec<Tensor>, Report) {
     let loader = Loader::open(&location(path)).expect("a good checkpoint");
     let mut stream = loader.options(options).stream().expect("starts");
@@ -123,7 +125,7 @@ pub(crate) fn assert_same(tensor: &Tensor, file: &[u8]) {
     assert_eq!(address % tensor.dtype().alignment(), 0, "{name}: alignment");
 }
 
-/// That `tensors` are exactly those of `files`, byte for byte.
+/// Asserts that `tensors` are exactly those of `files`, byte for byte.
 pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
     let mut found = 0;
     for file in files {

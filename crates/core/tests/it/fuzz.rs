@@ -1,6 +1,8 @@
-//! What fuzzers ask, without fuzzers: everything in `fuzz/corpus`, and thousands of inputs made of it, each from a seed.
+//! The fuzz targets without a fuzzer: on every input in `fuzz/corpus`, and on thousands of
+//! mutations of these, each from a seed.
 //!
-//! A failure prints its input's seed or file; `TLOAD_SEED=17 cargo test -p tload --test it fuzz` runs that one again.
+//! A failure prints its input's seed or file. `TLOAD_SEED=17 cargo test -p tload --test it fuzz`
+//! runs one seed again.
 
 use std::collections::BTreeSet;
 use std::panic::catch_unwind;
@@ -12,17 +14,17 @@ use tload::testing::fuzz::{TARGETS, run};
 use crate::files::read;
 use crate::requirement::{say, variable};
 
-/// Inputs of each target that are made from seeds.
+/// Number of seeded inputs of each target.
 const SEEDS: u64 = 4000;
 
-/// Longest corpus of all targets together, bytes: it is in the repository.
+/// Maximum length of all corpora together, bytes: they are in the repository.
 const CORPUS_BYTES_MAX: u64 = 1 << 20;
 
 fn fuzz() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
 }
 
-/// The committed inputs of a target: from fuzzing, written by hand, and those that once broke it.
+/// Returns the committed inputs of a target: from fuzzing, written by hand, and past failures.
 fn corpus(target: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let folder = fuzz().join("corpus").join(target);
     let entries = std::fs::read_dir(&folder).expect("each target has a corpus");
@@ -63,7 +65,7 @@ fn every_target_has_a_fuzzer_and_a_small_corpus() {
     assert!(bytes < CORPUS_BYTES_MAX, "{bytes} bytes of corpora");
 }
 
-/// Which of the targets an input of theirs breaks; each is asked until then.
+/// Returns the targets that one of their inputs breaks; each target runs until its first failure.
 fn broken(inputs: impl Fn(&str, &mut dyn FnMut(&str, &[u8]) -> bool)) -> Vec<&'static str> {
     let breaks = |target: &str| {
         let mut is_broken = false;
@@ -102,7 +104,8 @@ fn inputs_from_seeds_break_nothing() {
     assert_eq!(broken, [""; 0]);
 }
 
-/// An input of the corpus with a few changes, as libFuzzer makes them; now and then nothing but noise.
+/// Returns an input of the corpus with a few changes, as libFuzzer makes them; once in ten times
+/// random bytes.
 fn mutated(rng: &mut Rng, corpus: &[(PathBuf, Vec<u8>)]) -> Vec<u8> {
     const TOKENS: [&[u8]; 12] = [
         b"\"",

@@ -1,7 +1,9 @@
-//! Hostile and odd files through the public door: each hostile one is refused with exactly one line that names the
-//! place, the tensor, what was found and what was wanted; each odd but valid one opens.
+//! Hostile and odd files through the public API: each hostile file is refused with exactly one line
+//! that names the bytes, the tensor, the value found and the value wanted; each odd but valid file
+//! opens.
 //!
-//! The safetensors crate is the oracle: what we refuse it refuses too, except where a row says that we are stricter.
+//! The safetensors crate is the oracle: it refuses each file that we refuse, except for the rows of
+//! `stricter`.
 
 use std::error::Error as _;
 use std::path::Path;
@@ -9,11 +11,11 @@ use std::path::Path;
 use safetensors::SafeTensors;
 use tload::{Checkpoint, Dtype, Error, ErrorKind, HeaderError, Location};
 
-/// What the file is, its bytes, and the expected variant of `HeaderError` followed by the error's line without the
-/// location.
+/// Description of a file, its bytes, and the expected variant of `HeaderError` followed by the
+/// error's line without the location.
 type Row = (&'static str, Vec<u8>, &'static str);
 
-/// A length, a header that need not have it, and `tensor_bytes` zeros.
+/// Returns a length, a header whose length may differ, and `tensor_bytes` zeros.
 fn sized(length: u64, header: &[u8], tensor_bytes: usize) -> Vec<u8> {
     let mut file = length.to_le_bytes().to_vec();
     file.extend_from_slice(header);
@@ -21,18 +23,18 @@ fn sized(length: u64, header: &[u8], tensor_bytes: usize) -> Vec<u8> {
     file
 }
 
-/// A header with its right length, and `tensor_bytes` zeros.
+/// Returns a header after its correct length, and `tensor_bytes` zeros.
 fn file(header: &str, tensor_bytes: usize) -> Vec<u8> {
     sized(header.len() as u64, header.as_bytes(), tensor_bytes)
 }
 
-/// The tensor `t` with these fields, and four bytes.
+/// Returns a file of the tensor `t` with these fields, and four bytes.
 fn one(fields: &str) -> Vec<u8> {
     file(&format!("{{\"t\": {{{fields}}}}}"), 4)
 }
 
-/// The tensors `a` and `b`, each of four bytes, at these offsets. The header is 120 bytes long for offsets of one
-/// digit, so the tensors begin at byte 128.
+/// Returns a file of the tensors `a` and `b`, each of four bytes, at these offsets. The header is
+/// 120 bytes long for offsets of one digit, so the tensors begin at byte 128.
 fn two(a: (u64, u64), b: (u64, u64), tensor_bytes: usize) -> Vec<u8> {
     let entry = |name: &str, (begin, end)| {
         format!(r#""{name}":{{"dtype":"U8","shape":[4],"data_offsets":[{begin},{end}]}}"#)
@@ -47,7 +49,7 @@ fn open(folder: &Path, bytes: &[u8]) -> Result<Checkpoint, Error> {
     Checkpoint::open(&Location::from_path(path))
 }
 
-/// `Variant [bytes]: message` as the rows write it.
+/// Formats an error as the rows do: `Variant [bytes]: message`.
 fn describe(error: &Error, cause: &HeaderError) -> String {
     let line = error.to_string();
     let location = error.location().expect("errors of files name them");
@@ -144,9 +146,10 @@ fn odd_but_valid_files_open() {
 }
 
 #[test]
-fn the_sum_of_all_tensors_may_exceed_64_bits() {
-    // Eight tensors of 2^61 - 1 bytes, the most whose bits can be counted, and one that ends at the last offset there
-    // is. The oracle is not asked: it adds the header to that without a check, which panics in a debug build.
+fn offsets_up_to_64_bits_do_not_overflow() {
+    // Eight tensors of 2^61 - 1 bytes, the maximum for a 64-bit count of bits, and one that ends at
+    // the last 64-bit offset. The oracle does not take part: it adds the header's length to that
+    // without a check, which panics in a debug build.
     let bytes = (1_u64 << 61) - 1;
     let entries: Vec<String> = (0..8)
         .map(|i| {
@@ -171,14 +174,14 @@ fn the_sum_of_all_tensors_may_exceed_64_bits() {
 }
 
 #[test]
-fn a_tensor_name_of_a_megabyte_does_not_flood_the_message() {
+fn tensor_name_of_one_megabyte_is_truncated_in_error() {
     let header = format!(r#"{{"{}": 1}}"#, "n".repeat(1 << 20));
     let folder = tempfile::tempdir().unwrap();
     let error = open(folder.path(), &file(&header, 0)).err().unwrap();
     assert!(error.chain().len() < 1000, "{}", error.chain().len());
 }
 
-/// The first eight bytes.
+/// Returns files whose first eight bytes, the header length, are wrong.
 fn lengths() -> Vec<Row> {
     vec![
         (
@@ -247,7 +250,7 @@ fn lengths() -> Vec<Row> {
     ]
 }
 
-/// What people find under the name of a model that did not download.
+/// Returns files of other formats, such as failed downloads saved under a model's name.
 fn other_formats() -> Vec<Row> {
     vec![
         (
@@ -305,7 +308,7 @@ fn other_formats() -> Vec<Row> {
     ]
 }
 
-/// Bytes that are no JSON object.
+/// Returns files whose header is not a JSON object.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn json() -> Vec<Row> {
     vec![
@@ -410,7 +413,7 @@ fn json() -> Vec<Row> {
     ]
 }
 
-/// `__metadata__`.
+/// Returns files with invalid `__metadata__`.
 fn metadata() -> Vec<Row> {
     vec![
         (
@@ -451,7 +454,7 @@ fn metadata() -> Vec<Row> {
     ]
 }
 
-/// Entries that do not say what a tensor is.
+/// Returns files with entries that do not describe a tensor.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn entries() -> Vec<Row> {
     vec![
@@ -613,7 +616,7 @@ fn entries() -> Vec<Row> {
     ]
 }
 
-/// Entries that do not fit each other, their shapes or the file.
+/// Returns files with entries that do not fit each other, their shapes or the file.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn layout() -> Vec<Row> {
     vec![
@@ -777,8 +780,8 @@ fn layout() -> Vec<Row> {
     ]
 }
 
-/// What we refuse and the safetensors crate takes. The specification forbids the first two; the others pass
-/// serde's derive by accident, and no writer makes them.
+/// Returns files that we refuse and the safetensors crate accepts. The specification forbids the
+/// first two; the others pass serde's derive by accident, and no writer creates them.
 fn stricter() -> Vec<Row> {
     vec![
         (
@@ -808,7 +811,7 @@ fn stricter() -> Vec<Row> {
     ]
 }
 
-/// Files that look wrong and are not.
+/// Returns files that look wrong and are valid.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn odd() -> Vec<(&'static str, Vec<u8>)> {
     vec![
@@ -902,7 +905,8 @@ fn odd() -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// One tensor of four elements for each dtype: four of 6 bits are three bytes, so later ones are not even aligned.
+/// Returns a file of one tensor of four elements for each dtype. Four elements of 6 bits are three
+/// bytes, so later tensors are not aligned.
 fn every_dtype() -> Vec<u8> {
     let mut offset = 0;
     let entries: Vec<String> = Dtype::ALL

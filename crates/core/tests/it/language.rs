@@ -46,7 +46,8 @@ fn has_word(text: &str, word: &str) -> bool {
         .any(|(start, _)| is_word(&lower, start, word.len()))
 }
 
-/// Returns the first lines of docs: `///`, `//!`, and Python's docstrings and `#:`, with their numbers.
+/// Returns the first lines of docs: `///`, `//!`, and Python's docstrings and `#:`, with their
+/// numbers.
 fn doc_openings<'t>(path: &str, text: &'t str) -> Vec<(usize, &'t str)> {
     let is_python = !path.ends_with(".rs");
     let marks: &[&str] = if is_python {
@@ -134,7 +135,8 @@ fn long_pages(path: &str, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Collects the files below a folder, as paths from the root; hidden folders and build outputs apart.
+/// Collects the files below a folder, as paths from the root; hidden folders and build outputs
+/// apart.
 fn walk(root: &Path, folder: &str, found: &mut Vec<String>) {
     for entry in std::fs::read_dir(root.join(folder)).into_iter().flatten() {
         let entry = entry.expect("listed");

@@ -1,5 +1,5 @@
-//! Where the files of a checkpoint may be: symbolic links that lead out of its folder are refused unless they are allowed, and what is
-//! no file is refused by what it is.
+//! Places of the files of a checkpoint: symbolic links that lead out of its folder are refused
+//! unless they are allowed, and anything but a regular file is refused by its type.
 
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
@@ -12,7 +12,7 @@ use crate::files::{folder, write};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// A file with one tensor of this name.
+/// Writes a file with one tensor of this name.
 fn shard(path: &Path, tensor: &str) {
     let file = FileBuilder::new().tensor(tensor, Dtype::U8, &[4], b"1234");
     write(path, &file.build());
@@ -33,7 +33,8 @@ fn open_following(path: impl AsRef<Path>) -> Result<Checkpoint, Error> {
     Checkpoint::open_with(&Location::from_path(path.as_ref()), options)
 }
 
-/// Refused, with all that one needs to know; and opened when that is allowed.
+/// Asserts that a link is refused with an error that names link, destination and option, and that
+/// the option allows it.
 #[track_caller]
 fn is_refused(opened: &Path, link: &str, leads_to: &Path) {
     let error = open(opened).expect_err("the link leads out of the folder");
@@ -51,7 +52,7 @@ fn is_refused(opened: &Path, link: &str, leads_to: &Path) {
 
 #[track_caller]
 fn opens(path: &Path) {
-    let checkpoint = open(path).expect("allowed without asking");
+    let checkpoint = open(path).expect("allowed without the option");
     assert!(checkpoint.get("t").is_some());
 }
 
@@ -72,7 +73,7 @@ fn links_out_of_a_folder_are_refused() {
     is_refused(&model, "model.safetensors", &outside);
     std::fs::rename(&link, model.join("b.safetensors")).expect("ours");
     symlink("b.safetensors", &link).expect("takes links");
-    // Both are found; neither may be read. Alone, one is enough.
+    // Both links are found; neither may be followed.
     assert_eq!(
         open(&model).expect_err("out").kind(),
         ErrorKind::PermissionDenied
@@ -98,7 +99,7 @@ fn links_out_of_the_folder_of_an_index_are_refused() {
     is_refused(&model, "deep/x.safetensors", &outside);
     is_refused(&model.join(INDEX), "deep/x.safetensors", &outside);
 
-    // The index itself, if nobody named it.
+    // The index itself, unless the caller named it.
     let second = folder.path().join("second");
     shard(&second.join("deep/x.safetensors"), "t");
     symlink("../model/model.safetensors.index.json", second.join(INDEX)).expect("takes links");
@@ -107,7 +108,7 @@ fn links_out_of_the_folder_of_an_index_are_refused() {
 }
 
 #[test]
-fn what_somebody_named_is_theirs_to_link() {
+fn link_named_by_caller_may_lead_anywhere() {
     let folder = folder();
     let outside = folder.path().join("outside/x.safetensors");
     shard(&outside, "t");
@@ -119,15 +120,15 @@ fn what_somebody_named_is_theirs_to_link() {
 }
 
 #[test]
-fn links_to_the_folder_and_in_it_are_no_escape() {
+fn links_to_and_within_folder_are_allowed() {
     let folder = folder();
     let real = folder.path().join("real");
-    // As Kubernetes mounts volumes: the files are links through a link.
+    // The layout of a Kubernetes volume: the files are links through a link.
     shard(&real.join("..2026_01_01/model.safetensors"), "t");
     symlink("..2026_01_01", real.join("..data")).expect("takes links");
     symlink("..data/model.safetensors", real.join("model.safetensors")).expect("takes links");
     opens(&real);
-    // The folder is a link, and so is one above it.
+    // The folder is a link, and so is a folder above it.
     symlink("real", folder.path().join("link")).expect("takes links");
     opens(&folder.path().join("link"));
     symlink(folder.path(), folder.path().join("above")).expect("takes links");
@@ -136,7 +137,7 @@ fn links_to_the_folder_and_in_it_are_no_escape() {
 }
 
 #[test]
-fn snapshots_of_a_hub_cache_link_to_blobs_of_their_repository_only() {
+fn hub_cache_snapshot_links_only_to_blobs_of_its_repository() {
     let folder = folder();
     let repository = folder.path().join("hub/models--org--name");
     let snapshot = repository.join("snapshots/c0ffee");
@@ -155,7 +156,7 @@ fn snapshots_of_a_hub_cache_link_to_blobs_of_their_repository_only() {
             .join("cache/models--org--name/snapshots/c0ffee"),
     );
 
-    // Of another repository; and what only looks like a cache.
+    // Blobs of another repository, and a folder that only resembles a cache.
     let other = folder.path().join("hub/models--org--other/blobs/0123");
     shard(&other, "t");
     std::fs::remove_file(&link).expect("ours");
@@ -170,7 +171,7 @@ fn snapshots_of_a_hub_cache_link_to_blobs_of_their_repository_only() {
 }
 
 #[test]
-fn what_is_no_file_is_refused_by_what_it_is() {
+fn irregular_file_is_refused_by_its_type() {
     let folder = folder();
     let path = |name: &str| folder.path().join(name);
     let _listener = UnixListener::bind(path("socket.safetensors")).expect("a socket");
@@ -188,7 +189,7 @@ fn what_is_no_file_is_refused_by_what_it_is() {
             assert_eq!(error.kind(), ErrorKind::InvalidRequest);
             assert!(error.hint().is_some());
         };
-        // In a list, and as an index has it. What is outside is refused for that.
+        // In a list, and named by an index. The device is refused because it is outside.
         let listed = Checkpoint::open_all(&[Location::from_path(path(&name))]);
         found(&listed.expect_err(what));
         index(folder.path(), &name);
@@ -203,16 +204,16 @@ fn what_is_no_file_is_refused_by_what_it_is() {
 }
 
 #[test]
-fn links_that_lead_round_and_nowhere_are_errors() {
+fn cyclic_and_dangling_links_are_errors() {
     let folder = folder();
     symlink("a.safetensors", folder.path().join("a.safetensors")).expect("takes links");
-    let error = open(folder.path()).expect_err("round");
+    let error = open(folder.path()).expect_err("a cycle");
     assert!(
         error.location().expect("a file").ends_with("a.safetensors"),
         "{error}"
     );
     std::fs::remove_file(folder.path().join("a.safetensors")).expect("ours");
     symlink("/no/such/file", folder.path().join("a.safetensors")).expect("takes links");
-    let error = open(folder.path()).expect_err("nowhere");
+    let error = open(folder.path()).expect_err("a dangling link");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }

@@ -1,4 +1,4 @@
-//! Whole loads of real files: every byte as the `safetensors` crate sees it, whatever the options.
+//! Whole loads of real files: the same bytes as from the `safetensors` crate, with all options.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -19,9 +19,10 @@ use crate::files::{
 };
 use crate::requirement;
 
-/// The `safetensors` crate checks what it reads, so it is an oracle for the files that we write by hand, too.
+/// The `safetensors` crate checks the files that it reads, so it is an oracle for files written by
+/// hand too.
 #[test]
-fn every_dtype_of_every_length() {
+fn every_dtype_loads_in_every_length() {
     let folder = folder();
     let mut rng = Rng::new(1);
     for dtype in Dtype::ALL {
@@ -58,7 +59,7 @@ fn every_dtype_of_every_length() {
 }
 
 #[test]
-fn every_engine_cache_order_and_lane_count() {
+fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
     let folder = folder();
     let files: Vec<_> = (0..4)
         .map(|shard| mixed(&format!("{shard}."), shard, 25, 900_000))
@@ -137,7 +138,7 @@ fn check_report(report: &Report, bytes: u64, tensors: u64, lanes: usize) {
     assert!(report.read_bytes >= bytes, "every byte was read");
     assert!(
         report.read_bytes < bytes + (report.extents + 1) * 2 * (64 << 10),
-        "and few others"
+        "and few more"
     );
     assert!(report.memory_peak <= report.memory_limit && report.memory_peak > 0);
     assert!(report.fresh_regions + report.recycled_regions > 0 && report.extents > 0);
@@ -153,7 +154,7 @@ fn check_report(report: &Report, bytes: u64, tensors: u64, lanes: usize) {
 }
 
 #[test]
-fn reads_of_every_size() {
+fn reads_of_every_size_load_right_bytes() {
     let folder = folder();
     let file = mixed("t", 5, 40, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -168,12 +169,13 @@ fn reads_of_every_size() {
             assert!(report.extent_bytes <= extent_bytes.max(300_000) + 3 * 4096);
         }
     }
-    // One byte in flight still means one read.
+    // A limit of one byte in flight still allows one read.
     let few = options(|it| it.in_flight_bytes = Some(1));
     assert_all(&load(&path, few), &[&file]);
 }
 
-/// Offsets that are no multiple of the dtype's alignment: right bytes at aligned addresses, and the copies are owned up to.
+/// Offsets that are not multiples of the dtype's alignment: right bytes at aligned addresses, and
+/// the report counts the copies.
 #[test]
 fn misaligned_tensors_are_copied_and_counted() {
     let folder = folder();
@@ -212,7 +214,7 @@ fn misaligned_tensors_are_copied_and_counted() {
 }
 
 #[test]
-fn selections_load_what_they_name_and_read_little_else() {
+fn selections_load_matches_and_read_little_else() {
     let folder = folder();
     let files = [even("a", 1, 8, 1 << 20), even("b", 2, 8, 1 << 20)];
     write(&folder.path().join("1.safetensors"), &files[0]);
@@ -272,7 +274,7 @@ fn a_checkpoint_without_bytes_needs_no_engine() {
 }
 
 #[test]
-fn options_that_cannot_work_are_refused_before_anything_is_read() {
+fn invalid_options_are_refused_before_first_read() {
     let folder = folder();
     let path = write(&folder.path().join("m.safetensors"), &even("t", 1, 1, 10));
     for (name, options) in [
@@ -291,7 +293,7 @@ fn options_that_cannot_work_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn both_ceilings_read_what_a_load_reads() {
+fn both_ceilings_read_same_bytes_as_load() {
     let folder = folder();
     for shard in 0..3 {
         let file = mixed(&format!("{shard}."), shard, 20, 500_000);
@@ -316,10 +318,10 @@ fn both_ceilings_read_what_a_load_reads() {
     }
 }
 
-/// Longer than anything here takes; only a failure waits so long.
+/// Longer than any step here takes; only a failure waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Unparks the test's thread when it is woken.
+/// Waker that unparks the test's thread.
 struct Unpark(std::thread::Thread);
 
 impl Wake for Unpark {
@@ -328,7 +330,8 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls as a runtime would: only after a wake-up. A lost one hangs until the park gives up, which fails the test.
+/// Polls as a runtime would: only after a wake-up. A lost wake-up parks the thread until its
+/// timeout, which fails the test.
 fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
     let waker = Arc::new(Unpark(std::thread::current())).into();
     let mut context = Context::from_waker(&waker);
@@ -343,14 +346,14 @@ fn next(stream: &mut TensorStream) -> Option<tload::Result<Tensor>> {
 }
 
 #[test]
-fn the_futures_stream_yields_the_same() {
+fn futures_stream_yields_same_tensors() {
     let folder = folder();
     let file = mixed("t", 9, 60, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
     for order in [Order::Ready, Order::File] {
         let options = options(|it| {
             it.order = order;
-            // One region or two: the reader must often wait for this test to take something.
+            // One region or two: the reader must often wait until this test receives a tensor.
             it.memory_limit = Some(3 << 19);
         });
         let loader = Loader::open(&location(&path))
@@ -366,7 +369,7 @@ fn the_futures_stream_yields_the_same() {
 }
 
 #[test]
-fn polling_and_waiting_yield_the_same() {
+fn polling_and_waiting_yield_same_tensors() {
     let folder = folder();
     let file = mixed("t", 10, 30, 400_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -396,7 +399,7 @@ fn polling_and_waiting_yield_the_same() {
 }
 
 #[test]
-fn files_in_memory_are_read_by_threads_and_the_report_says_why() {
+fn files_in_tmpfs_are_read_by_threads_and_report_says_why() {
     let memory = tempfile::tempdir_in("/dev/shm").map_err(|error| error.to_string());
     let is_tmpfs = |folder: &tempfile::TempDir| {
         let found = tload::probe::file_system(folder.path()).expect("a folder");

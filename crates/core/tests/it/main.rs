@@ -1,4 +1,4 @@
-//! The crate's tests from outside: real files, real engines, simulated storage.
+//! Tests of the crate's public API: real files, real engines, simulated storage.
 
 mod checkpoints;
 mod depth;

@@ -1,4 +1,4 @@
-//! The budget: nothing begins that cannot end in it, nobody goes beyond it, and nobody starves in it.
+//! The memory budget: a load that cannot fit is refused, none exceeds it, and none starves in it.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::files::{assert_all, even, folder, load, location, mixed, options, wri
 const MIB: u64 = 1 << 20;
 
 #[test]
-fn a_budget_that_cannot_hold_the_largest_tensor_is_refused_before_the_first_read() {
+fn budget_below_largest_tensor_is_refused_before_first_read() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
     for (name, bytes) in [
@@ -32,7 +32,7 @@ fn a_budget_that_cannot_hold_the_largest_tensor_is_refused_before_the_first_read
         assert_eq!(error.tensor(), Some("largest"));
         assert!(error.message().contains(&limit.to_string()), "{error}");
     }
-    // Whoever follows the hint succeeds.
+    // The limit that the hint names is enough.
     let error = limited(1).stream().expect_err("too small");
     let hint = error.hint().expect("says what to do");
     let size = hint
@@ -46,7 +46,7 @@ fn a_budget_that_cannot_hold_the_largest_tensor_is_refused_before_the_first_read
     assert_eq!(tensors.expect("loads").len(), 3);
 }
 
-/// Nothing is read ahead beyond the budget, however slow the caller is.
+/// A slow caller does not let the load read ahead beyond the budget.
 #[test]
 fn a_slow_caller_stops_the_load_at_the_budget() {
     let folder = folder();
@@ -66,7 +66,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
         let mut kept: Vec<Tensor> = Vec::new();
         while let Some(tensor) = stream.next() {
             let tensor = tensor.expect("loads");
-            // Long enough for readers to fill the budget, without a clock.
+            // Wait until the readers have filled the budget, without a clock.
             let mut read = (0, 0);
             while read.1 < 300 {
                 let now = stream.progress().bytes_read;
@@ -79,7 +79,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
             }
             let progress = stream.progress();
             let ahead = progress.bytes_read.saturating_sub(progress.bytes_received);
-            // Edges are read twice: at most one alignment each side per tensor.
+            // Edges are read twice: at most one alignment on each side of a tensor.
             let edges = 64 * 2 * 4096;
             assert!(ahead <= limit + edges, "{ahead} bytes ahead of the caller");
             if tensor.name().ends_with('7') {
@@ -100,7 +100,7 @@ fn a_slow_caller_stops_the_load_at_the_budget() {
 }
 
 #[test]
-fn a_caller_who_keeps_everything_never_starves_the_load() {
+fn caller_keeping_all_tensors_never_starves_load() {
     let folder = folder();
     let file = mixed("t", 2, 80, 1 << 20);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -146,9 +146,10 @@ fn memory_of_dropped_tensors_is_used_again() {
     );
 }
 
-/// Tensors are used and dropped on other threads than the one that receives them, long after the stream.
+/// Tensors are used and dropped on another thread than the one that receives them, after the stream
+/// was dropped.
 #[test]
-fn tensors_travel() {
+fn tensors_are_used_and_dropped_on_other_threads() {
     let folder = folder();
     let file = Arc::new(mixed("t", 4, 40, 300_000));
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -172,7 +173,7 @@ fn tensors_travel() {
 }
 
 #[test]
-fn eight_loads_at_once() {
+fn eight_concurrent_loads_return_right_bytes() {
     let folder = folder();
     let files: Vec<_> = (0..3)
         .map(|shard| mixed(&format!("{shard}."), shard, 20, 500_000))
@@ -195,12 +196,12 @@ fn eight_loads_at_once() {
     });
 }
 
-/// Small tensors share memory, which is what the budget must hold: the error names one of those.
+/// Small tensors share a region, and the budget must hold it: the error names one of them.
 #[test]
-fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
+fn budget_below_largest_shared_region_names_its_tensor() {
     let folder = folder();
     let mut file = tload::testing::fixtures::FileBuilder::new();
-    // A large one alone, then thirty that together are larger: it is these that need most at once.
+    // One large tensor, then thirty that together are larger and share the largest region.
     for index in 0..31 {
         let bytes = if index == 0 { 1_028_000 } else { 34_900 };
         file = file.tensor(
@@ -221,7 +222,7 @@ fn a_budget_below_the_largest_shared_region_names_a_tensor_in_it() {
 }
 
 #[test]
-fn a_sparse_file_does_not_make_a_plan_of_gigabytes() {
+fn sparse_file_of_too_many_reads_is_refused() {
     let folder = folder();
     let len = 64u64 << 30;
     let header =

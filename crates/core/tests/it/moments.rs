@@ -1,5 +1,6 @@
-//! Loads that are ended at every moment: while a read begins or ends, before the first, after the last, by whom and on which thread
-//! it may be. Moments are counted in reads, so a seed says which one it was.
+//! Loads that end at every moment: while a read begins or ends, before the first read, after the
+//! last, by any caller and on any thread. Moments are counted in reads, so a seed determines the
+//! moment.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
@@ -18,7 +19,7 @@ use crate::simulated::{
     PATIENCE, assert_nothing_is_left, assert_right, for_every_seed, simulation,
 };
 
-/// How a load is ended.
+/// Ways to end a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Ending {
     /// On the lane's own thread, from within the engine.
@@ -28,11 +29,11 @@ enum Ending {
     /// By the caller, between two tensors.
     Cancel,
     Drop,
-    /// By another thread, which the stream has moved to.
+    /// By another thread, to which the stream was moved.
     DropElsewhere,
-    /// With somebody's waker in it.
+    /// While the stream holds a waker.
     DropPolled,
-    /// By a panic of the caller's.
+    /// By a panic of the caller.
     Panic,
 }
 
@@ -46,12 +47,12 @@ const ENDINGS: [Ending; 7] = [
     Ending::Panic,
 ];
 
-/// The moment: when so many reads have begun or ended.
+/// Moment of the end, as the number of reads that have begun or ended.
 #[derive(Default)]
 struct Moment {
     seen: AtomicU64,
     has_come: AtomicBool,
-    /// Who is to be cancelled right then.
+    /// Canceller of the load to cancel at that moment.
     canceller: OnceLock<Canceller>,
     inside: bool,
 }
@@ -73,7 +74,7 @@ impl Moment {
     }
 }
 
-/// Takes what comes until the end or the moment. Whether the stream has ended.
+/// Receives items until the end or the moment. Returns whether the stream has ended.
 fn receive(stream: &mut TensorStream, moment: &Moment, kept: &mut Vec<Tensor>) -> bool {
     while !moment.has_come() {
         match stream.wait(Duration::from_micros(200)) {
@@ -94,7 +95,7 @@ fn receive(stream: &mut TensorStream, moment: &Moment, kept: &mut Vec<Tensor>) -
     false
 }
 
-/// After the moment: nothing but an error or, if it had come so far, the end.
+/// Asserts that only an error follows the moment or, if the load was complete by then, the end.
 fn assert_cancelled(stream: &mut TensorStream) {
     match stream.next() {
         Some(Err(error)) => {
@@ -119,7 +120,7 @@ fn end(ending: Ending, mut stream: TensorStream, moment: &Moment, kept: &mut Vec
                     }
                     canceller.cancel();
                 });
-                // As a caller does: waits without a limit.
+                // Wait without a timeout, as callers do.
                 let mut rest = stream.by_ref().inspect(|item| {
                     if let Err(error) = item {
                         assert_eq!(error.kind(), ErrorKind::Cancelled, "{}", error.chain());
@@ -174,7 +175,7 @@ fn poll(
 }
 
 fn assert_settles(simulation: &Simulation, watched: &Watched) {
-    // Dropping a stream waits for its lanes only so long; a busy machine may need longer.
+    // Dropping a stream waits for its lanes for a limited time; a busy machine may need longer.
     let started = Instant::now();
     while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
         std::thread::yield_now();
@@ -189,7 +190,7 @@ fn a_load_can_be_ended_while_any_read_begins_or_ends() {
         let mut rng = Rng::new(seed ^ 0xE4D);
         let mut simulation = simulation(&mut rng);
         let ending = rng.pick(&ENDINGS);
-        // Each read begins once and ends once; some moments are behind the last.
+        // Each read begins once and ends once; some moments are after the last.
         let reads = simulation.plan().extents.len() as u64;
         let at = rng.below(2 * reads + 2);
         let moment = Arc::new(Moment {
@@ -211,6 +212,6 @@ fn a_load_can_be_ended_while_any_read_begins_or_ends() {
         drop(kept);
         assert_settles(&simulation, &watched);
     });
-    // One seed alone may have a moment that never comes.
+    // With a single seed the moment may never come.
     assert!(came.load(Ordering::SeqCst) > 1000 || variable("TLOAD_SEED").is_some());
 }

@@ -1,11 +1,11 @@
-//! Read-only overlay mounts: files whose pages only `mincore` finds.
+//! Read-only overlay mounts: only `mincore` finds the cached pages of their files.
 
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-/// A folder through which the files of another one are seen, until this is dropped.
+/// Overlay mount that shows the files of another folder, until it is dropped.
 pub(crate) struct Overlay {
     folder: TempDir,
 }
@@ -15,7 +15,7 @@ impl Overlay {
     ///
     /// # Errors
     ///
-    /// Why that is not possible here.
+    /// Returns the reason why the mount is not possible here.
     pub(crate) fn mount(lower: &Path) -> Result<Self, String> {
         let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made it");
         let overlay = Self { folder };
@@ -31,7 +31,7 @@ impl Overlay {
         Ok(overlay)
     }
 
-    /// The folder.
+    /// Returns the folder of the mount.
     pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("merged")
     }

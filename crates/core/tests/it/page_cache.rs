@@ -1,4 +1,5 @@
-//! What the page cache holds is copied, shown or let go of, as asked; everything else is read past it.
+//! Cache modes: pages in the page cache are copied, mapped or dropped as requested; all others are
+//! read directly.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use crate::files::{
 use crate::overlay::Overlay;
 use crate::requirement;
 
-/// Bytes of a file in the page cache.
+/// Returns the bytes of a file that are in the page cache.
 fn resident(path: &Path) -> u64 {
     probe::residency(path)
         .expect("Linux answers")
@@ -51,7 +52,7 @@ fn resident_files_are_copied_and_cold_ones_read_directly() {
 }
 
 #[test]
-fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
+fn resident_half_is_copied_and_cold_half_read_directly() {
     if requirement::direct().is_none() {
         return;
     }
@@ -72,7 +73,7 @@ fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
             report.read_bytes,
             report.direct_bytes + report.buffered_bytes
         );
-        // The kernel may have read ahead, and forgets when it likes.
+        // The kernel may have read ahead, and may evict pages at any time.
         if cold && (14 << 20..20 << 20).contains(&before) {
             assert!(report.buffered_bytes >= 12 << 20, "{report}");
             assert!(report.direct_bytes >= 10 << 20, "{report}");
@@ -81,7 +82,7 @@ fn of_one_file_the_resident_half_is_copied_and_the_other_read_directly() {
 }
 
 #[test]
-fn files_on_an_overlay_are_copied_if_resident_and_else_read_directly() {
+fn files_on_overlay_are_copied_if_resident_else_read_directly() {
     if requirement::direct().is_none() {
         return;
     }
@@ -111,7 +112,7 @@ fn files_on_an_overlay_are_copied_if_resident_and_else_read_directly() {
     }
 }
 
-/// Loads until one has left nothing.
+/// Maximum number of loads until one leaves no page in the cache.
 const TRIES: usize = 50;
 
 #[test]
@@ -128,7 +129,8 @@ fn drop_leaves_nothing_in_the_page_cache() {
             if warm {
                 assert_eq!(read(&path), file);
             }
-            // The kernel keeps what it moves at that very moment (compaction): advice is no order. So not every time, but nearly.
+            // The advice does not bind the kernel: it keeps pages that it is moving at that moment
+            // (compaction). So most loads leave no page, but not all.
             let drops = || {
                 let drop = options(|it| (it.engine, it.cache) = (engine, Cache::Drop));
                 let (tensors, _) = load_with_report(&path, drop);
@@ -141,7 +143,7 @@ fn drop_leaves_nothing_in_the_page_cache() {
 }
 
 #[test]
-fn views_are_the_files_themselves() {
+fn views_map_files_without_copying() {
     let folder = folder();
     let files: Vec<_> = (0..3)
         .map(|shard| mixed(&format!("{shard}."), shard, 40, 700_000))
@@ -157,7 +159,7 @@ fn views_are_the_files_themselves() {
         for (writable, lanes) in [(false, None), (true, Some(3))] {
             let map = options(|it| {
                 (it.cache, it.writable, it.lanes) = (Cache::Map, writable, lanes);
-                // Nothing of it is a copy.
+                // Views take no memory of the budget.
                 it.memory_limit = Some(1);
             });
             let (tensors, report) = load_with_report(folder.path(), map);
@@ -178,7 +180,7 @@ fn views_are_the_files_themselves() {
 }
 
 #[test]
-fn tensors_survive_truncation_of_their_file_unless_they_are_views() {
+fn tensors_other_than_views_survive_file_truncation() {
     let folder = folder();
     let file = even("t", 4, 6, 1 << 20);
     for cache in [Cache::Auto, Cache::Buffered, Cache::Drop, Cache::Map] {
@@ -196,7 +198,7 @@ fn tensors_survive_truncation_of_their_file_unless_they_are_views() {
 }
 
 #[test]
-fn what_no_view_can_align_is_copied() {
+fn misaligned_tensors_are_copied_instead_of_mapped() {
     let folder = folder();
     let mut rng = Rng::new(7);
     let mut file = FileBuilder::new().unaligned(3);
@@ -213,7 +215,10 @@ fn what_no_view_can_align_is_copied() {
     assert_all(&tensors, &[&file]);
     assert!(report.copied_bytes >= 5000 * 4, "{report}");
     let copied = tensors.iter().find(|tensor| tensor.name() == "t1");
-    assert!(copied.expect("is there").is_writable(), "memory of its own");
+    assert!(
+        copied.expect("is there").is_writable(),
+        "has memory of its own"
+    );
 }
 
 #[test]
@@ -222,12 +227,12 @@ fn a_view_outlives_its_stream_and_its_loader() {
     let file = even("t", 5, 3, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
     let (tensors, _) = load_with_report(&path, options(|it| it.cache = Cache::Map));
-    std::fs::remove_file(&path).expect("nobody needs its name");
+    std::fs::remove_file(&path).expect("the view needs no name");
     assert_all(&tensors, &[&file]);
 }
 
 #[test]
-fn a_file_that_shrinks_before_it_is_shown_is_an_error_and_no_signal() {
+fn file_truncated_before_mapping_is_error_and_no_signal() {
     let folder = folder();
     let path = write(
         &folder.path().join("m.safetensors"),
@@ -247,7 +252,7 @@ fn a_file_that_shrinks_before_it_is_shown_is_an_error_and_no_signal() {
 }
 
 #[test]
-fn views_are_in_host_memory_of_nobodys() {
+fn views_into_memory_of_caller_are_unsupported() {
     let folder = folder();
     let file = even("t", 8, 1, 4096);
     let path = write(&folder.path().join("m.safetensors"), &file);
@@ -261,7 +266,7 @@ fn views_are_in_host_memory_of_nobodys() {
 }
 
 #[test]
-fn cores_are_what_copies_wait_for() {
+fn resident_file_is_copied_by_one_lane_per_core() {
     if requirement::uring().is_none() || requirement::direct().is_none() {
         return;
     }
@@ -277,5 +282,5 @@ fn cores_are_what_copies_wait_for() {
     }
     let one = options(|it| (it.engine, it.lanes) = (EngineChoice::Uring, Some(1)));
     let (_, report) = load_with_report(&path, one);
-    assert_eq!(report.lanes, 1, "as asked for");
+    assert_eq!(report.lanes, 1, "as requested");
 }

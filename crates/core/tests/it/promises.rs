@@ -1,5 +1,5 @@
-//! SECURITY.md makes no promise without a test: each bullet of its promises is followed by the
-//! tests that show it, and each of those tests exists.
+//! Tests behind the promises of SECURITY.md: each bullet is followed by the tests that show it, and
+//! each of those tests exists.
 
 use std::path::Path;
 

@@ -1,10 +1,13 @@
-//! Tests that need something which not every machine has: skipped loudly, or not at all.
+//! Requirements of tests that not every machine meets: the test prints that it is skipped, or
+//! fails.
 //!
-//! `TLOAD_REQUIRE=uring,tokio-uring,direct,loopfs` turns a skip for one of these names into a failure, `all` every skip.
+//! `TLOAD_REQUIRE=uring,tokio-uring,direct,loopfs` turns a skip for one of these names into a
+//! failure; `all` does so for every skip.
 
 use std::io::Write;
 
-/// Whether `found` is there. If not: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` names `name`.
+/// Returns the value of `found`. On an error, prints that the test is skipped and why, or panics if
+/// `TLOAD_REQUIRE` names `name`.
 pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> {
     match found {
         Ok(found) => Some(found),
@@ -24,20 +27,20 @@ pub(crate) fn requirement<T>(name: &str, found: Result<T, String>) -> Option<T> 
     }
 }
 
-/// Past the test harness, which shows what a test prints only when it fails.
+/// Prints to stderr directly: the test harness shows captured output only of tests that fail.
 pub(crate) fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// A ring can be set up here.
+/// Requires that an io_uring ring can be set up.
 pub(crate) fn uring() -> Option<()> {
     let ring = tload::probe::ring();
     let found = ring.error.map_or(Ok(()), Err);
     requirement("uring", found)
 }
 
-/// The engine of the crate `tokio-uring` can be set up here.
+/// Requires that the engine of the crate `tokio-uring` can be set up.
 pub(crate) fn tokio_uring() -> Option<()> {
     use tload::engine::{EngineKind, EngineSetup, open};
     let setup = EngineSetup {
@@ -54,7 +57,8 @@ pub(crate) fn tokio_uring() -> Option<()> {
     requirement("tokio-uring", found)
 }
 
-/// The temporary folder takes direct I/O and says no to reads that are not aligned, as disks do.
+/// Requires that the temporary folder supports direct I/O and refuses misaligned reads, as disks
+/// do.
 pub(crate) fn direct() -> Option<()> {
     let folder = crate::files::folder();
     let path = folder.path().join("probe");
@@ -62,7 +66,7 @@ pub(crate) fn direct() -> Option<()> {
     let direct = tload::probe::direct_io(&path).expect("the file was just written");
     let found = match (direct.error, direct.offset_alignment) {
         (Some(error), _) => Err(error),
-        // Btrfs and tmpfs take O_DIRECT, do not say how, and read through the page cache.
+        // Btrfs and tmpfs accept O_DIRECT, report no alignment, and read through the page cache.
         (None, None) => Err("the file system states no alignment".to_owned()),
         (None, Some(_)) => Ok(()),
     };

@@ -1,5 +1,6 @@
-//! Whole folders compared with what was signed: what is not signed is refused, what the folder says of itself changes nothing. And
-//! what a verification says of files that cannot be read, and of manifests that cannot be written.
+//! Whole folders compared with a checked signature: unsigned files are refused, and files in the
+//! folder that vouch for others change nothing. Also the reports for unreadable files and
+//! unwritable manifests.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -18,7 +19,7 @@ use crate::files::{folder, read, write};
 
 const SHARD: &str = "model.safetensors";
 
-/// A model with code beside its weights, and what its maker would sign of it.
+/// Creates a model with code beside its weights, and the digests that its author would sign.
 fn model() -> (TempDir, SignedFiles) {
     let folder = folder();
     let shard = FileBuilder::new().tensor("t", Dtype::U8, &[4], b"1234");
@@ -56,10 +57,10 @@ fn outcome(report: &VerifyReport, name: &str) -> Option<FileOutcome> {
 }
 
 #[test]
-fn all_that_is_signed_is_compared_and_nothing_else_may_be_there() {
+fn signed_files_are_compared_and_all_others_are_extra() {
     let (folder, signed) = model();
     let at = |name: &str| folder.path().join(name);
-    // Left out on purpose, with all below.
+    // Left out on purpose, with everything below.
     write(&at("model.sig"), b"{}");
     write(&at(".git/hooks/evil"), b"x");
     let report = against(folder.path(), &signed);
@@ -88,7 +89,7 @@ fn all_that_is_signed_is_compared_and_nothing_else_may_be_there() {
         assert_eq!(outcome(&report, name), Some(FileOutcome::Missing), "{name}");
         write(&at(name), good);
     }
-    // Whatever it is: a file, a hidden one, one with weights, a link.
+    // Refused whatever it is: a file, a hidden one, one with weights, a link.
     for name in ["evil.py", "a/.hidden", "more.safetensors", "code/link"] {
         if name.ends_with("link") {
             std::os::unix::fs::symlink("/etc/hostname", at(name)).unwrap();
@@ -109,18 +110,18 @@ fn all_that_is_signed_is_compared_and_nothing_else_may_be_there() {
 }
 
 #[test]
-fn what_the_folder_says_of_itself_excuses_nothing() {
+fn unsigned_sidecars_do_not_vouch_for_files() {
     let (folder, signed) = model();
     let shard = folder.path().join(SHARD);
     let forged = FileBuilder::new().tensor("t", Dtype::U8, &[4], b"evil");
     write(&shard, &forged.build());
     verify(folder.path(), |it| it.write = Some(ManifestTarget::Beside)).unwrap();
-    // A signature that is put there later is not looked at, whatever it is.
+    // A signature that is added later is ignored, whatever it holds.
     write(&folder.path().join("model.sig"), b"no signature at all");
     let report = against(folder.path(), &signed);
     assert_eq!(outcome(&report, SHARD), Some(FileOutcome::Differs));
     assert_eq!(outcome(&report, MANIFEST_NAME), Some(FileOutcome::Extra));
-    // Nor are weights that nobody signed good because a manifest has them.
+    // Unsigned weights are refused even if a manifest has them.
     let mut fewer = signed;
     fewer.files.remove(SHARD);
     let report = against(folder.path(), &fewer);
@@ -129,7 +130,7 @@ fn what_the_folder_says_of_itself_excuses_nothing() {
 }
 
 #[test]
-fn a_file_by_itself_is_compared_and_the_rest_is_said_not_to_be() {
+fn single_file_is_compared_with_note_about_rest() {
     let (folder, signed) = model();
     write(&folder.path().join("evil.py"), b"x");
     let report = against(&folder.path().join(SHARD), &signed);
@@ -148,7 +149,7 @@ fn a_file_by_itself_is_compared_and_the_rest_is_said_not_to_be() {
 }
 
 #[test]
-fn names_that_lead_out_are_refused_before_anything_is_read() {
+fn signed_name_outside_folder_is_refused_before_first_read() {
     let (folder, mut signed) = model();
     let digest = signed.files[SHARD];
     signed.files.insert("../outside".to_owned(), digest);
@@ -158,7 +159,7 @@ fn names_that_lead_out_are_refused_before_anything_is_read() {
 }
 
 #[test]
-fn what_is_only_signed_comes_into_no_manifest() {
+fn signed_only_files_are_not_in_manifest() {
     let (folder, signed) = model();
     let report = verify(folder.path(), |it| {
         it.signed = Some(signed);
@@ -170,7 +171,7 @@ fn what_is_only_signed_comes_into_no_manifest() {
 }
 
 #[test]
-fn a_signature_is_read_beside_whatever_is_named() {
+fn signature_is_read_beside_named_location() {
     let (folder, _) = model();
     let of = |path: &Path| read_signature(&Location::from_path(path), OpenOptions::default());
     let error = of(folder.path()).unwrap_err();
@@ -185,7 +186,7 @@ fn a_signature_is_read_beside_whatever_is_named() {
     }
 }
 
-/// A signature of a kind that is not read: nothing of it is compared.
+/// Returns a signature with an unsupported predicate type: none of it is compared.
 fn some_signature() -> String {
     use base64::Engine as _;
     let statement =
@@ -217,7 +218,7 @@ fn a_manifest_beside_a_signature_is_noted() {
 }
 
 #[test]
-fn where_nothing_can_be_written_is_known_before_anything_is_read() {
+fn unwritable_target_fails_before_reading() {
     let (folder, _) = model();
     let target = folder.path().join("none/m.json");
     let mut options = VerifyOptions::default();
@@ -231,7 +232,7 @@ fn where_nothing_can_be_written_is_known_before_anything_is_read() {
 }
 
 #[test]
-fn what_cannot_be_read_is_told_as_it_was_met() {
+fn unreadable_file_keeps_its_error() {
     let (folder, _) = model();
     let elsewhere = crate::files::folder();
     let outside = elsewhere.path().join("x.safetensors");

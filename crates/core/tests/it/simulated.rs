@@ -1,6 +1,7 @@
-//! Whole loads on simulated storage, thousands of them: random plans, orders, budgets, lanes, short reads and faults.
+//! Thousands of whole loads on simulated storage: random plans, orders, budgets, lanes, short reads
+//! and faults.
 //!
-//! A failure prints its seed; `TLOAD_SEED=17 cargo test -p tload simulated` runs that one again.
+//! A failure prints its seed; `TLOAD_SEED=17 cargo test -p tload simulated` runs one seed again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,14 +16,14 @@ use tload::testing::sim::{INJECTED, SimConfig};
 use tload::testing::simulation::{Simulation, Watched};
 use tload::{ErrorKind, Order, Tensor};
 
-/// Threads are allowed to take this long before a check gives up on them.
+/// Time that threads may take before a check gives up on them.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 use crate::requirement::{say, variable};
 
 const SEEDS: u64 = 3000;
 
-/// Elements of the longest tensor.
+/// Number of elements of the longest tensor.
 const ELEMENTS_MAX: usize = 60_000;
 
 pub(crate) fn for_every_seed(check: impl Fn(u64)) {
@@ -40,7 +41,7 @@ pub(crate) fn simulation(rng: &mut Rng) -> Simulation {
     Simulation::random(rng, ELEMENTS_MAX)
 }
 
-/// Lets some reads fail. Which extents will, if that is certain.
+/// Adds read faults to a third of the simulations. Returns the extents that fail.
 fn add_faults(rng: &mut Rng, simulation: &mut Simulation) -> BTreeSet<usize> {
     let extents = simulation.plan().extents.len();
     if extents == 0 || !rng.once_in(3) {
@@ -77,7 +78,7 @@ pub(crate) fn assert_nothing_is_left(simulation: &Simulation, watched: &Watched)
     assert_eq!(watched.in_flight(), InFlight::default(), "still in flight");
 }
 
-/// An injected error, for an extent that was to fail.
+/// Asserts that an error is an injected one and names an extent that was to fail.
 fn assert_injected(error: &tload::Error, simulation: &Simulation, faults: &BTreeSet<usize>) {
     assert_eq!((error.kind(), error.message()), (ErrorKind::Io, INJECTED));
     let plan = simulation.plan();
@@ -90,7 +91,7 @@ fn assert_injected(error: &tload::Error, simulation: &Simulation, faults: &BTree
     assert!(named, "{error}: not one of {faults:?}");
 }
 
-/// One lane on this thread: the same seed does exactly the same.
+/// One lane on this thread: equal seeds run identically.
 #[test]
 fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
     for_every_seed(|seed| {
@@ -116,7 +117,7 @@ fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
             }
             Err(error) => assert_injected(&error, &simulation, &faults),
         }
-        // What was kept is still right when everything has been read.
+        // The tensors kept are still right after everything has been read.
         for tensor in received.values().flatten() {
             assert_right(&simulation, tensor);
         }
@@ -125,7 +126,7 @@ fn one_lane_delivers_every_tensor_once_or_the_injected_error() {
     });
 }
 
-/// Lanes on threads, and the stream that a caller sees.
+/// Lanes on threads, and the stream that a caller receives.
 #[test]
 fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
     for_every_seed(|seed| {
@@ -174,9 +175,10 @@ fn a_stream_delivers_every_tensor_once_or_the_injected_error() {
     });
 }
 
-/// Reads that fail for a while: every byte is right, or there is an error, and nothing is left either way.
+/// Reads with transient errors: every byte is right, or the load fails, and either way no memory is
+/// left charged.
 #[test]
-fn what_fails_for_a_while_is_tried_again_or_ends_in_an_error() {
+fn transient_failures_are_retried_or_end_in_error() {
     let (retried, failed) = (Cell::new(0), Cell::new(0));
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0x5EED);
@@ -215,9 +217,9 @@ fn what_fails_for_a_while_is_tried_again_or_ends_in_an_error() {
     assert!(one || (retried.get() > 0 && failed.get() > 0));
 }
 
-/// Lanes that have nothing to read end together: exactly one of them is the last.
+/// Lanes without reads end together: exactly one of them is the last.
 #[test]
-fn a_load_is_checked_once_whichever_lanes_end_together() {
+fn load_is_checked_once_when_lanes_end_together() {
     for round in 0..2000 {
         let simulation = Simulation {
             sources: vec![MemorySource::new("empty", [])],
@@ -234,7 +236,7 @@ fn a_load_is_checked_once_whichever_lanes_end_together() {
     }
 }
 
-/// The caller goes away, or cancels, after some tensors: everything is given back all the same.
+/// The caller leaves or cancels after some tensors: all memory is released.
 #[test]
 fn an_abandoned_stream_gives_everything_back() {
     for_every_seed(|seed| {
@@ -256,7 +258,7 @@ fn an_abandoned_stream_gives_everything_back() {
                     assert!(stream.next().is_none(), "an error is the end");
                 }
                 Some(Ok(tensor)) => panic!("{tensor:?} came after the end"),
-                // It had ended already.
+                // It was complete already.
                 None => assert_eq!(wanted, simulation.tensors.len()),
             }
         }
@@ -265,12 +267,12 @@ fn an_abandoned_stream_gives_everything_back() {
             assert_right(&simulation, tensor);
         }
         drop(kept);
-        // Dropping a stream waits for its lanes only so long; a busy machine may need longer.
+        // Dropping a stream waits for its lanes for a limited time; a busy machine may need longer.
         let started = Instant::now();
         while watched.usage().charged > 0 && started.elapsed() < PATIENCE {
             std::thread::yield_now();
         }
-        // The canceller still lives: it must not keep memory.
+        // The canceller still exists: it must not keep memory.
         assert_nothing_is_left(&simulation, &watched);
         drop(canceller);
     });

@@ -1,4 +1,4 @@
-//! Every sink keeps the contract.
+//! The sink contract for every sink.
 
 #![expect(unsafe_code, reason = "lends memory to a load")]
 
@@ -23,12 +23,12 @@ fn the_host_sink_keeps_the_contract() {
     );
 }
 
-/// Memory that a test lends to a load, and looks into afterwards.
+/// Allocates memory that a test lends to a load and reads afterwards.
 pub(crate) fn lend(bytes: usize) -> Target {
     let memory: &'static mut [u8] = vec![0xEE; bytes].leak();
     let start = std::ptr::NonNull::from(&mut *memory).cast();
     let owner: KeepAlive = Arc::new(());
-    // SAFETY: leaked, so valid for ever; the test looks only at what has been handed out.
+    // SAFETY: leaked, so valid forever; the test reads only tensors that were handed out.
     unsafe { Target::host(start, bytes, Some(owner)) }
 }
 
@@ -50,9 +50,9 @@ fn the_target_sink_keeps_the_contract() {
             vec![sink; lanes]
         },
         &|(index, tensor)| {
-            let target = tensor.target().expect("memory of the caller's");
+            let target = tensor.target().expect("memory of the caller");
             let start: *const u8 = tensor.as_ptr();
-            // SAFETY: leaked by `lend`; handed out, so nobody writes there.
+            // SAFETY: leaked by `lend`; handed out, so the load no longer writes to it.
             let bytes = unsafe { std::slice::from_raw_parts(start, target.len()) };
             (*index, bytes.to_vec())
         },

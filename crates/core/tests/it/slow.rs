@@ -1,5 +1,5 @@
-//! Loads from a file system that takes its time, answers with less than it was asked for, fails or hangs: FUSE, with a server that
-//! does what it is told (`tload_lab::slowfs`).
+//! Loads from a file system that is slow, answers with short reads, fails or hangs: FUSE, with a
+//! server that injects faults (`tload_lab::slowfs`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,19 +14,20 @@ use crate::requirement;
 
 const MIB: usize = 1 << 20;
 
-/// Behind all headers, and behind what the kernel reads ahead of them: the first MiB of each file.
+/// Offset behind all headers and behind the kernel's readahead of them: the first MiB of each file.
 const PAST_HEADERS: u64 = 1 << 20;
 
-/// Longer than anything here takes; only a failure waits so long.
+/// Longer than any step here takes; only a failure waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+/// Not a test: the process that [`Mount::start`] starts runs this function to serve the file
+/// system.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// A checkpoint on a disk, and a slow view of it.
+/// Checkpoint on a disk, and a slow mount that shows it.
 struct Slow {
     files: Vec<Vec<u8>>,
     mount: Mount,
@@ -56,9 +57,9 @@ impl Slow {
         self.mount.path().join(shard_name(shard))
     }
 
-    /// What came before the end, and how it ended.
+    /// Loads the checkpoint. Returns the tensors received, the error if any, and the report.
     fn load(&self, options: Options) -> (Vec<Tensor>, Option<Error>, Report) {
-        let loader = Loader::open(&location(self.mount.path())).expect("headers are spared");
+        let loader = Loader::open(&location(self.mount.path())).expect("headers have no faults");
         let mut stream = match loader.options(options).stream() {
             Ok(stream) => stream,
             Err(error) => return (Vec::new(), Some(error), Report::default()),
@@ -79,7 +80,7 @@ impl Slow {
         assert_all(tensors, &files);
     }
 
-    /// That none of `tensors` has bytes that its file does not have.
+    /// Asserts that all bytes of `tensors` are those of their files.
     fn assert_right(&self, tensors: &[Tensor]) {
         for tensor in tensors {
             let shard = tensor.name().split('.').next().expect("named so");
@@ -95,7 +96,8 @@ fn shard_name(shard: usize) -> String {
     format!("m-{shard}.safetensors")
 }
 
-/// Three shards of small tensors, and one whose reads the kernel sends in several requests.
+/// Returns three shards of small tensors, and one whose reads the kernel splits into several
+/// requests.
 fn assorted() -> Vec<Vec<u8>> {
     let small = |shard: u64| mixed(&format!("{shard}."), shard, 20, 200_000);
     let mut files: Vec<_> = (0..3).map(small).collect();
@@ -126,7 +128,7 @@ fn wanted(engine: EngineChoice, cache: Cache) -> Options {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 
-/// An error of a read says where: the file as the caller knows it, and bytes that are in it.
+/// Asserts that an error names the file as the caller knows it, and a range of bytes inside it.
 fn assert_placed(error: &Error, slow: &Slow) {
     let path = error.location().expect("names the file");
     let shard = (0..slow.files.len()).find(|&shard| slow.path(shard) == Path::new(path));
@@ -140,7 +142,7 @@ fn assert_placed(error: &Error, slow: &Slow) {
 }
 
 #[test]
-fn bytes_are_right_however_the_file_system_is_used() {
+fn every_mount_mode_returns_right_bytes() {
     for (direct, async_dio) in [(false, true), (false, false), (true, true), (true, false)] {
         let set = |it: &mut Slowness| (it.direct, it.async_dio) = (direct, async_dio);
         let Some(slow) = Slow::start(&assorted(), set) else {
@@ -153,12 +155,12 @@ fn bytes_are_right_however_the_file_system_is_used() {
             let is_direct = cache != Cache::Buffered;
             assert_eq!(report.direct_bytes > 0, is_direct, "{engine:?}, {cache}");
         }
-        let served = slow.mount.stop().expect("says what it did");
+        let served = slow.mount.stop().expect("reports its counts");
         assert!(served.reads > 0 && served.faults == 0, "{served}");
     }
 }
 
-/// Slow storage is read fast with many reads in flight.
+/// Many reads in flight make slow storage fast.
 #[test]
 fn a_ring_keeps_many_direct_reads_in_flight() {
     if requirement::uring().is_none() {
@@ -171,7 +173,7 @@ fn a_ring_keeps_many_direct_reads_in_flight() {
         (it.engine, it.cache) = (EngineChoice::Uring, Cache::Direct);
         it.extent_bytes = Some(MIB as u64);
     });
-    // None is answered before eight are there.
+    // No read is answered before eight are in flight.
     slow.mount
         .fault(&Rule::always(Fault::Hold).from_byte(PAST_HEADERS));
     let (tensors, failure, _) = std::thread::scope(|scope| {
@@ -188,7 +190,8 @@ fn a_ring_keeps_many_direct_reads_in_flight() {
 #[test]
 fn a_read_that_comes_back_short_is_continued() {
     let faults = |it: &mut Slowness| {
-        // Nothing is answered from the page cache, which takes a short answer for the end of the file.
+        // No read is answered from the page cache, which takes a short answer for the end of the
+        // file.
         it.direct = true;
         (it.short_every, it.fault_from) = (2, PAST_HEADERS);
     };
@@ -203,10 +206,11 @@ fn a_read_that_comes_back_short_is_continued() {
     }
 }
 
-/// The same for readers that go past the page cache by themselves. Few answers are short, because what is left of a read may come
-/// through the page cache, which bears one short answer and no second one, see below: the end of a `pread` by the kernel's
-/// (`generic_file_read_iter`), and ours of a read that was short so often that not one unit of direct reads is left (1 MiB, eight
-/// times).
+/// Short reads of readers that use direct I/O by themselves. Few answers are short, because the
+/// rest of a read may come through the page cache, which bears one short answer but not a second
+/// one (see below). The kernel reads the end of a `pread` through it (`generic_file_read_iter`); we
+/// read through it when a read was short so often that less than one unit of direct I/O is left
+/// (1 MiB, eight times).
 #[test]
 fn a_direct_read_that_comes_back_short_is_continued() {
     for engine in engines() {
@@ -221,16 +225,17 @@ fn a_direct_read_that_comes_back_short_is_continued() {
         assert!(failure.is_none(), "{engine:?}: {failure:?}");
         slow.assert_all(&tensors);
         assert!(report.short_reads > 0 || engine == EngineChoice::Pread);
-        let served = slow.mount.stop().expect("says what it did");
+        let served = slow.mount.stop().expect("reports its counts");
         assert!(served.faults > 0, "{served}");
     }
 }
 
-/// The kernel takes a short answer for the new end of the file, and gives zeros for what is behind it in the same page. Only
-/// one answer is short: of several at the same time the kernel forgets some ends, and gives out zeros as if they were in the file
-/// (seen with plain `pread` on Linux 6.18), which no reader can notice.
+/// The kernel takes a short answer for the new end of the file, and returns zeros for bytes behind
+/// it in the same page. Only one answer is short: with several at the same time the kernel forgets
+/// some of the ends and returns zeros as contents of the file (seen with plain `pread` on Linux
+/// 6.18), which no reader can detect.
 #[test]
-fn a_short_answer_to_the_page_cache_is_never_taken_for_bytes() {
+fn short_answer_to_page_cache_never_yields_wrong_bytes() {
     for engine in engines() {
         let faults = |it: &mut Slowness| {
             (it.short_every, it.fault_from, it.fault_max) = (5, PAST_HEADERS, 1);
@@ -247,24 +252,25 @@ fn a_short_answer_to_the_page_cache_is_never_taken_for_bytes() {
                 assert_placed(&error, &slow);
             }
         }
-        let served = slow.mount.stop().expect("says what it did");
+        let served = slow.mount.stop().expect("reports its counts");
         assert_eq!(served.faults, 1);
     }
 }
 
 #[test]
-fn a_read_that_fails_is_an_error_which_says_where() {
+fn failed_read_is_error_naming_file_and_range() {
     for (engine, cache) in variants() {
         let faults = |it: &mut Slowness| {
             it.direct = true;
-            // All of them: the kernel makes a short read of a `pread` whose second request failed, and asks again.
+            // Every read fails: the kernel turns a `pread` whose second request failed into a short
+            // read, and the rest is read again.
             (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
         };
         let Some(slow) = Slow::start(&large(), faults) else {
             return;
         };
         let mut asked = wanted(engine, cache);
-        // More would only take longer.
+        // More retries would only take longer.
         asked.retries = Some(1);
         let (tensors, failure, report) = slow.load(asked);
         slow.assert_right(&tensors);
@@ -280,8 +286,8 @@ fn a_read_that_fails_is_an_error_which_says_where() {
     }
 }
 
-/// Repeats a load that a timeout ends, with more time each time, until reads of it hang: on a slow
-/// machine a short time may be over before there are any.
+/// Repeats a load with increasing timeouts until the timeout finds reads that hang: on a slow
+/// machine a short timeout may expire before the first read.
 pub(crate) fn until_it_hangs<T>(mut load: impl FnMut(Duration) -> Option<T>) -> T {
     let timeouts = [200, 1000, 5000, 25_000].map(Duration::from_millis);
     timeouts
@@ -290,9 +296,9 @@ pub(crate) fn until_it_hangs<T>(mut load: impl FnMut(Duration) -> Option<T>) -> 
         .expect("some read hangs")
 }
 
-/// A read that is never answered keeps its memory, and nobody else waiting.
+/// A read that is never answered keeps its memory, and delays neither the caller nor other reads.
 #[test]
-fn a_load_can_be_left_while_its_storage_hangs() {
+fn load_times_out_while_storage_hangs() {
     for engine in engines() {
         let faults = |it: &mut Slowness| (it.hang_every, it.fault_from) = (3, PAST_HEADERS);
         let Some(slow) = Slow::start(&large(), faults) else {
@@ -307,8 +313,8 @@ fn a_load_can_be_left_while_its_storage_hangs() {
         slow.assert_right(&tensors);
         let error = failure.expect("some tensors never come");
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-        // Ends the reads that hang, and with them the threads that are left of the load.
-        let served = slow.mount.stop().expect("says what it did");
+        // Ends the reads that hang, and with them the remaining threads of the load.
+        let served = slow.mount.stop().expect("reports its counts");
         assert!(served.faults > 0, "{served}");
     }
 }

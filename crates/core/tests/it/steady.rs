@@ -1,7 +1,8 @@
-//! Loads that storage keeps waiting, and loads that go on where it failed for a moment: retries of reads, deadlines, memory that the
-//! kernel does not give back.
+//! Loads from storage that hangs or has transient errors: retries of reads, timeouts, memory that
+//! the kernel still holds.
 //!
-//! A FUSE mount stands for the network file system: what is tried again, and how, is the same for all of them.
+//! A FUSE mount stands for network file systems: the rules for retries are the same for all of
+//! them.
 
 use std::fs::OpenOptions;
 use std::path::PathBuf;
@@ -20,13 +21,13 @@ use crate::slow::until_it_hangs;
 
 const MIB: usize = 1 << 20;
 
-/// Behind the header, and behind what the kernel reads ahead of it.
+/// Offset behind the header and behind the kernel's readahead of it.
 const PAST_HEADERS: u64 = 1 << 20;
 
-/// Longer than anything here takes on a machine that is busy; only a failure waits so long.
+/// Longer than any step here takes on a busy machine; only a failure waits so long.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One file, and a view of it that fails as it is told to.
+/// One file, and a mount that shows it with injected faults.
 struct Faulty {
     file: Vec<u8>,
     mount: Mount,
@@ -40,7 +41,7 @@ impl Faulty {
         write(&backing.path().join("m.safetensors"), &file);
         let mut slowness = Slowness::default();
         set(&mut slowness);
-        // The process of this test serves no file system: that of another one of this program does.
+        // The process that the mount starts runs the function `serves` of `slow.rs`.
         let mount = Mount::start("slow::serves", backing.path(), &slowness);
         Some(Self {
             file,
@@ -58,7 +59,7 @@ impl Faulty {
     }
 
     fn try_stream(&self, options: Options) -> tload::Result<TensorStream> {
-        let loader = Loader::open(&location(&self.path())).expect("headers are spared");
+        let loader = Loader::open(&location(&self.path())).expect("headers have no faults");
         loader.options(options).stream()
     }
 }
@@ -70,7 +71,8 @@ fn engines() -> Vec<EngineChoice> {
     rings.chain([EngineChoice::Pread]).collect()
 }
 
-/// How a file can be read: by every engine, past the page cache and through it, and shown.
+/// Returns the ways to read a file: by every engine, directly and through the page cache, and
+/// mapped.
 fn variants() -> Vec<(EngineChoice, Cache)> {
     let read = engines()
         .into_iter()
@@ -82,12 +84,12 @@ fn wanted(engine: EngineChoice, cache: Cache) -> Options {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 
-/// What the error of a stream was, after whatever came before.
+/// Receives items until the error, and returns it.
 fn failure(stream: &mut TensorStream) -> tload::Error {
-    stream.find_map(Result::err).expect("cannot end well")
+    stream.find_map(Result::err).expect("the load must fail")
 }
 
-/// Waits until nothing of the load is held any more.
+/// Waits until no orphaned memory of the load is left.
 fn wait_until_freed(stream: &TensorStream) {
     let start = Instant::now();
     while stream.report().parked_bytes > 0 {
@@ -97,10 +99,10 @@ fn wait_until_freed(stream: &TensorStream) {
 }
 
 #[test]
-fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
+fn failed_read_of_network_file_system_is_retried_and_counted() {
     for (engine, cache) in variants() {
         let Some(faulty) = Faulty::start(|it| {
-            // What is asked for through the page cache is asked for by the kernel.
+            // Reads through the page cache are requests of the kernel.
             it.direct = cache == Cache::Buffered;
             (it.eio_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
         }) else {
@@ -115,12 +117,13 @@ fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
         assert_all(&tensors, &[&faulty.file]);
         let report = stream.report();
         if cache == Cache::Map && report.read_retries == 0 {
-            // The kernel had read ahead, and said nothing of what failed: it reads again when a page is wanted.
+            // The faults hit the kernel's readahead, which reports no errors: the kernel reads such
+            // pages again on demand.
             continue;
         }
         assert!(report.read_retries > 0, "{engine:?}, {cache}: {report}");
         assert!(report.retries >= report.read_retries);
-        let last = report.last_retry.as_deref().expect("says which");
+        let last = report.last_retry.as_deref().expect("names the read");
         assert!(last.contains("m.safetensors ["), "{last}");
         assert!(last.contains("os error 5"), "{last}");
         assert!(report.to_string().contains(last), "{report}");
@@ -128,7 +131,7 @@ fn a_read_of_a_network_file_system_that_fails_is_tried_again_and_counted() {
 }
 
 #[test]
-fn retries_of_reads_can_be_switched_off_and_run_out() {
+fn read_retries_can_be_disabled_and_exhausted() {
     for (engine, cache) in variants() {
         for retries in [0, 2] {
             let Some(faulty) = Faulty::start(|it| {
@@ -149,9 +152,10 @@ fn retries_of_reads_can_be_switched_off_and_run_out() {
     }
 }
 
-/// A disk has tried again itself when it says EIO. There is none here that fails, but what decides is known.
+/// A disk has already retried by itself when it reports EIO. No disk fails here, so the test checks
+/// the number of retries that is configured.
 #[test]
-fn files_of_disks_are_not_tried_again_unless_somebody_says_so() {
+fn reads_of_local_disks_are_retried_only_on_request() {
     use tload::source::{FileSource, Retries};
     let folder = folder();
     let path = write(&folder.path().join("m"), b"abc");
@@ -170,28 +174,28 @@ fn files_of_disks_are_not_tried_again_unless_somebody_says_so() {
 }
 
 #[test]
-fn a_header_that_cannot_be_read_at_first_is_tried_again() {
+fn failed_header_read_is_retried() {
     let Some(faulty) = Faulty::start(|it| {
         it.direct = true;
         (it.eio_every, it.fault_max) = (1, 2);
     }) else {
         return;
     };
-    let checkpoint = Checkpoint::open(&location(&faulty.path())).expect("the third read is good");
+    let checkpoint = Checkpoint::open(&location(&faulty.path())).expect("the third read succeeds");
     assert_eq!(checkpoint.tensors().len(), 4);
     let Some(faulty) = Faulty::start(|it| (it.direct, it.eio_every) = (true, 1)) else {
         return;
     };
     let store = StoreOptions::new().with("retries", "1").expect("an option");
-    let error = Checkpoint::open_with(&location(&faulty.path()), &store).expect_err("never good");
+    let error =
+        Checkpoint::open_with(&location(&faulty.path()), &store).expect_err("every read fails");
     assert_eq!(error.kind(), ErrorKind::Io, "{}", error.chain());
-    let served = faulty.mount.stop().expect("says what it did");
+    let served = faulty.mount.stop().expect("reports its counts");
     assert_eq!(served.faults, 2, "one read and one retry");
 }
 
 #[test]
-fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_kept_until_it_answers()
- {
+fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
@@ -201,7 +205,7 @@ fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_ke
         let (error, stream) = until_it_hangs(|timeout| {
             let mut asked = wanted(engine, Cache::Direct);
             asked.timeout = Some(timeout);
-            // The files may not be open by then.
+            // The timeout may expire before the files are open.
             let mut stream = faulty.try_stream(asked).ok()?;
             let error = failure(&mut stream);
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
@@ -214,14 +218,14 @@ fn a_mount_that_hangs_ends_in_a_timeout_that_names_the_read_and_the_memory_is_ke
         assert_eq!(report.outcome, "timed_out");
         assert!(parked_bytes() >= report.parked_bytes);
         assert!(report.to_string().contains("parked"), "{report}");
-        // It answers: with errors, because it goes away.
-        let served = faulty.mount.stop().expect("says what it did");
+        // The reads are answered with errors, because the mount ends.
+        let served = faulty.mount.stop().expect("reports its counts");
         assert!(served.faults > 0, "{served}");
         wait_until_freed(&stream);
     }
 }
 
-/// What has failed is told, though other reads never come back.
+/// A failed read is reported although other reads never return.
 #[test]
 fn an_error_does_not_wait_for_reads_that_hang() {
     for engine in engines() {
@@ -232,7 +236,7 @@ fn an_error_does_not_wait_for_reads_that_hang() {
         };
         let mut asked = wanted(engine, Cache::Direct);
         asked.retries = Some(0);
-        // Each read is one of the file system's: of two, one fails and one hangs.
+        // Each read is one request to the file system: of two, one fails and one hangs.
         asked.extent_bytes = Some(128 << 10);
         asked.timeout = Some(PATIENCE);
         let mut stream = faulty.stream(asked);
@@ -248,7 +252,7 @@ fn an_error_does_not_wait_for_reads_that_hang() {
 }
 
 #[test]
-fn whoever_cancels_or_leaves_does_not_wait_for_a_mount_that_hangs() {
+fn cancel_and_drop_do_not_wait_for_hung_mount() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.hang_every, it.fault_from) = (1, PAST_HEADERS);
@@ -266,7 +270,7 @@ fn whoever_cancels_or_leaves_does_not_wait_for_a_mount_that_hangs() {
 }
 
 #[test]
-fn opening_ends_in_time_and_names_what_it_waits_for() {
+fn open_timeout_is_kept_and_names_hung_file() {
     let Some(faulty) = Faulty::start(|it| it.hang_every = 1) else {
         return;
     };
@@ -289,7 +293,7 @@ fn opening_ends_in_time_and_names_what_it_waits_for() {
 }
 
 #[test]
-fn a_read_that_pauses_ends_when_the_load_does() {
+fn backoff_of_read_ends_with_load() {
     for engine in engines() {
         let Some(faulty) = Faulty::start(|it| {
             (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
@@ -297,12 +301,12 @@ fn a_read_that_pauses_ends_when_the_load_does() {
             return;
         };
         let mut asked = wanted(engine, Cache::Direct);
-        // Long enough for pauses of many seconds.
+        // Enough retries for backoffs of many seconds.
         asked.retries = Some(1_000_000);
-        // One read after another, each of them one of the file system's.
+        // One read after another, each of them one request to the file system.
         (asked.depth, asked.extent_bytes) = (Some(1), Some(128 << 10));
         let mut stream = faulty.stream(asked);
-        // The second failure was a retry, so there has been a pause, and there is another.
+        // The second failure was a retry, so one backoff has passed and another is under way.
         let start = Instant::now();
         while faulty.mount.served().faults < 2 {
             assert!(start.elapsed() < PATIENCE, "{}", stream.report());
@@ -310,14 +314,14 @@ fn a_read_that_pauses_ends_when_the_load_does() {
         assert!(stream.try_next().is_pending());
         stream.cancel();
         assert_eq!(failure(&mut stream).kind(), ErrorKind::Cancelled);
-        // Without the mount's help: nothing hangs there.
+        // The mount still works: none of its reads hangs.
         wait_until_freed(&stream);
         assert!(stream.report().read_retries > 0, "{}", stream.report());
     }
 }
 
 #[test]
-fn a_file_behind_a_mount_that_was_written_to_or_grew_has_changed() {
+fn file_written_to_or_grown_behind_mount_has_changed() {
     for engine in engines() {
         for grows in [false, true] {
             let Some(faulty) = Faulty::start(|_| ()) else {
@@ -332,7 +336,8 @@ fn a_file_behind_a_mount_that_was_written_to_or_grew_has_changed() {
                 let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
                 file.set_modified(time).expect("ours");
             }
-            // The kernel would answer from what it was told when the file was opened.
+            // The kernel would answer from the attributes that it received when the file was
+            // opened.
             let asked = wanted(engine, Cache::Buffered);
             let error = match loader.options(asked).stream() {
                 Ok(mut stream) => failure(&mut stream),

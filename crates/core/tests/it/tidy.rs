@@ -1,27 +1,29 @@
-//! What no compiler checks: the size of files, where unsafe code is, which way modules depend on one another, which words we use.
+//! Checks that no compiler makes: the size of files, the places of unsafe code, the direction of
+//! dependencies between modules, the vocabulary.
 //!
-//! Every rule is a function of a file's path and text that returns complaints, so that it can be tested on texts of its own.
+//! Every rule is a function that maps a file's path and text to complaints, so that it can be
+//! tested on texts of its own.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::files::read;
 
-/// Most lines of a file, without blank ones and without tests.
+/// Maximum number of lines of a file, without blank ones and without tests.
 const LINES_MAX: usize = 500;
 
-/// Words that say nothing. The vocabulary is in ARCHITECTURE.md.
+/// Words without meaning. The vocabulary is in ARCHITECTURE.md.
 const BANNED: [&str; 11] = [
     "chunk", "block", "segment", "part", "manager", "handle", "helper", "util", "common", "misc",
     "data",
 ];
 
-/// Names with banned words that somebody else has chosen.
+/// Names with banned words from other projects.
 const NAMES_OF_OTHERS: [(&str, &str); 1] =
     [("DataType", "the structure is called so in DLPack's ABI")];
 
-/// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules of one rank do not know each
-/// other. `testing` stands above all; nothing but tests may use it.
+/// Modules of the core from the bottom to the top: each may use those of lower ranks only. Modules
+/// of one rank may not use each other. `testing` is above all; only tests may use it.
 const RANKS: [&[&str]; 16] = [
     &[
         "crc",
@@ -34,13 +36,13 @@ const RANKS: [&[&str]; 16] = [
         "stall",
         "sync",
     ],
-    // One of the two: the driver, or what stands for it.
+    // One of the two: the driver, or its substitute.
     &["cuda", "no_cuda"],
     &["buffer", "format", "plan", "tally", "within"],
     &["source"],
-    // What a caller asks for names how a source is read (`Cache`).
+    // A request names how a source is read (`Cache`).
     &["request", "tensor"],
-    // The report shows sizes as `request` does.
+    // The report formats sizes as `request` does.
     &[
         "budget",
         "checkpoint",
@@ -63,7 +65,7 @@ const RANKS: [&[&str]; 16] = [
 ];
 
 struct Source {
-    /// From the root of the repository.
+    /// Path from the root of the repository.
     path: String,
     text: String,
 }
@@ -73,19 +75,19 @@ impl Source {
         self.path.ends_with("/tests.rs")
     }
 
-    /// The lines before the inline tests, which come last in a file.
+    /// Returns the lines before the inline tests, which come last in a file.
     fn code(&self) -> impl Iterator<Item = &str> {
         let tests = |line: &&str| line.trim() == "#[cfg(test)]";
         let mut lines = self.text.lines().peekable();
         std::iter::from_fn(move || {
             let line = lines.next()?;
-            // `#[cfg(test)] mod tests;` may stand among the modules.
+            // `#[cfg(test)] mod tests;` may be among the modules.
             let opens_tests = tests(&line) && lines.peek().is_some_and(|next| next.ends_with('{'));
             (!opens_tests).then_some(line)
         })
     }
 
-    /// The same without comments.
+    /// Returns the same lines without comments.
     fn statements(&self) -> impl Iterator<Item = &str> {
         self.code()
             .map(|line| line.split("//").next().unwrap_or_default())
@@ -100,7 +102,7 @@ fn text(path: &Path) -> String {
     String::from_utf8(read(path)).expect("sources are UTF-8")
 }
 
-/// Every Rust file below `crates/*/src`.
+/// Reads every Rust file below `crates/*/src`.
 fn sources() -> Vec<Source> {
     let crates = root().join("crates");
     let mut found = Vec::new();
@@ -137,7 +139,7 @@ fn identifiers(line: &str) -> impl Iterator<Item = &str> {
         .filter(|word| !word.is_empty())
 }
 
-/// `ReadHTTPFile_2` → `read`, `httpfile`, `2`: good enough to find whole words.
+/// Splits a name: `ReadHTTPFile_2` → `read`, `httpfile`, `2`; good enough to find whole words.
 fn words(name: &str) -> Vec<String> {
     let mut words = vec![String::new()];
     let mut after_lower = false;
@@ -168,7 +170,7 @@ fn opening(source: &Source) -> Vec<String> {
     let opens = source.text.starts_with("//! ");
     (!opens)
         .then(|| {
-            "does not open with `//!`: what it owns, what it does not, who calls it".to_owned()
+            "does not open with `//!`: its responsibilities, its limits, its callers".to_owned()
         })
         .into_iter()
         .collect()
@@ -216,11 +218,9 @@ fn notes(source: &Source) -> Vec<String> {
         .filter_map(|(index, line)| {
             let number = index + 1;
             if line.contains("FIXME") {
-                Some(format!(
-                    "line {number}: a FIXME is to be fixed before it is committed"
-                ))
+                Some(format!("line {number}: fix a FIXME before it is committed"))
             } else if line.contains("TODO") && !numbered(line) {
-                Some(format!("line {number}: a TODO names its issue: #123"))
+                Some(format!("line {number}: a TODO must name its issue: #123"))
             } else {
                 None
             }
@@ -232,7 +232,7 @@ fn rank(module: &str) -> Option<usize> {
     RANKS.iter().position(|modules| modules.contains(&module))
 }
 
-/// The edges of the core that do not point downwards.
+/// Returns the edges of the core that do not point downwards.
 fn directions(source: &Source) -> Vec<String> {
     let Some(path) = source.path.strip_prefix("crates/core/src/") else {
         return Vec::new();
@@ -254,7 +254,7 @@ fn directions(source: &Source) -> Vec<String> {
             let Some(used) = identifiers(used).next().filter(|name| *name != module) else {
                 continue;
             };
-            // What is re-exported at the root has a capital letter: docs and tests use it.
+            // Names re-exported at the root begin with a capital letter: docs and tests use them.
             let is_module = used.starts_with(|c: char| c.is_lowercase());
             if is_module && rank(used).is_none_or(|theirs| theirs >= own) {
                 complaints.push(format!(
@@ -272,7 +272,7 @@ fn has_unsafe(source: &Source) -> bool {
         .any(|line| identifiers(line).any(|word| word == "unsafe"))
 }
 
-/// The files that ARCHITECTURE.md allows unsafe code in.
+/// Returns the files in which ARCHITECTURE.md allows unsafe code.
 fn listed(architecture: &str) -> BTreeSet<&str> {
     architecture
         .lines()
@@ -320,7 +320,7 @@ fn files_are_short() {
 }
 
 #[test]
-fn files_say_what_they_are_for() {
+fn files_open_with_module_docs() {
     assert_none(&complaints(opening));
 }
 
@@ -330,7 +330,7 @@ fn names_use_the_vocabulary() {
 }
 
 #[test]
-fn open_ends_have_issues() {
+fn todos_name_their_issue() {
     assert_none(&complaints(notes));
 }
 
@@ -356,7 +356,7 @@ mod rules {
     }
 
     #[test]
-    fn the_repository_is_found() {
+    fn sources_of_repository_are_found() {
         let paths: Vec<_> = sources().into_iter().map(|source| source.path).collect();
         for path in [
             "crates/core/src/lib.rs",
@@ -379,7 +379,7 @@ mod rules {
     }
 
     #[test]
-    fn words_are_whole_and_in_both_cases() {
+    fn banned_words_match_whole_words_in_both_cases() {
         assert_eq!(words("MetadataVisitor"), ["metadata", "visitor"]);
         assert_eq!(words("a_partition"), ["a", "partition"]);
         let bad = source(
@@ -395,13 +395,13 @@ mod rules {
     }
 
     #[test]
-    fn open_ends() {
+    fn fixme_and_todo_without_issue_are_found() {
         let text = "// TODO: later\n// TODO(#12): with an issue\n// FIXME #12\n";
         assert_eq!(notes(&source("a.rs", text)).len(), 2);
     }
 
     #[test]
-    fn edges_point_down() {
+    fn edges_that_point_up_are_found() {
         let path = "crates/core/src/engine/pread.rs";
         assert_none(&directions(&source(
             path,

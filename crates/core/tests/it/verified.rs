@@ -1,4 +1,5 @@
-//! Verification while streaming: every wrong byte is found before its tensor is handed over, and nothing else is called wrong.
+//! Verification while streaming: every wrong byte is found before its tensor is handed over, and no
+//! right byte is reported.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::Path;
@@ -20,7 +21,7 @@ use tload::{
 use crate::files::{folder, location, mixed, options, write};
 use crate::requirement::{self, say, variable};
 
-/// Threads are allowed to take this long before a check gives up on them.
+/// Time that threads may take before a check gives up on them.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const SEEDS: u64 = 800;
@@ -36,7 +37,7 @@ fn for_every_seed(check: impl Fn(u64)) {
     }
 }
 
-/// An oracle of its own: a bit at a time, as the standards define it.
+/// Independent oracle: computes a CRC bit by bit, as the standards define it.
 fn crc(reflected: u64, width: u32, bytes: &[u8]) -> u64 {
     let ones = u64::MAX >> (64 - width);
     let mut crc = ones;
@@ -53,7 +54,7 @@ fn digest(algorithm: Algorithm, bytes: &[u8]) -> Digest {
     let value = match algorithm {
         Algorithm::Crc32c => crc(0x82F6_3B78, 32, bytes).to_be_bytes()[4..].to_vec(),
         Algorithm::Crc64Nvme => crc(0x9A6C_9329_AC4B_C9B5, 64, bytes).to_be_bytes().to_vec(),
-        // Python's tests have another oracle for it.
+        // The Python tests have an independent oracle for SHA-256.
         Algorithm::Sha256 | _ => return Digest::of(algorithm, bytes),
     };
     Digest::new(algorithm, &value).expect("as long as the algorithm says")
@@ -65,13 +66,13 @@ fn bytes_of<'a>(file: &'a [u8], tensor: &TensorInfo) -> &'a [u8] {
     &file[start.expect("small")..end.expect("small")]
 }
 
-/// What is known of a file.
+/// Digests known for a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Known {
     Nothing,
     Whole(Algorithm),
     Tensors(Algorithm),
-    /// By the same algorithm.
+    /// Digests of the tensors and of the whole, by one algorithm.
     Both(Algorithm),
 }
 
@@ -83,7 +84,7 @@ fn expectation<'a>(
     let (whole, each) = match known {
         Known::Nothing => {
             return Expectation::Nothing {
-                why: "nobody knows it".to_owned(),
+                why: "no digest is known".to_owned(),
             };
         }
         Known::Whole(algorithm) => (Some(algorithm), None),
@@ -106,7 +107,7 @@ fn expectation<'a>(
 
 // Simulated storage: any order, any lanes, little memory.
 
-/// Tensors of a source, one behind the other without gaps, behind a header.
+/// Adds tensors of a source, contiguous, behind a header.
 fn tensors_of(rng: &mut Rng, source: usize, tensors: &mut Vec<TensorInfo>) -> u64 {
     let mut offset = 8 + rng.below(3000);
     for index in 0..=rng.index(9) {
@@ -182,7 +183,7 @@ fn expectations(simulation: &Simulation, known: &[Known]) -> Vec<Expectation> {
         .collect()
 }
 
-/// Loads with a check; no wait lasts for ever.
+/// Loads with a check; every wait is bounded.
 fn outcome(
     simulation: &Simulation,
     expectations: &[Expectation],
@@ -217,7 +218,7 @@ fn assert_nothing_is_left(watched: &Watched) {
 }
 
 #[test]
-fn what_is_right_arrives_whole_and_all_of_it_is_compared() {
+fn intact_tensors_arrive_and_are_all_verified() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed);
         let simulation = simulation(&mut rng);
@@ -235,7 +236,7 @@ fn what_is_right_arrives_whole_and_all_of_it_is_compared() {
         let wanted: u64 = sources
             .map(|(index, (source, known))| match known {
                 Known::Nothing => 0,
-                // Of the header only as part of the whole.
+                // The header is covered only as part of the whole.
                 Known::Whole(_) | Known::Both(Algorithm::Sha256) => source.len(),
                 Known::Tensors(_) | Known::Both(_) => {
                     let own = simulation.tensors.iter();
@@ -246,7 +247,7 @@ fn what_is_right_arrives_whole_and_all_of_it_is_compared() {
             .sum();
         let verification = report.verification.expect("was asked for");
         assert_eq!(verification.bytes, wanted);
-        // Of tensors alone the header does not follow.
+        // Digests of tensors alone do not cover the header.
         let some = |known: &&Known| matches!(known, Known::Nothing | Known::Tensors(_));
         let some = known.iter().filter(some);
         assert_eq!(verification.unverified_files, some.count() as u64);
@@ -286,7 +287,8 @@ fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
             assert!(error.message().contains("the test"), "{error}");
             let range = error.range().expect("names the bytes");
             assert!(range.contains(&(at as u64)), "{error}");
-            // With SHA-256, the digests of tensors do not add up to the whole's: that is compared instead, header and all.
+            // With SHA-256, the digest of the whole does not follow from those of the tensors: it
+            // is compared instead, including the header.
             let of_tensors = match known[flipped] {
                 Known::Nothing | Known::Whole(_) | Known::Both(Algorithm::Sha256) => false,
                 Known::Tensors(_) | Known::Both(_) => true,
@@ -307,9 +309,9 @@ fn any_flipped_bit_is_found_before_its_tensor_is_handed_over() {
     });
 }
 
-/// A small file, bit by bit.
+/// Flips every bit of a small file.
 #[test]
-fn every_single_bit_counts() {
+fn every_flipped_bit_is_detected() {
     let mut rng = Rng::new(1);
     let file = rng.bytes(60);
     let tensor = |name: &str, range: std::ops::Range<u64>| {
@@ -349,9 +351,9 @@ fn every_single_bit_counts() {
     }
 }
 
-/// Reads fail, or the caller goes away, while others wait for their turn.
+/// Reads fail, or the caller drops the stream, while extents wait for their turn.
 #[test]
-fn what_waits_for_its_turn_is_given_back() {
+fn waiting_extents_are_freed_at_end_of_load() {
     for_every_seed(|seed| {
         let mut rng = Rng::new(seed ^ 0x5A5A);
         let mut simulation = simulation(&mut rng);
@@ -384,7 +386,7 @@ fn what_waits_for_its_turn_is_given_back() {
 
 // Real files: every engine.
 
-/// What can fill memory here, beside views.
+/// Returns options for each kind of memory here, in addition to views.
 fn ways() -> Vec<Options> {
     let mut engines = vec![EngineChoice::Pread];
     if requirement::uring().is_some() {
@@ -409,7 +411,7 @@ fn ways() -> Vec<Options> {
     ways
 }
 
-/// A checkpoint of two shards, and what is expected of each.
+/// Creates a checkpoint of two shards, and returns the expectation for each.
 fn shards(path: &Path, known: Known) -> Vec<Expectation> {
     let files = [mixed("a", 1, 40, 200_000), mixed("b", 2, 5, 3_000_000)];
     for (index, file) in files.iter().enumerate() {
@@ -498,7 +500,7 @@ fn files_are_compared_by_every_engine() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_said_or_refused() {
+fn uncomparable_load_is_reported_or_rejected() {
     let folder = folder();
     let path = folder.path();
     let whole = shards(path, Known::Whole(Algorithm::Crc64Nvme));
@@ -506,15 +508,15 @@ fn what_cannot_be_compared_is_said_or_refused() {
     let nothing = shards(path, Known::Nothing);
     let slice = || [("b0".to_owned(), Slice::new(vec![Steps::from(0..1)]))];
     let cases = [
-        ("nobody knows it", &nothing, Selection::all(), false),
+        ("no digest is known", &nothing, Selection::all(), false),
         (
-            "is of the whole file",
+            "covers the whole file",
             &whole,
             Selection::names(["b0"]),
             false,
         ),
         (
-            "only a slice of tensor \"b0\" is read",
+            "a slice of tensor \"b0\" was requested",
             &each,
             Selection::names(["b0"]),
             true,
@@ -548,14 +550,14 @@ fn what_cannot_be_compared_is_said_or_refused() {
             }
         }
     }
-    // A selection is compared where each tensor has a digest, and the header.
+    // A selection is compared if each tensor and the header have a digest.
     let way = options(|it| it.verify = Verify::Require);
     let both = shards(path, Known::Both(Algorithm::Crc64Nvme));
     let some = loader(path, &way, &both).tensors(Selection::names(["b0", "a3"]));
     let (tensors, report) = load(&some).expect("all is right");
     let bytes: u64 = tensors.iter().map(Tensor::byte_len).sum();
     assert_eq!(report.verification.expect("was asked for").bytes, bytes);
-    // And one tensor by itself, also where that is read without engines.
+    // The same for one tensor read by itself, without an engine.
     let checkpoint = Checkpoint::open(&location(path)).expect("opens");
     let error = checkpoint.read("b0", &Slice::default(), &way);
     let error = error.expect_err("there is no manifest beside it");
@@ -563,7 +565,7 @@ fn what_cannot_be_compared_is_said_or_refused() {
 }
 
 #[test]
-fn what_is_known_to_be_wrong_before_the_first_read_is_refused() {
+fn known_mismatch_fails_before_first_read() {
     let folder = folder();
     let file = FileBuilder::new()
         .tensor("empty", Dtype::F32, &[0], &[])
@@ -607,7 +609,7 @@ fn what_is_known_to_be_wrong_before_the_first_read_is_refused() {
             assert_eq!(refusal(other).range(), Some(0..header));
         }
     }
-    // Nothing but a header.
+    // A file with nothing but a header.
     let empty = FileBuilder::new().build();
     let path = write(&folder.path().join("empty.safetensors"), &empty);
     let one = FileBuilder::new().tensor("e", Dtype::U8, &[0], &[]).build();
@@ -626,10 +628,10 @@ fn what_is_known_to_be_wrong_before_the_first_read_is_refused() {
         let error = loader(&with_one, &way, &[Expectation::Of(wrong)]).stream();
         assert_eq!(error.expect_err("is wrong").kind(), ErrorKind::Corrupt);
     }
-    // One for each shard.
+    // Each shard needs an expectation.
     let error = loader(&path, &way, &[]).stream().expect_err("none for it");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-    // Switched off, nothing is looked at.
+    // With verification off, expectations are ignored.
     let off = Options::default();
     let (_, report) = load(&loader(&path, &off, &[])).expect("nothing is compared");
     assert_eq!(report.verification, None);

@@ -1,4 +1,4 @@
-//! Whole checkpoints compared with what is known of them: what is good is found good, and one bit that is not is found and named.
+//! Verification of whole checkpoints: good files match, and one flipped bit is found and named.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails there")]
 
@@ -13,10 +13,10 @@ use tload::verify::{
 };
 use tload::{Checkpoint, Dtype, ErrorKind, Location, Result};
 
-/// A folder with two shards and an index.
+/// Folder with two shards and an index.
 struct Model(TempDir);
 
-/// A tensor longer than two reads of a verification, beside short ones and one without bytes.
+/// Length of a tensor that takes more than two reads of a verification; others are short or empty.
 const LONG: usize = 9 << 20;
 
 const SHARDS: [&str; 2] = [
@@ -68,7 +68,7 @@ impl Model {
         verify(self.0.path(), set)
     }
 
-    /// A manifest beside it.
+    /// Writes a manifest beside the model.
     fn record(&self) -> Manifest {
         let report = self
             .run(|it| it.write = Some(ManifestTarget::Beside))
@@ -79,7 +79,7 @@ impl Model {
         Manifest::parse(&self.bytes(MANIFEST_NAME)).unwrap()
     }
 
-    /// Where the tensors of a shard are.
+    /// Returns the tensors of a shard with their ranges.
     fn tensors(&self, name: &str) -> Vec<(String, std::ops::Range<u64>)> {
         let checkpoint = Checkpoint::open(&Location::from_path(self.path(name))).unwrap();
         let tensors = checkpoint.tensors().iter();
@@ -107,7 +107,7 @@ fn outcomes(report: &VerifyReport) -> Vec<(&str, FileOutcome)> {
 }
 
 #[test]
-fn what_was_recorded_is_found_again_and_recorded_the_same() {
+fn written_manifest_verifies_and_is_reproducible() {
     let model = Model::new();
     let manifest = model.record();
     let names: Vec<_> = manifest.files.keys().map(String::as_str).collect();
@@ -144,7 +144,7 @@ fn what_was_recorded_is_found_again_and_recorded_the_same() {
         let by = format!("manifest {}", model.path(MANIFEST_NAME).display());
         assert_eq!(file.verified_by, [by]);
     }
-    // A file or an index by itself is compared with the same manifest, and nothing else is missed.
+    // A single file or an index is compared with the same manifest, and no other file is missing.
     for (name, files) in [(SHARDS[0], 1), (INDEX, 3)] {
         let report = verify(&model.path(name), nothing).unwrap();
         assert_eq!(
@@ -161,7 +161,7 @@ fn what_was_recorded_is_found_again_and_recorded_the_same() {
 }
 
 #[test]
-fn one_flipped_bit_is_found_and_named_wherever_it_is() {
+fn flipped_bit_anywhere_is_found_and_named() {
     let model = Model::new();
     model.record();
     for name in SHARDS {
@@ -206,7 +206,7 @@ fn one_flipped_bit_is_found_and_named_wherever_it_is() {
                     .into_iter()
                     .all(|file| file.outcome == FileOutcome::Matches)
             );
-            // Of what is not as expected, no manifest is made.
+            // No manifest is written if a file differs.
             let refused = model.run(|it| {
                 it.write = Some(ManifestTarget::Path(model.path("other.json")));
             });
@@ -228,7 +228,7 @@ fn one_flipped_bit_is_found_and_named_wherever_it_is() {
 }
 
 #[test]
-fn all_that_is_bad_is_said_at_once() {
+fn report_lists_all_bad_files() {
     let model = Model::new();
     model.record();
     let mut short = model.bytes(SHARDS[0]);
@@ -254,7 +254,7 @@ fn all_that_is_bad_is_said_at_once() {
     let mut long = short;
     long.extend([0, 0]);
     model.put(SHARDS[0], &long);
-    // Without its index the folder is what the manifest says it is.
+    // Without its index the folder consists of the files in the manifest.
     fs::remove_file(model.path(INDEX)).unwrap();
     model.put("extra.safetensors", &FileBuilder::new().build());
     let report = model.run(nothing);
@@ -269,7 +269,7 @@ fn all_that_is_bad_is_said_at_once() {
 }
 
 #[test]
-fn a_shard_that_the_manifest_does_not_have_is_extra() {
+fn shard_missing_from_manifest_is_extra() {
     let folder = Model(tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap());
     let shard = |name: &str| {
         FileBuilder::new()
@@ -300,7 +300,7 @@ fn a_shard_that_the_manifest_does_not_have_is_extra() {
 }
 
 #[test]
-fn what_nobody_knows_is_no_success_until_it_is_recorded() {
+fn unknown_files_fail_until_manifest_is_written() {
     let model = Model::new();
     let report = model.run(nothing).unwrap();
     assert!(
@@ -315,7 +315,7 @@ fn what_nobody_knows_is_no_success_until_it_is_recorded() {
     assert!(error.hint().unwrap().contains("--write"), "{error}");
     for silent in [
         "there is no tload-manifest.json",
-        "not in a hub's cache",
+        "neither in a hub's cache",
         "there is no model.sig",
     ] {
         let said = &report.files[0].silent;
@@ -324,18 +324,18 @@ fn what_nobody_knows_is_no_success_until_it_is_recorded() {
 }
 
 #[test]
-fn a_manifest_is_not_replaced_unless_asked_and_not_compared_with_then() {
+fn manifest_is_replaced_only_with_force_and_then_not_compared() {
     let model = Model::new();
     model.record();
     let beside = || Some(ManifestTarget::Beside);
     let error = model.run(|it| it.write = beside()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-    assert!(error.message().contains("is there already"), "{error}");
+    assert!(error.message().contains("already exists"), "{error}");
     let mut other = model.bytes(SHARDS[1]);
     *other.last_mut().unwrap() ^= 1;
     model.put(SHARDS[1], &other);
     assert!(!model.run(nothing).unwrap().ok());
-    // Elsewhere it is one more manifest, and the one that is there counts.
+    // With another target it is an additional manifest, and the existing one is compared with.
     let elsewhere = model.path("elsewhere.json");
     let report = model
         .run(|it| it.write = Some(ManifestTarget::Path(elsewhere.clone())))
@@ -361,7 +361,7 @@ fn a_manifest_is_not_replaced_unless_asked_and_not_compared_with_then() {
 }
 
 #[test]
-fn a_file_with_a_broken_header_is_compared_and_one_without_manifest_fails() {
+fn broken_header_is_compared_with_manifest_and_fails_without() {
     let model = Model::new();
     let good = model.bytes(SHARDS[1]);
     let mut bad = good.clone();
@@ -379,7 +379,7 @@ fn a_file_with_a_broken_header_is_compared_and_one_without_manifest_fails() {
         .run(|it| it.write = Some(ManifestTarget::Beside))
         .unwrap();
     assert_eq!(report.written, None);
-    // What is expected of it is what counts, whether it is a checkpoint or not.
+    // Only the expectation counts, whether the file is a valid checkpoint or not.
     model.put(SHARDS[1], &good);
     model.record();
     model.put(SHARDS[1], &bad);
@@ -447,7 +447,7 @@ fn hostile_manifests_are_refused_and_name_themselves() {
 }
 
 #[test]
-fn a_load_is_told_what_to_compare_with() {
+fn find_returns_manifest_expectations() {
     let model = Model::new();
     let checkpoint = Checkpoint::open(&Location::from_path(model.0.path())).unwrap();
     let expected = |choice: &Verify| find(&checkpoint, choice);

@@ -1,5 +1,6 @@
-//! What stores say of their objects' own checksums, asked of real ones and of one that says what it is told; and whole checkpoints in
-//! them, compared with that or with a manifest beside them.
+//! Checksums that stores state for their objects, by real stores and by one with scripted
+//! responses; and whole checkpoints in them, compared with these checksums or with a manifest
+//! beside them.
 
 #![expect(clippy::panic, reason = "a test that cannot go on fails there")]
 
@@ -22,7 +23,7 @@ use crate::sites::{self, BUCKET, Site, faulty_at, on_sites, s3_options};
 
 const KEY: &str = "m/model.safetensors";
 
-/// What a load of the object would be compared with.
+/// Returns the expectation of a load of the object.
 fn expected(checkpoint: &Checkpoint) -> Expectation {
     let mut found = find(checkpoint, &Verify::Auto).expect("asks");
     assert_eq!(found.len(), 1);
@@ -45,7 +46,7 @@ fn unknown(expectation: Expectation) -> String {
     }
 }
 
-/// The checksums of some bytes, as tload computes them of a file on disk.
+/// Returns the checksums of some bytes, as tload computes them for a file on disk.
 fn computed(bytes: &[u8]) -> [Digest; 2] {
     let folder = folder();
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
@@ -53,7 +54,7 @@ fn computed(bytes: &[u8]) -> [Digest; 2] {
     recorded(&Location::from_path(folder.path()), &path);
     #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
     let text = std::fs::read(path).expect("written");
-    let manifest = tload::verify::Manifest::parse(&text).expect("our own");
+    let manifest = tload::verify::Manifest::parse(&text).expect("tload's own manifest");
     let file = &manifest.files["model.safetensors"];
     [file.crc64nvme, file.sha256]
 }
@@ -132,7 +133,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
         format!("expected {crc} (the object's own CRC-64/NVME and SHA-256), found crc64nvme:");
     assert!(error.message().starts_with(&wanted), "{error}");
 
-    // One checksum of two is enough to be wrong.
+    // One wrong checksum of two suffices.
     site.put(KEY, &file);
     let wrong = base64(&computed(&bad)[1]);
     server.state_checksums(&path, &[stated[0], ("x-amz-checksum-sha256", &wrong), kind]);
@@ -160,10 +161,7 @@ fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
     ];
     server.state_checksums(&format!("{BUCKET}/{KEY}"), &composite);
     let why = unknown(expected(&checkpoint));
-    assert!(
-        why.contains("of the parts that it was uploaded in"),
-        "{why}"
-    );
+    assert!(why.contains("covers the parts of its upload"), "{why}");
     let report = verified(&site, KEY).expect("reads");
     assert_eq!(report.files[0].outcome, FileOutcome::Unverified);
     assert_eq!(
@@ -181,10 +179,11 @@ fn who_must_not_ask_gets_no_checksum_and_no_error() {
     let refused = Fault::status(403, "AccessDenied");
     server.fault(Rule::always(refused).on(Operation::Head));
     let why = unknown(expected(&checkpoint));
-    assert!(why.contains("its checksum cannot be asked for"), "{why}");
+    assert!(why.contains("its checksum could not be requested"), "{why}");
 }
 
-/// A store that has no checksum is one thing, and one that does not say is another: who needs it hears what failed.
+/// A store without a checksum is different from a store that refuses the request: strict choices
+/// return that error.
 #[test]
 fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
     let server = Arc::new(FaultyServer::start());
@@ -207,10 +206,10 @@ fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
             assert!(error.location().expect("names it").ends_with(KEY));
         }
         let why = unknown(expected(&checkpoint));
-        assert!(why.contains("its checksum cannot be asked for"), "{why}");
+        assert!(why.contains("its checksum could not be requested"), "{why}");
         server.clear_faults();
     }
-    // Somebody else may know: then it need not be asked.
+    // Another authority may have a digest: then the failed request does not matter.
     let local = folder();
     std::fs::write(local.path().join("model.safetensors"), &file).expect("a file");
     let path = local.path().join(MANIFEST_NAME);
@@ -225,7 +224,7 @@ fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
     }
 }
 
-/// What a store says counts as it says it: where only SHA-256 does, its CRC is nothing.
+/// A store's CRC does not count if only SHA-256 does.
 #[test]
 fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     let server = Arc::new(FaultyServer::start());
@@ -250,7 +249,7 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     assert_eq!(known(strong()).1, computed(&file)[1]);
 }
 
-/// A store that does not answer keeps a load no longer than it may take.
+/// A store that does not respond delays a load no longer than its timeout.
 #[test]
 fn asking_for_checksums_ends_with_the_time_of_the_load() {
     let server = Arc::new(FaultyServer::start());
@@ -262,13 +261,13 @@ fn asking_for_checksums_ends_with_the_time_of_the_load() {
         it.verify = Verify::Auto;
         it.timeout = Some(Duration::from_millis(300));
     }));
-    let error = loader.stream().expect_err("nobody answers");
+    let error = loader.stream().expect_err("the store does not respond");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
     assert!(error.location().expect("names it").ends_with(KEY));
     server.clear_faults();
 }
 
-/// A bucket whose uploads come with this checksum.
+/// Opens a bucket whose uploads carry this checksum.
 fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
     server
         .put(BUCKET, "bucket", b"is made")
@@ -285,7 +284,7 @@ fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
         .expect("a store")
 }
 
-/// What a real server says of an object that was uploaded with a checksum.
+/// Returns the expectation from a real server for an object that was uploaded with a checksum.
 fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Expectation {
     let store = uploads(server, checksum);
     let payload = PutPayload::from(file.to_vec());
@@ -370,14 +369,18 @@ fn a_hub_says_the_sha_256_of_large_files() {
     let outcomes: Vec<_> = report.files.iter().map(|file| file.outcome).collect();
     assert_eq!(outcomes, [FileOutcome::Matches, FileOutcome::Unverified]);
     assert!(report.files[1].silent.join(" ").contains("git's SHA-1"));
-    assert!(report.ok(), "of an index git's name is all there is");
+    assert!(
+        report.ok(),
+        "for an index, git's name is the only statement"
+    );
     hub.be_terse();
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
     let why = unknown(expected(&checkpoint));
-    assert!(why.contains("the hub does not say what is in it"), "{why}");
+    assert!(why.contains("the hub states no digest of it"), "{why}");
 }
 
-/// A manifest in the store, beside the shards and their index, is what counts wherever the store is.
+/// A manifest in the store, beside the shards and their index, is the authority for every kind of
+/// store.
 fn recorded_checkpoints(site: &Site) {
     let shards = [even("a", 1, 20, 30_000), even("b", 2, 20, 300_000)];
     let placed: Vec<_> = ["a", "b"]
@@ -434,7 +437,7 @@ fn recorded_checkpoints(site: &Site) {
     manifests_elsewhere(site, &path);
 }
 
-/// A manifest from elsewhere is the same manifest; one can be written from here to there only.
+/// A manifest at another location is the same manifest; only a local one can be written.
 fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let mut options = VerifyOptions::default();
     options.manifest = Some(Location::from_path(path));

@@ -1,4 +1,5 @@
-//! Every object store keeps the contracts of a source and of an engine; so do the other sources.
+//! Tests that every object store fulfills the contracts of a source and of an engine, and so do the
+//! other sources.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -84,7 +85,7 @@ fn files_are_sources_too() {
         std::fs::write(&path, bytes).expect("a temporary folder");
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let replace = move |bytes: &[u8]| {
-            // As downloaders do it: written beside and renamed over.
+            // As downloaders do: written beside the file and renamed over it.
             let beside = path.with_extension("new");
             std::fs::write(&beside, bytes).expect("a temporary folder");
             std::fs::rename(&beside, &path).expect("same folder");

@@ -1,4 +1,4 @@
-//! Checkpoints to put somewhere, and what came of loading them.
+//! Checkpoints for stores, and comparisons of loaded tensors.
 
 use std::path::Path;
 
@@ -6,16 +6,17 @@ use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Checkpoint, Dtype, Loader, Location, Options, Order, Report, Result, Tensor};
 
-/// A folder on the disk that cargo builds on.
+/// Creates a folder on the disk that cargo builds on.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder")
 }
 
-/// A file of tensors `{prefix}0`, `{prefix}1`, … of several dtypes with lengths from nothing to `bytes_max`.
+/// Creates a file of tensors `{prefix}0`, `{prefix}1`, … of several dtypes with lengths from zero
+/// to `bytes_max`.
 pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut file = FileBuilder::new();
-    // As writers do it: wide elements first, so that every tensor is aligned.
+    // Wide elements first, as writers do, so that every tensor is aligned.
     let dtypes = [
         (Dtype::I64, 8),
         (Dtype::F32, 4),
@@ -34,7 +35,7 @@ pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -
     file.build()
 }
 
-/// A file of `count` U8 tensors of `bytes` bytes each.
+/// Creates a file of `count` U8 tensors of `bytes` bytes each.
 pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let file = (0..count).fold(FileBuilder::new(), |file, index| {
@@ -44,7 +45,7 @@ pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u
     file.build()
 }
 
-/// An index that places tensors in shards: name and file.
+/// Creates an index that places tensors in shards: name and file.
 pub(crate) fn index(placed: &[(String, &str)]) -> Vec<u8> {
     let map: serde_json::Map<_, _> = placed
         .iter()
@@ -73,13 +74,13 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Ten
     Ok((tensors, stream.report()))
 }
 
-/// Loads from a folder or a file of this machine, in file order.
+/// Loads from a local folder or file, in file order.
 pub(crate) fn load_local(path: &Path) -> Vec<Tensor> {
     let checkpoint = Checkpoint::open(&Location::from_path(path)).expect("a good checkpoint");
     load(&checkpoint, in_file_order()).expect("loads").0
 }
 
-/// That both are the same tensors in the same order, byte for byte.
+/// Asserts that both are the same tensors in the same order, byte for byte.
 pub(crate) fn assert_same(found: &[Tensor], wanted: &[Tensor]) {
     let names = |tensors: &[Tensor]| {
         let names = tensors.iter().map(|tensor| tensor.name().to_owned());
@@ -96,7 +97,7 @@ pub(crate) fn assert_same(found: &[Tensor], wanted: &[Tensor]) {
     }
 }
 
-/// That the tensors are those of these files, in any order.
+/// Asserts that the tensors are those of these files, in any order.
 pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
     let mut found = 0;
     for file in files {
@@ -113,7 +114,7 @@ pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
     assert_eq!(tensors.len(), found, "no others");
 }
 
-/// Bytes of a local file.
+/// Reads a local file.
 #[expect(
     clippy::disallowed_methods,
     reason = "a file that a test looks into, not a file of a checkpoint"

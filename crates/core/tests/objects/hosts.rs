@@ -1,4 +1,5 @@
-//! Credentials and the hosts that get them: the rows of the table in SECURITY.md, by what servers got.
+//! Credentials and the hosts that receive them: tests the rows of the table in SECURITY.md by what
+//! servers received.
 //!
 //! The environment holds credentials for everything; each case is a process of its own.
 
@@ -11,10 +12,10 @@ use crate::listener::Listener;
 /// Loads `CASE_LOCATION` with `CASE_OPTIONS`.
 const CHILD: &str = "credentials::loads_somewhere";
 
-/// In every secret.
+/// Part of every secret.
 const MARK: &str = "hunter2";
 
-/// Credentials of everything.
+/// Credentials for every kind of store.
 const AMBIENT: [(&str, &str); 9] = [
     ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
     ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),
@@ -27,7 +28,7 @@ const AMBIENT: [(&str, &str); 9] = [
     ("HF_HUB_CACHE", "/nonexistent"),
 ];
 
-/// Loads a location in a process with these variables and all credentials, and returns what came of it.
+/// Loads a location in a process with these variables and all credentials, and returns the outcome.
 fn outcome(location: &str, options: &str, variables: &[(&str, &str)]) -> String {
     let home = folder();
     let home = home.path().to_str().expect("UTF-8");
@@ -57,7 +58,7 @@ fn served() -> FaultyServer {
     server
 }
 
-/// Values of a header, of all requests.
+/// Returns the values of a header, in all requests.
 fn sent(server: &FaultyServer, name: &str) -> Vec<String> {
     let requests = server.requests();
     let values = requests
@@ -99,7 +100,7 @@ fn azure_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_var
     ];
     for (location, options, variables) in [
         ("az://models/m.safetensors", &*option, &[][..]),
-        // The option is for this: the URL alone would not do.
+        // The option is required: the URL alone does not suffice.
         ("abfss://models@account.example/m.safetensors", &option, &[]),
         ("az://models/m.safetensors", "", &variables),
     ] {

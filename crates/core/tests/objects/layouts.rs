@@ -12,7 +12,7 @@ use crate::fixtures::{
 };
 use crate::sites::{Site, on_sites};
 
-/// A site and a local folder with the same contents.
+/// Site and local folder with the same contents.
 struct Both {
     site: Rc<Site>,
     folder: TempDir,
@@ -31,7 +31,8 @@ impl Both {
         self.folder.path().join(Path::new(key))
     }
 
-    /// That the checkpoint at `path` is the same in both places; returns the names of its tensors.
+    /// Asserts that the checkpoint at `path` is the same in both places; returns the names of its
+    /// tensors.
     fn compare(&self, path: &str) -> Vec<String> {
         let wanted = load_local(&self.path(path));
         let checkpoint = self.site.checkpoint(path).expect(path);
@@ -78,14 +79,14 @@ on_sites!(
 fn one_file(both: &Both) {
     both.put("one/model.safetensors", &mixed("one.", 1, 30, 200_000));
     assert_eq!(both.compare("one/model.safetensors").len(), 30);
-    // No name says what it is.
+    // The name does not tell that it is a file.
     both.put("one/weights", &even("w", 2, 3, 1000));
     if both.site.lists() {
         assert_eq!(both.compare("one/weights").len(), 3);
     }
 }
 
-/// What URLs, signatures and indexes have to encode.
+/// Names that URLs, signatures and indexes have to encode.
 const ODD_NAMES: [&str; 11] = [
     "with space",
     "grüße-模型",
@@ -103,7 +104,7 @@ const ODD_NAMES: [&str; 11] = [
 fn odd_names(both: &Both) {
     for (seed, name) in ODD_NAMES.iter().enumerate() {
         if name.contains('#') && both.site.redirects() {
-            // nginx leaves it as it is in the address that it redirects to.
+            // nginx does not encode it in the address that it redirects to.
             continue;
         }
         let folder = format!("odd/{name}");
@@ -119,7 +120,8 @@ fn odd_names(both: &Both) {
     }
 }
 
-/// A header that does not fit into the first read, and more small tensors than one request should cost.
+/// Tests a header that does not fit into the first read, and more small tensors than one request
+/// should cost.
 fn big_header(both: &Both) {
     let mut rng = Rng::new(3);
     let name = "n".repeat(200);
@@ -137,7 +139,7 @@ fn big_header(both: &Both) {
     assert_eq!(both.compare("big/model.safetensors").len(), 3000);
 }
 
-/// Tensors without bytes, files without tensors, an object without bytes.
+/// Tests tensors without bytes, files without tensors, an object without bytes.
 fn nothing(both: &Both) {
     let file = FileBuilder::new()
         .tensor("a", Dtype::F32, &[0], &[])
@@ -167,7 +169,7 @@ fn nothing(both: &Both) {
 fn with_index(both: &Both) {
     both.put("index/a.safetensors", &mixed("a", 5, 9, 50_000));
     both.put("index/b.safetensors", &mixed("b", 6, 9, 50_000));
-    // Not in the index, and no checkpoint at all.
+    // Not in the index, and not a checkpoint.
     both.put("index/stray.safetensors", b"stray");
     let mut placed: Vec<_> = (0..9)
         .map(|at| (format!("b{at}"), "b.safetensors"))
@@ -199,7 +201,7 @@ fn without_index(both: &Both) {
         let file = even(&format!("{number}."), seed as u64, 2, 700);
         both.put(&format!("plain/m-{number}.safetensors"), &file);
     }
-    // Neither hidden files nor what is in folders below.
+    // Neither hidden files nor files in folders below.
     both.put("plain/.hidden.safetensors", b"hidden");
     both.put("plain/below/x.safetensors", b"below");
     both.put("plain/readme.txt", b"text");
@@ -234,7 +236,7 @@ fn without_index(both: &Both) {
     }
 }
 
-/// Web servers list nothing.
+/// Tests web servers, which list nothing.
 fn unlisted(both: &Both) {
     both.put("single/model.safetensors", &even("s", 9, 2, 700));
     assert_eq!(both.compare("single").len(), 2);

@@ -1,4 +1,4 @@
-//! Object stores with one face: put objects there, and open what is there. One function per kind of store.
+//! Object stores with one interface: put objects, and open them. One function per kind of store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use tload_lab::{
 /// Bucket or container of all tests.
 pub(crate) const BUCKET: &str = "models";
 
-/// A bucket, a container or a web server.
+/// Bucket, container or web server.
 pub(crate) struct Site {
     pub(crate) options: StoreOptions,
     door: Door,
     put: Put,
 }
 
-/// Takes a key and bytes.
+/// Function that stores bytes under a key.
 type Put = Box<dyn Fn(&str, &[u8])>;
 
-/// How objects are found.
+/// Means of access to objects.
 enum Door {
-    /// By URLs that begin with this.
+    /// URLs that begin with this text.
     Url(String),
-    /// In a store that the caller opened.
+    /// Store that the caller opened.
     Custom(Arc<dyn ObjectStore>),
 }
 
@@ -63,7 +63,8 @@ impl Site {
         (self.put)(key, bytes);
     }
 
-    /// The location of an object or a prefix, of a site that has URLs; its text is encoded where URLs are.
+    /// Returns the location of an object or a prefix, on a site that has URLs; its text is
+    /// percent-encoded where URLs are.
     pub(crate) fn location(&self, key: &str) -> Location {
         match &self.door {
             Door::Url(base) if base.starts_with("http") => {
@@ -79,12 +80,12 @@ impl Site {
         matches!(self.door, Door::Url(_))
     }
 
-    /// Whether folders can be listed.
+    /// Returns whether folders can be listed.
     pub(crate) fn lists(&self) -> bool {
         !self.has_urls() || self.location("a").protocol() != Some(Protocol::Http)
     }
 
-    /// Whether every object is behind a redirect.
+    /// Returns whether every object is behind a redirect.
     pub(crate) fn redirects(&self) -> bool {
         matches!(&self.door, Door::Url(base) if base.ends_with("/redirect"))
     }
@@ -105,13 +106,13 @@ impl Site {
     }
 }
 
-/// Options of these pairs that look at nothing else on this machine.
+/// Returns options of these pairs that use nothing else on this machine.
 pub(crate) fn options(pairs: &[(&str, &str)]) -> StoreOptions {
     let alone = [("environment", "false")];
     StoreOptions::from_pairs(alone.iter().chain(pairs).copied()).expect("good options")
 }
 
-/// Puts an object into a store of `object_store`'s.
+/// Puts an object into a store of `object_store`.
 pub(crate) fn put_in(store: &dyn ObjectStore, key: &str, bytes: &[u8]) {
     let path = Path::parse(key).expect("a key");
     let bytes = bytes.to_vec();
@@ -123,7 +124,7 @@ pub(crate) fn put_in(store: &dyn ObjectStore, key: &str, bytes: &[u8]) {
         .expect("memory takes objects");
 }
 
-/// As it stands in the path of a URL.
+/// Encodes a key for the path of a URL.
 fn encoded(key: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     let each = key.bytes().map(|byte| {
@@ -141,7 +142,7 @@ pub(crate) fn in_memory() -> Site {
     Site::of(Arc::clone(&memory) as _, memory)
 }
 
-/// Each answer takes two milliseconds.
+/// Starts a store whose responses take two milliseconds each.
 pub(crate) fn throttled() -> Site {
     let memory = Arc::new(InMemory::new());
     let config = ThrottleConfig {
@@ -153,7 +154,7 @@ pub(crate) fn throttled() -> Site {
     Site::of(Arc::new(throttled), memory)
 }
 
-/// Three requests at a time.
+/// Starts a store that handles three requests at a time.
 pub(crate) fn limited() -> Site {
     let memory = Arc::new(InMemory::new());
     let limited = LimitStore::new(Arc::clone(&memory), 3);
@@ -169,7 +170,7 @@ pub(crate) fn s3_options(endpoint: &str) -> StoreOptions {
     ])
 }
 
-/// A server that fails on command, as S3.
+/// Starts a server that fails on command, as S3.
 pub(crate) fn faulty() -> Site {
     faulty_at(&Arc::new(FaultyServer::start()))
 }
@@ -182,7 +183,7 @@ pub(crate) fn faulty_at(server: &Arc<FaultyServer>) -> Site {
     })
 }
 
-/// The same server, as a plain web server.
+/// Starts the same server, as a plain web server.
 pub(crate) fn faulty_web() -> Site {
     let server = Arc::new(FaultyServer::start());
     faulty_web_at(&server)
@@ -224,7 +225,7 @@ pub(crate) fn moto() -> Option<Site> {
     require(Moto::start()).map(s3)
 }
 
-/// versitygw behind a proxy, and the proxy.
+/// Starts versitygw behind a proxy, and returns the proxy too.
 pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     let toxiproxy = require(Toxiproxy::start())?;
     let server = require(Versitygw::start())?;
@@ -238,7 +239,7 @@ pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     Some((Site::at(format!("s3://{BUCKET}"), options, put), proxy))
 }
 
-/// versitygw behind a proxy that cuts everything into small pieces.
+/// Starts versitygw behind a proxy that splits everything into small pieces.
 pub(crate) fn sliced() -> Option<Site> {
     let (site, proxy) = proxied()?;
     let slices = json!({"average_size": 3000, "size_variation": 2900, "delay": 0});
@@ -280,7 +281,7 @@ pub(crate) fn azurite() -> Option<Site> {
     ))
 }
 
-/// An nginx whose files are below `path` of the address that `url` picks.
+/// Starts an nginx whose files are below `path` of the address that `url` selects.
 fn nginx_at(
     url: impl Fn(&Nginx) -> String,
     path: &str,
@@ -308,7 +309,7 @@ pub(crate) fn nginx_tls() -> Option<Site> {
     })
 }
 
-/// User and password in the URL.
+/// Starts an nginx with user and password in the URL.
 pub(crate) fn nginx_basic() -> Option<Site> {
     let url = |server: &Nginx| {
         let user = format!("http://{}:{}@", server.user(), server.password());
@@ -317,17 +318,17 @@ pub(crate) fn nginx_basic() -> Option<Site> {
     nginx_at(url, "/basic", |_| Vec::new())
 }
 
-/// With neither `ETag` nor `Last-Modified`.
+/// Starts an nginx that sends neither `ETag` nor `Last-Modified`.
 pub(crate) fn nginx_bare() -> Option<Site> {
     nginx_at(Nginx::url, "/bare", |_| Vec::new())
 }
 
-/// Each file behind a redirect.
+/// Starts an nginx with each file behind a redirect.
 pub(crate) fn nginx_redirect() -> Option<Site> {
     nginx_at(Nginx::url, "/redirect", |_| Vec::new())
 }
 
-/// One test for each of these sites.
+/// Defines one test for each of these sites.
 macro_rules! on_sites {
     ($check:ident: $($site:ident),* $(,)?) => {
         mod $check {

@@ -1,5 +1,5 @@
-//! Checkpoints whose files are all as a manifest says, and that are another checkpoint all the same:
-//! by their index, or by a file that is gone. On a file system and in an object store.
+//! Checkpoints whose files all match a manifest, and that differ nevertheless: by their index, or
+//! by a missing file. On a file system and in an object store.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,10 +23,10 @@ use crate::sites::{self, Site};
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// The files of a checkpoint, by name.
+/// Files of a checkpoint, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// An index that places each tensor in the shard of its first letter, but for `x0`.
+/// Returns an index that places each tensor in the shard of its first letter, except `x0`.
 fn placing(tensors: &[&str], x: &str) -> Vec<u8> {
     let shard = |tensor: &str| match tensor {
         "x0" => format!("{x}.safetensors"),
@@ -62,7 +62,7 @@ fn with_index() -> Files {
 
 const SHARED: [&str; 5] = ["a0", "a1", "b0", "b1", "x0"];
 
-/// Both shards have a tensor `x0`, and the index says which one counts.
+/// Both shards have a tensor `x0`, and the index decides which one counts.
 fn shared() -> Files {
     let shard = |prefix: &str, seed| {
         let mut rng = Rng::new(seed);
@@ -85,12 +85,12 @@ struct Attack {
     name: &'static str,
     files: fn() -> Files,
     change: fn(&mut Files),
-    /// Whether all of each file is read: only then SHA-256 can be compared.
+    /// True if all of each file is read: only then SHA-256 can be compared.
     reads_all: bool,
     kind: ErrorKind,
-    /// What the error says.
+    /// Text that the error contains.
     message: &'static str,
-    /// What a verification of the whole says of which file.
+    /// File and outcome that a verification of the whole reports.
     found: (&'static str, FileOutcome),
 }
 
@@ -111,7 +111,7 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.insert(INDEX.to_owned(), placing(&SHARED, "b"))),
             reads_all: false,
             kind: ErrorKind::Corrupt,
-            message: "these are not the bytes that manifest ",
+            message: "the bytes do not match manifest ",
             found: (INDEX, FileOutcome::Differs),
         },
         Attack {
@@ -129,7 +129,7 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.remove(INDEX)),
             reads_all: true,
             kind: ErrorKind::Corrupt,
-            message: "lists \"model.safetensors.index.json\", which is no file of the checkpoint",
+            message: "lists \"model.safetensors.index.json\", which is not a file of the checkpoint",
             found: (INDEX, FileOutcome::Missing),
         },
         Attack {
@@ -138,13 +138,13 @@ fn attacks() -> [Attack; 5] {
             change: |files| drop(files.remove("b.safetensors")),
             reads_all: true,
             kind: ErrorKind::Corrupt,
-            message: "lists \"b.safetensors\", which is no file of the checkpoint",
+            message: "lists \"b.safetensors\", which is not a file of the checkpoint",
             found: ("b.safetensors", FileOutcome::Missing),
         },
     ]
 }
 
-/// The same files in a folder and in a store, and their manifest where neither is.
+/// Copies of the same files in a folder and in a store, and their manifest in another place.
 struct Places {
     model: TempDir,
     site: Site,
@@ -170,7 +170,7 @@ impl Places {
         places
     }
 
-    /// Puts these files into the folder, and none else, and into the store under a prefix of their own.
+    /// Puts exactly these files into the folder, and into the store under a prefix of their own.
     fn fill(&self, files: &Files) {
         for entry in std::fs::read_dir(self.model.path()).expect("ours") {
             std::fs::remove_file(entry.expect("listed").path()).expect("ours");
@@ -181,7 +181,7 @@ impl Places {
         }
     }
 
-    /// The checkpoint in each place.
+    /// Opens the checkpoint in each place.
     fn checkpoints(&self, files: &Files) -> [Checkpoint; 2] {
         let local = Checkpoint::open(&Location::from_path(self.model.path()));
         [local, self.site.checkpoint(&prefix(files))].map(|opened| opened.expect("opens"))
@@ -192,7 +192,7 @@ impl Places {
         format!("sha256:{path}").parse().expect("a choice")
     }
 
-    /// The choices that name the manifest.
+    /// Returns the choices that name the manifest.
     fn choices(&self, reads_all: bool) -> Vec<Verify> {
         let sha256 = reads_all.then(|| self.sha256());
         sha256.into_iter().chain([self.crc()]).collect()
@@ -203,7 +203,7 @@ impl Places {
         path.parse().expect("a choice")
     }
 
-    /// What verifications of the whole say.
+    /// Returns reports of verifications of the whole.
     fn verified(&self, files: &Files) -> [VerifyReport; 2] {
         let local = Location::from_path(self.model.path());
         let remote = self.site.location(&prefix(files));
@@ -217,7 +217,7 @@ impl Places {
     }
 }
 
-/// A prefix that only these files are below.
+/// Returns a prefix for these files only.
 fn prefix(files: &Files) -> String {
     let bytes = files.iter().flat_map(|(name, bytes)| {
         let name = name.bytes();
@@ -317,7 +317,7 @@ fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
             load(&checkpoint, &choice, Selection::all()).expect("a file that was named");
         }
     }
-    // An index that is another is so for names as well: it decides which file they are in.
+    // An index that differs is refused for names as well: it decides which file they are in.
     let mut files = with_index();
     let places = Places::new(&files);
     files.insert(INDEX.to_owned(), placing(&["a0", "a1"], ""));
@@ -330,7 +330,7 @@ fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
     }
 }
 
-/// As older versions, or other programs, may have written it.
+/// Older versions, or other programs, may have written such a manifest.
 #[test]
 fn a_manifest_without_the_index_is_refused_with_what_to_do() {
     let files = with_index();
@@ -357,7 +357,8 @@ fn a_manifest_without_the_index_is_refused_with_what_to_do() {
     }
 }
 
-/// A manifest beside the checkpoint counts also if the caller does not name it, and so does a signature.
+/// A manifest beside the checkpoint counts even if the caller does not name it, and so does a
+/// signature.
 #[test]
 fn an_index_is_compared_with_what_is_beside_it() {
     let all = [Verify::Auto, Verify::Require, Verify::Sha256(None)];
@@ -391,7 +392,7 @@ fn an_index_is_compared_with_what_is_beside_it() {
     }
 }
 
-/// As model-signing makes it, of these files.
+/// Returns a signature of these files in the format of model-signing.
 fn signature(files: &Files) -> Vec<u8> {
     let kind = "application/vnd.in-toto+json";
     let digests = files.values().map(Sha256::digest);

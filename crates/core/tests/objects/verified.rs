@@ -1,4 +1,5 @@
-//! Objects that arrive with wrong bytes in them: a digest finds what no length and no identity shows.
+//! Objects that arrive with wrong bytes: a digest detects changes that neither length nor identity
+//! reveals.
 
 use std::sync::Arc;
 

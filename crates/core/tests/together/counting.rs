@@ -1,4 +1,4 @@
-//! What came of all loads, as a table.
+//! Outcomes of all loads, as a table.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,21 +6,21 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::places::Place;
 
-/// How one load ended.
+/// End of one load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Complete,
     Cancelled,
     Dropped,
-    /// With an error that says what failed.
+    /// Failed with an error that says what failed.
     Failed,
 }
 
-/// One load.
+/// Result of one load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     pub(crate) ended: Ended,
-    /// Tensors that were received, and compared.
+    /// Number of tensors received and compared.
     pub(crate) tensors: u64,
     pub(crate) bytes: u64,
 }
@@ -36,7 +36,7 @@ struct Row {
     bytes: u64,
 }
 
-/// Counts loads by place; wrong bytes are no count but the end of the test.
+/// Counts loads by place; wrong bytes are not counted but end the test.
 #[derive(Debug, Default)]
 pub(crate) struct Table(Mutex<BTreeMap<String, Row>>);
 
@@ -56,13 +56,13 @@ impl Table {
         row.bytes += outcome.bytes;
     }
 
-    /// How many loads of `place` were complete.
+    /// Returns how many loads of `place` were complete.
     pub(crate) fn complete(&self, place: Place) -> u64 {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(&place.name()).map_or(0, |row| row.complete)
     }
 
-    /// How many of them failed.
+    /// Returns how many of them failed.
     pub(crate) fn failed(&self, place: Place) -> u64 {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(&place.name()).map_or(0, |row| row.failed)

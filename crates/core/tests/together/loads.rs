@@ -16,15 +16,15 @@ use crate::places::{Contents, Land, Place};
 /// Elements of the longest simulated tensor.
 const ELEMENTS_MAX: usize = 60_000;
 
-/// How a load is to end.
+/// Planned end of a load.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Complete,
-    /// By another thread, at whatever moment that comes to it.
+    /// Cancelled by another thread at an arbitrary time.
     Cancel {
         turns: u64,
     },
-    /// After so many tensors.
+    /// Dropped after so many tensors.
     Drop {
         after: usize,
     },
@@ -44,7 +44,7 @@ impl Ending {
     }
 }
 
-/// Runs one load. Panics when bytes are wrong, or when it fails and nothing was to.
+/// Runs one load. Panics if bytes are wrong, or if it fails unexpectedly.
 pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed);
     if place == Place::Simulated {
@@ -77,7 +77,7 @@ pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
     outcome
 }
 
-/// A failure where something fails, that says what and where.
+/// Asserts that a failure occurs where faults are injected, and says what failed and where.
 fn assert_fair(place: Place, error: &Error, seed: u64) {
     assert!(
         place.may_fail(),
@@ -102,7 +102,7 @@ fn assert_fair(place: Place, error: &Error, seed: u64) {
     );
 }
 
-/// Takes what comes, keeping some of it for a while, and compares all of it.
+/// Receives tensors, keeps some of them for a while, and compares all of them.
 fn receive(
     mut stream: TensorStream,
     ending: Ending,
@@ -155,7 +155,7 @@ fn receive(
         }
         drop(stream);
         is_over.store(true, Ordering::Relaxed);
-        // What was kept is still right when the load is over.
+        // Tensors kept are still right after the load.
         kept.iter().for_each(check);
         failure
     });
@@ -180,7 +180,8 @@ fn assert_right(contents: &Contents, tensor: &Tensor, seed: u64) {
         return;
     }
     let found = if tensor.ordinal().is_some() {
-        // SAFETY: the stub's memory is host memory, the tensor keeps it, and all of its bytes have arrived.
+        // SAFETY: the stub's memory is host memory, the tensor keeps it, and all of its bytes have
+        // arrived.
         unsafe { std::slice::from_raw_parts(tensor.as_ptr(), wanted.len()) }
     } else {
         tensor.bytes()
@@ -188,7 +189,7 @@ fn assert_right(contents: &Contents, tensor: &Tensor, seed: u64) {
     assert!(found == wanted, "{name}, seed {seed}: wrong bytes");
 }
 
-/// A load on simulated storage, of which some reads fail.
+/// Runs a load on simulated storage, of which some reads fail.
 fn simulated(rng: &mut Rng) -> Outcome {
     let seed = rng.bits();
     let mut simulation = Simulation::random(&mut Rng::new(seed), ELEMENTS_MAX);

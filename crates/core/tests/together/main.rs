@@ -1,5 +1,6 @@
-//! Many loads in one process, from everything that there is to load from, while some are cancelled and some fail: the others have
-//! the right bytes. For seconds with every other test, for as long as one likes with `make soak`.
+//! Many loads in one process, from every kind of source, while some are cancelled and some fail:
+//! the others have the right bytes. Runs for seconds with the other tests, and for any time with
+//! `make soak`.
 
 mod counting;
 mod loads;

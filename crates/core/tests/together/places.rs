@@ -1,4 +1,5 @@
-//! Where loads come from and go to: files by every engine, views, a slow file system, objects, a simulator, and GPUs that are none.
+//! Sources and destinations of loads: files by every engine, views, a slow file system, objects, a
+//! simulator, and simulated GPUs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,26 +23,26 @@ use crate::overlay::Overlay;
 
 const SHARDS: usize = 3;
 
-/// Tensors of each shard.
+/// Number of tensors of each shard.
 const TENSORS: usize = 20;
 
-/// Every tensor's bytes.
+/// Bytes of every tensor.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Not a test: the process that a slow file system runs in.
+/// Process that a slow file system runs in; not a test.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// What there is to load, and all that has to stay while it is loaded.
+/// Everything that loads read from, kept alive while they run.
 pub(crate) struct Land {
     pub(crate) contents: Contents,
     folder: TempDir,
     slow: Option<Mount>,
-    /// Some reads bring a byte that is wrong.
+    /// Mount on which some reads return a wrong byte.
     garbled: Option<Mount>,
-    /// The files again; of their pages, only `mincore` tells.
+    /// Overlay over the same files; only `mincore` tells about their pages.
     overlay: Option<Overlay>,
     server: Arc<FaultyServer>,
     garbling: Arc<FaultyServer>,
@@ -50,19 +51,19 @@ pub(crate) struct Land {
     pub(crate) places: Vec<Place>,
 }
 
-/// One way of loading it.
+/// Way of loading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Files(EngineChoice, Cache),
     Overlay(EngineChoice),
     Views,
-    /// A file system that is slow, answers short, and fails from time to time.
+    /// A file system that is slow, returns short reads, and fails from time to time.
     Slow(EngineChoice),
-    /// A server that does all that servers do.
+    /// A server with every kind of fault.
     Objects,
-    /// The same faults, and objects of which the server tells no versions.
+    /// Like `Objects`, with objects whose server does not distinguish versions.
     UnversionedObjects,
-    /// Files and objects that come with wrong bytes, and are verified.
+    /// Files and objects that arrive with wrong bytes, and are verified.
     GarbledFiles(EngineChoice),
     GarbledObjects,
     Gpu(usize),
@@ -88,7 +89,7 @@ impl Place {
         }
     }
 
-    /// Whether a load may fail here though nothing is wrong with it.
+    /// Returns whether a load may fail here even if nothing is wrong with it.
     pub(crate) fn may_fail(self) -> bool {
         let fails = matches!(
             self,
@@ -97,19 +98,20 @@ impl Place {
         fails || self.is_garbled()
     }
 
-    /// Whether wrong bytes come here, and are to be found.
+    /// Returns whether wrong bytes occur here, and must be found.
     pub(crate) fn is_garbled(self) -> bool {
         matches!(self, Self::GarbledFiles(_) | Self::GarbledObjects)
     }
 }
 
-/// Past the test harness, which shows what a test prints only when it fails.
+/// Prints past the test harness, which shows the output of a test only when it fails.
 pub(crate) fn say(line: &str) {
-    // Nobody to tell is no reason to fail.
+    // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// As `requirement` of the other tests: a loud skip, or a failure when `TLOAD_REQUIRE` says so.
+/// Like `requirement` of the other tests: skips with a message, or fails if `TLOAD_REQUIRE` demands
+/// it.
 fn required<T>(name: &str, found: Result<T, String>) -> Option<T> {
     let reason = match found {
         Ok(found) => return Some(found),
@@ -137,7 +139,7 @@ fn shard_name(shard: usize) -> String {
     format!("m-{shard}.safetensors")
 }
 
-/// Tensors of a few bytes to some hundred thousand, at odd places too.
+/// Creates tensors of a few bytes to some hundred thousand, some unaligned.
 fn shard(rng: &mut Rng, shard: usize, contents: &mut Contents) -> Vec<u8> {
     let mut file = FileBuilder::new();
     for tensor in 0..TENSORS {
@@ -220,7 +222,8 @@ impl Land {
         }
     }
 
-    /// A loader of everything that is at `place`, with random options; and something wrong there, if it is such a place.
+    /// Creates a loader of everything at `place`, with random options; injects a fault there, if it
+    /// is such a place.
     pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
         let mut options = Options::default();
         options.lanes = Some(1 + rng.index(3));
@@ -256,7 +259,8 @@ impl Land {
             }
             Place::Slow(engine) => {
                 options.engine = engine;
-                // What the page cache makes of short answers, no reader can notice: tests/it/slow.rs.
+                // A reader cannot detect what the page cache makes of short reads:
+                // tests/it/slow.rs.
                 options.cache = Cache::Direct;
                 let mount = self.slow.as_ref().expect("only where there is one");
                 local(mount.path())
@@ -297,7 +301,7 @@ impl Land {
     }
 }
 
-/// One of the next answers will not be what was asked for. Nothing that lasts: stalls end with a retry.
+/// Injects a fault into one of the next responses. Nothing that lasts: stalls end with a retry.
 fn misbehave(server: &FaultyServer, rng: &mut Rng) {
     let at = rng.index(60_000);
     let fault = match rng.below(9) {
@@ -330,7 +334,7 @@ fn store(server: &FaultyServer) -> StoreOptions {
     .expect("good options")
 }
 
-/// What is in `folder`, written down.
+/// Reads what is in `folder`.
 #[expect(clippy::disallowed_methods, reason = "a test reads what was written")]
 fn manifest(folder: &Path) -> Vec<u8> {
     let mut options = VerifyOptions::default();
@@ -342,7 +346,8 @@ fn manifest(folder: &Path) -> Vec<u8> {
     std::fs::read(written.expect("was asked for")).expect("was just written")
 }
 
-/// From now on one read in six of one byte of each shard, somewhere behind its header, brings another byte.
+/// From now on, one read in six of one byte of each shard, somewhere behind its header, returns
+/// another byte.
 fn garble(rng: &mut Rng, shards: &[Vec<u8>], mount: Option<&Mount>, server: &FaultyServer) {
     for (index, bytes) in shards.iter().enumerate() {
         let half = bytes.len() / 2;
@@ -360,14 +365,14 @@ fn local(folder: &Path) -> Result<Loader> {
     Loader::open(&Location::from(folder))
 }
 
-/// That nobody has used or freed memory of a GPU without being ordered behind its other uses.
+/// Asserts that no memory of a GPU was used or freed without being ordered behind its other uses.
 pub(crate) fn assert_gpus_are_clean() {
     let stub = Stub::load();
     tload::release_staging();
     assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
 }
 
-/// Late, short, and failing from time to time.
+/// Returns options for late, short, and sometimes failing reads.
 fn failing() -> slowfs::Options {
     slowfs::Options {
         latency: Duration::from_micros(500),

@@ -1,4 +1,4 @@
-//! How many loads, on how many threads, for how long.
+//! Number of loads, threads and duration of a run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,13 +7,14 @@ use crate::counting::Table;
 use crate::loads;
 use crate::places::{Land, assert_gpus_are_clean, say, variable};
 
-/// Streams in one process at a time.
+/// Number of concurrent streams in one process.
 const STREAMS: usize = 32;
 
-/// Loads of each stream's thread, in a run with every other test.
+/// Number of loads of each stream's thread, in a run with the other tests.
 const LOADS: u64 = 6;
 
-/// Loads, one after another on each of [`STREAMS`] threads, until there are `enough`. What comes of them goes into `table`.
+/// Runs loads, one after another on each of [`STREAMS`] threads, until there are `enough`. Their
+/// outcomes go into `table`.
 fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Sync) {
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -35,7 +36,7 @@ fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Syn
     assert_gpus_are_clean();
 }
 
-/// For as many minutes as `TLOAD_SOAK_MINUTES` says, if it does.
+/// Runs for as many minutes as `TLOAD_SOAK_MINUTES` says, if it is set.
 #[test]
 fn streams_of_all_kinds_do_not_disturb_one_another() {
     if let Some(minutes) = variable("TLOAD_SOAK_MINUTES") {
@@ -55,7 +56,7 @@ fn streams_of_all_kinds_do_not_disturb_one_another() {
     }
 }
 
-/// What this process has.
+/// Resources of this process.
 #[derive(Clone, Copy, Debug, Default)]
 struct Holdings {
     descriptors: usize,
@@ -76,7 +77,7 @@ impl Holdings {
         }
     }
 
-    /// Round after round the same, but for what allocators keep.
+    /// Asserts that rounds do not grow, except by what allocators keep.
     fn assert_not_beyond(self, first: Self) {
         assert!(
             self.descriptors <= first.descriptors
@@ -91,7 +92,7 @@ fn soak(minutes: u32) {
     let started = Instant::now();
     let (table, mut seed) = (Table::default(), 0);
     let mut first = None;
-    // Files of its own for each round, so that what was there before does not stay the same.
+    // Each round creates its own files, so that it reuses no state of the previous one.
     let rounds = 4 * minutes.max(1);
     for round in 1..=rounds {
         let land = Land::new(u64::from(round));

@@ -1,4 +1,4 @@
-//! The slow file system as a program. Everything is in `tload_lab::slowfs`.
+//! The slow file system as a program. The implementation is in `tload_lab::slowfs`.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     use tload_lab::slowfs::{Setup, USAGE, run};
 
     let complain = |text: &str| {
-        // Nobody to tell is no reason for another status.
+        // A closed stderr does not change the status.
         let _ = writeln!(std::io::stderr(), "slowfs: {text}");
     };
     match Setup::parse(std::env::args_os().skip(1)) {

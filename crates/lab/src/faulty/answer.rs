@@ -1,7 +1,8 @@
-//! What S3 says to a request, and how a fault changes it.
+//! Builds S3's response to a request, and modifies it for a fault.
 //!
-//! Owns conditions, ranges and headers of objects. Sends nothing: faults of delivery pass through here untouched. Called
-//! by `state` under its lock, so that a change of the object and the answer that follows it are one step.
+//! Owns conditions, ranges and headers of objects. Sends nothing: faults of delivery pass through
+//! unchanged. Called by `state` under its lock, so that a change of the object and the response
+//! that follows it are one step.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use super::store::{Object, Store, bucket_and_key};
 use super::wire::{Head, Wanted};
 use super::{credentials, dates, listing};
 
-/// What `LongBody` adds, in each byte.
+/// Filler byte of `LongBody`.
 const FILLER: u8 = 0xEE;
 
 pub(super) fn operation_of(head: &Head) -> Operation {
@@ -26,7 +27,7 @@ pub(super) fn operation_of(head: &Head) -> Operation {
     }
 }
 
-/// Changes to the object that happen right before the answer.
+/// Applies changes to the object that happen right before the response.
 pub(super) fn change_first(store: &mut Store, path: &str, fault: Option<&Fault>) {
     if let Some(Fault::ChangeBefore(bytes)) = fault {
         store.put(path, Arc::new(bytes.clone()));
@@ -36,7 +37,7 @@ pub(super) fn change_first(store: &mut Store, path: &str, fault: Option<&Fault>)
     }
 }
 
-/// The answer to anything but a request for credentials.
+/// Builds the response to any request except for credentials.
 pub(super) fn answer(store: &Store, head: &Head, fault: Option<&Fault>, id: &str) -> Reply {
     if let Some(Fault::Status(status, code)) = fault {
         return Reply::error(*status, code, id);
@@ -92,7 +93,7 @@ fn object(store: &Store, head: &Head, fault: Option<&Fault>, id: &str) -> Reply 
     reply
 }
 
-/// The headers that tell what its checksums are: those of S3 only where they are asked for, and of the whole object.
+/// Adds the checksum headers: those of S3 only on request, and for the whole object.
 fn attest(reply: &mut Reply, store: &Store, head: &Head) {
     let is_asked = head.header("x-amz-checksum-mode") == Some("ENABLED");
     let is_whole = head.header("range").is_none();
@@ -103,7 +104,7 @@ fn attest(reply: &mut Reply, store: &Store, head: &Head) {
     }
 }
 
-/// The headers that tell which object this is.
+/// Adds the headers that identify the object.
 fn describe(reply: &mut Reply, object: &Object, fault: Option<&Fault>) {
     match fault {
         Some(Fault::NoEtag) => {}
@@ -127,7 +128,7 @@ enum Condition {
     Failed,
 }
 
-/// RFC 9110, section 13.2.2, in its order.
+/// Evaluates the preconditions in the order of RFC 9110, section 13.2.2.
 fn condition(object: &Object, head: &Head, ignore_if_match: bool) -> Condition {
     let names = |tags: &str| {
         tags.split(',')
@@ -152,7 +153,7 @@ fn condition(object: &Object, head: &Head, ignore_if_match: bool) -> Condition {
     }
 }
 
-/// A 200, 206 or 416 with its range and bytes.
+/// Builds a 200, 206 or 416 with its range and bytes.
 fn body(object: &Object, head: &Head, fault: Option<&Fault>, id: &str) -> Reply {
     let size = object.size();
     let wanted = if matches!(fault, Some(Fault::IgnoreRange)) {

@@ -1,7 +1,7 @@
-//! Who may read, and the endpoint that hands out keys.
+//! Access control, and the endpoint that issues keys.
 //!
-//! Owns the check of access keys and the container credentials protocol of AWS (`GET /credentials`), which is what
-//! clients refresh from. Called by `state` under its lock.
+//! Owns the check of access keys and the container credentials protocol of AWS (`GET
+//! /credentials`), from which clients refresh. Called by `state` under its lock.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use super::dates;
 use super::reply::Reply;
 
-/// Where the endpoint is, without the slash in front.
+/// Path of the endpoint, without the leading slash.
 pub(super) const PATH: &str = "credentials";
 
-/// One answer of the credentials endpoint.
+/// Response of the credentials endpoint.
 #[derive(Clone)]
 pub enum Issue {
-    /// Keys to use.
+    /// Valid keys.
     Keys {
         /// `AccessKeyId`
         access_key_id: String,
@@ -24,15 +24,15 @@ pub enum Issue {
         secret_access_key: String,
         /// `Token`
         token: String,
-        /// From the moment of the answer to `Expiration`, in whole seconds. Zero has expired on arrival.
+        /// Time from the response to `Expiration`, in whole seconds. Zero has expired on arrival.
         lifetime: Duration,
     },
-    /// An error with this status.
+    /// Error with this status.
     Failure(u16),
 }
 
 impl Issue {
-    /// Keys with a secret and a token made up from the name.
+    /// Creates keys with a secret and a token derived from the name.
     pub fn keys(access_key_id: &str, lifetime: Duration) -> Self {
         Self::Keys {
             access_key_id: access_key_id.to_owned(),
@@ -60,7 +60,7 @@ impl fmt::Debug for Issue {
     }
 }
 
-/// The next answer; the last one stays.
+/// Returns the next response; the last one stays.
 pub(super) fn answer(issues: &mut VecDeque<Issue>, id: &str) -> Reply {
     let issue = if issues.len() > 1 {
         issues.pop_front()
@@ -87,7 +87,7 @@ pub(super) fn answer(issues: &mut VecDeque<Issue>, id: &str) -> Reply {
     }
 }
 
-/// Lets in who comes with one access key.
+/// Check for one access key.
 pub(super) struct Gatekeeper {
     key: String,
     status: u16,

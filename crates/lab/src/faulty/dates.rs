@@ -1,7 +1,7 @@
-//! Dates as HTTP and S3 write them, from and to seconds since 1970 in UTC.
+//! Conversion between dates of HTTP and S3 and seconds since 1970 in UTC.
 //!
-//! Only what this server sends and is sent back: years from 1970, no leap seconds, and of the formats that HTTP allows
-//! the one in use. Called by `store`, `answer` and `credentials`.
+//! Supports only what this server sends and receives: years from 1970, no leap seconds, and of the
+//! formats that HTTP allows the one in use. Called by `store`, `answer` and `credentials`.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -11,20 +11,20 @@ const MONTHS: [&str; 12] = [
     "Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec",
 ];
 
-/// Seconds since 1970, by this machine's clock.
+/// Returns the seconds since 1970, by this machine's clock.
 pub(super) fn now() -> u64 {
-    // A clock before 1970 is a broken machine, and no test of ours is about it.
+    // A clock before 1970 means a broken machine, which no test is about.
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_secs())
 }
 
-/// `Thu, 01 Jan 2026 00:00:05 GMT`
+/// Formats a date as `Thu, 01 Jan 2026 00:00:05 GMT`.
 pub(super) fn http(secs: u64) -> String {
     http_on(secs, secs / DAY_SECS)
 }
 
-/// As [`http`], with the day of the week of the day after.
+/// Formats like [`http`], with the day of the week of the next day.
 pub(super) fn http_wrong_weekday(secs: u64) -> String {
     http_on(secs, secs / DAY_SECS + 1)
 }
@@ -41,14 +41,14 @@ fn http_on(secs: u64, weekday_of: u64) -> String {
     format!("{weekday}, {day:02} {month} {year:04} {hour:02}:{minute:02}:{second:02} GMT")
 }
 
-/// `2026-01-01T00:00:05.000Z`
+/// Formats a date as `2026-01-01T00:00:05.000Z`.
 pub(super) fn iso(secs: u64) -> String {
     let Date { year, month, day } = Date::of(secs / DAY_SECS);
     let (hour, minute, second) = clock(secs);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.000Z")
 }
 
-/// Reads what [`http`] writes. The day of the week is not looked at.
+/// Parses the format of [`http`]. Ignores the day of the week.
 pub(super) fn parse_http(text: &str) -> Option<u64> {
     let (_, rest) = text.trim().split_once(", ")?;
     let words: Vec<&str> = rest.split(' ').collect();
@@ -84,7 +84,8 @@ struct Date {
 }
 
 impl Date {
-    /// The date this many days after 1970-01-01. Years are walked one by one, which is quick enough for a test.
+    /// Returns the date this many days after 1970-01-01. Years are walked one by one, which is fast
+    /// enough for a test.
     fn of(mut days: u64) -> Self {
         let mut year = 1970;
         while days >= year_days(year) {
@@ -104,7 +105,7 @@ impl Date {
     }
 
     fn days(&self) -> Option<u64> {
-        // A bound on the walk: no test is about the year 10000.
+        // Bounds the walk: no test is about the year 10000.
         if !(1970..10_000).contains(&self.year) {
             return None;
         }
@@ -138,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_those_of_the_calendar() {
+    fn dates_round_trip_known_timestamps() {
         // From `date -u -d @SECONDS`.
         for (secs, http_date, iso_date) in [
             (
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_date_is_refused() {
+    fn malformed_http_date_is_rejected() {
         for text in [
             "",
             "yesterday",

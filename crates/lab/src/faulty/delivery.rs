@@ -1,6 +1,7 @@
-//! Sends an answer, as well or as badly as its fault says.
+//! Sends a response, with the fault of its rule.
 //!
-//! Owns the order of bytes, silences and closings on one connection. Called by `listener` for each request.
+//! Owns the order of bytes, pauses and closings on one connection. Called by `listener` for each
+//! request.
 
 use std::io::{self, Write};
 use std::net::TcpStream;
@@ -11,10 +12,10 @@ use super::rule::Fault;
 use super::state::{Job, Shared};
 use super::wire;
 
-/// The most given to the kernel at once, so that the count of bytes sent keeps up.
+/// Maximum length of one write, so that the count of bytes sent keeps up.
 const WRITE_BYTES_MAX: usize = 1 << 20;
 
-/// What becomes of the connection.
+/// Next step of the connection.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Another,
@@ -23,7 +24,7 @@ pub(super) enum Next {
 
 pub(super) fn deliver(stream: &TcpStream, shared: &Shared, job: &Job) -> io::Result<Next> {
     let fault = job.fault.as_ref();
-    // See `wire`: the byte left unread is what turns the closing into a reset.
+    // See `wire`: the unread byte turns the closing into a reset.
     if !matches!(fault, Some(Fault::ResetBeforeHeaders | Fault::ResetBody(_))) {
         wire::take_last_byte(stream)?;
         wire::skip_body(stream, &job.head)?;

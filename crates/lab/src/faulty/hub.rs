@@ -1,8 +1,10 @@
-//! A model hub in this process: it tells which commit a revision is at and what that holds, and redirects to the files.
+//! Model hub in this process: resolves revisions to commits, lists their files, and redirects to
+//! them.
 //!
-//! Speaks the paths and headers of huggingface.co as `huggingface_hub` 2.4 reads them. Large files lie on a [`FaultyServer`] on another
-//! port, behind links with a signature, as they do there on other hosts; small ones on the hub itself, behind a relative redirect.
-//! Owns who may see what. Called by tests only.
+//! Implements the paths and headers of huggingface.co as `huggingface_hub` 2.4 reads them. Large
+//! files are on a [`FaultyServer`] on another port, behind signed links, as the hub has them on
+//! other hosts; small ones are on the hub itself, behind a relative redirect. Owns the access
+//! control. Called by tests only.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,36 +20,37 @@ use super::FaultyServer;
 use super::reply::{Piece, Reply};
 use super::wire::{self, Head, Wanted};
 
-/// Where small files are redirected to.
+/// Path to which requests for small files are redirected.
 const SMALL: &str = "resolve-cache/";
 
-/// Names of files that are not small.
+/// Suffix of large files.
 const LARGE: &str = ".safetensors";
 
-/// Who may read a repository.
+/// Access to a repository.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody.
+    /// Public.
     #[default]
     Public,
-    /// Who comes with this token; to all others it does not exist.
+    /// Readable with this token; for all other clients it does not exist.
     Private(String),
-    /// Everybody may see that it is there, and read it who comes with this token.
+    /// Visible to all, and readable with this token.
     Gated(String),
-    /// Nobody: it has been disabled.
+    /// Disabled for all.
     Disabled,
 }
 
-/// A request as the hub saw it.
+/// Request as the hub received it.
 #[derive(Clone, Debug)]
 pub struct HubRequest {
-    /// Decoded, without the slash in front.
+    /// Decoded path, without the leading slash.
     pub path: String,
-    /// Whether it came with a token, of whomever.
+    /// True if it had any token.
     pub with_token: bool,
 }
 
-/// A hub on a free port of `127.0.0.1`, and the server of its large files; both stopped when dropped.
+/// Hub on a free port of `127.0.0.1`, and the server of its large files; both are stopped when
+/// dropped.
 pub struct Hub {
     address: SocketAddr,
     files: FaultyServer,
@@ -58,14 +61,14 @@ pub struct Hub {
 #[derive(Default)]
 struct Shared {
     inner: Mutex<Inner>,
-    /// Of the server of large files.
+    /// Address of the server of large files.
     elsewhere: String,
 }
 
 #[derive(Default)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is a way to answer of its own"
+    reason = "each changes the responses independently"
 )]
 struct Inner {
     stopping: bool,
@@ -75,13 +78,13 @@ struct Inner {
     undated: bool,
     /// Revisions to move, each before a request.
     moves: Vec<Move>,
-    /// Small files come as a whole, whatever was asked for.
+    /// True if small files are sent completely, whatever the range.
     whole: bool,
     streams: Vec<Arc<TcpStream>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// A revision that moves to another commit when a path is asked for.
+/// Move of a revision to another commit when a path is requested.
 struct Move {
     path: String,
     repository: String,
@@ -99,7 +102,7 @@ struct Repository {
 impl Hub {
     /// Starts a hub without repositories.
     ///
-    /// Panics if this machine gives no port on the loopback or no thread.
+    /// Panics if this machine has no free port on the loopback or cannot start a thread.
     pub fn start() -> Self {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
             .expect("the loopback has a free port for a test server");
@@ -124,17 +127,18 @@ impl Hub {
         }
     }
 
-    /// `http://127.0.0.1:PORT`: a value for `HF_ENDPOINT`.
+    /// Returns `http://127.0.0.1:PORT`: a value for `HF_ENDPOINT`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Where large files are: for faults, and for what was asked there.
+    /// Returns the server of large files: for faults, and for its requests.
     pub fn files(&self) -> &FaultyServer {
         &self.files
     }
 
-    /// Adds a commit with these files to a repository, moves `revision` to it, and returns its name.
+    /// Adds a commit with these files to a repository, moves `revision` to it, and returns the
+    /// commit's name.
     pub fn commit(&self, repository: &str, revision: &str, files: &[(&str, &[u8])]) -> String {
         let mut inner = self.shared.lock();
         let found = inner.repositories.entry(repository.to_owned());
@@ -153,25 +157,25 @@ impl Hub {
         name
     }
 
-    /// Says who may read a repository from now on.
+    /// Sets the access to a repository from now on.
     pub fn grant(&self, repository: &str, access: Access) {
         let mut inner = self.shared.lock();
         let found = inner.repositories.entry(repository.to_owned());
         found.or_default().access = access;
     }
 
-    /// Tells only the names of files from now on, as some mirrors do.
+    /// Returns only the names of files from now on, as some mirrors do.
     pub fn be_terse(&self) {
         self.shared.lock().terse = true;
     }
 
-    /// Leaves `lastModified` off from now on, as some mirrors do.
+    /// Omits `lastModified` from now on, as some mirrors do.
     pub fn be_undated(&self) {
         self.shared.lock().undated = true;
     }
 
-    /// Moves `revision` to `commit` right before the next request whose path contains `path` is
-    /// answered.
+    /// Moves `revision` to `commit` right before the response to the next request whose path
+    /// contains `path`.
     pub fn move_before(&self, path: &str, repository: &str, revision: &str, commit: &str) {
         self.shared.lock().moves.push(Move {
             path: path.to_owned(),
@@ -181,12 +185,12 @@ impl Hub {
         });
     }
 
-    /// Sends small files as a whole from now on, whatever range is asked for.
+    /// Sends small files completely from now on, whatever the range.
     pub fn ignore_ranges(&self) {
         self.shared.lock().whole = true;
     }
 
-    /// Every request to the hub itself so far.
+    /// Returns every request to the hub itself so far.
     pub fn requests(&self) -> Vec<HubRequest> {
         self.shared.lock().log.clone()
     }
@@ -201,7 +205,7 @@ impl Drop for Hub {
             drop(acceptor.join());
         }
         for stream in &self.shared.lock().streams {
-            // Already closed is as good.
+            // A closed socket is fine too.
             let _ = stream.shutdown(Shutdown::Both);
         }
         let threads = std::mem::take(&mut self.shared.lock().threads);
@@ -247,13 +251,13 @@ fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         inner.streams.push(Arc::clone(&stream));
         let thread = thread::Builder::new()
             .name("hub".to_owned())
-            // An error is a client that went away, or our own stopping.
+            // An error means a client that went away, or this server's stopping.
             .spawn(move || while let Ok(true) = serve(&stream, &shared) {});
         inner.threads.extend(thread);
     }
 }
 
-/// One request; whether there may be another.
+/// Serves one request; returns whether there may be another.
 fn serve(stream: &TcpStream, shared: &Shared) -> io::Result<bool> {
     let Some(head) = wire::read_head(stream)? else {
         return Ok(false);
@@ -309,7 +313,7 @@ fn answer(inner: &Inner, elsewhere: &str, head: &Head) -> Reply {
     }
 }
 
-/// A repository that the client may know of, or read.
+/// Finds a repository that the client may see, or read.
 fn find<'a>(
     inner: &'a Inner,
     repository: &str,
@@ -350,7 +354,7 @@ fn refusal(status: u16, code: &str, message: &str) -> Reply {
     reply
 }
 
-/// What is in the commit that a revision is at.
+/// Returns the contents of the commit of a revision.
 fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> Reply {
     let commit = repository
         .revisions
@@ -373,7 +377,7 @@ fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> 
         sibling
     };
     let siblings: Vec<_> = files.iter().map(sibling).collect();
-    // Each commit a second after the one before it.
+    // Each commit is one second later than the one before it.
     let second = u64::from_str_radix(commit, 16).unwrap_or_default() % 60;
     let mut told = json!({"sha": commit, "siblings": siblings});
     if !inner.undated {
@@ -382,7 +386,8 @@ fn tell(inner: &Inner, repository: &Repository, revision: &str, head: &Head) -> 
     Reply::text(200, "application/json", told.to_string())
 }
 
-/// Other for other bytes, as a digest is; good enough for a server that nobody attacks.
+/// Returns a name that differs for different bytes, like a digest; good enough for a server without
+/// attackers.
 fn identity(bytes: &[u8], digits: usize) -> String {
     let sum = bytes.iter().fold(bytes.len(), |sum, byte| {
         sum.wrapping_mul(31).wrapping_add(usize::from(*byte))
@@ -390,7 +395,7 @@ fn identity(bytes: &[u8], digits: usize) -> String {
     format!("{sum:0digits$x}")
 }
 
-/// What Git LFS calls them.
+/// Returns the name of the bytes in Git LFS.
 fn sha256(bytes: &[u8]) -> String {
     let digest = digest(&SHA256, bytes);
     let mut text = String::new();
@@ -401,7 +406,7 @@ fn sha256(bytes: &[u8]) -> String {
     text
 }
 
-/// `org/name/COMMIT/file` as repository and the rest.
+/// Splits `org/name/COMMIT/file` into the repository and the rest.
 fn cut(path: &str) -> (String, String) {
     let at = path
         .match_indices('/')
@@ -414,7 +419,7 @@ fn cut(path: &str) -> (String, String) {
     )
 }
 
-/// The commit and the bytes of `REVISION/file`.
+/// Returns the commit and the bytes of `REVISION/file`.
 fn file<'a>(repository: &'a Repository, rest: &str) -> Option<(&'a str, &'a Arc<Vec<u8>>)> {
     let (revision, name) = rest.split_once('/')?;
     let commit = repository

@@ -1,7 +1,8 @@
-//! Connections: taken in, served one request after the other, and ended.
+//! Accepts connections, serves one request after the other on each, and closes them.
 //!
-//! Owns the threads. Each connection has one, and [`stop`] ends them all: it shuts the sockets down, which wakes
-//! every read and write, and wakes what is held back through the lock's condition. Called by the public face.
+//! Owns the threads. Each connection has one, and [`stop`] ends them all: it shuts the sockets
+//! down, which wakes every read and write, and wakes stalled responses through the lock's
+//! condition. Called by the public interface.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -13,13 +14,13 @@ use super::delivery::{Next, deliver};
 use super::state::Shared;
 use super::wire::{self, Head};
 
-/// Enough for a head and a little; hundreds of connections cost little.
+/// Stack of a connection's thread: enough for a head; hundreds of connections cost little.
 const STACK_BYTES: usize = 256 << 10;
 
-/// For the connection that wakes the listener, on the loopback.
+/// Timeout of the connection that wakes the listener, on the loopback.
 const WAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Takes connections in until the server stops.
+/// Accepts connections until the server stops.
 pub(super) fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
     loop {
         let accepted = listener.accept();
@@ -28,20 +29,21 @@ pub(super) fn accept_all(listener: &TcpListener, shared: &Arc<Shared>) {
         }
         match accepted {
             Ok((stream, _)) => admit(stream, shared),
-            // Too many open files, or a client gone before it was taken in.
+            // Too many open files, or the client went away before the accept.
             Err(_) => thread::yield_now(),
         }
     }
 }
 
 fn admit(stream: TcpStream, shared: &Arc<Shared>) {
-    // Without this, the end of a small answer waits for the client's acknowledgement.
+    // Without this, the end of a short response waits for the client's acknowledgement.
     if stream.set_nodelay(true).is_err() {
         return;
     }
     let stream = Arc::new(stream);
     let number = shared.change(|inner| {
-        // The server may have begun to stop since the last look: then nobody would shut this one down.
+        // The server may have begun to stop since the last check: then this socket would never be
+        // shut down.
         if inner.stopping {
             return None;
         }
@@ -62,7 +64,7 @@ fn admit(stream: TcpStream, shared: &Arc<Shared>) {
         .name(format!("faulty-{number}"))
         .stack_size(STACK_BYTES)
         .spawn(move || connection.serve());
-    // Without a thread the connection is dropped and so closed, which is what a server out of threads does.
+    // Without a thread the connection is dropped and so closed, as by a server out of threads.
     if let Ok(thread) = thread {
         let mut inner = shared.lock();
         inner.threads.retain(|thread| !thread.is_finished());
@@ -70,11 +72,12 @@ fn admit(stream: TcpStream, shared: &Arc<Shared>) {
     }
 }
 
-/// Ends all connections, and waits for their threads and for the one that takes them in.
+/// Ends all connections, and waits for their threads and for the accepting thread.
 pub(super) fn stop(address: SocketAddr, shared: &Shared, acceptor: JoinHandle<()>) {
     shared.stop();
     while !acceptor.is_finished() {
-        // Wakes `accept`. It may take more than one: a process out of descriptors has none for this one.
+        // Wakes `accept`. It may take several attempts: a process out of descriptors has none for
+        // this connection.
         drop(TcpStream::connect_timeout(&address, WAKE_TIMEOUT));
         thread::yield_now();
     }
@@ -88,7 +91,7 @@ pub(super) fn stop(address: SocketAddr, shared: &Shared, acceptor: JoinHandle<()
     }
 }
 
-/// One connection, which counts as closed when it is dropped.
+/// Connection, which counts as closed when it is dropped.
 struct Connection {
     number: usize,
     stream: Option<Arc<TcpStream>>,
@@ -97,7 +100,8 @@ struct Connection {
 
 impl Connection {
     fn serve(self) {
-        // An error is a client that went away, or our own shutting down: both end the connection and nothing else.
+        // An error means a client that went away, or this server's shutdown: both end only the
+        // connection.
         while let Ok(Next::Another) = self.serve_one() {}
     }
 
@@ -117,7 +121,8 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // The socket closes with the last of its owners, and must have closed before anyone counts it as closed.
+        // The socket closes with the last of its owners, and must be closed before it counts as
+        // closed.
         self.shared.lock().streams.remove(&self.number);
         drop(self.stream.take());
         self.shared
@@ -125,7 +130,7 @@ impl Drop for Connection {
     }
 }
 
-/// A request taken up, which counts as done when this is dropped.
+/// Accepted request, which counts as done when this is dropped.
 struct Flight<'a>(&'a Shared);
 
 impl Drop for Flight<'_> {

@@ -9,18 +9,18 @@ use super::reply::{Reply, escape};
 use super::store::{Object, Store, bucket_and_key};
 use super::wire::Head;
 
-/// The most that S3 lists when asked for more, and when asked for no number.
+/// Maximum and default number of entries of S3.
 const S3_MAX_KEYS: usize = 1000;
 
-/// One line of a listing.
+/// Entry of a listing.
 enum Entry<'a> {
     Object(&'a str, &'a Object),
-    /// All keys that begin like this, up to and with the delimiter.
+    /// All keys with this prefix, up to and including the delimiter.
     Prefix(&'a str),
 }
 
-/// Where the page before ended: a token is `o` or `p` and the name in hexadecimal, so that no client can mistake it for
-/// a key.
+/// End of the previous page: a token is `o` or `p` and the name in hexadecimal, so that no client
+/// can mistake it for a key.
 enum Mark {
     Start,
     After(String),
@@ -96,7 +96,7 @@ pub(super) fn list(store: &Store, head: &Head, id: &str) -> Reply {
     )
 }
 
-/// A page with one name, which says that `token` is the next one.
+/// Builds a page with one name, whose next token is `token`.
 pub(super) fn without_end(head: &Head, token: &str) -> Reply {
     let (bucket, _) = bucket_and_key(&head.path);
     let key = format!("{}{token}", head.query("prefix").unwrap_or_default());

@@ -1,13 +1,13 @@
-//! An answer before it is sent.
+//! Response before it is sent.
 //!
-//! Owns its headers and the pieces of its body, which are shared with the object and not copied. Made by `answer`,
-//! `listing` and `credentials`, sent by `delivery`.
+//! Owns its headers and the pieces of its body, which are shared with the object and not copied.
+//! Created by `answer`, `listing` and `credentials`, sent by `delivery`.
 
 use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A run of bytes of a body.
+/// Run of bytes of a body.
 pub(super) enum Piece {
     /// Bytes of an object.
     Shared(Arc<Vec<u8>>, Range<usize>),
@@ -27,9 +27,9 @@ pub(super) struct Reply {
     pub(super) status: u16,
     headers: Vec<(String, String)>,
     pub(super) body: Vec<Piece>,
-    /// For `HEAD`: what is said of a body that is not sent.
+    /// Length of a body that is not sent, for `HEAD`.
     length_unsent: Option<usize>,
-    /// How much more the head says of the body's length than is true.
+    /// Difference of the stated length to that of the body.
     pub(super) length_error: i64,
 }
 
@@ -51,7 +51,7 @@ impl Reply {
         reply
     }
 
-    /// An error as S3 writes it.
+    /// Builds an error in the format of S3.
     pub(super) fn error(status: u16, code: &str, request_id: &str) -> Self {
         let (code, message) = (escape(code), escape(message(code)));
         let text = format!(
@@ -61,7 +61,7 @@ impl Reply {
         Self::text(status, "application/xml", text)
     }
 
-    /// Sets a header, in place of one of that name.
+    /// Sets a header, replacing one of that name.
     pub(super) fn set(&mut self, name: &str, value: impl Into<String>) {
         self.remove(name);
         self.headers.push((name.to_owned(), value.into()));
@@ -86,7 +86,7 @@ impl Reply {
         self.body.iter().map(|piece| piece.bytes().len()).sum()
     }
 
-    /// Takes this many bytes off the end of the body.
+    /// Removes this many bytes from the end of the body.
     pub(super) fn shorten(&mut self, mut count: usize) {
         for piece in self.body.iter_mut().rev() {
             let gone = count.min(piece.bytes().len());
@@ -98,19 +98,19 @@ impl Reply {
         }
     }
 
-    /// Keeps the length of the body and drops the rest, as an answer to `HEAD` must.
+    /// Keeps the length of the body and drops the rest, as a response to `HEAD` must.
     pub(super) fn leave_off_body(&mut self) {
         self.length_unsent = Some(self.body_len());
         self.body.clear();
     }
 
-    /// The status line and the headers.
+    /// Formats the status line and the headers.
     pub(super) fn head(&self) -> String {
         let mut head = format!("HTTP/1.1 {} {}\r\n", self.status, reason(self.status));
         for (name, value) in &self.headers {
             write!(head, "{name}: {value}\r\n").expect("a string takes all that is written");
         }
-        // RFC 9110, section 8.6: a 304 without a length has no body all the same.
+        // RFC 9110, section 8.6: a 304 without a length has no body either.
         if self.status != 304 {
             let length = self.length_unsent.unwrap_or_else(|| self.body_len());
             let length = (length as u64).saturating_add_signed(self.length_error);
@@ -121,7 +121,7 @@ impl Reply {
     }
 }
 
-/// Text that may stand in an XML element.
+/// Escapes text for an XML element.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -151,7 +151,7 @@ fn reason(status: u16) -> &'static str {
     }
 }
 
-/// The sentence that S3 sends with a code.
+/// Returns the message that S3 sends with a code.
 fn message(code: &str) -> &'static str {
     match code {
         "AccessDenied" => "Access Denied",

@@ -1,88 +1,91 @@
-//! What can go wrong, and for which requests.
+//! Faults, and the requests that they apply to.
 //!
-//! Owns the rules and their counting. What a fault does is in `answer` (which changes what is said) and in `delivery`
-//! (which changes how it is sent). Called by `state` once for each request.
+//! Owns the rules and their counting. Faults take effect in `answer` (which changes the response)
+//! and in `delivery` (which changes how it is sent). Called by `state` once for each request.
 
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
-/// One thing that goes wrong with an answer.
+/// Fault of a response.
 ///
-/// A count of bytes is of the body. Unless it says otherwise, a fault leaves the connection open and the answer well
-/// formed. A fault of delivery acts on whatever the answer is, an error too.
+/// Byte counts refer to the body. Unless documented otherwise, a fault leaves the connection open
+/// and the response well formed. A fault of delivery applies to any response, including errors.
 #[derive(Clone, Debug)]
 pub enum Fault {
-    /// An S3 error with this status and code, such as 503 `SlowDown`.
+    /// S3 error with this status and code, such as 503 `SlowDown`.
     Status(u16, String),
-    /// An S3 error with headers of its own, which replace those of the same name.
+    /// S3 error with additional headers, which replace those of the same name.
     StatusWithHeaders {
-        /// Status to answer.
+        /// Status of the response.
         status: u16,
         /// S3 error code, such as `PermanentRedirect`.
         code: String,
         /// Headers to add.
         headers: Vec<(String, String)>,
     },
-    /// Closes without an answer, in good order.
+    /// Closes in good order without a response.
     CutBeforeHeaders,
-    /// Resets the connection without an answer.
+    /// Resets the connection without a response.
     ResetBeforeHeaders,
     /// Closes in good order after this many bytes.
     CutBody(usize),
-    /// Resets the connection after this many bytes. What the client has not yet taken from the network may be lost with
-    /// it, so a slow reader can see fewer; up to 64 KiB fit the kernel's buffers and arrive.
+    /// Resets the connection after this many bytes. Bytes that the client has not yet read from the
+    /// network may be lost with it, so a slow reader can see fewer; up to 64 KiB fit the kernel's
+    /// buffers and arrive.
     ResetBody(usize),
-    /// Is silent for this long before it answers. Cut short by `clear_faults`.
+    /// Pauses for this long before the response. Cut short by `clear_faults`.
     Delay(Duration),
-    /// Takes the request and is silent until `clear_faults`, then answers.
+    /// Stalls before the response until `clear_faults`.
     StallHeaders,
-    /// Is silent after this many bytes until `clear_faults`, then sends the rest.
+    /// Stalls after this many bytes until `clear_faults`, then sends the rest.
     StallBody(usize),
-    /// Sends a few bytes at a time. `clear_faults` lets the rest through at once.
+    /// Sends a few bytes at a time. `clear_faults` sends the rest at once.
     Drip {
-        /// Bytes in one go; at least one.
+        /// Bytes of one write; at least one.
         bytes: usize,
-        /// Silence after each.
+        /// Pause after each write.
         pause: Duration,
     },
-    /// Leaves off the last bytes, says so in `Content-Length`, and claims the whole range in `Content-Range`.
+    /// Omits the last bytes, states so in `Content-Length`, and claims the whole range in
+    /// `Content-Range`.
     ShortBody(usize),
     /// Sends this many bytes more than the range has, and counts them in `Content-Length`.
     LongBody(usize),
-    /// Moves the range in `Content-Range` by this many bytes, and sends the right body.
+    /// Shifts the range in `Content-Range` by this many bytes, and sends the right body.
     WrongContentRange(i64),
-    /// Leaves `Content-Range` off a 206.
+    /// Omits `Content-Range` from a 206.
     NoContentRange,
-    /// Answers 200 with the whole object.
+    /// Responds with 200 and the whole object.
     IgnoreRange,
-    /// Gives this size of the object in `Content-Range`.
+    /// States this size of the object in `Content-Range`.
     WrongTotal(u64),
-    /// Replaces the object right before answering.
+    /// Replaces the object right before the response.
     ChangeBefore(Vec<u8>),
-    /// Removes the object right before answering.
+    /// Removes the object right before the response.
     RemoveBefore,
-    /// Serves in spite of an `If-Match` that names another object.
+    /// Serves the object despite an `If-Match` that names another one.
     IgnoreIfMatch,
-    /// Leaves `ETag` off.
+    /// Omits `ETag`.
     NoEtag,
     /// Sends the `ETag` as a weak one.
     WeakEtag,
     /// Sends a `Last-Modified` with the wrong day of the week.
     BadLastModified,
-    /// Answers every page of a list with the same next page.
+    /// Returns the same next page with every page of a listing.
     RepeatedPage,
-    /// Answers every page of a list with a next page that was not named before.
+    /// Returns a next page with a new token with every page of a listing.
     EndlessPages,
-    /// Flips the bits of the byte at this offset in the object. Applies only to reads that have that byte in them.
+    /// Flips the bits of the byte at this offset in the object. Applies only to reads that include
+    /// that byte.
     Corrupt(u64),
-    /// Sends these bytes in place of an answer, and closes: another protocol, or half a head.
+    /// Sends these bytes in place of a response, and closes: another protocol, or half a head.
     Garbage(Vec<u8>),
-    /// Says this much more in `Content-Length` than comes, or less; and closes.
+    /// States this much more in `Content-Length` than is sent, or less; and closes.
     WrongLength(i64),
 }
 
-/// In a few words, for tables.
+/// Short description, for tables.
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -131,7 +134,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// S3's plea for fewer requests: 503 `SlowDown`, with `Retry-After` in seconds.
+    /// Returns S3's request to slow down: 503 `SlowDown`, with `Retry-After` in seconds.
     pub fn slow_down(retry_after_secs: u32) -> Self {
         Self::StatusWithHeaders {
             status: 503,
@@ -140,7 +143,8 @@ impl Fault {
         }
     }
 
-    /// S3's answer for a bucket that lives elsewhere: 301 with the region and without a `Location`.
+    /// Returns S3's response for a bucket in another region: 301 with the region and without a
+    /// `Location`.
     pub fn wrong_region(region: &str) -> Self {
         Self::StatusWithHeaders {
             status: 301,
@@ -149,7 +153,7 @@ impl Fault {
         }
     }
 
-    /// 307 to another URL.
+    /// Returns a 307 to another URL.
     pub fn redirect(to: &str) -> Self {
         Self::StatusWithHeaders {
             status: 307,
@@ -158,7 +162,8 @@ impl Fault {
         }
     }
 
-    /// S3's answer to a wrong clock: 403 `RequestTimeTooSkewed`, with a `Date` far in the past.
+    /// Returns S3's response to a wrong clock: 403 `RequestTimeTooSkewed`, with a `Date` far in the
+    /// past.
     pub fn clock_skew() -> Self {
         Self::StatusWithHeaders {
             status: 403,
@@ -170,13 +175,13 @@ impl Fault {
         }
     }
 
-    /// An S3 error with this status and code.
+    /// Returns an S3 error with this status and code.
     pub fn status(status: u16, code: &str) -> Self {
         Self::Status(status, code.to_owned())
     }
 }
 
-/// What a request asks for.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// `GET` of an object.
@@ -187,11 +192,11 @@ pub enum Operation {
     List,
     /// `GET` of the credentials endpoint.
     Credentials,
-    /// Anything else, which is answered with 501.
+    /// Anything else; the response is 501.
     Other,
 }
 
-/// A fault, and the requests it is for: any, unless narrowed.
+/// Fault, and the requests that it applies to: any, unless narrowed.
 ///
 /// A rule without [`Rule::on`] never applies to the credentials endpoint.
 #[derive(Clone, Debug)]
@@ -207,7 +212,7 @@ pub struct Rule {
     from_byte: u64,
 }
 
-/// In a few words, for tables.
+/// Short description, for tables.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.fault.fmt(f)?;
@@ -223,12 +228,12 @@ impl fmt::Display for Rule {
 }
 
 impl Rule {
-    /// For one request.
+    /// Applies to one request.
     pub fn once(fault: Fault) -> Self {
         Self::times(1, fault)
     }
 
-    /// For this many requests.
+    /// Applies to this many requests.
     pub fn times(times: usize, fault: Fault) -> Self {
         let left = Some(times);
         Self {
@@ -243,7 +248,7 @@ impl Rule {
         }
     }
 
-    /// For all requests until `clear_faults`.
+    /// Applies to all requests until `clear_faults`.
     pub fn always(fault: Fault) -> Self {
         Self {
             left: None,
@@ -251,19 +256,19 @@ impl Rule {
         }
     }
 
-    /// Only paths that have this in them. A path is `bucket/key`, decoded.
+    /// Narrows to paths that contain this text. A path is `bucket/key`, decoded.
     pub fn path(mut self, contains: &str) -> Self {
         self.path = Some(contains.to_owned());
         self
     }
 
-    /// Only this operation.
+    /// Narrows to this operation.
     pub fn on(mut self, operation: Operation) -> Self {
         self.operation = Some(operation);
         self
     }
 
-    /// Only reads of objects that begin at this byte or later, so that reads of headers pass.
+    /// Narrows to reads of objects that begin at this byte or later, so that reads of headers pass.
     pub fn from_byte(mut self, offset: u64) -> Self {
         self.from_byte = offset;
         self
@@ -275,7 +280,8 @@ impl Rule {
         self
     }
 
-    /// Only the first of so many matching requests, then the first of the next so many; at least 1.
+    /// Narrows to the first of so many matching requests, then the first of the next so many; at
+    /// least 1.
     pub fn every(mut self, requests: usize) -> Self {
         self.every = requests.max(1);
         self
@@ -308,17 +314,17 @@ impl Rule {
     }
 }
 
-/// A request, as far as rules look at it.
+/// Properties of a request that rules match on.
 pub(super) struct Asked<'a> {
     pub(super) operation: Operation,
     pub(super) path: &'a str,
-    /// First byte asked for; 0 without a range.
+    /// First requested byte; 0 without a range.
     pub(super) begin: u64,
-    /// Bytes of the object that a sound answer would hold.
+    /// Bytes of the object that a correct response would hold.
     pub(super) span: Option<Range<u64>>,
 }
 
-/// The rules in force, in order.
+/// Active rules, in order.
 #[derive(Default)]
 pub(super) struct Rules(Vec<Rule>);
 
@@ -331,7 +337,7 @@ impl Rules {
         self.0.clear();
     }
 
-    /// The fault for this request, counted as used.
+    /// Returns the fault for this request, and counts it as used.
     pub(super) fn take(&mut self, asked: &Asked<'_>) -> Option<Fault> {
         for rule in &mut self.0 {
             if rule.left == Some(0) || !rule.matches(asked) {

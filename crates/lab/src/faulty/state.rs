@@ -1,7 +1,7 @@
-//! What all connections share: objects, rules, the log, and who waits for what.
+//! State shared by all connections: objects, rules, the log, and waiting threads.
 //!
-//! One lock and one condition. Owns the order of requests and the counts; the answers are made in `answer`. Called by
-//! the public face and by each connection.
+//! One lock and one condition. Owns the order of requests and the counts; `answer` builds the
+//! responses. Called by the public interface and by each connection.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
@@ -21,34 +21,36 @@ use super::rule::{Asked, Fault, Operation, Rules};
 use super::store::Store;
 use super::wire::Head;
 
-/// How often an answer that is held back looks whether its client is still there.
+/// Interval at which a stalled response checks whether its client is still connected.
 const CLIENT_CHECK: Duration = Duration::from_millis(20);
 
 /// Headers that [`Request`] keeps and does not print.
 const SECRET_HEADERS: [&str; 2] = ["authorization", "x-amz-security-token"];
 
-/// A request as the server saw it. Printing one leaves out the values of headers that hold credentials.
+/// Request as the server received it. Its `Debug` omits the values of headers that hold
+/// credentials.
 #[derive(Clone)]
 pub struct Request {
-    /// Counts from 1 over all connections. `x-amz-request-id` is this number as `REQ0001`.
+    /// Number, from 1 over all connections. `x-amz-request-id` is this number as `REQ0001`.
     pub order: usize,
-    /// The connection it came on, from 1.
+    /// Number of its connection, from 1.
     pub connection: usize,
-    /// What it asks for.
+    /// Operation.
     pub operation: Operation,
-    /// As sent.
+    /// Method as sent.
     pub method: String,
-    /// `bucket/key`, decoded, without the slash in front.
+    /// Path `bucket/key`, decoded, without the leading slash.
     pub path: String,
-    /// Decoded, in the order sent.
+    /// Query, decoded, in the order sent.
     pub query: Vec<(String, String)>,
-    /// Bytes of the object that a sound answer would hold, if a `Range` was sent and the object has any of it.
+    /// Bytes of the object that a correct response would hold, if a `Range` was sent and the object
+    /// has any of it.
     pub range: Option<Range<u64>>,
-    /// By name in lower case.
+    /// Headers by name in lower case.
     pub headers: BTreeMap<String, String>,
-    /// `None` while nothing is answered, and for good if nothing ever was.
+    /// Status of the response; `None` until it is sent, and for good if it never is.
     pub status: Option<u16>,
-    /// Whether a rule applied.
+    /// True if a rule applied.
     pub faulted: bool,
 }
 
@@ -76,26 +78,26 @@ impl fmt::Debug for Request {
     }
 }
 
-/// How much is going on, and how much has been.
+/// Counters of the server's activity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Requests taken up, ever.
+    /// Requests accepted since the start.
     pub requests: usize,
-    /// Requests taken up that a rule applied to, ever.
+    /// Accepted requests to which a rule applied, since the start.
     pub faulted: usize,
-    /// Requests taken up whose answers are not yet written out.
+    /// Accepted requests whose responses are not completely written.
     pub in_flight: usize,
-    /// The most that were in flight at one time.
+    /// Maximum number of requests in flight at one time.
     pub in_flight_max: usize,
-    /// Connections taken up, ever.
+    /// Connections accepted since the start.
     pub connections: usize,
     /// Connections that are open now.
     pub open_connections: usize,
-    /// Bytes of bodies given to the kernel, ever. Waiting is not woken by these.
+    /// Bytes of bodies passed to the kernel since the start. They do not wake waiting threads.
     pub body_bytes: u64,
 }
 
-/// Everything behind the lock.
+/// State behind the lock.
 pub(super) struct Inner {
     pub(super) store: Store,
     pub(super) rules: Rules,
@@ -106,11 +108,11 @@ pub(super) struct Inner {
     pub(super) stopping: bool,
     pub(super) streams: HashMap<usize, Arc<TcpStream>>,
     pub(super) threads: Vec<JoinHandle<()>>,
-    /// Grows with each `clear_faults`, which frees the answers held back before it.
+    /// Incremented by each `clear_faults`, which releases the responses stalled before it.
     clearings: u64,
 }
 
-/// A request that is being answered.
+/// Request with its response in progress.
 pub(super) struct Job {
     pub(super) head: Head,
     pub(super) reply: Reply,
@@ -147,12 +149,13 @@ impl Shared {
         }
     }
 
-    /// A test that failed with the lock held has said why; the server must stop all the same.
+    /// Locks the state, also after a panic: a test that failed with the lock held has reported it;
+    /// the server must stop all the same.
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes something that others wait for.
+    /// Makes a change that other threads wait for.
     pub(super) fn change<T>(&self, with: impl FnOnce(&mut Inner) -> T) -> T {
         let result = with(&mut self.lock());
         self.changed.notify_all();
@@ -166,12 +169,12 @@ impl Shared {
         });
     }
 
-    /// Ends all reads and writes under way, and lets nobody in any more.
+    /// Ends all reads and writes in progress, and refuses further connections.
     pub(super) fn stop(&self) {
         self.change(|inner| {
             inner.stopping = true;
             for stream in inner.streams.values() {
-                // One that its client has closed already needs no more.
+                // A socket that its client has closed already needs no more.
                 drop(stream.shutdown(Shutdown::Both));
             }
         });
@@ -203,7 +206,7 @@ impl Shared {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Takes up a request: writes it down, picks its fault and makes its answer, all in one step.
+    /// Accepts a request: records it, selects its fault and builds its response, all in one step.
     pub(super) fn take_up(&self, connection: usize, head: Head) -> Job {
         self.change(|inner| {
             inner.counts.requests += 1;
@@ -213,7 +216,7 @@ impl Shared {
         })
     }
 
-    /// Notes that the status is about to be sent: before it is, so that a client who has read it finds it here.
+    /// Records the status before it is sent, so that a client that has read it finds it here.
     pub(super) fn note_status(&self, job: &Job) {
         let mut inner = self.lock();
         let request = inner
@@ -226,8 +229,8 @@ impl Shared {
         }
     }
 
-    /// Holds an answer back for so long, or for good; less if faults are cleared. An error if there is nobody to send
-    /// it to any more.
+    /// Stalls a response for a time, or for good; less if faults are cleared. Returns an error if
+    /// the client is gone.
     pub(super) fn hold(
         &self,
         job: &Job,

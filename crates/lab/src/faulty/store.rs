@@ -1,25 +1,26 @@
-//! The objects that the server has.
+//! Objects of the server.
 //!
-//! Owns bytes, tags and times; knows nothing of HTTP beyond the form of a tag. Called by `state`'s owner under its lock.
+//! Owns bytes, tags and times; knows nothing of HTTP except the form of a tag. Called by `state`'s
+//! owner under its lock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// 2026-01-01 00:00:00 UTC: in the past of every client, so that none of them sees an object from the future.
+/// 2026-01-01 00:00:00 UTC: in the past of every client, so that no object is from the future.
 const FIRST_WRITE_SECS: u64 = 1_767_225_600;
 
-/// What S3 lists at most in one answer.
+/// Maximum number of entries of one listing page of S3.
 const S3_PAGE_ENTRIES: usize = 1000;
 
-/// One object as it was put.
+/// Object as it was put.
 #[derive(Clone)]
 pub(super) struct Object {
     pub(super) bytes: Arc<Vec<u8>>,
-    /// With its quotes.
+    /// Tag with its quotes.
     pub(super) etag: String,
-    /// Seconds since 1970.
+    /// Modification time, seconds since 1970.
     pub(super) modified: u64,
-    /// Only if versions are kept.
+    /// Version, if versions are kept.
     pub(super) version: Option<String>,
 }
 
@@ -34,9 +35,9 @@ pub(super) struct Store {
     pub(super) objects: BTreeMap<String, Object>,
     pub(super) page_entries: usize,
     pub(super) versioned: bool,
-    /// Whether answers say nothing of the state that an object is in.
+    /// True if responses do not identify the state of an object.
     pub(super) without_validators: bool,
-    /// By path: headers that say what an object's checksums are.
+    /// Headers that state an object's checksums, by path.
     pub(super) checksums: BTreeMap<String, Vec<(String, String)>>,
     buckets: BTreeSet<String>,
     versions: BTreeMap<(String, String), Object>,
@@ -81,7 +82,7 @@ impl Store {
         self.objects.remove(path.trim_start_matches('/')).is_some()
     }
 
-    /// The object as it is, or as it was in this version.
+    /// Returns the current object, or this version of it.
     pub(super) fn find(&self, path: &str, version: Option<&str>) -> Option<&Object> {
         match version {
             Some(version) => self.versions.get(&(path.to_owned(), version.to_owned())),
@@ -94,7 +95,7 @@ impl Store {
     }
 }
 
-/// `a/b/c` is key `b/c` in bucket `a`.
+/// Splits `a/b/c` into bucket `a` and key `b/c`.
 pub(super) fn bucket_and_key(path: &str) -> (&str, &str) {
     path.split_once('/').unwrap_or((path, ""))
 }

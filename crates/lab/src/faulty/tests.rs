@@ -1,4 +1,5 @@
-//! The server as the S3 client of `object_store` sees it. What is on the wire is tested in `tests/faulty.rs`.
+//! Tests with the S3 client of `object_store`. The bytes on the wire are tested in
+//! `tests/faulty.rs`.
 
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ fn run<T>(future: impl Future<Output = T>) -> T {
 }
 
 #[test]
-fn objects_are_read_and_listed() {
+fn client_reads_and_lists_objects() {
     let server = server();
     server.list_page_entries(1);
     server.require_access_key(Some("KEY1"));
@@ -108,7 +109,7 @@ fn objects_are_read_and_listed() {
 }
 
 #[test]
-fn errors_are_the_ones_it_knows() {
+fn client_maps_server_errors() {
     let server = server();
     let (store, one) = (signed(&server), Path::from("a/one.safetensors"));
     run(async {
@@ -149,7 +150,7 @@ fn errors_are_the_ones_it_knows() {
 }
 
 #[test]
-fn broken_bodies_are_taken_up_again() {
+fn client_resumes_broken_body() {
     for fault in [Fault::CutBody(300_000), Fault::ResetBody(30_000)] {
         let server = server();
         server.fault(Rule::once(fault).on(Operation::Get));
@@ -170,7 +171,7 @@ fn broken_bodies_are_taken_up_again() {
 }
 
 #[test]
-fn credentials_are_fetched_and_refreshed() {
+fn client_refreshes_expired_credentials() {
     let server = server();
     server.require_access_key(Some("KEY1"));
     server.issue_credentials([

@@ -1,31 +1,32 @@
-//! Requests as they come off a socket.
+//! Requests as they are read from a socket.
 //!
 //! Owns reading and parsing one head; knows nothing of objects. Called by `listener`.
 //!
-//! The last byte of a head stays in the kernel until [`take_last_byte`]: closing a socket that holds unread bytes
-//! makes Linux send a reset in place of an orderly end (RFC 2525, section 2.17), and the standard library has no
-//! other way to ask for one.
+//! The last byte of a head stays in the kernel until [`take_last_byte`]: closing a socket with
+//! unread bytes makes Linux send a reset in place of an orderly end (RFC 2525, section 2.17), and
+//! the standard library has no other way to send one.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::ops::Range;
 
-/// More than any client of ours sends; the limit that S3 sets is 8 KiB.
+/// Maximum length of a head, more than tload's clients send; the limit of S3 is 8 KiB.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// What a client that wants TLS begins with (RFC 8446, section 5.1), and what servers that speak none answer.
+/// First byte of a TLS connection (RFC 8446, section 5.1), and the response of servers without TLS
+/// to it.
 const TLS_HANDSHAKE: u8 = 22;
 const NO_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
 
-/// The head of a request, taken apart.
+/// Head of a request, parsed.
 pub(super) struct Head {
     pub(super) method: String,
-    /// Decoded, without the slash in front.
+    /// Path, decoded, without the leading slash.
     pub(super) path: String,
-    /// Decoded, in the order sent.
+    /// Query, decoded, in the order sent.
     pub(super) query: Vec<(String, String)>,
-    /// Names in lower case; of a header sent twice, the last.
+    /// Headers with names in lower case; if a header is sent twice, the last.
     pub(super) headers: BTreeMap<String, String>,
     pub(super) keep_alive: bool,
 }
@@ -83,12 +84,13 @@ impl Head {
     }
 }
 
-/// The bytes that a `Range` header asks for, before the size of the object is known.
+/// Bytes requested by a `Range` header, before the size of the object is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// No header, or one that HTTP says to ignore: another unit, several ranges, an end before the start.
+    /// No header, or one that HTTP says to ignore: another unit, several ranges, an end before the
+    /// start.
     All,
-    /// From the first byte to the second, without it.
+    /// From the first byte to the second, exclusive.
     Between(u64, u64),
     From(u64),
     Last(u64),
@@ -112,7 +114,8 @@ impl Wanted {
         (last >= first).then(|| Self::Between(first, last.saturating_add(1)))
     }
 
-    /// The bytes of an object of this size, or `None` if it has none of them, which is status 416.
+    /// Returns the bytes of an object of this size, or `None` if it has none of them, which is
+    /// status 416.
     pub(super) fn within(self, size: u64) -> Option<Range<u64>> {
         let span = match self {
             Self::All => return Some(0..size),
@@ -123,7 +126,7 @@ impl Wanted {
         (!span.is_empty()).then_some(span)
     }
 
-    /// The first byte asked for, as far as it is known without the object.
+    /// Returns the first requested byte, as far as it is known without the object.
     pub(super) fn begin(self) -> u64 {
         match self {
             Self::Between(begin, _) | Self::From(begin) => begin,
@@ -172,7 +175,7 @@ pub(super) fn take_last_byte(mut stream: &TcpStream) -> io::Result<()> {
     stream.read_exact(&mut [0])
 }
 
-/// Reads and drops what follows the head of a request that has a body.
+/// Reads and drops the body of a request that has one.
 pub(super) fn skip_body(stream: &TcpStream, head: &Head) -> io::Result<()> {
     if head.header("transfer-encoding").is_some() {
         return Err(io::Error::from(io::ErrorKind::Unsupported));
@@ -182,7 +185,7 @@ pub(super) fn skip_body(stream: &TcpStream, head: &Head) -> io::Result<()> {
     io::copy(&mut stream.take(length), &mut io::sink()).map(drop)
 }
 
-/// Undoes percent encoding; what is not encoded right stays as it is.
+/// Decodes percent encoding; invalid sequences are kept.
 fn decode(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -205,7 +208,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_cut_to_the_object() {
+    fn range_is_clamped_to_object() {
         for (header, size, span) in [
             ("bytes=0-9", 100, Some(0..10)),
             ("bytes=90-200", 100, Some(90..100)),
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_and_a_query_are_decoded() {
+    fn path_and_query_are_decoded() {
         let head = Head::parse(
             b"GET /b/a%20b%2Fc%zz?x=1%2B1&y=a+b&z HTTP/1.1\r\nHost: h\r\nX: a:b\r\n\r\n",
         )

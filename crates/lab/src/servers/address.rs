@@ -2,7 +2,8 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Ports that are free now. Somebody may take one before the server does, which then starts again on others.
+/// Returns ports that are free now. Another process may take one before the server does, which then
+/// starts again on others.
 pub(super) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], String> {
     let mut ports = [0; COUNT];
     // Held until all are known, or the same port would be found twice.
@@ -19,7 +20,7 @@ pub(super) fn free_ports<const COUNT: usize>() -> Result<[u16; COUNT], String> {
     Ok(ports)
 }
 
-/// As clients write it: host and port.
+/// Formats host and port.
 pub(super) fn local(port: u16) -> String {
     format!("127.0.0.1:{port}")
 }

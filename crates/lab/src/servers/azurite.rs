@@ -14,25 +14,25 @@ use super::objects;
 use super::process::{Process, Ready, command};
 use super::tool::tool;
 
-/// The account that every emulator of Azure has, and its key:
+/// Account that every emulator of Azure has, and its key:
 /// <https://learn.microsoft.com/azure/storage/common/storage-use-azurite#well-known-storage-account-and-key>.
 const ACCOUNT: &str = "devstoreaccount1";
 const KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Of the interface, as `object_store` asks for it.
+/// Version of the interface that `object_store` requests.
 const VERSION: &str = "2023-11-03";
 
-/// A running server. Keeps objects as files.
+/// Running server. Stores objects as files.
 #[derive(Debug)]
 pub struct Azurite {
-    /// Held for its end.
+    /// Ends the process on drop.
     _process: Process,
     address: String,
 }
 
 impl Azurite {
-    /// Starts one.
+    /// Starts a server.
     pub fn start() -> Result<Self, String> {
         let program = tool("azurite")?;
         let (process, [port]) = Process::start(Ready::Answers("/"), |folder, [port]| {
@@ -40,7 +40,7 @@ impl Azurite {
             command
                 .args(["--blobHost", "127.0.0.1", "--blobPort", &port.to_string()])
                 .args(["--silent", "--skipApiVersionCheck"])
-                // Or it calls home.
+                // Otherwise it sends telemetry.
                 .arg("--disableTelemetry")
                 .arg("--location")
                 .arg(folder);
@@ -52,27 +52,27 @@ impl Azurite {
         })
     }
 
-    /// `http://127.0.0.1:PORT/ACCOUNT`
+    /// Returns `http://127.0.0.1:PORT/ACCOUNT`.
     pub fn endpoint(&self) -> String {
         format!("http://{}/{ACCOUNT}", self.address)
     }
 
-    /// Host and port, for a proxy in front.
+    /// Returns host and port, for a proxy in front.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The name of the one account.
+    /// Returns the name of the only account.
     pub fn account(&self) -> &'static str {
         ACCOUNT
     }
 
-    /// The key of the one account, in base64.
+    /// Returns the key of the only account, in Base64.
     pub fn key(&self) -> &'static str {
         KEY
     }
 
-    /// A client for a container, which is made if missing.
+    /// Returns a client for a container, which is created if missing.
     pub fn store(&self, container: &str) -> Result<MicrosoftAzure, String> {
         self.make(container)?;
         let options = ClientOptions::new()
@@ -88,7 +88,7 @@ impl Azurite {
             .map_err(|error| format!("no client for {container}: {error}"))
     }
 
-    /// Puts an object, or replaces it; the container is made if missing.
+    /// Puts an object, or replaces it; the container is created if missing.
     pub fn put(&self, container: &str, key: &str, bytes: &[u8]) -> Result<(), String> {
         objects::put(self.store(container)?, key, bytes)
     }
@@ -103,9 +103,10 @@ impl Azurite {
         objects::delete(self.store(container)?, key)
     }
 
-    /// `object_store` has no call for this.
+    /// Creates a container, which `object_store` has no call for.
     fn make(&self, container: &str) -> Result<(), String> {
-        // Of the twelve headers that a signature covers this request has none: one empty line each. Azurite wants no date.
+        // A signature covers twelve headers, of which this request has none: one empty line each.
+        // Azurite requires no date.
         let signed = format!(
             "PUT{}\nx-ms-version:{VERSION}\n/{ACCOUNT}/{ACCOUNT}/{container}\nrestype:container",
             "\n".repeat(11)
@@ -119,7 +120,7 @@ impl Azurite {
             .header("authorization", &format!("SharedKey {ACCOUNT}:{signature}"))
             .send(&self.address)?;
         match reply.status {
-            // Made, or there already.
+            // Created, or it existed.
             201 | 409 => Ok(()),
             status => Err(format!("no container {container}: status {status}")),
         }

@@ -1,6 +1,7 @@
-//! Certificates for this machine, from an authority that nobody else trusts.
+//! Certificates for this machine, from an authority that no other machine trusts.
 //!
-//! Made by the `openssl` command. Two of them, for clients with rustls refuse a server that is its own authority.
+//! Created by the `openssl` command. There are two, since clients with rustls refuse a server that
+//! is its own authority.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,15 +27,15 @@ authorityKeyIdentifier = keyid
 /// Paths of files in the PEM format, valid for 127.0.0.1 and localhost.
 #[derive(Debug, Clone)]
 pub(super) struct Certificate {
-    /// What a client has to trust.
+    /// Certificate that a client has to trust.
     pub(super) authority: PathBuf,
-    /// What the server shows, and its key.
+    /// Certificate of the server, and its key.
     pub(super) server: PathBuf,
     pub(super) key: PathBuf,
 }
 
 impl Certificate {
-    /// The one that is or will be in `folder`.
+    /// Returns the paths of a certificate in `folder`, whether it exists or not.
     pub(super) fn of(folder: &Path) -> Self {
         Self {
             authority: folder.join("authority.pem"),
@@ -43,7 +44,7 @@ impl Certificate {
         }
     }
 
-    /// Makes one, with all its files in `folder`.
+    /// Creates a certificate, with all its files in `folder`.
     pub(super) fn make(folder: &Path) -> Result<Self, String> {
         let settings = folder.join("openssl.cnf");
         fs::write(&settings, SETTINGS)

@@ -11,16 +11,17 @@ use super::objects::open;
 use super::process::{Process, Ready, command};
 use super::tool::tool;
 
-/// A running server. Does not heed `If-Match`, but a wrong generation is not found. Keeps objects in memory.
+/// Running server. Ignores `If-Match`, but a wrong generation is not found. Stores objects in
+/// memory.
 #[derive(Debug)]
 pub struct FakeGcs {
-    /// Held for its end.
+    /// Ends the process on drop.
     _process: Process,
     address: String,
 }
 
 impl FakeGcs {
-    /// Starts one. Works behind a proxy on 127.0.0.1: requests may name any port of it.
+    /// Starts a server. It works behind a proxy on 127.0.0.1: requests may name any port of it.
     pub fn start() -> Result<Self, String> {
         let program = tool("fake-gcs-server")?;
         let ready = Ready::Answers("/_internal/healthcheck");
@@ -36,7 +37,8 @@ impl FakeGcs {
                     "memory",
                 ])
                 .args(["-port", &port.to_string(), "-log-level", "warn"])
-                // Without a port it stands for all of them; requests for other hosts would be taken for something else.
+                // Without a port it covers all of them; requests for other hosts would be
+                // misinterpreted.
                 .args(["-public-host", "127.0.0.1"])
                 .args(["-external-url", &format!("http://{}", local(port))]);
             Ok(command)
@@ -47,17 +49,17 @@ impl FakeGcs {
         })
     }
 
-    /// `http://127.0.0.1:PORT`
+    /// Returns `http://127.0.0.1:PORT`.
     pub fn base_url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Host and port, for a proxy in front.
+    /// Returns host and port, for a proxy in front.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Puts an object, or replaces it; the bucket is made if missing.
+    /// Puts an object, or replaces it; the bucket is created if missing.
     pub fn put(&self, bucket: &str, key: &str, bytes: &[u8]) -> Result<(), String> {
         let length = u64::try_from(bytes.len()).expect("memory is smaller than 2^64 bytes");
         self.upload(bucket, key, length, bytes)

@@ -1,13 +1,13 @@
-//! The little HTTP that it takes to set servers up: one request per connection, answered in full.
+//! Minimal HTTP for setting servers up: one request per connection, with a complete response.
 //!
-//! HTTP/1.0, so that no server answers in pieces of its own framing. Plain text and this machine only; whoever tests a
-//! transfer uses a real client.
+//! HTTP/1.0, so that no server uses chunked responses. Plain text and this machine only; tests of
+//! transfers use a real client.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Longest silence of a server. Generous: machines that run tests are busy.
+/// Maximum pause of a server. Generous: machines that run tests are busy.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
 /// A request without a body, until [`Request::body`] gives it one.
@@ -19,7 +19,7 @@ pub(super) struct Request<'a> {
     body: Box<dyn Read + 'a>,
 }
 
-/// What the server says.
+/// Response of the server.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) status: u16,
@@ -27,7 +27,8 @@ pub(super) struct Reply {
 }
 
 impl<'a> Request<'a> {
-    /// `target` is what follows the host in an address; its special characters are already encoded.
+    /// Creates a request. `target` follows the host in an address; its special characters are
+    /// already encoded.
     pub(super) fn new(method: &'a str, target: &'a str) -> Self {
         Self {
             method,
@@ -43,21 +44,21 @@ impl<'a> Request<'a> {
         self
     }
 
-    /// The next `length` bytes of `body`.
+    /// Sets the next `length` bytes of `body` as the body.
     pub(super) fn body(mut self, length: u64, body: impl Read + 'a) -> Self {
         self.length = length;
         self.body = Box::new(body.take(length));
         self
     }
 
-    /// The reply, whatever its status; `address` is host and port.
+    /// Returns the response, whatever its status; `address` is host and port.
     pub(super) fn send(self, address: &str) -> Result<Reply, String> {
         let name = format!("{} http://{address}{}", self.method, self.target);
         self.exchange(address)
             .map_err(|error| format!("{name}: {error}"))
     }
 
-    /// The body of a reply that says success; any other is an error.
+    /// Returns the body of a successful response; any other is an error.
     pub(super) fn succeed(self, address: &str) -> Result<Vec<u8>, String> {
         let name = format!("{} http://{address}{}", self.method, self.target);
         let reply = self.send(address)?;
@@ -96,7 +97,8 @@ fn parse(reply: &[u8]) -> Option<Reply> {
     Some(Reply { status, body })
 }
 
-/// `text` as one value of a query or one step of a path: all but letters, digits and `-._~` encoded.
+/// Encodes `text` as one value of a query or one component of a path: everything except letters,
+/// digits and `-._~`.
 pub(super) fn encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_is_status_and_body() {
+    fn reply_splits_into_status_and_body() {
         let reply = parse(b"HTTP/1.1 206 Partial Content\r\na: b\r\n\r\nbody\r\n\r\n");
         let reply = reply.expect("a reply");
         assert_eq!((reply.status, &reply.body[..]), (206, &b"body\r\n\r\n"[..]));

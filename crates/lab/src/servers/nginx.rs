@@ -1,6 +1,7 @@
 //! nginx: a folder over HTTP, with some addresses that misbehave.
 //!
-//! Its own configuration in its own folder: the machine's, if it has one, is neither read nor touched.
+//! Uses its own configuration in its own folder: the machine's, if it has one, is neither read nor
+//! changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,9 +14,10 @@ use super::tool::tool;
 const USER: &str = "test";
 const PASSWORD: &str = "testtest";
 
-/// A running nginx. Each file of its folder has these addresses, below [`Nginx::url`] and below [`Nginx::tls_url`]:
+/// Running nginx. Each file of its folder has these addresses, below [`Nginx::url`] and
+/// [`Nginx::tls_url`]:
 ///
-/// | path | answer |
+/// | path | response |
 /// |---|---|
 /// | `/FILE` | the file, with ranges and conditions |
 /// | `/forbidden/FILE` | 403 |
@@ -27,7 +29,7 @@ const PASSWORD: &str = "testtest";
 /// | `/slow/FILE` | the file at 1 MiB/s per connection |
 /// | `/bare/FILE` | the file, with neither `ETag` nor `Last-Modified` |
 ///
-/// Its entity tags are made of a file's length and the second of its last change.
+/// Its entity tags consist of a file's length and the second of its last change.
 #[derive(Debug)]
 pub struct Nginx {
     process: Process,
@@ -37,7 +39,7 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// Starts one that speaks HTTP and, on another port, HTTPS.
+    /// Starts a server that speaks HTTP and, on another port, HTTPS.
     pub fn start() -> Result<Self, String> {
         let program = tool("nginx")?;
         let (process, [port, tls_port]) = Process::start(Ready::Answers("/"), |folder, ports| {
@@ -61,32 +63,33 @@ impl Nginx {
         })
     }
 
-    /// `http://127.0.0.1:PORT`
+    /// Returns `http://127.0.0.1:PORT`.
     pub fn url(&self) -> String {
         format!("http://{}", self.address())
     }
 
-    /// Host and port without TLS, for a proxy in front.
+    /// Returns host and port without TLS, for a proxy in front.
     pub fn address(&self) -> String {
         local(self.port)
     }
 
-    /// `https://127.0.0.1:PORT`, for clients that trust [`Nginx::ca_file`].
+    /// Returns `https://127.0.0.1:PORT`, for clients that trust [`Nginx::ca_file`].
     pub fn tls_url(&self) -> String {
         format!("https://{}", local(self.tls_port))
     }
 
-    /// The certificate of the authority to trust, as a PEM file.
+    /// Returns the path of the authority's certificate, as a PEM file.
     pub fn ca_file(&self) -> &Path {
         &self.ca_file
     }
 
-    /// What is served: put files there, or link to them.
+    /// Returns the folder served: put files there, or links to them.
     pub fn folder(&self) -> PathBuf {
         self.process.folder().join("files")
     }
 
-    /// Puts a file with these contents, or replaces it; `name` may have folders, which are made if missing.
+    /// Puts a file with these contents, or replaces it; `name` may have folders, which are created
+    /// if missing.
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), String> {
         let path = self.folder().join(name);
         let folder = path.parent().expect("it is below a folder");
@@ -95,19 +98,20 @@ impl Nginx {
             .map_err(|error| format!("cannot write {}: {error}", path.display()))
     }
 
-    /// Who may read `/basic/`.
+    /// Returns the user that may read `/basic/`.
     pub fn user(&self) -> &'static str {
         USER
     }
 
-    /// The password of [`Nginx::user`].
+    /// Returns the password of [`Nginx::user`].
     pub fn password(&self) -> &'static str {
         PASSWORD
     }
 }
 
-/// One process, for a killed master would leave its workers behind, and because workers may not read the folder when root
-/// starts them. All paths are stated, or nginx uses those of the machine's service.
+/// Returns the configuration. One process, since a killed master would leave its workers behind,
+/// and since workers may not read the folder if root starts them. All paths are set, or nginx would
+/// use those of the machine's service.
 fn configuration(folder: &Path, [port, tls_port]: [u16; 2], certificate: &Certificate) -> String {
     let folder = folder.display();
     let key = certificate.key.display();

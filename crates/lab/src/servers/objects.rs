@@ -1,6 +1,6 @@
-//! Objects put and deleted through `object_store`, for callers that do not know async.
+//! Puts and deletes objects through `object_store`, for callers without async.
 //!
-//! Used for servers whose requests are signed. Those without signatures are asked over `http`.
+//! Used for servers whose requests are signed. `http` handles those without signatures.
 
 use std::future::Future;
 use std::io::Read;
@@ -11,11 +11,11 @@ use std::sync::mpsc::channel;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, WriteMultipart};
 use tokio::runtime::{Builder, Runtime};
 
-/// A file of up to this many bytes is one request, as SDKs do it by default within a factor of two; a larger one is uploaded
-/// in pieces of this size. The memory that an upload takes.
+/// Length of an upload's pieces, and the memory that it takes. A file of up to this many bytes is
+/// one request, within a factor of two of the default of SDKs; a larger one is uploaded in pieces.
 const PIECE_BYTES: usize = 16 << 20;
 
-/// Never dropped, so that no caller's context matters to its end.
+/// Never dropped, so that its end does not depend on a caller's context.
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     Builder::new_multi_thread()
         .worker_threads(1)
@@ -34,7 +34,7 @@ pub(super) fn put(store: impl ObjectStore, key: &str, bytes: &[u8]) -> Result<()
         .map_err(|error| format!("cannot put {key}: {}", chain(&error)))
 }
 
-/// Puts a file's contents. It need not fit into memory.
+/// Puts a file's contents. They need not fit into memory.
 pub(super) fn put_file(store: impl ObjectStore, key: &str, file: &Path) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot put {}: {error}", file.display());
     let mut source = open(file).map_err(failed)?;
@@ -54,7 +54,7 @@ pub(super) fn put_file(store: impl ObjectStore, key: &str, file: &Path) -> Resul
         let mut piece = first;
         while !piece.is_empty() {
             upload.write(&piece);
-            // Four pieces on their way at most.
+            // At most four pieces in flight.
             upload.wait_for_capacity(3).await.map_err(|e| chain(&e))?;
             piece.clear();
             (&mut source)
@@ -92,13 +92,13 @@ fn path(key: &str) -> Result<object_store::path::Path, String> {
 fn wait<T: Send + 'static>(future: impl Future<Output = T> + Send + 'static) -> T {
     let (sender, output) = channel();
     RUNTIME.spawn(async move {
-        // Whoever asked waits for it.
+        // The caller waits for it.
         let _ = sender.send(future.await);
     });
     output.recv().expect("the task does not panic")
 }
 
-/// An error with all its causes, for a person.
+/// Formats an error with all its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let texts: Vec<String> = causes.map(ToString::to_string).collect();

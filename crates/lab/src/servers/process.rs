@@ -1,6 +1,8 @@
-//! A server's process: started on free ports in a temporary folder, watched until it answers, killed when dropped.
+//! Process of a server: started on free ports in a temporary folder, polled until it responds,
+//! killed when dropped.
 //!
-//! Knows of no particular server. The folder holds the server's files and its log, and goes with the process.
+//! Independent of the particular server. The folder holds the server's files and its log, and is
+//! removed with the process.
 
 use std::ffi::OsStr;
 use std::fs::OpenOptions;
@@ -18,28 +20,29 @@ use super::address::{free_ports, local};
 use super::http::Request;
 use super::tool::in_path;
 
-/// Longest time until a server answers. The slowest (moto, a Python program) takes 2 s on an idle machine.
+/// Timeout for a server's first response. The slowest (moto, a Python program) takes 2 s on an idle
+/// machine.
 const START_MAX: Duration = Duration::from_secs(60);
 
-/// Between two looks at a server that starts.
+/// Interval of polling a server that starts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// How often a server starts again because somebody else took its port.
+/// Maximum number of starts of a server if other processes take its port.
 const ATTEMPTS_MAX: usize = 5;
 
-/// The end of a log that an error shows, in bytes.
+/// Length of the log's end that an error shows, bytes.
 const TAIL_BYTES: usize = 2000;
 
-/// When a server counts as started. It is asked at the first of its ports.
+/// Condition under which a server counts as started. Checked at the first of its ports.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Ready {
-    /// It answers a GET for this path, with whatever status.
+    /// It responds to a GET for this path, with any status.
     Answers(&'static str),
-    /// It takes connections: all that can be asked of TLS without a client for it.
+    /// It accepts connections: no more can be checked for TLS without a client for it.
     Listens,
 }
 
-/// A running server.
+/// Running server.
 #[derive(Debug)]
 pub(super) struct Process {
     child: Child,
@@ -47,7 +50,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts what `command` says, given a folder and free ports, and waits until it is `ready`.
+    /// Starts the command that `command` returns for a folder and free ports, and waits until it is
+    /// `ready`.
     pub(super) fn start<const PORTS: usize>(
         ready: Ready,
         command: impl Fn(&Path, [u16; PORTS]) -> Result<Command, String>,
@@ -66,7 +70,7 @@ impl Process {
         }
     }
 
-    /// Where the server may keep its files.
+    /// Returns the folder for the server's files.
     pub(super) fn folder(&self) -> &Path {
         self.folder.path()
     }
@@ -86,16 +90,17 @@ impl Process {
         Ok(Self { child, folder })
     }
 
-    /// Itself once it answers; otherwise the reason, with the end of the log.
+    /// Returns itself once it responds; otherwise the reason, with the end of the log.
     #[expect(
         clippy::disallowed_methods,
-        reason = "a server that starts tells nobody when it is done; the wait has an end"
+        reason = "a starting server does not signal that it is ready; the wait has an end"
     )]
     fn wait_until(mut self, ready: Ready, port: u16) -> Result<Self, String> {
         let deadline = Instant::now() + START_MAX;
         let reason = loop {
             let is_ready = ready.holds(port);
-            // Asked after the server: had it gone, then somebody else would have answered on its port.
+            // Checked after the server: if it had ended, another process would have responded on
+            // its port.
             match self.child.try_wait() {
                 Ok(None) if is_ready => return Ok(self),
                 Ok(None) if Instant::now() < deadline => std::thread::sleep(PAUSE),
@@ -127,10 +132,11 @@ impl Ready {
     }
 }
 
-/// A command for `program` with nothing of our environment but the path: no credentials, no proxies, no settings.
+/// Returns a command for `program` with only the path from this environment: no credentials, no
+/// proxies, no settings.
 pub(super) fn command(program: &Path, folder: &Path) -> Command {
     let mut command = match in_path("setpriv") {
-        // Dies with us, however we end: what a static variable holds is never dropped.
+        // It is killed when this process ends in any way: static variables are never dropped.
         Some(setpriv) if cfg!(target_os = "linux") => {
             let mut command = Command::new(setpriv);
             command.args(["--pdeathsig", "KILL", "--"]).arg(program);
@@ -153,13 +159,14 @@ pub(super) fn command(program: &Path, folder: &Path) -> Command {
 
 type Order = (Command, Sender<io::Result<Child>>);
 
-/// The thread that starts all processes: the kernel takes the end of the *thread* that started a process for the end of its
-/// parent (prctl(2), `PR_SET_PDEATHSIG`), and a test's thread ends with the test.
+/// Thread that starts all processes: the kernel takes the end of the *thread* that started a
+/// process for the end of its parent (prctl(2), `PR_SET_PDEATHSIG`), and a test's thread ends with
+/// the test.
 static LAUNCHER: LazyLock<Sender<Order>> = LazyLock::new(|| {
     let (sender, orders) = channel::<Order>();
     std::thread::spawn(move || {
         for (mut command, reply) in orders {
-            // Whoever asked waits for it.
+            // The caller waits for it.
             let _ = reply.send(command.spawn());
         }
     });
@@ -188,7 +195,8 @@ fn log_tail(folder: &Path) -> String {
     String::from_utf8_lossy(tail).trim().to_owned()
 }
 
-/// Whether a server that failed says that its port is taken: as Go, C and Python write it, and as Node does.
+/// Returns whether a failed server reports that its port is taken: in the words of Go, C and
+/// Python, or of Node.
 fn is_about_ports(reason: &str) -> bool {
     reason.to_lowercase().contains("in use") || reason.contains("EADDRINUSE")
 }
@@ -199,7 +207,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a shell that runs the scripts, one per attempt.
+    /// Runs a shell with these scripts, one per attempt, and returns the result.
     fn started(scripts: &[&str]) -> (Result<(), String>, usize) {
         let attempts = Cell::new(0);
         let result = Process::start(Ready::Listens, |folder, [_port]| {
@@ -212,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_shows_the_log() {
+    fn failed_start_reports_log() {
         let (result, attempts) = started(&["echo out; echo no luck >&2; exit 3"]);
         let reason = result.expect_err("it failed");
         assert!(reason.contains("exit status: 3"), "{reason}");
@@ -221,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_port_is_another_attempt() {
+    fn taken_port_is_retried_up_to_limit() {
         let taken = "echo 'bind: address already in use'; exit 1";
         let (result, attempts) = started(&[taken, taken, "echo no luck; exit 1"]);
         let reason = result.expect_err("it failed");
@@ -233,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_knows_nothing_of_us() {
+    fn child_inherits_no_environment_but_path() {
         let (result, _) = started(&["env; exit 1"]);
         let log = result.expect_err("it failed");
         let variables = log.lines().skip(1).map(|line| line.split('=').next());

@@ -1,6 +1,7 @@
 //! Servers that speak S3: versitygw, s3s-fs and moto.
 //!
-//! They differ in how they start and how a bucket is made. All else is one type, generic over which of them it is.
+//! They differ in how they start and how a bucket is created. Everything else is one type, generic
+//! over the server.
 
 use std::fmt;
 use std::fs::create_dir_all;
@@ -21,27 +22,28 @@ const ACCESS_KEY: &str = "test";
 const SECRET_KEY: &str = "testtest";
 const REGION: &str = "us-east-1";
 
-/// Which program answers.
+/// Markers for the programs.
 pub mod kind {
-    /// Checks signatures (403) and conditions (412); keeps objects as files.
+    /// Checks signatures (403) and conditions (412); stores objects as files.
     #[derive(Debug)]
     pub enum Versitygw {}
-    /// Checks signatures, but no conditions on reads; waits 40 ms before many a reply.
+    /// Checks signatures, but no conditions on reads; waits 40 ms before many responses.
     #[derive(Debug)]
     pub enum S3sFs {}
-    /// Checks conditions, but no signatures unless asked to; reads a whole object for each of its ranges, so keep them small.
+    /// Checks conditions, but signatures only on request; reads a whole object for each of its
+    /// ranges, so keep them small.
     #[derive(Debug)]
     pub enum Moto {}
 }
 
-/// The server to use unless a test says otherwise: the strictest of the three, and fast.
+/// Default server of tests: the strictest of the three, and fast.
 pub type Versitygw = S3Server<kind::Versitygw>;
-/// A second opinion in Rust.
+/// Second implementation, in Rust.
 pub type S3sFs = S3Server<kind::S3sFs>;
-/// A second opinion in Python.
+/// Third implementation, in Python.
 pub type Moto = S3Server<kind::Moto>;
 
-/// A running server with path-style addresses: `ENDPOINT/BUCKET/KEY`.
+/// Running server with path-style addresses: `ENDPOINT/BUCKET/KEY`.
 pub struct S3Server<Kind> {
     process: Process,
     address: String,
@@ -50,12 +52,12 @@ pub struct S3Server<Kind> {
     kind: PhantomData<fn() -> Kind>,
 }
 
-/// How a bucket is made.
+/// Method of creating a bucket.
 #[derive(Debug)]
 enum Buckets {
-    /// As a folder in this one.
+    /// A folder in this one.
     Folders(PathBuf),
-    /// By a request, which needs no signature.
+    /// A request, which needs no signature.
     Requests,
 }
 
@@ -66,12 +68,12 @@ enum Scheme {
 }
 
 impl Versitygw {
-    /// Starts one that speaks HTTP.
+    /// Starts a server that speaks HTTP.
     pub fn start() -> Result<Self, String> {
         Self::launch(Scheme::Http)
     }
 
-    /// Starts one that speaks HTTPS, for clients that trust [`S3Server::ca_file`].
+    /// Starts a server that speaks HTTPS, for clients that trust [`S3Server::ca_file`].
     pub fn start_tls() -> Result<Self, String> {
         Self::launch(Scheme::Https)
     }
@@ -95,7 +97,8 @@ impl Versitygw {
                 command.arg("--cert").arg(certificate.server);
                 command.arg("--key").arg(certificate.key);
             }
-            // Beside the files and not in their extended attributes, which not every file system has.
+            // Beside the files and not in their extended attributes, which not every file system
+            // has.
             command
                 .args(["posix", "--sidecar"])
                 .arg(metadata)
@@ -109,7 +112,7 @@ impl Versitygw {
 }
 
 impl S3sFs {
-    /// Starts one.
+    /// Starts a server.
     pub fn start() -> Result<Self, String> {
         let program = tool("s3s-fs")?;
         let (process, [port]) = Process::start(Ready::Answers("/"), |folder, [port]| {
@@ -127,7 +130,7 @@ impl S3sFs {
 }
 
 impl Moto {
-    /// Starts one that takes every request, whatever its signature.
+    /// Starts a server that accepts every request, whatever its signature.
     pub fn start() -> Result<Self, String> {
         let program = tool("moto")?;
         let (process, [port]) = Process::start(Ready::Answers("/moto-api/"), |folder, [port]| {
@@ -138,8 +141,8 @@ impl Moto {
         Ok(Self::running(process, port, None, Buckets::Requests))
     }
 
-    /// From now on takes only requests whose key belongs to a user it knows, of whom there are none: every one is refused with
-    /// 403. What was put before stays.
+    /// From now on, accepts only requests whose key belongs to a known user, of whom there are
+    /// none: every request is refused with 403. Existing objects stay.
     pub fn refuse_all(&self) -> Result<(), String> {
         let allowed = "0";
         Request::new("POST", "/moto-api/reset-auth")
@@ -165,7 +168,7 @@ impl<Kind> S3Server<Kind> {
         }
     }
 
-    /// `http://127.0.0.1:PORT`, or the same with `https`.
+    /// Returns `http://127.0.0.1:PORT`, or the same with `https`.
     pub fn endpoint(&self) -> String {
         let scheme = if self.certificate.is_some() {
             "https"
@@ -175,34 +178,35 @@ impl<Kind> S3Server<Kind> {
         format!("{scheme}://{}", self.address)
     }
 
-    /// Host and port, for a proxy in front.
+    /// Returns host and port, for a proxy in front.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The access key of the one user.
+    /// Returns the access key of the only user.
     pub fn access_key(&self) -> &'static str {
         ACCESS_KEY
     }
 
-    /// The secret key of the one user.
+    /// Returns the secret key of the only user.
     pub fn secret_key(&self) -> &'static str {
         SECRET_KEY
     }
 
-    /// The region that signatures must name.
+    /// Returns the region that signatures must name.
     pub fn region(&self) -> &'static str {
         REGION
     }
 
-    /// The certificate of the authority to trust, as a PEM file; none unless started with TLS.
+    /// Returns the path of the authority's certificate, as a PEM file; `None` unless started with
+    /// TLS.
     pub fn ca_file(&self) -> Option<&Path> {
         self.certificate
             .as_ref()
             .map(|certificate| certificate.authority.as_path())
     }
 
-    /// A client for a bucket, which is made if missing.
+    /// Returns a client for a bucket, which is created if missing.
     pub fn store(&self, bucket: &str) -> Result<AmazonS3, String> {
         self.make(bucket)?;
         let mut options = ClientOptions::new()
@@ -222,7 +226,7 @@ impl<Kind> S3Server<Kind> {
             .map_err(|error| format!("no client for {bucket}: {error}"))
     }
 
-    /// Puts an object, or replaces it; the bucket is made if missing.
+    /// Puts an object, or replaces it; the bucket is created if missing.
     pub fn put(&self, bucket: &str, key: &str, bytes: &[u8]) -> Result<(), String> {
         objects::put(self.store(bucket)?, key, bytes)
     }
@@ -240,7 +244,7 @@ impl<Kind> S3Server<Kind> {
     fn make(&self, bucket: &str) -> Result<(), String> {
         match &self.buckets {
             Buckets::Folders(folder) => made(folder, bucket).map(|_| ()),
-            // Making it once more succeeds in the region us-east-1.
+            // Creating it again succeeds in the region us-east-1.
             Buckets::Requests => Request::new("PUT", &format!("/{bucket}"))
                 .succeed(&self.address)
                 .map(|_| ()),
@@ -257,10 +261,10 @@ impl<Kind> fmt::Debug for S3Server<Kind> {
     }
 }
 
-/// A folder in another one, made if missing.
+/// Returns a folder in another one, created if missing.
 fn made(folder: &Path, name: &str) -> Result<PathBuf, String> {
     let path = folder.join(name);
-    create_dir_all(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
+    create_dir_all(&path).map_err(|error| format!("cannot create {}: {error}", path.display()))?;
     Ok(path)
 }
 

@@ -1,11 +1,12 @@
-//! Where the servers' programs are, and what a test does without them.
+//! Finds the servers' programs, and handles missing ones in tests.
 //!
-//! `tools/servers` puts the programs there; nothing here installs.
+//! `tools/servers` installs the programs; this module does not.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// The program of the server that `tools/servers` calls `name`, or why there is none.
+/// Returns the program of the server that `tools/servers` calls `name`, or the reason why there is
+/// none.
 pub fn tool(name: &str) -> Result<PathBuf, String> {
     let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools");
     let path = match name {
@@ -21,7 +22,7 @@ pub fn tool(name: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// A program that the shell would find.
+/// Finds a program in `PATH`, as the shell does.
 pub(super) fn in_path(program: &str) -> Option<PathBuf> {
     let folders = std::env::var_os("PATH")?;
     std::env::split_paths(&folders)
@@ -29,13 +30,13 @@ pub(super) fn in_path(program: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// What was found. If nothing: prints that the test is skipped and why, or panics when `TLOAD_REQUIRE` (a list of names)
-/// has `servers` or `all`.
+/// Returns the server found. If there is none, prints that the test is skipped and why, or panics
+/// if `TLOAD_REQUIRE` (a list of names) contains `servers` or `all`.
 pub fn require<T>(found: Result<T, String>) -> Option<T> {
     require_named("servers", found)
 }
 
-/// The same for something else that tests need.
+/// Like [`require`], for another requirement of tests.
 pub fn require_named<T>(name: &str, found: Result<T, String>) -> Option<T> {
     match found {
         Ok(found) => Some(found),
@@ -44,7 +45,8 @@ pub fn require_named<T>(name: &str, found: Result<T, String>) -> Option<T> {
                 !is_required(name),
                 "TLOAD_REQUIRE names {name}, missing here: {reason}"
             );
-            // Past the test harness, which shows what a test prints only when it fails. Nobody to tell is no reason to fail.
+            // Past the test harness, which shows the output of a test only when it fails. A closed
+            // stderr is no reason to fail.
             let _ = writeln!(std::io::stderr(), "SKIPPED: needs {name}: {reason}");
             None
         }
@@ -53,7 +55,7 @@ pub fn require_named<T>(name: &str, found: Result<T, String>) -> Option<T> {
 
 #[expect(
     clippy::disallowed_methods,
-    reason = "tests are steered from outside; the library is not"
+    reason = "tests are controlled from outside; the library is not"
 )]
 fn is_required(name: &str) -> bool {
     std::env::var("TLOAD_REQUIRE")

@@ -10,41 +10,41 @@ use super::http::{Request, encoded};
 use super::process::{Process, Ready, command};
 use super::tool::tool;
 
-/// A running toxiproxy, without proxies at first.
+/// Running toxiproxy, without proxies at first.
 #[derive(Debug)]
 pub struct Toxiproxy {
     server: Arc<Server>,
 }
 
-/// One port that leads to a server. Closed when dropped; keeps its toxiproxy alive.
+/// Port that leads to a server. Closed when dropped; keeps its toxiproxy alive.
 #[derive(Debug)]
 pub struct Proxy {
     server: Arc<Server>,
-    /// As a step of a path.
+    /// Name as a component of a path.
     name: String,
     address: String,
 }
 
-/// Which bytes a toxic spoils.
+/// Direction that a toxic affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
-    /// From the server to the client: replies.
+    /// Responses, from the server to the client.
     Downstream,
-    /// From the client to the server: requests.
+    /// Requests, from the client to the server.
     Upstream,
 }
 
 #[derive(Debug)]
 struct Server {
-    /// Held for its end.
+    /// Ends the process on drop.
     _process: Process,
-    /// Of its own interface.
+    /// Address of its own interface.
     address: String,
     proxies: AtomicUsize,
 }
 
 impl Toxiproxy {
-    /// Starts one.
+    /// Starts a toxiproxy.
     pub fn start() -> Result<Self, String> {
         let program = tool("toxiproxy")?;
         let (process, [port]) = Process::start(Ready::Answers("/version"), |folder, [port]| {
@@ -60,7 +60,8 @@ impl Toxiproxy {
         Ok(Self { server })
     }
 
-    /// A proxy for the server at `upstream` (host and port), on a free port. Harmless until it gets a toxic.
+    /// Creates a proxy for the server at `upstream` (host and port), on a free port. It has no
+    /// effect until it gets a toxic.
     pub fn proxy(&self, upstream: &str) -> Result<Proxy, String> {
         let number = self.server.proxies.fetch_add(1, Ordering::Relaxed);
         let name = format!("{number}-{upstream}");
@@ -81,15 +82,17 @@ impl Toxiproxy {
 }
 
 impl Proxy {
-    /// Host and port to use in place of the server's.
+    /// Returns host and port to use in place of the server's.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Spoils connections, the open ones too: each with the probability `toxicity`. Kinds and their attributes:
-    /// `latency` (`latency` and `jitter` in ms), `bandwidth` (`rate` in kB/s per connection), `slow_close` (`delay` in ms),
-    /// `timeout` (`timeout` in ms, 0 for no answer ever), `reset_peer` (`timeout` in ms), `slicer` (`average_size` and
-    /// `size_variation` in bytes, `delay` in µs), `limit_data` (`bytes` per connection).
+    /// Adds a toxic, which affects connections, including open ones, each with the probability
+    /// `toxicity`. Kinds and their attributes: `latency` (`latency` and `jitter` in ms),
+    /// `bandwidth` (`rate` in kB/s per connection), `slow_close` (`delay` in ms), `timeout`
+    /// (`timeout` in ms, 0 for no response ever), `reset_peer` (`timeout` in ms), `slicer`
+    /// (`average_size` and `size_variation` in bytes, `delay` in µs), `limit_data` (`bytes` per
+    /// connection).
     pub fn toxic(
         &self,
         kind: &str,
@@ -110,7 +113,7 @@ impl Proxy {
         self.server.ask("POST", &path, &settings).map(|_| ())
     }
 
-    /// Takes all toxics away.
+    /// Removes all toxics.
     pub fn clear(&self) -> Result<(), String> {
         for toxic in self.toxics()? {
             let path = format!("/proxies/{}/toxics/{}", self.name, encoded(&toxic));
@@ -119,7 +122,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Whether clients may connect: if not, open connections are cut and new ones refused. The address stays the same.
+    /// Sets whether clients may connect: if not, open connections are cut and new ones refused. The
+    /// address stays the same.
     pub fn enable(&self, enabled: bool) -> Result<(), String> {
         let path = format!("/proxies/{}", self.name);
         let settings = json!({ "enabled": enabled });
@@ -138,13 +142,13 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         let path = format!("/proxies/{}", self.name);
-        // Without it the proxy lives as long as its toxiproxy, which harms nobody.
+        // If this fails, the proxy lives as long as its toxiproxy, which does no harm.
         let _ = self.server.ask("DELETE", &path, &Value::Null);
     }
 }
 
 impl Server {
-    /// What the server says, null if nothing; `body` null sends none.
+    /// Returns the server's response, null if it is empty; with a null `body`, sends none.
     fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if body.is_null() {
             String::new()

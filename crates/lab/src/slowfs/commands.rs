@@ -1,16 +1,16 @@
-//! What a mount that runs can be told: one line in, one line out.
+//! Commands to a running mount: one line in, one line out.
 
 use std::time::Duration;
 
 use super::queue::Queue;
 
-/// Before every answer, so that it can be told from what else is printed.
+/// Prefix of every response, which distinguishes it from other output.
 pub(super) const ANSWER: &str = "slowfs: ";
 
-/// What an answer begins with when the command was not understood.
+/// Prefix of the response to an invalid command.
 pub(super) const NOT_UNDERSTOOD: &str = "no, ";
 
-/// Does what `line` says. The answer, without its end.
+/// Executes `line`. Returns the response, without a line end.
 pub(super) fn obey(line: &str, queue: &Queue) -> String {
     let answer = answer(line, queue).unwrap_or_else(|reason| format!("{NOT_UNDERSTOOD}{reason}"));
     format!("{ANSWER}{answer}")
@@ -26,13 +26,13 @@ fn answer(line: &str, queue: &Queue) -> Result<String, String> {
         }
         ["release"] => queue.release(),
         ["held", count, millis] => {
-            let number = |word: &str| word.parse().map_err(|_| format!("{word} is no number"));
+            let number = |word: &str| word.parse().map_err(|_| format!("{word} is not a number"));
             let timeout = Duration::from_millis(number(millis)?);
             let held = queue.wait_for_held(number(count)?, timeout);
             return Ok(held.to_string());
         }
         ["served"] => return Ok(queue.served().to_string()),
-        _ => return Err(format!("{line:?} is no command")),
+        _ => return Err(format!("{line:?} is not a command")),
     }
     Ok("done".to_owned())
 }
@@ -54,8 +54,8 @@ mod tests {
                 "served",
                 "slowfs: reads=0 bytes=0 in_flight_max=0 faults=0 held=0",
             ),
-            ("stop", "slowfs: no, \"stop\" is no command"),
-            ("held many 0", "slowfs: no, many is no number"),
+            ("stop", "slowfs: no, \"stop\" is not a command"),
+            ("held many 0", "slowfs: no, many is not a number"),
             ("fault what", "slowfs: no, what: wanted errno="),
         ] {
             let found = obey(line, &queue);

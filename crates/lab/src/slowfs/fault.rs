@@ -1,6 +1,7 @@
-//! What goes wrong on command, with which requests, and how often. Pure: `queue` asks once for each request and does it.
+//! Faults on command, the requests that they strike, and how often. Pure: `queue` asks once for
+//! each request and applies the fault.
 //!
-//! A [`Rule`] is one word of text too, for command lines and for commands to a mount that runs:
+//! A [`Rule`] is also one word of text, for command lines and for commands to a running mount:
 //!
 //! ```text
 //! errno=EIO,on=read,file=m-0,from=1048576,after=2,every=3,times=1
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-/// Errors that have names here; others are told by number.
+/// Errors that have names here; others are given by number.
 const ERRNOS: [(&str, Errno); 14] = [
     ("EACCES", Errno::ACCESS),
     ("EAGAIN", Errno::AGAIN),
@@ -30,34 +31,34 @@ const ERRNOS: [(&str, Errno); 14] = [
     ("ETIMEDOUT", Errno::TIMEDOUT),
 ];
 
-/// One thing that goes wrong with a request.
+/// Fault of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It fails with this number of the system.
+    /// Fails with this error number of the system.
     Errno(i32),
-    /// It brings so many bytes at most, 0 for none. Reads only.
+    /// Returns so many bytes at most, 0 for none. Reads only.
     Short(usize),
-    /// It is not answered until somebody says so, or for ever.
+    /// Is held until released, or for ever.
     Hold,
-    /// It is answered so much later. Reads only.
+    /// Is delayed by this time. Reads only.
     Late(Duration),
-    /// All bits of the byte at this offset of the file are flipped. Only of reads that bring that byte.
+    /// Flips all bits of the byte at this offset of the file. Only in reads that include that byte.
     Flip(u64),
 }
 
-/// What is asked of the file system.
+/// Kind of a request to the file system.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Request {
-    /// Bytes.
+    /// Reading bytes.
     #[default]
     Read,
-    /// A file for reading.
+    /// Opening a file for reading.
     Open,
-    /// What a name is, or how long and how old a file is.
+    /// Looking up a name, or the length and age of a file.
     Stat,
 }
 
-/// A fault and the requests that it strikes: all reads, unless narrowed.
+/// Fault, and the requests that it strikes: all reads, unless narrowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use = "a rule does nothing until a file system has it"]
 pub struct Rule {
@@ -71,7 +72,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// For every read.
+    /// Strikes every read.
     pub fn always(fault: Fault) -> Self {
         Self {
             fault,
@@ -84,12 +85,12 @@ impl Rule {
         }
     }
 
-    /// For one read.
+    /// Strikes one read.
     pub fn once(fault: Fault) -> Self {
         Self::always(fault).times(1)
     }
 
-    /// For so many and no more.
+    /// Strikes at most so many requests.
     pub fn times(self, times: u64) -> Self {
         Self {
             times: Some(times),
@@ -97,12 +98,13 @@ impl Rule {
         }
     }
 
-    /// For such requests, not for reads.
+    /// Strikes requests of this kind, not reads.
     pub fn on(self, request: Request) -> Self {
         Self { request, ..self }
     }
 
-    /// Only where the path below the folder has this in it. Commas and equals signs cannot be told.
+    /// Narrows to files whose path below the folder contains this text. It cannot hold commas and
+    /// equals signs.
     pub fn file(self, contains: &str) -> Self {
         Self {
             file: Some(contains.to_owned()),
@@ -110,7 +112,7 @@ impl Rule {
         }
     }
 
-    /// Only reads that begin at this byte or later.
+    /// Narrows to reads that begin at this byte or later.
     pub fn from_byte(self, from: u64) -> Self {
         Self { from, ..self }
     }
@@ -123,7 +125,8 @@ impl Rule {
         }
     }
 
-    /// Strikes the first of so many of its requests, then the first of the next so many; at least 1.
+    /// Strikes the first of so many of its requests, then the first of the next so many; at least
+    /// 1.
     pub fn every(self, requests: u64) -> Self {
         Self {
             every: requests.max(1),
@@ -144,7 +147,7 @@ impl Rule {
     }
 }
 
-/// As [`Rule::from_str`] reads it.
+/// Formats the rule as [`Rule::from_str`] parses it.
 impl Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.fault {
@@ -232,7 +235,7 @@ fn errno(word: &str, value: &str) -> Result<i32, String> {
         Some((_, errno)) => errno.raw_os_error(),
         None => number(word, value)?,
     };
-    // The kernel takes no others from a file system.
+    // The kernel accepts no other numbers from a file system.
     (1..1000)
         .contains(&found)
         .then_some(found)
@@ -261,19 +264,19 @@ fn number<T: FromStr>(word: &str, value: &str) -> Result<T, String> {
         .map_err(|_| format!("{word}: wanted a number"))
 }
 
-/// A request, as far as rules look at it.
+/// Properties of a request that rules match on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) request: Request,
     /// Path below the folder.
     pub(super) file: &'a str,
-    /// Of reads; 0 of others.
+    /// Offset of a read; 0 for other requests.
     pub(super) offset: u64,
-    /// Of reads; 0 of others.
+    /// Length of a read; 0 for other requests.
     pub(super) len: u64,
 }
 
-/// A rule and the requests that it matched and struck.
+/// Rule with counts of the requests that it matched and struck.
 #[derive(Debug)]
 struct Counted {
     rule: Rule,
@@ -281,7 +284,7 @@ struct Counted {
     struck: u64,
 }
 
-/// The rules in force, in order. The first that strikes a request is the only one that does.
+/// Active rules, in order. The first that strikes a request is the only one that does.
 #[derive(Debug, Default)]
 pub(super) struct Rules(Vec<Counted>);
 
@@ -298,7 +301,7 @@ impl Rules {
         self.0.clear();
     }
 
-    /// The fault for this request, counted as used.
+    /// Returns the fault for this request, and counts it as used.
     pub(super) fn take(&mut self, asked: &Asked<'_>) -> Option<Fault> {
         self.0.iter_mut().find_map(|counted| counted.take(asked))
     }
@@ -342,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_words() {
+    fn rule_text_round_trips() {
         for text in [
             "errno=EIO",
             "errno=777,times=3",
@@ -363,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_rule_error_names_mistake() {
         for (text, named) in [
             ("", "wanted errno="),
             ("hold=3", "hold=3"),
@@ -382,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_rule_that_strikes_is_the_only_one() {
+    fn first_striking_rule_wins() {
         let mut rules = rules([
             Rule::once(Fault::Short(1)).from_byte(100),
             Rule::always(EIO).every(2).after(1),
@@ -397,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_knows_its_requests() {
+    fn rule_strikes_matching_requests_only() {
         let mut rules = rules([
             Rule::always(Fault::Hold).on(Request::Open).file("m-1"),
             Rule::always(Fault::Flip(50)),

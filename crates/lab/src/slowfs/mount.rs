@@ -1,4 +1,5 @@
-//! A mount for tests, in a process of its own that ends with it: the test binary once more, of which it runs one test.
+//! Mount for tests, served by a process of its own that ends with it: the test binary again,
+//! running one test.
 
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read as _, Write as _};
@@ -17,10 +18,11 @@ use super::options::{Options, Setup};
 use super::queue::Served;
 use super::server::{self, MOUNTED};
 
-/// Tells a process that it is the one which serves, and how: the words of its command line, one per line.
+/// Environment variable that makes a process the server: the words of its command line, one per
+/// line.
 const MARK: &str = "TLOAD_LAB_SLOWFS";
 
-/// A folder that is slow while this lives, and fails when it is told to.
+/// Folder that is slow while this value lives, and fails on command.
 #[derive(Debug)]
 pub struct Mount {
     process: Child,
@@ -30,24 +32,26 @@ pub struct Mount {
 
 #[derive(Debug)]
 struct Pipes {
-    /// Closing it stops the process, and so does our own end, however it comes.
+    /// Input of the process. Closing it stops the process, and so does the end of this process in
+    /// any way.
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Pipes {
-    /// The first line that `wanted` makes something of, from here on.
+    /// Returns the result of `wanted` for the first further line that it accepts.
     fn line<T>(&mut self, wanted: impl Fn(&str) -> Option<T>) -> Option<T> {
         let lines = self.output.by_ref().lines();
         lines.map_while(Result::ok).find_map(|line| wanted(&line))
     }
 }
 
-/// The body of the test that [`Mount::start`] is told of. Does nothing when it runs as a test.
+/// Serves a mount, as the body of the test that is named to [`Mount::start`]. Does nothing when it
+/// runs as a test.
 ///
 /// # Panics
 ///
-/// Nothing can be mounted here, or not be unmounted.
+/// If mounting or unmounting fails.
 pub fn serve_if_asked() {
     let Some(words) = std::env::var_os(MARK) else {
         return;
@@ -55,12 +59,12 @@ pub fn serve_if_asked() {
     let words = words.as_bytes().split(|&byte| byte == b'\n');
     let setup = Setup::parse(words.map(|word| OsString::from_vec(word.to_vec())));
     let ended = setup.and_then(|setup| server::run(&setup));
-    ended.expect("whoever started this process reads it");
+    ended.expect("the process that started this one reads it");
 }
 
 impl Mount {
-    /// Shows the folder `backing` at an empty folder of its own. `server` is the full name of a test of the running binary which
-    /// calls [`serve_if_asked`].
+    /// Shows the folder `backing` at an empty folder of its own. `server` is the full name of a
+    /// test of the running binary which calls [`serve_if_asked`].
     pub fn start(server: &str, backing: &Path, options: &Options) -> Result<Self, String> {
         let folder = TempDir::with_prefix("tload-slowfs-")
             .map_err(|error| format!("no temporary folder: {error}"))?;
@@ -79,7 +83,7 @@ impl Mount {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Ctrl-C must not reach it before its readers have ended.
+            // Ctrl-C must not end it before its readers.
             .process_group(0)
             .spawn()
             .map_err(|error| format!("cannot start this program again: {error}"))?;
@@ -103,42 +107,43 @@ impl Mount {
         }
     }
 
-    /// Where the folder is slow.
+    /// Returns the path of the slow folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Adds a rule behind those that are there. The first that strikes a request is the only one that does.
+    /// Adds a rule behind the existing ones. The first that strikes a request is the only one that
+    /// does.
     ///
     /// # Panics
     ///
-    /// As all commands do, when the process of the file system has ended.
+    /// If the process of the file system has ended; so do all commands.
     pub fn fault(&self, rule: &Rule) {
         self.command(&format!("fault {rule}"));
     }
 
-    /// Drops all rules, and answers everything that is held.
+    /// Drops all rules, and releases everything that is held.
     pub fn clear_faults(&self) {
         self.command("clear");
     }
 
-    /// Answers everything that is held, as it should be.
+    /// Releases everything that is held, without faults.
     pub fn release(&self) {
         self.command("release");
     }
 
-    /// Waits until so many requests are held, and says whether they were in time.
+    /// Waits until so many requests are held, and returns whether they were in time.
     pub fn wait_for_held(&self, count: u64, timeout: Duration) -> bool {
         let answer = self.command(&format!("held {count} {}", timeout.as_millis()));
         answer.parse().is_ok_and(|held: u64| held >= count)
     }
 
-    /// What was served so far.
+    /// Returns counters of the requests served so far.
     pub fn served(&self) -> Served {
         Served::parse(&self.command("served")).expect("it says all of it")
     }
 
-    /// Unmounts, and says what was served.
+    /// Unmounts, and returns counters of the requests served.
     pub fn stop(mut self) -> Result<Served, String> {
         self.pipes().input = None;
         let served = self.pipes().line(Served::parse);
@@ -149,7 +154,7 @@ impl Mount {
         self.pipes.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The answer to a command.
+    /// Sends a command, and returns the response.
     fn command(&self, line: &str) -> String {
         let mut pipes = self.pipes.lock().unwrap_or_else(PoisonError::into_inner);
         let input = pipes.input.as_mut().expect("closed only at the end");
@@ -160,11 +165,11 @@ impl Mount {
         answer
     }
 
-    /// What the process said before it ended.
+    /// Returns the error output of the process before it ended.
     fn complaint(&mut self) -> String {
         let mut text = String::new();
         if let Some(errors) = &mut self.process.stderr {
-            // What cannot be read was not said.
+            // Output that cannot be read counts as missing.
             let _ = errors.read_to_string(&mut text);
         }
         format!("the process of the file system ended: {}", text.trim())
@@ -174,10 +179,10 @@ impl Mount {
 impl Drop for Mount {
     fn drop(&mut self) {
         self.pipes().input = None;
-        // What it still prints would fill the pipe and keep it from ending.
+        // Its further output would fill the pipe and keep it from ending.
         while self.pipes().line(|_| Some(())).is_some() {}
         let _ = self.process.wait();
-        // It may have been killed. Then the mount is still there, and nobody serves it.
+        // It may have been killed. Then the mount still exists without a server.
         let _ = server::unmount(self.folder.path());
     }
 }

@@ -1,4 +1,5 @@
-//! What a slow file system is told: how slow, how it fails, how the kernel is to use it. As values and as words of a command line.
+//! Options of a slow file system: its speed, its faults, and the kernel's use of it. As values and
+//! as words of a command line.
 
 use std::ffi::OsString;
 use std::fmt::Display;
@@ -8,71 +9,73 @@ use std::time::Duration;
 
 use super::fault::Rule;
 
-/// Help for people.
+/// Help text.
 pub const USAGE: &str = "\
 slowfs BACKING MOUNT_POINT [OPTION]...
-Shows the folder BACKING, read-only, at the empty folder MOUNT_POINT. Prints `mounted` when it is there. Unmounts and ends on
-SIGTERM, SIGINT and SIGHUP, when a pipe that is its standard input is closed, and, without such a pipe, when its parent ends.
+Shows the folder BACKING, read-only, at the empty folder MOUNT_POINT. Prints `mounted` once it is mounted. Unmounts and exits on
+SIGTERM, SIGINT and SIGHUP, when a pipe that is its standard input is closed, and, without such a pipe, when its parent exits.
 
-  --latency-ms MS     from a read's turn to its answer (0; fractions are fine)
+  --latency-ms MS     time from a read's turn to its response (0; may be fractional)
   --file-mb-s N       bandwidth of each file, 10^6 bytes per second (0: no limit)
   --total-mb-s N      bandwidth of all files together (0: no limit)
-  --direct on|off     past the page cache, whatever readers ask for (off: readers choose with O_DIRECT)
+  --direct on|off     bypass the page cache for all readers (off: readers choose with O_DIRECT)
   --async-dio on|off  the kernel sends direct reads of io_uring and aio without waiting for them (on; FUSE_ASYNC_DIO)
-  --background N      requests that the kernel sends without anybody waiting for them (1024; max_background, its own default is 12)
-  --workers N         threads that answer (2)
+  --background N      limit of background requests in flight (1024; max_background, the kernel's default is 12)
+  --workers N         threads that respond (2)
   --eio-every N       every Nth read fails with EIO (0: none)
-  --short-every N     every Nth read brings half of what was asked for (0: none)
-  --hang-every N      every Nth read is never answered (0: none)
+  --short-every N     every Nth read returns half of the requested bytes (0: none)
+  --hang-every N      every Nth read never returns (0: none)
   --fault-from BYTE   faults count and strike only reads at or past this byte of their file (0)
-  --fault-max N       so many faults strike, and no more (0: no limit)
-  --ttl-ms MS         for how long the kernel believes what it was told of a name or a file (1000; 0 to be asked each time)
-  --fault RULE        something goes wrong, see below; may be given several times, and the first that strikes counts
-  --detached          goes on when its parent ends
+  --fault-max N       maximum number of these faults (0: no limit)
+  --ttl-ms MS         time for which the kernel caches names and attributes (1000; 0: no caching)
+  --fault RULE        inject a fault, see below; may be given several times, and the first that strikes counts
+  --detached          continue when the parent exits
 
-RULE is a fault and, with commas, what it strikes (all reads, for ever):
-  errno=EIO  short=BYTES (0: none)  hold (no answer until `release`)  late=MS  flip=BYTE (all bits of that byte of a file)
+RULE is a fault, followed by the requests that it strikes, separated by commas (all reads, for ever):
+  errno=EIO  short=BYTES (0: none)  hold (no response until `release`)  late=MS  flip=BYTE (all bits of that byte of a file)
   on=read|open|stat  file=TEXT (in its path)  from=BYTE  after=N (let N pass)  every=N (the first of N)  times=N
 
-While it runs, a pipe that is its standard input takes commands, one per line, each answered by a line:
-  fault RULE    one more rule, behind the others
-  clear         no rules any more, and an answer for everything that is held
-  release       an answer for everything that is held
-  held N MS     waits until N requests are held, at most so long; says how many are
-  served        what was served so far
-What happens to the files of BACKING happens to those that are shown: truncate, rewrite or replace them there.";
+While it runs, a pipe that is its standard input takes commands, one per line, each with a response of one line:
+  fault RULE    adds a rule, behind the others
+  clear         drops all rules, and releases everything that is held
+  release       releases everything that is held
+  held N MS     waits until N requests are held, at most MS milliseconds; prints the number held
+  served        prints counters of the requests served so far
+Changes to the files of BACKING are visible in the mount: truncate, rewrite or replace them there.";
 
-/// How slow, how it fails, how the kernel is to use it.
+/// Speed and faults of a slow file system, and the kernel's use of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// From a read's turn to its answer.
+    /// Time from a read's turn to its response.
     pub latency: Duration,
     /// Bandwidth of each file, 10⁶ bytes per second; 0 for no limit.
     pub file_mb_s: u64,
     /// Bandwidth of all files together, 10⁶ bytes per second; 0 for no limit.
     pub total_mb_s: u64,
-    /// Past the page cache, whatever readers ask for (`FOPEN_DIRECT_IO`).
+    /// Bypasses the page cache for all readers (`FOPEN_DIRECT_IO`).
     pub direct: bool,
-    /// Whether the kernel sends direct reads of `io_uring` and aio without waiting for them (`FUSE_ASYNC_DIO`). Without it, such
-    /// reads run one after another, in the thread that submits them.
+    /// Lets the kernel send direct reads of `io_uring` and aio without waiting for them
+    /// (`FUSE_ASYNC_DIO`). Otherwise such reads run one after another, in the thread that submits
+    /// them.
     pub async_dio: bool,
-    /// Requests in flight that nobody waits for in a system call: readahead, and direct reads with `async_dio`.
+    /// Limit of background requests in flight, for which no system call waits: readahead, and
+    /// direct reads with `async_dio`.
     pub background: u16,
-    /// Threads that answer.
+    /// Number of threads that respond.
     pub workers: usize,
-    /// Every how-manyth read fails with EIO; 0 for none.
+    /// Period of reads that fail with EIO; 0 for none.
     pub eio_every: u64,
-    /// Every how-manyth read brings half of what was asked for; 0 for none.
+    /// Period of reads that return half of the requested bytes; 0 for none.
     pub short_every: u64,
-    /// Every how-manyth read is never answered; 0 for none.
+    /// Period of reads that never return; 0 for none.
     pub hang_every: u64,
-    /// Faults count and strike only reads at or past this byte of their file: headers can be spared.
+    /// First byte of a file at which faults count and strike reads: headers can be spared.
     pub fault_from: u64,
-    /// So many of these faults strike, and no more; 0 for no limit.
+    /// Maximum number of these faults; 0 for no limit.
     pub fault_max: u64,
-    /// For how long the kernel believes what it was told of a name or a file.
+    /// Time for which the kernel caches names and attributes.
     pub ttl: Duration,
-    /// What goes wrong from the start, beside the faults above; more can be added while it runs.
+    /// Rules from the start, in addition to the faults above; more can be added while it runs.
     pub rules: Vec<Rule>,
 }
 
@@ -84,7 +87,8 @@ impl Default for Options {
             total_mb_s: 0,
             direct: false,
             async_dio: true,
-            // Never the limit: a reader would need 4 GiB in flight in requests of 1 MiB and four times that in extents of 4 MiB.
+            // Never the limit: a reader would need 4 GiB in flight in requests of 1 MiB and four
+            // times that in extents of 4 MiB.
             background: 1024,
             workers: 2,
             eio_every: 0,
@@ -98,21 +102,21 @@ impl Default for Options {
     }
 }
 
-/// Everything that the command line says.
+/// Parsed command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setup {
-    /// The folder that is shown.
+    /// Folder to show.
     pub backing: PathBuf,
-    /// Where.
+    /// Mount point.
     pub mount_point: PathBuf,
-    /// How.
+    /// Options.
     pub options: Options,
-    /// Whether it goes on when its parent ends.
+    /// True if it continues when its parent exits.
     pub is_detached: bool,
 }
 
 impl Setup {
-    /// What `words` ask for, without the program's name.
+    /// Parses `words`, without the program's name.
     pub fn parse(words: impl IntoIterator<Item = OsString>) -> Result<Self, String> {
         let mut options = Options::default();
         let mut is_detached = false;
@@ -140,7 +144,7 @@ impl Setup {
         })
     }
 
-    /// The words that [`Self::parse`] makes this of.
+    /// Returns words that [`Self::parse`] parses to this value.
     pub fn words(&self) -> Vec<OsString> {
         let options = &self.options;
         let switch = |is_on| String::from(if is_on { "on" } else { "off" });
@@ -247,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn words_say_everything() {
+    fn setup_words_round_trip() {
         let line = "/b /m --latency-ms 1.5 --file-mb-s 100 --total-mb-s 2000 --direct on --async-dio off --background 64 \
                     --workers 3 --eio-every 7 --short-every 8 --hang-every 9 --fault-from 4096 --fault-max 6 \
                     --ttl-ms 0 --fault errno=EIO,times=2 --fault hold,on=open --detached";
@@ -287,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_named() {
+    fn invalid_option_error_names_mistake() {
         for (line, named) in [
             ("/b", "found 1 paths"),
             ("/b /m --latency 3", "--latency is unknown"),

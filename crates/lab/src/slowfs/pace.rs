@@ -1,4 +1,4 @@
-//! When a read is due, and what becomes of it. Pure: time comes in as a duration since some start.
+//! Due times and faults of reads. Pure: time is passed in as a duration since some start.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -8,19 +8,19 @@ use rustix::io::Errno;
 use super::fault::Fault;
 use super::options::Options;
 
-/// A line that sends one byte after another, or any number at once if there is no limit.
+/// Line that sends one byte after another, or any number at once if there is no limit.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
     free_at: Duration,
 }
 
 impl Line {
-    /// When the last of `bytes` that are there at `now` have passed.
+    /// Returns the time at which the last of `bytes` that arrive at `now` have passed.
     fn pass(&mut self, now: Duration, bytes: u64, mb_s: u64) -> Duration {
         if mb_s == 0 {
             return now;
         }
-        // 10^6 bytes per second are one byte per microsecond: 1 MiB at 100 MB/s takes 10,485,760 ns.
+        // 10^6 bytes/s are one byte per microsecond: 1 MiB at 100 MB/s takes 10,485,760 ns.
         let time = Duration::from_nanos(bytes * 1000 / mb_s);
         self.free_at = self.free_at.max(now) + time;
         self.free_at
@@ -48,11 +48,12 @@ impl Pace {
         }
     }
 
-    /// When a read that arrives at `now` is due: its bytes pass the line of its file and the line of all files, behind those that
-    /// came before; the latency comes on top and takes no bandwidth.
+    /// Returns the time at which a read that arrives at `now` is due: its bytes pass the line of
+    /// its file and the line of all files, behind earlier ones; the latency is added and takes no
+    /// bandwidth.
     ///
-    /// Worked example (5 ms, 100 MB/s per file): a reader with one read of 1 MiB at a time gets one each 15.5 ms, 68 MB/s; one
-    /// with many in flight gets 100 MB/s.
+    /// Worked example (5 ms, 100 MB/s per file): a reader with one read of 1 MiB at a time gets one
+    /// each 15.5 ms, 68 MB/s; one with many in flight gets 100 MB/s.
     pub(super) fn due(&mut self, now: Duration, file: u64, bytes: u64) -> Duration {
         let own = self.files.entry(file).or_default();
         let passed = own.pass(now, bytes, self.options.file_mb_s);
@@ -60,7 +61,7 @@ impl Pace {
         passed.max(all) + self.options.latency
     }
 
-    /// What goes wrong with the next read, which asks for `len` bytes at `offset`.
+    /// Returns the fault of the next read, which requests `len` bytes at `offset`.
     pub(super) fn fault(&mut self, offset: u64, len: usize) -> Option<Fault> {
         let is_over = self.options.fault_max > 0 && self.struck >= self.options.fault_max;
         if offset < self.options.fault_from || is_over {
@@ -73,7 +74,7 @@ impl Pace {
         } else if strikes(self.options.eio_every) {
             Fault::Errno(Errno::IO.raw_os_error())
         } else if strikes(self.options.short_every) {
-            // Half, and an odd number of bytes. One byte stays one.
+            // Half, as an odd number of bytes. One byte stays one.
             Fault::Short((len / 2) | 1)
         } else {
             return None;
@@ -100,25 +101,25 @@ mod tests {
     }
 
     #[test]
-    fn without_limits_only_latency_counts() {
+    fn unlimited_read_is_due_after_latency() {
         let mut pace = pace(|it| it.latency = ms(5));
         assert_eq!(pace.due(ms(1), 1, MIB), ms(6));
         assert_eq!(pace.due(ms(1), 1, 100 * MIB), ms(6));
     }
 
     #[test]
-    fn reads_of_one_file_wait_for_each_other_and_others_do_not() {
+    fn file_limit_delays_reads_of_same_file_only() {
         let mut pace = pace(|it| (it.latency, it.file_mb_s) = (ms(5), 100));
         let one = Duration::from_nanos(10_485_760);
         assert_eq!(pace.due(ms(0), 1, MIB), one + ms(5));
         assert_eq!(pace.due(ms(0), 1, MIB), 2 * one + ms(5));
         assert_eq!(pace.due(ms(0), 2, MIB), one + ms(5));
-        // The line was idle: what was not used is lost.
+        // The line was idle: unused bandwidth is lost.
         assert_eq!(pace.due(ms(1000), 1, MIB), ms(1000) + one + ms(5));
     }
 
     #[test]
-    fn all_files_share_the_total() {
+    fn total_limit_is_shared_by_all_files() {
         let mut pace = pace(|it| (it.file_mb_s, it.total_mb_s) = (100, 200));
         let half = Duration::from_nanos(5_242_880);
         assert_eq!(pace.due(ms(0), 1, MIB), 2 * half);
@@ -128,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_strike_every_nth_read_that_counts() {
+    fn faults_strike_every_nth_read_from_offset() {
         let mut pace = pace(|it| {
             (it.eio_every, it.short_every, it.hang_every) = (3, 2, 5);
             it.fault_from = 4096;
@@ -142,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_end_when_there_were_enough() {
+    fn faults_stop_at_fault_max() {
         let mut pace = pace(|it| (it.short_every, it.fault_max) = (2, 2));
         let struck = (0..100).filter(|_| pace.fault(0, 10).is_some()).count();
         assert_eq!(struck, 2);

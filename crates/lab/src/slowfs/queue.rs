@@ -1,6 +1,8 @@
-//! Reads that wait for their time, and the threads that answer them then; and whatever is held until somebody lets it go.
+//! Reads that wait for their due time, the threads that respond to them then, and requests that are
+//! held until they are released.
 //!
-//! Threads are few because they never wait for anything but the clock: the real file is in memory or on a fast disk.
+//! Few threads suffice because they wait only for the clock: the real file is in memory or on a
+//! fast disk.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -17,20 +19,20 @@ use super::fault::{Asked, Fault, Request, Rule, Rules};
 use super::options::Options;
 use super::pace::Pace;
 
-/// The kernel copies answers page by page: memory that begins on one spares it half of the copies.
+/// The kernel copies responses page by page: page-aligned memory saves half of the copies.
 const PAGE_BYTES: usize = 4096;
 
-/// A file that somebody reads.
+/// Open file.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) file: File,
     /// Path below the folder.
     pub(super) name: String,
-    /// What the kernel calls it: whose bandwidth its reads take.
+    /// Inode number in the mount, which selects the bandwidth that its reads take.
     pub(super) number: u64,
 }
 
-/// A read as the kernel sent it.
+/// Read as the kernel sent it.
 #[derive(Debug)]
 pub(super) struct Read {
     pub(super) file: Arc<OpenFile>,
@@ -39,22 +41,22 @@ pub(super) struct Read {
     pub(super) reply: ReplyData,
 }
 
-/// What a mount has been asked for.
+/// Counters of the requests to a mount.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Served {
     /// Reads that arrived.
     pub reads: u64,
-    /// Bytes that they asked for.
+    /// Bytes that they requested.
     pub bytes: u64,
-    /// Most reads that waited for their answers at one time.
+    /// Maximum number of reads in flight at one time.
     pub in_flight_max: u64,
-    /// Requests that were struck by a fault.
+    /// Requests struck by a fault.
     pub faults: u64,
     /// Requests that are held.
     pub held: u64,
 }
 
-/// One line, which `Served::parse` reads.
+/// One line, which `Served::parse` parses.
 impl fmt::Display for Served {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -72,7 +74,7 @@ impl fmt::Display for Served {
 }
 
 impl Served {
-    /// What a line says, if it ends with such a text.
+    /// Parses a line that ends with such a text.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let value = |name: &str| {
             let rest = line.split_once(&format!("{name}="))?.1;
@@ -91,18 +93,19 @@ impl Served {
 #[derive(Debug)]
 struct Waiting {
     due: Duration,
-    /// Reads that are due at the same time are answered as they came.
+    /// Order of arrival: reads that are due at the same time are completed in this order.
     number: u64,
     fault: Option<Fault>,
-    /// How often things were let go when it came: what was to be held before that is not held any more.
+    /// Number of releases before its arrival: a later release means that it is not held any more.
     releases: u64,
     read: Read,
 }
 
-/// What is not answered until it is let go. It is kept because a reply that is dropped is an answer.
+/// Request that is held until it is released. It is stored because dropping a reply sends a
+/// response.
 enum Held {
     Read(Read),
-    /// Answers something else, as it should be.
+    /// Completes another request without a fault.
     Other(Box<dyn FnOnce() + Send>),
 }
 
@@ -148,24 +151,25 @@ struct State {
     rules: Rules,
     held: Vec<Held>,
     releases: u64,
-    /// Whether a thread waits for the time of the first read. The others wait to be woken.
+    /// True if a thread waits for the time of the first read. The others wait to be woken.
     is_watched: bool,
     in_flight: u64,
     served: Served,
 }
 
-/// All reads that are not answered yet.
+/// All reads that are not completed yet.
 #[derive(Debug)]
 pub(super) struct Queue {
     start: Instant,
     state: Mutex<State>,
     arrived: Condvar,
-    /// Something is held.
+    /// Signals that a request is held.
     holds: Condvar,
 }
 
 impl Queue {
-    /// An empty one, and the threads that answer what is put there. They end with the process.
+    /// Creates an empty queue, and starts the threads that complete its reads. They end with the
+    /// process.
     pub(super) fn start(options: &Options) -> io::Result<Arc<Self>> {
         let queue = Arc::new(Self {
             start: Instant::now(),
@@ -223,7 +227,7 @@ impl Queue {
         self.wait_for(state, waiting);
     }
 
-    /// Puts a read among those that wait, and wakes who must know.
+    /// Adds a read to the waiting ones, and wakes the threads that need to know.
     fn wait_for(&self, mut state: MutexGuard<'_, State>, waiting: Waiting) {
         let due = waiting.due;
         let first = state.waiting.peek().map(|Reverse(first)| first.due);
@@ -231,14 +235,15 @@ impl Queue {
         drop(state);
         match first {
             None => self.arrived.notify_one(),
-            // Who waits for a later time must know, and cannot be picked out.
+            // The thread that waits for a later time must know, and cannot be woken alone.
             Some(first) if due < first => self.arrived.notify_all(),
-            // Who waits for the first one will see to this one.
+            // The thread that waits for the first one will see to this one.
             Some(_) => {}
         }
     }
 
-    /// Answers something that is no read: as it should be, with an error, or when it is let go.
+    /// Completes a request other than a read: without a fault, with an error, or when it is
+    /// released.
     pub(super) fn admit(
         &self,
         request: Request,
@@ -259,7 +264,7 @@ impl Queue {
                 answer(Err(Errno::from_i32(errno)));
             }
             Some(Fault::Hold) => self.hold(state, Held::Other(Box::new(move || answer(Ok(()))))),
-            // The others are for reads.
+            // The other faults are for reads.
             Some(Fault::Short(_) | Fault::Late(_) | Fault::Flip(_)) | None => {
                 drop(state);
                 answer(Ok(()));
@@ -273,17 +278,17 @@ impl Queue {
         self.holds.notify_all();
     }
 
-    /// One more rule, behind the others.
+    /// Adds a rule behind the others.
     pub(super) fn add(&self, rule: Rule) {
         self.lock().rules.add(rule);
     }
 
-    /// No rules any more.
+    /// Drops all rules.
     pub(super) fn clear(&self) {
         self.lock().rules.clear();
     }
 
-    /// Answers everything that is held, as it should be.
+    /// Completes everything that is held, without faults.
     pub(super) fn release(&self) {
         let held = {
             let mut state = self.lock();
@@ -309,7 +314,7 @@ impl Queue {
         }
     }
 
-    /// Waits until so many requests are held, at most so long. How many are.
+    /// Waits until so many requests are held, at most for `timeout`. Returns the number held.
     pub(super) fn wait_for_held(&self, count: u64, timeout: Duration) -> u64 {
         let wait = |state: &mut State| state.served.held < count;
         let waited = self
@@ -342,7 +347,7 @@ impl Queue {
                 self.hold(state, Held::Read(read));
                 continue;
             }
-            // Before the answer: with it the reader goes on, and may ask what was served.
+            // Before the response: the reader goes on with it, and may query the counters.
             state.in_flight -= 1;
             drop(state);
             answer(read, fault, &mut buffer);
@@ -365,7 +370,7 @@ impl Queue {
                 }
                 Some(due) if due <= now => {
                     let Reverse(first) = state.waiting.pop().expect("it was just looked at");
-                    // This thread will be busy: another one is to see to those that are left.
+                    // This thread will be busy: another one takes over the remaining reads.
                     if !state.waiting.is_empty() && !state.is_watched {
                         self.arrived.notify_one();
                     }
@@ -380,7 +385,7 @@ impl Queue {
     }
 }
 
-/// Memory that is used again and begins on a page.
+/// Reused page-aligned memory.
 #[derive(Debug, Default)]
 struct Buffer(Vec<u8>);
 
@@ -435,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_summary_is_read_again() {
+    fn served_summary_round_trips() {
         let served = Served {
             reads: 1,
             bytes: 22,
@@ -448,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn buffers_begin_on_a_page() {
+    fn buffers_are_page_aligned() {
         let mut buffer = Buffer::default();
         for len in [1, 100_000, 7, 1 << 20] {
             let bytes = buffer.get(len);

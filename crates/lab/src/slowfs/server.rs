@@ -1,4 +1,5 @@
-//! Mounts, answers the kernel, unmounts when told to. The process that calls [`run`] should do nothing else.
+//! Mounts, serves the kernel, unmounts when told to. The process that calls [`run`] should do
+//! nothing else.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,19 +28,20 @@ use super::options::{Options, Setup};
 use super::queue::{OpenFile, Queue, Read};
 use super::tree::Tree;
 
-/// What is printed once the mount is there.
+/// Line printed once the mount exists.
 pub(super) const MOUNTED: &str = "mounted";
 
-/// Why it is over.
+/// Reason for stopping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stop {
-    /// By a signal, or by the end of whoever started this.
+    /// A signal, or the end of the parent.
     Asked,
-    /// Somebody else has unmounted it.
+    /// Another process has unmounted it.
     Unmounted,
 }
 
-/// Shows a folder as `setup` says until it is told to stop; prints `mounted`, and at the end what was served.
+/// Shows a folder as `setup` says until it is told to stop; prints `mounted`, and at the end the
+/// counters.
 pub fn run(setup: &Setup) -> Result<(), String> {
     let (stop, stopped) = channel();
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
@@ -61,7 +63,7 @@ pub fn run(setup: &Setup) -> Result<(), String> {
     if stopped.recv().expect("a sender is held above") == Stop::Asked {
         unmount(&setup.mount_point)?;
     }
-    // Whoever wanted to know may be gone.
+    // The reader of the output may be gone.
     let _ = say(&format!("unmounted {}", queue.served()));
     Ok(())
 }
@@ -73,7 +75,7 @@ pub(super) fn say(line: &str) -> Result<(), String> {
         .map_err(|error| format!("cannot print: {error}"))
 }
 
-/// Does `work` on a thread of its own; its end stops everything, for `reason`.
+/// Runs `work` on a thread of its own; its end stops everything, for `reason`.
 fn spawn(
     stop: &Sender<Stop>,
     reason: Stop,
@@ -83,14 +85,14 @@ fn spawn(
     std::thread::Builder::new()
         .spawn(move || {
             work();
-            // Nobody listens when it is stopping anyway.
+            // The receiver is gone if the process is stopping anyway.
             let _ = stop.send(reason);
         })
         .map(drop)
         .map_err(|error| format!("cannot start a thread: {error}"))
 }
 
-/// Does what whoever started this says, and sees to it that this ends when they do, however that ends.
+/// Executes the parent's commands, and makes this process end with its parent, however that ends.
 fn follow_parent(setup: &Setup, stop: &Sender<Stop>, queue: &Arc<Queue>) -> Result<(), String> {
     let input = rustix::fs::fstat(io::stdin()).map_or(FileType::Unknown, |stat| {
         FileType::from_raw_mode(stat.st_mode)
@@ -102,12 +104,13 @@ fn follow_parent(setup: &Setup, stop: &Sender<Stop>, queue: &Arc<Queue>) -> Resu
         spawn(stop, Stop::Asked, move || {
             let lines = io::stdin().lines().map_while(Result::ok);
             for line in lines.filter(|line| !line.trim().is_empty()) {
-                // Whoever wanted to know may be gone; then there are no more lines either.
+                // The parent may be gone; then there are no more lines either.
                 let _ = say(&commands::obey(&line, &queue));
             }
         })
     } else {
-        // A terminal says nothing of its owner's end, and /dev/null, which shells give to what they start with `&`, has ended.
+        // A terminal does not signal its owner's end, and /dev/null, which shells give to what they
+        // start with `&`, is at its end from the start.
         rustix::process::set_parent_process_death_signal(Some(Signal::TERM))
             .map_err(|error| format!("cannot watch the parent: {error}"))
     }
@@ -130,16 +133,17 @@ fn mount(setup: &Setup, queue: &Arc<Queue>) -> io::Result<Session<Slow>> {
     Session::new(slow, &setup.mount_point, &config)
 }
 
-/// Takes a mount away, also while files are open: what still wants to read there fails when the process that serves it ends.
+/// Removes a mount, also while files are open: further reads there fail when the process that
+/// serves it ends.
 ///
-/// Does not look whether there is one: the process that would have to answer may be this.
+/// Does not check for a mount: the process that would have to respond may be this one.
 pub(super) fn unmount(mount_point: &Path) -> Result<(), String> {
     match rustix::mount::unmount(mount_point, UnmountFlags::DETACH) {
         // Nothing is mounted there.
         Ok(()) | Err(Errno::INVAL) => return Ok(()),
         Err(_) => {}
     }
-    // Without rights of our own.
+    // Without privileges.
     let output = Command::new("fusermount3")
         .args(["-u", "-z", "--"])
         .arg(mount_point)
@@ -156,7 +160,7 @@ pub(super) fn unmount(mount_point: &Path) -> Result<(), String> {
 #[derive(Debug)]
 struct Slow(Arc<Shown>);
 
-/// What is shown, and what of it is open.
+/// State of the mount: the folder shown, and the open files.
 #[derive(Debug)]
 struct Shown {
     tree: Tree,
@@ -176,7 +180,7 @@ impl Shown {
         with(&mut self.files.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A file of this number that somebody has open.
+    /// Returns an open file with this number.
     fn open_one(&self, number: u64) -> Option<Arc<OpenFile>> {
         self.files(|files| {
             let mut open = files.open.values();
@@ -184,7 +188,7 @@ impl Shown {
         })
     }
 
-    /// Opens a file by its path, or, where its place was taken, as somebody else has it.
+    /// Opens a file by its path, or, if it was replaced, from an open file with this number.
     fn open_file(&self, number: u64) -> io::Result<u64> {
         let path = self.tree.path(number);
         let file = match (path, self.open_one(number)) {
@@ -216,7 +220,7 @@ impl Filesystem for Slow {
                 .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
                 .map_err(|_| refused("FUSE_ASYNC_DIO"))?;
         }
-        // Several lookups at a time. Old kernels do without.
+        // Allows several lookups at a time. Old kernels do without.
         let _ = config.add_capabilities(InitFlags::FUSE_PARALLEL_DIROPS);
         config
             .set_max_background(self.0.options.background)
@@ -322,7 +326,7 @@ impl Filesystem for Slow {
             Ok(entries) => entries,
             Err(error) => return reply.error(error.into()),
         };
-        // Each entry says where the next one is.
+        // Each entry holds the offset of the next one.
         for (next, (number, kind, name)) in (1..).zip(entries) {
             if next > offset && reply.add(INodeNo(number), next, kind, name) {
                 break;

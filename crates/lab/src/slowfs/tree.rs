@@ -1,4 +1,4 @@
-//! The folder behind the mount: numbers for its files, and what the kernel wants to know of them.
+//! Folder behind the mount: numbers for its files, and their attributes for the kernel.
 
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
@@ -11,11 +11,11 @@ use std::time::UNIX_EPOCH;
 
 use fuser::{Errno, FileAttr, FileType, INodeNo};
 
-/// What the kernel calls the root.
+/// Inode number of the root in the mount.
 const ROOT: u64 = INodeNo::ROOT.0;
 
-/// Files get numbers when they are first seen, and keep them: folders of checkpoints are small. A file that takes the place of another
-/// gets a number of its own. Links are followed.
+/// Files get numbers when they are first seen, and keep them: folders of checkpoints are small. A
+/// file that replaces another gets a number of its own. Links are followed.
 #[derive(Debug)]
 pub(super) struct Tree {
     root: PathBuf,
@@ -27,7 +27,7 @@ type Identity = (u64, u64);
 
 #[derive(Debug)]
 struct Nodes {
-    /// The file with number `ROOT + index`, and which one it was.
+    /// Path of the file with number `ROOT + index`, and its identity.
     known: Vec<(PathBuf, Identity)>,
     numbers: HashMap<(PathBuf, Identity), u64>,
 }
@@ -45,7 +45,7 @@ impl Nodes {
     }
 }
 
-/// Of a file that is not there any more.
+/// Returns the error for a file that does not exist any more.
 fn stale() -> io::Error {
     io::Error::from_raw_os_error(Errno::ESTALE.code())
 }
@@ -75,7 +75,7 @@ impl Tree {
             .ok_or_else(|| io::Error::from_raw_os_error(Errno::ENOENT.code()))
     }
 
-    /// The real file with this number, if it is still in its place.
+    /// Returns the path of the real file with this number, if it is still in its place.
     pub(super) fn path(&self, number: u64) -> io::Result<PathBuf> {
         let (path, known) = self.known(number)?;
         if identity(&path.metadata()?) == known {
@@ -85,7 +85,7 @@ impl Tree {
         }
     }
 
-    /// The path below the folder, or of something in it, as rules see it.
+    /// Returns the path below the folder of a file, or of an entry in it, for rules.
     pub(super) fn name(&self, number: u64, inside: &OsStr) -> String {
         let path = self.known(number).map(|(path, _)| path).unwrap_or_default();
         let below = path.strip_prefix(&self.root).unwrap_or(&path).join(inside);
@@ -100,7 +100,7 @@ impl Tree {
         attributes(number, &metadata)
     }
 
-    /// Of a file, or of one whose place was taken and that somebody still has open.
+    /// Returns the attributes of a file, or of a replaced file that is still open.
     pub(super) fn attributes(&self, number: u64, open: Option<&File>) -> io::Result<FileAttr> {
         let found = self.path(number).and_then(|path| path.metadata());
         match (found, open) {
@@ -109,7 +109,7 @@ impl Tree {
         }
     }
 
-    /// Everything in a folder, in the same order each time as long as it stays the same.
+    /// Lists a folder, in a stable order as long as it does not change.
     pub(super) fn list(&self, folder: u64) -> io::Result<Vec<(u64, FileType, OsString)>> {
         let mut entries = vec![
             (folder, FileType::Directory, OsString::from(".")),
@@ -121,7 +121,7 @@ impl Tree {
         }
         names.sort();
         for name in names {
-            // A link to nowhere is not shown.
+            // A dangling link is not shown.
             if let Ok(attributes) = self.find(folder, &name) {
                 entries.push((attributes.ino.0, attributes.kind, name));
             }

@@ -1,4 +1,4 @@
-//! What tests ask of a store, and how they wait for it.
+//! Clients of the servers under test, and their assertions.
 
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -7,17 +7,17 @@ use object_store::http::{HttpBuilder, HttpStore};
 use object_store::path::Path;
 use object_store::{Certificate, ClientOptions, Error, GetOptions, ObjectStore, ObjectStoreExt};
 
-/// 300 000 bytes of which no two stretches are alike.
+/// Returns 300 000 bytes, of which all aligned four-byte words differ.
 pub(crate) fn content() -> Vec<u8> {
     (0..75_000_u32).flat_map(u32::to_le_bytes).collect()
 }
 
-/// Some bytes from the middle of an object.
+/// Reads some bytes from the middle of an object.
 pub(crate) fn range(store: &impl ObjectStore, key: &str) -> Result<Vec<u8>, Error> {
     wait(store.get_range(&path(key), 100_001..200_002)).map(|bytes| bytes.to_vec())
 }
 
-/// Asserts that the store has [`content`] at `key` and gives a range of it.
+/// Asserts that the store holds [`content`] at `key` and returns a range of it.
 pub(crate) fn assert_served(store: &impl ObjectStore, key: &str) {
     let found = range(store, key).expect("a range");
     assert!(found == content()[100_001..200_002], "other bytes");
@@ -26,7 +26,7 @@ pub(crate) fn assert_served(store: &impl ObjectStore, key: &str) {
     assert!(found.e_tag.is_some(), "no entity tag");
 }
 
-/// Asserts that the store does not give what `key` was before it changed.
+/// Asserts that the store refuses to read `key` on the condition that it has another entity tag.
 pub(crate) fn assert_checks_condition(store: &impl ObjectStore, key: &str) {
     let options = GetOptions {
         if_match: Some("\"another\"".to_owned()),
@@ -36,7 +36,7 @@ pub(crate) fn assert_checks_condition(store: &impl ObjectStore, key: &str) {
     assert!(matches!(error, Error::Precondition { .. }), "{error}");
 }
 
-/// A client for plain HTTP or HTTPS.
+/// Returns a client for plain HTTP or HTTPS.
 pub(crate) fn web(url: String, options: ClientOptions) -> HttpStore {
     HttpBuilder::new()
         .with_url(url)
@@ -49,14 +49,14 @@ pub(crate) fn web(url: String, options: ClientOptions) -> HttpStore {
         .expect("a client")
 }
 
-/// For clients of servers with certificates of their own.
+/// Returns options of a client that trusts the certificate authority in `file`.
 pub(crate) fn trusting(file: &std::path::Path) -> ClientOptions {
     let pem = std::fs::read_to_string(file).expect("the file is there");
     let certificate = Certificate::from_pem(pem.as_bytes()).expect("it is a certificate");
     ClientOptions::new().with_root_certificate(certificate)
 }
 
-/// Asserts that nobody listens at `address`, now or soon.
+/// Asserts that no server listens at `address`, now or soon.
 pub(crate) fn assert_gone(address: &str) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while TcpStream::connect(address).is_ok() {

@@ -1,4 +1,4 @@
-//! The lab's own tests: what other tests rely on.
+//! Tests of the storage that other tests rely on.
 
 mod client;
 mod processes;

@@ -1,4 +1,4 @@
-//! Servers live as long as what holds them, and no longer than the tests.
+//! Servers live until they are dropped, and no longer than the test process.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -7,11 +7,11 @@ use tload_lab::{Toxiproxy, require, tool};
 
 use crate::client::assert_gone;
 
-/// Set for the process that is killed.
+/// Environment variable set for the process that is killed.
 const VICTIM: &str = "TLOAD_LAB_VICTIM";
 
 #[test]
-fn a_server_outlives_the_thread_that_started_it() {
+fn server_outlives_starting_thread() {
     let started = std::thread::spawn(Toxiproxy::start)
         .join()
         .expect("it ends");
@@ -23,17 +23,17 @@ fn a_server_outlives_the_thread_that_started_it() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_server_dies_with_its_starter() {
+fn server_dies_with_starting_process() {
     if std::env::var_os(VICTIM).is_some() {
         return victim();
     }
     if require(tool("toxiproxy")).is_none() {
         return;
     }
-    // What it leaves behind.
+    // Holds the files that the killed process leaves behind.
     let folder = tempfile::tempdir().expect("a folder");
     let mut victim = Command::new(std::env::current_exe().expect("a path"))
-        .args(["--exact", "processes::a_server_dies_with_its_starter"])
+        .args(["--exact", "processes::server_dies_with_starting_process"])
         .arg("--nocapture")
         .env(VICTIM, "1")
         .env("TMPDIR", folder.path())
@@ -51,11 +51,11 @@ fn a_server_dies_with_its_starter() {
     assert_gone(&address.expect("an address"));
 }
 
-/// Starts a server, says where it is, and waits to be killed.
+/// Starts a server, prints its address, and waits to be killed.
 fn victim() {
     let server = Toxiproxy::start().expect("it starts");
     let proxy = server.proxy("127.0.0.1:1").expect("a proxy");
-    // On a line of its own, after what the test harness wrote.
+    // On a line of its own, after the output of the test harness.
     let mut output = std::io::stdout();
     writeln!(output, "\nproxy: {}", proxy.address()).expect("it is read");
     output.flush().expect("it is read");
@@ -63,7 +63,7 @@ fn victim() {
 }
 
 #[test]
-fn what_is_missing_says_how_to_get_it() {
+fn missing_tool_error_names_install_command() {
     let reason = tool("nothing").expect_err("no such server");
     assert!(reason.contains("run tools/servers nothing"), "{reason}");
 }

@@ -1,4 +1,4 @@
-//! Each server starts, takes objects, gives ranges of them and is gone when dropped.
+//! Each server starts, stores objects, returns ranges of them and exits when dropped.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -16,7 +16,7 @@ use crate::client::{
 
 const KEY: &str = "folder/ä b%.bin";
 
-/// What the three have in common.
+/// Asserts the behaviour that the three S3 servers share.
 fn assert_serves_s3<Kind>(server: S3Server<Kind>) {
     server.put("bucket", KEY, &content()).expect("put");
     let store = server.store("bucket").expect("a client");
@@ -62,9 +62,9 @@ fn versitygw_over_tls() {
     assert_serves_s3(server);
 }
 
-/// Larger than what fits into one request, and not a multiple of it.
+/// Uploads a file that is larger than one request, and not a multiple of its size.
 #[test]
-fn a_large_file_arrives_whole() {
+fn multipart_upload_stores_whole_file() {
     let Some(server) = require(Versitygw::start()) else {
         return;
     };
@@ -96,7 +96,7 @@ fn moto() {
 }
 
 #[test]
-fn moto_refuses_on_demand() {
+fn moto_refuse_all_denies_reads() {
     let Some(server) = require(Moto::start()) else {
         return;
     };
@@ -259,7 +259,7 @@ fn toxiproxy() {
     drop(proxy);
     assert_gone(&address);
     let store = web(format!("http://{}", other.address()), ClientOptions::new());
-    // Keeps its toxiproxy alive.
+    // A proxy keeps its toxiproxy alive.
     drop(toxiproxy);
     assert_served(&store, "object");
     let address = other.address().to_owned();

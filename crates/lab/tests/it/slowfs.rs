@@ -1,4 +1,4 @@
-//! The slow file system shows what is there, and is gone when whoever wanted it is.
+//! The slow file system shows its backing folder, and is unmounted when its owner is gone.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::AsRawFd;
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use tload_lab::require_named;
 use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
-/// Set for the process that is killed: the folder to show.
+/// Environment variable set for the process that is killed: the folder to show.
 const VICTIM: &str = "TLOAD_LAB_VICTIM";
 
-/// Not a test: what mounts run.
+/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
 #[test]
 fn serves() {
     serve_if_asked();
@@ -25,7 +25,7 @@ fn mount(backing: &Path, options: &Options) -> Option<Mount> {
     require_named("fuse", Mount::start("slowfs::serves", backing, options))
 }
 
-/// A folder with a file, a folder with a file, and links.
+/// Creates a folder with a file, a folder with a file, and links.
 fn backing() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path();
@@ -42,7 +42,7 @@ fn read(path: &Path) -> Vec<u8> {
     std::fs::read(path).expect("a file")
 }
 
-/// Whether something is mounted there, as the kernel lists it.
+/// Returns whether the kernel lists a mount at `path`.
 fn is_mounted(path: &Path) -> bool {
     let mounts = String::from_utf8(read(Path::new("/proc/self/mountinfo"))).expect("UTF-8");
     let path = path.to_str().expect("UTF-8");
@@ -51,10 +51,10 @@ fn is_mounted(path: &Path) -> bool {
         .any(|line| line.split(' ').nth(4) == Some(path))
 }
 
-/// Waits until nothing is.
+/// Asserts that the mount at `path` is removed, now or soon.
 #[expect(
     clippy::disallowed_methods,
-    reason = "nobody tells when a process that is no child of ours has ended; the wait has an end"
+    reason = "the end of a process that is not our child cannot be waited for; the wait has an end"
 )]
 fn assert_unmounted(path: &Path) {
     let deadline = Instant::now() + Duration::from_secs(60);
@@ -69,7 +69,7 @@ fn assert_unmounted(path: &Path) {
 }
 
 #[test]
-fn a_folder_is_shown_as_it_is() {
+fn mount_shows_backing_folder() {
     let backing = backing();
     for direct in [false, true] {
         let options = Options {
@@ -97,7 +97,7 @@ fn a_folder_is_shown_as_it_is() {
 }
 
 #[test]
-fn reads_take_as_long_as_they_are_told_to() {
+fn reads_take_configured_time() {
     let backing = backing();
     let options = Options {
         latency: Duration::from_millis(30),
@@ -110,12 +110,12 @@ fn reads_take_as_long_as_they_are_told_to() {
     };
     let started = Instant::now();
     read(&mount.path().join("two"));
-    // 100 ms for the bytes, 30 for one read at least: never less, whatever the machine is busy with.
+    // 100 ms for the bytes, and at least 30 ms for one read: never less, however busy the machine.
     assert!(started.elapsed() >= Duration::from_millis(130));
 }
 
 #[test]
-fn faults_are_what_readers_see() {
+fn configured_faults_reach_readers() {
     let backing = backing();
     let options = Options {
         direct: true,
@@ -145,7 +145,8 @@ fn faults_are_what_readers_see() {
     );
 }
 
-/// A mount where every read is seen, and nothing is believed for longer than it takes to say it.
+/// Mounts with direct reads and without caching of names and attributes, so that every request
+/// reaches the file system.
 fn obedient(backing: &Path) -> Option<Mount> {
     let options = Options {
         direct: true,
@@ -160,7 +161,7 @@ fn open(path: &Path) -> std::io::Result<std::fs::File> {
 }
 
 #[test]
-fn rules_come_and_go_while_it_runs() {
+fn rules_change_while_mounted() {
     let backing = backing();
     let Some(mount) = obedient(backing.path()) else {
         return;
@@ -170,7 +171,7 @@ fn rules_come_and_go_while_it_runs() {
     let mut bytes = [0; 1000];
     let mut read = |offset| {
         let found = file.read_at(&mut bytes, offset);
-        found.map_err(|error| error.raw_os_error().expect("of the system"))
+        found.map_err(|error| error.raw_os_error().expect("a system error"))
     };
     mount.fault(&Rule::once(Fault::Errno(116)).from_byte(5000));
     mount.fault(&Rule::always(Fault::Short(0)).from_byte(5000).times(1));
@@ -197,7 +198,7 @@ fn rules_come_and_go_while_it_runs() {
 }
 
 #[test]
-fn what_is_held_is_answered_when_it_is_let_go() {
+fn held_requests_complete_when_released() {
     let backing = backing();
     let Some(mount) = obedient(backing.path()) else {
         return;
@@ -224,9 +225,9 @@ fn what_is_held_is_answered_when_it_is_let_go() {
     assert!(!mount.wait_for_held(1, Duration::ZERO));
 }
 
-/// What happens to the real files happens to those that are shown; a file that takes the place of another is another.
+/// Changes of the backing files are visible in the mount; a replaced file is another file there.
 #[test]
-fn files_are_truncated_rewritten_and_replaced() {
+fn mount_follows_changes_of_backing_files() {
     let backing = backing();
     let Some(mount) = obedient(backing.path()) else {
         return;
@@ -252,7 +253,7 @@ fn files_are_truncated_rewritten_and_replaced() {
     std::fs::rename(&beside, &real).expect("the same folder");
     assert_eq!(read(&path), [3; 30]);
     assert_ne!(path.metadata().expect("a status").ino(), before.ino());
-    // Who has the old one open keeps it, and opens it again.
+    // An open file keeps the old contents, and can be opened again.
     assert_eq!(file.metadata().expect("a status").len(), 1000);
     let again = open(Path::new(&format!("/proc/self/fd/{}", file.as_raw_fd())));
     let mut bytes = [0; 4];
@@ -261,7 +262,7 @@ fn files_are_truncated_rewritten_and_replaced() {
 }
 
 #[test]
-fn a_mount_that_is_dropped_is_gone_also_when_it_is_in_use() {
+fn mount_in_use_is_unmounted_on_drop() {
     let backing = backing();
     let Some(mount) = mount(backing.path(), &Options::default()) else {
         return;
@@ -275,11 +276,11 @@ fn a_mount_that_is_dropped_is_gone_also_when_it_is_in_use() {
     drop(mount);
     assert!(!is_mounted(&path) && !path.exists());
     file.read_at(&mut [0; 10], 0)
-        .expect_err("nobody is there to answer");
+        .expect_err("no server is left");
 }
 
 #[test]
-fn a_mount_dies_with_its_starter() {
+fn mount_is_removed_with_starting_process() {
     if let Some(folder) = std::env::var_os(VICTIM) {
         return victim(Path::new(&folder));
     }
@@ -289,7 +290,7 @@ fn a_mount_dies_with_its_starter() {
     }
     let folder = tempfile::tempdir().expect("a folder");
     let mut victim = Command::new(std::env::current_exe().expect("a path"))
-        .args(["--exact", "slowfs::a_mount_dies_with_its_starter"])
+        .args(["--exact", "slowfs::mount_is_removed_with_starting_process"])
         .arg("--nocapture")
         .env(VICTIM, backing.path())
         .env("TMPDIR", folder.path())
@@ -305,7 +306,7 @@ fn a_mount_dies_with_its_starter() {
     assert_unmounted(path);
 }
 
-/// Mounts, says where, and waits to be killed.
+/// Mounts, prints the path, and waits to be killed.
 fn victim(backing: &Path) {
     let mount = mount(backing, &Options::default()).expect("it worked a moment ago");
     let mut output = std::io::stdout();
@@ -314,7 +315,7 @@ fn victim(backing: &Path) {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// The rest of the first line of `child` that begins with `start`.
+/// Returns the rest of the first line of `child` that begins with `start`.
 fn line(child: &mut Child, start: &str) -> String {
     let output = child.stdout.take().expect("it is piped");
     BufReader::new(output)
@@ -324,7 +325,7 @@ fn line(child: &mut Child, start: &str) -> String {
         .expect("it says so")
 }
 
-/// The program, with nothing that tells it when to end.
+/// Returns a command for the program, without an input that ends it.
 fn program(backing: &Path, mount_point: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slowfs"));
     command
@@ -335,7 +336,7 @@ fn program(backing: &Path, mount_point: &Path) -> Command {
 }
 
 #[test]
-fn the_program_ends_when_it_is_told_to() {
+fn program_exits_on_signal_or_end_of_input() {
     let (backing, folder) = (backing(), tempfile::tempdir().expect("a folder"));
     if mount(backing.path(), &Options::default()).is_none() {
         return;
@@ -351,7 +352,7 @@ fn the_program_ends_when_it_is_told_to() {
         assert!(program.wait().expect("it ends").success());
         assert!(!is_mounted(folder.path()));
     }
-    // By the end of its input; what is written there before is done and answered.
+    // The end of its input stops it too; commands before that are executed and answered.
     let mut command = program(backing.path(), folder.path());
     let mut program = command.stdin(Stdio::piped()).spawn().expect("it starts");
     let output = program.stdout.take().expect("it is piped");
@@ -361,7 +362,7 @@ fn the_program_ends_when_it_is_told_to() {
     writeln!(input, "fault errno=EIO,on=open\nwhat").expect("it listens");
     assert_eq!(lines.next().as_deref(), Some("slowfs: done"));
     let answer = lines.next().expect("an answer");
-    assert!(answer.contains("is no command"), "{answer}");
+    assert!(answer.contains("is not a command"), "{answer}");
     open(&folder.path().join("two")).expect_err("it fails now");
     drop(input);
     assert!(program.wait().expect("it ends").success());
@@ -369,7 +370,7 @@ fn the_program_ends_when_it_is_told_to() {
 }
 
 #[test]
-fn the_program_explains_itself() {
+fn program_with_unknown_option_prints_usage() {
     let output = Command::new(env!("CARGO_BIN_EXE_slowfs"))
         .args(["a", "b", "--latency", "5"])
         .output()

@@ -1,4 +1,4 @@
-"""Puts this package into `sys.modules` in the place of runai_model_streamer, and takes it out again."""
+"""Installs this package in `sys.modules` in place of runai_model_streamer, and uninstalls it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGES = {
     ".s3_utils": None,
     ".safetensors_streamer": None,
 }
-"""Their packages, and which module of ours has what is in them."""
+"""Packages of runai_model_streamer, each with the module of this package that has its contents."""
 
 _MODULES = {
     ".distributed_streamer.distributed_streamer": "tload.compat.runai.distributed_streamer",
@@ -29,17 +29,19 @@ _MODULES = {
     ".safetensors_streamer.safetensors_pytorch": "tload.compat.runai.safetensors_pytorch",
     ".safetensors_streamer.safetensors_streamer": "tload.compat.runai.safetensors_streamer",
 }
-"""Their modules, and ours."""
+"""Modules of runai_model_streamer, each with its counterpart."""
 
 
 def install() -> None:
-    """Make `import runai_model_streamer` import this package, in this process, from now on.
+    """Make `import runai_model_streamer` import this package from now on, in this process.
 
-    To be called before the program that uses runai_model_streamer is imported, and in each of its processes. Installing
-    twice is installing once. `runai_model_streamer` need not be installed, and is left alone if it is.
+    Call it before importing the program that uses runai_model_streamer, in each of its processes.
+    Repeated calls have no effect. `runai_model_streamer` need not be installed, and is unchanged if
+    it is.
 
     Raises:
-        InvalidRequestError: `runai_model_streamer` itself has been imported already: those who did keep it.
+        InvalidRequestError: `runai_model_streamer` itself is already imported, and its users would
+            keep it.
     """
     if _is_ours(sys.modules.get(NAME)):
         return
@@ -49,7 +51,7 @@ def install() -> None:
         raise advise(InvalidRequestError, message, "call tload.compat.runai.install() before anything imports it")
     modules = {path: _package(NAME + path, source) for path, source in _PACKAGES.items()}
     modules |= {path: importlib.import_module(source) for path, source in _MODULES.items()}
-    # `import a.b.c as c` looks for attributes first. Parents come before their children.
+    # `import a.b.c as c` looks up attributes first. Parents come before their children.
     for path, module in modules.items():
         parent, _, name = path.rpartition(".")
         if name:
@@ -58,7 +60,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`. Who has imported something from here meanwhile keeps it."""
+    """Revert `install`. Objects that were imported from here in the meantime stay valid."""
     if _is_ours(sys.modules.get(NAME)):
         for path in [*_PACKAGES, *_MODULES]:
             sys.modules.pop(NAME + path, None)
@@ -66,7 +68,7 @@ def uninstall() -> None:
 
 def _package(name: str, source: str | None) -> ModuleType:
     package = ModuleType(name, f"`{name}`, of tload.compat.runai.")
-    # `importlib.util.find_spec` asks for it.
+    # `importlib.util.find_spec` reads it.
     package.__spec__ = ModuleSpec(name, None, origin="tload.compat.runai", is_package=True)
     package.__path__ = []
     if source is not None:

@@ -1,4 +1,4 @@
-"""Streaming by several processes that divide the files among them, of which only the part for one process is here."""
+"""Streaming by several processes that divide files among themselves; here each reads alone."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ _logger = logging.getLogger(__name__)
 
 
 class DistributedStreamer:
-    """A `FileStreamer` whose interface says whether processes may divide the files among them. Here they do not.
+    """A `FileStreamer` with the interface for dividing files among processes, which it does not do.
 
-    `is_distributed=True` is honoured where runai_model_streamer would read alone, too: without a process group, in a
-    group of one, and with a backend that does not fit the device. Where it would divide, `stream_files` raises.
+    `is_distributed=True` is accepted where runai_model_streamer, too, would read alone: without a
+    process group, in a group of one, and with a backend that does not fit the device. Where it
+    would divide files, `stream_files` raises.
     """
 
     def __init__(self) -> None:
-        """Make a streamer that has nothing to read yet."""
+        """Make an idle streamer."""
         self.file_streamer = FileStreamer()
 
     def __enter__(self) -> Self:
@@ -70,10 +71,10 @@ class DistributedStreamer:
 
 
 def refuse_to_divide(*, is_distributed: bool, device: str | torch.device | None) -> None:
-    """Raise where runai_model_streamer would divide the files among the processes of a group.
+    """Raise an error if runai_model_streamer would divide the files among a group's processes.
 
     Raises:
-        UnsupportedError: It would.
+        UnsupportedError: It would divide the files.
         InvalidRequestError: RUNAI_STREAMER_DIST is neither 0, 1 nor auto.
     """
     if not is_distributed:
@@ -89,12 +90,12 @@ def refuse_to_divide(*, is_distributed: bool, device: str | torch.device | None)
         _logger.info("is_distributed=True: this process reads alone (RUNAI_STREAMER_DIST=%s)", wanted)
         return
     message = f"is_distributed=True: dividing files among the {processes} processes of a group is not supported"
-    hint = "set RUNAI_STREAMER_DIST=0, or pass is_distributed=False: each process reads all it asks for"
+    hint = "set RUNAI_STREAMER_DIST=0, or pass is_distributed=False: each process then reads all of its tensors"
     raise advise(UnsupportedError, message, hint)
 
 
 def _group() -> tuple[int, str]:
-    """Return how many processes the default group has, and its backend; `(1, "")` without one."""
+    """Return the size of the default process group, and its backend; `(1, "")` without one."""
     from torch import distributed
 
     if not (distributed.is_available() and distributed.is_initialized()):

@@ -1,4 +1,4 @@
-"""What the variables of runai_model_streamer mean here. The table is in the package's docstring."""
+"""Translates the variables of runai_model_streamer; the table is in the package's docstring."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
 MEMORY_LIMIT = "RUNAI_STREAMER_MEMORY_LIMIT"
 
 DEPTH_MAX = 4096
-"""Most that tload takes."""
+"""Maximum that tload accepts."""
 
 FILE_EXTENT_BYTES_MIN = 2 << 20
 OBJECT_EXTENT_BYTES_MIN = 5 << 20
-"""Chunks that are smaller are made this large, as theirs are."""
+"""Minimum chunk size; smaller ones are raised to it, as in runai_model_streamer."""
 
 EXTENT_BYTES_MAX = 1 << 30
-"""Most that tload takes."""
+"""Maximum that tload accepts."""
 
 REGION_BYTES = 2 << 20
-"""What a load needs beside its largest tensor: small neighbours are kept together in up to about 1 MiB, and all is
-rounded to pages. Theirs takes 4 MiB per buffer for the same reason."""
+"""Memory that a load needs beside its largest tensor: small neighbours share up to about 1 MiB, and
+sizes are rounded up to pages. runai_model_streamer takes 4 MiB per buffer for the same reason."""
 
 STAGING_BYTES = 64 << 20
-"""Least host memory on the way to a GPU: a few reads of the largest size."""
+"""Minimum host memory on the way to a GPU: a few reads of the largest size."""
 
 
 def options(kind: Kind) -> OptionKeywords:
-    """Return what the environment says of how to read, for `tload.stream`."""
+    """Return the read options of the environment, for `tload.stream`."""
     found = OptionKeywords()
     if kind is Kind.FILE:
         depth = _queue_depth() or _positive("RUNAI_STREAMER_CONCURRENCY")
         if depth:
             found["depth"] = min(depth, DEPTH_MAX)
-    # For files, the first is for their asynchronous readers, the second for the others.
+    # For files, the first variable is for their asynchronous readers, the second for the others.
     extent = _positive("RUNAI_STREAMER_FS_CHUNK_BYTESIZE") if kind is Kind.FILE else None
     extent = extent or _positive("RUNAI_STREAMER_CHUNK_BYTESIZE")
     if extent:
@@ -53,12 +53,12 @@ def options(kind: Kind) -> OptionKeywords:
 
 
 def memory_limit(sizes: Sequence[int], given: int | None = None) -> int | None:
-    """Return how many bytes of tensors or ranges of these sizes may wait for the caller.
+    """Return the maximum bytes that may wait for the caller, for tensors or ranges of these sizes.
 
-    What is given wins over the environment. `None` means that nobody has said so.
+    `given` takes precedence over the environment. `None` means that neither is set.
 
     Raises:
-        RunaiStreamerMemoryLimitException: The limit is smaller than the largest.
+        RunaiStreamerMemoryLimitException: The limit is smaller than the largest size.
     """
     text = os.environ.get(MEMORY_LIMIT)
     if given is not None:
@@ -80,7 +80,7 @@ def memory_limit(sizes: Sequence[int], given: int | None = None) -> int | None:
 
 
 def store(kind: Kind, credentials: S3Credentials | None) -> dict[str, Any]:
-    """Return how a store is reached, for `store=`. What tload reads from the environment by itself is not in it."""
+    """Return the options of a store, for `store=`, except those that tload reads itself."""
     found: dict[str, Any] = {}
     if kind is Kind.S3:
         found |= _s3(credentials)
@@ -103,7 +103,8 @@ def store(kind: Kind, credentials: S3Credentials | None) -> dict[str, Any]:
 
 def _s3(credentials: S3Credentials | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    # tload reads these two by itself; the third is what others make of them for old versions of theirs.
+    # tload reads these two itself; programs derive the third from them for old versions of
+    # runai_model_streamer.
     if not (_text("AWS_ENDPOINT_URL") or _text("AWS_ENDPOINT_URL_S3")):
         found["endpoint"] = _text("RUNAI_STREAMER_S3_ENDPOINT")
     addressing = _text("RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING")
@@ -142,7 +143,10 @@ def _positive(name: str) -> int | None:
 
 
 def _queue_depth() -> int | None:
-    """Return the first of `512,nfs=64`. tload finds out for each file system what suits it."""
+    """Return the first number of a text such as `512,nfs=64`.
+
+    tload tunes the depth of each file system itself.
+    """
     name = "RUNAI_STREAMER_FS_QUEUE_DEPTH"
     text = _text(name).partition(",")[0]
     if not text:

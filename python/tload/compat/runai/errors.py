@@ -1,4 +1,4 @@
-"""The exceptions that callers of runai_model_streamer know, with messages and causes of tload's."""
+"""Exceptions of runai_model_streamer's interface, with tload's messages and causes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ if TYPE_CHECKING:
 
 
 class RunaiStreamerInvalidInputException(Exception):  # noqa: N818  # the name is theirs
-    """The call asks for something that cannot be: a device that is none, or paths of different stores at once."""
+    """The call is invalid: torch lacks the device, or paths of different stores are mixed."""
 
 
 class RunaiStreamerMemoryLimitException(Exception):  # noqa: N818  # the name is theirs
     """RUNAI_STREAMER_MEMORY_LIMIT is smaller than the largest tensor or range."""
 
 
-# Theirs are no `ValueError` either: torch and the allocator raise them.
+# runai_model_streamer does not make these a `ValueError` either: torch and the allocator raise
+# them.
 _KEPT = (ValueError, tload.OutOfMemoryError, tload.DeviceError, tload.CancelledError)
 
 
 @contextmanager
 def value_errors() -> Iterator[None]:
-    """Raise as a `ValueError` what fails in here, as callers expect of a file that is missing, short or unreadable.
+    """Convert failures to `ValueError`, as callers expect for missing, short or unreadable files.
 
-    The message is tload's, and `__cause__` its exception, which says by its class what went wrong.
+    The message is tload's, and `__cause__` its exception, whose class tells the kind of failure.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Raw ranges of files, read by a few threads ahead of whoever takes them."""
+"""Raw ranges of files, read ahead of the caller by a few threads."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ __all__ = [
 ]
 
 RUNAI_STREAMER_MEMORY_LIMIT_ENV_VAR_NAME = environment.MEMORY_LIMIT
-"""By their name for it, which their users import."""
+"""Alias with runai_model_streamer's name, which its users import."""
 
 READ_AHEAD_BYTES = 512 << 20
-"""Most that waits for the caller unless RUNAI_STREAMER_MEMORY_LIMIT says otherwise: what `tload.stream` has."""
+"""Maximum bytes that wait for the caller without RUNAI_STREAMER_MEMORY_LIMIT, as in
+`tload.stream`."""
 
 
 class FileChunks:
-    """Ranges of one file. They need not follow one another, nor be in order; empty ones are answered, too."""
+    """Ranges of one file. They need not be adjacent or in order, and may be empty."""
 
     def __init__(self, id: int, path: str, offsets: list[int], sizes: list[int]) -> None:
-        """Say what to read.
+        """Describe the ranges to read.
 
         Args:
-            id: What the ranges are known by; differs for all requests of one `stream_files`.
-            path: The file.
-            offsets: Where each range begins, bytes.
-            sizes: How long each range is, bytes.
+            id: Identifier of the ranges; unique among all requests of one `stream_files`.
+            path: Path of the file.
+            offsets: Start of each range, bytes.
+            sizes: Length of each range, bytes.
 
         Raises:
-            ValueError: There are not as many offsets as sizes.
+            ValueError: The numbers of offsets and sizes differ.
         """
         if len(offsets) != len(sizes):
-            message = f"FileChunks of {path!r}: {len(offsets)} offsets and {len(sizes)} sizes: wanted as many"
+            message = f"FileChunks of {path!r}: {len(offsets)} offsets and {len(sizes)} sizes: wanted equal numbers"
             raise InvalidRequestError(message)
         self.id = id
         self.path = path
@@ -67,7 +68,7 @@ class FileChunks:
 
     @staticmethod
     def contiguous(id: int, path: str, offset: int, sizes: list[int]) -> FileChunks:
-        """Make ranges of these sizes that follow one another from `offset` on."""
+        """Make adjacent ranges of these sizes that start at `offset`."""
         offsets = []
         for size in sizes:
             offsets.append(offset)
@@ -75,11 +76,11 @@ class FileChunks:
         return FileChunks(id, path, offsets, sizes)
 
     def total_size(self) -> int:
-        """Return the bytes of all ranges."""
+        """Return the sum of all ranges, bytes."""
         return sum(self.sizes)
 
     def max_chunk_size(self) -> int:
-        """Return the bytes of the longest range. There must be one."""
+        """Return the length of the longest range, bytes. There must be at least one range."""
         return max(self.sizes)
 
     def __repr__(self) -> str:
@@ -87,18 +88,19 @@ class FileChunks:
 
 
 class FileStreamer:
-    """Reads ranges of files. One set of ranges at a time; a context manager that stops reading at its end.
+    """Reads ranges of files, one set at a time. A context manager that stops reading at its end.
 
-    Ranges come in the order in which they were asked for. (Of runai_model_streamer they come in any.) Each is a tensor
-    of its own, which nothing overwrites. A range that cannot be read ends the stream; another may be started then.
+    Ranges are yielded in the order of the request. (runai_model_streamer yields them in any order.)
+    Each is a tensor of its own, which is not overwritten. A range that cannot be read ends the
+    stream; another can be started then.
 
-    Ranges are not verified, because digests are of tensors and files. `TLOAD_VERIFY=auto` changes
+    Ranges are not verified, because digests cover tensors and files. `TLOAD_VERIFY=auto` changes
     nothing here; a mode that refuses unverified bytes, such as `require`, is an error.
     `SafetensorsStreamer` does compare.
     """
 
     def __init__(self) -> None:
-        """Make a streamer that has nothing to read yet."""
+        """Make an idle streamer."""
         self.device_str = "cpu"
         self._reads: RangeReads | None = None
 
@@ -115,7 +117,7 @@ class FileStreamer:
 
     @property
     def outstanding(self) -> int:
-        """Ranges that were asked for and have not been taken yet."""
+        """Number of requested ranges that have not been taken yet."""
         return self._reads.outstanding if self._reads else 0
 
     def stream_files(
@@ -130,17 +132,18 @@ class FileStreamer:
 
         Args:
             file_stream_requests: The ranges.
-            credentials: Not used: for object stores.
-            device: Where the tensors are to live. Default: `"cpu"`.
-            memory_limit: Most bytes that may wait for the caller; -1: no limit; 0: one range at a time. Default:
-                RUNAI_STREAMER_MEMORY_LIMIT, else 512 MiB or the longest range.
-            owned: Not used: tensors are always the caller's own.
+            credentials: Ignored: for object stores.
+            device: Device of the tensors. Default: `"cpu"`.
+            memory_limit: Maximum bytes that may wait for the caller; -1: no limit; 0: one range at
+                a time. Default: RUNAI_STREAMER_MEMORY_LIMIT, else 512 MiB or the longest range.
+            owned: Ignored: the caller always owns its tensors.
 
         Raises:
             ValueError: The ranges of an earlier call have not all been taken.
             InvalidRequestError: `TLOAD_VERIFY` refuses unverified bytes.
             UnsupportedError: A path is in an object store.
-            RunaiStreamerInvalidInputException: The device is none, or files and stores are mixed.
+            RunaiStreamerInvalidInputException: torch does not know the device, or files and stores
+                are mixed.
             RunaiStreamerMemoryLimitException: The limit is smaller than the longest range.
         """
         del credentials, owned
@@ -154,7 +157,7 @@ class FileStreamer:
             hint = "stream the tensors with SafetensorsStreamer, or pull the file first with pull_files"
             raise advise(UnsupportedError, message, hint)
         if file_stream_requests and is_strict(resolve(None, OptionKeywords())):
-            message = f"{file_stream_requests[0].path!r}: ranges of files cannot be verified, as TLOAD_VERIFY demands"
+            message = f"{file_stream_requests[0].path!r}: ranges of files cannot be verified, as TLOAD_VERIFY requires"
             hint = "stream the tensors with SafetensorsStreamer, or set TLOAD_VERIFY=auto or off"
             raise advise(InvalidRequestError, message, hint)
         self.device_str = device_name(device)
@@ -173,7 +176,9 @@ class FileStreamer:
         )
 
     def get_chunks(self) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """Yield `(id, index, tensor)` for each range: the request's id, the range's index in it, and its bytes.
+        """Yield `(id, index, tensor)` for each range.
+
+        These are the ID of the request, the index of the range in it, and the bytes of the range.
 
         The tensor is of `uint8` and has the shape `(1, size)`.
 
@@ -187,7 +192,7 @@ class FileStreamer:
             return
         try:
             for range, buffer in reads:
-                # `frombuffer` refuses empty ones.
+                # `frombuffer` refuses empty buffers.
                 flat = torch.frombuffer(buffer, dtype=torch.uint8) if buffer else torch.empty(0, dtype=torch.uint8)
                 tensor = flat.view(1, -1)
                 yield range.id, range.index, tensor if device == "cpu" else tensor.to(device)
@@ -201,17 +206,20 @@ class FileStreamer:
         allow_patterns: Sequence[str] | None = None,
         ignore_patterns: Sequence[str] | None = None,
     ) -> list[tuple[str, int]]:
-        """Return the files below a folder, or the objects below a prefix of a store: `(path or URL, bytes)`.
+        """Return the files below a folder, or the objects below a prefix of a store.
+
+        Each is a pair of its path or URL and its length in bytes.
 
         Args:
-            prefix: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`. What is there
-                is reached as the environment says.
-            is_recursive: Whether to look into folders in it. Links to folders are not followed. Default: `True`.
-            allow_patterns: Globs, of which one must match the whole path or URL. `*` matches `/`, too. Default: all.
+            prefix: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or
+                `az://container/prefix`. Stores are accessed with the options of the environment.
+            is_recursive: Include subfolders. Links to folders are not followed. Default: `True`.
+            allow_patterns: Globs, one of which must match the whole path or URL; `*` matches `/`,
+                too. Default: all.
             ignore_patterns: Globs of whole paths or URLs to leave out. Default: none.
 
         Raises:
-            ValueError: It cannot be listed. Of a store, nothing below a prefix is no error.
+            ValueError: The prefix cannot be listed. An empty prefix of a store is not an error.
         """
         if kind_of(prefix) is Kind.FILE:
             found = list(_files(prefix, recursive=is_recursive))
@@ -227,10 +235,10 @@ class FileStreamer:
 
 
 def device_name(device: str | torch.device | None) -> str:
-    """Return the name of a device. All that is host memory is `"cpu"`.
+    """Return the name of a device. All host memory is `"cpu"`.
 
     Raises:
-        RunaiStreamerInvalidInputException: torch knows no such device.
+        RunaiStreamerInvalidInputException: torch does not know the device.
     """
     import torch
 
@@ -239,7 +247,7 @@ def device_name(device: str | torch.device | None) -> str:
     try:
         known = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        message = f"device {device!r} is none that torch knows: {error}"
+        message = f"torch knows no device {device!r}: {error}"
         raise RunaiStreamerInvalidInputException(message) from error
     return "cpu" if known.type == "cpu" else str(device)
 

@@ -1,4 +1,4 @@
-"""Lists and copies models of object stores, and keeps copies that several processes share."""
+"""Lists and copies models in object stores, and shares local copies between processes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 
 
 def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> list[str]:
-    """Return the `*.safetensors` files right below a folder or prefix, as paths or URLs, by name. They are not opened.
+    """Return the `*.safetensors` files directly below a folder or prefix.
+
+    They are paths or URLs, sorted by name. The files are not opened.
 
     Args:
         path: The folder, or `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
-        s3_credentials: How to reach S3. Default: what the environment says.
+        s3_credentials: Options of S3. Default: from the environment.
 
     Raises:
-        NotImplementedError: It is the URL of something else.
+        NotImplementedError: The path is a URL of another kind.
         Error: A store cannot be listed: any failure of `tload.list_files`.
     """
     if kind_of(path) is Kind.FILE:
         if "://" in path:
-            message = f"{show(path)}: lists are of folders and of object stores (s3://, gs:// or az://)"
+            message = f"{show(path)}: only folders and object stores (s3://, gs:// or az://) can be listed"
             raise NotImplementedError(message)
         return sorted(glob.glob(os.path.join(glob.escape(path), "*.safetensors")))  # noqa: PTH118, PTH207
     return [url for url, _ in list_objects(path, s3_credentials, recursive=False) if url.endswith(".safetensors")]
@@ -45,15 +47,15 @@ def list_safetensors(path: str, s3_credentials: S3Credentials | None = None) -> 
 def list_objects(
     path: str, s3_credentials: S3Credentials | None = None, *, recursive: bool = True
 ) -> list[tuple[str, int]]:
-    """Return the objects below a prefix, at all depths or right below it only: URLs, by key, and bytes."""
+    """Return the URLs, sorted by key, and bytes of the objects (directly) below a prefix."""
     folder = folder_url(path)
     found = tload.list_files(folder, store=environment.store(kind_of(path), s3_credentials))
-    # Stores list lengths, too.
+    # Listings of stores have lengths, too.
     return [(f"{folder}{name}", size or 0) for name, size in found if recursive or "/" not in name]
 
 
 def is_wanted(text: str, allow: Sequence[str] | None, ignore: Sequence[str] | None) -> bool:
-    """Whether one of the patterns to allow matches a key or path as a whole, and none of those to ignore."""
+    """Return whether a whole key or path matches a pattern of `allow`, and none of `ignore`."""
     return (allow is None or matches(text, allow)) and not matches(text, ignore or ())
 
 
@@ -64,26 +66,30 @@ def pull_files(
     ignore_pattern: list[str] | None = None,
     s3_credentials: S3Credentials | None = None,
 ) -> None:
-    """Copy the files below a prefix of an object store, at all depths, into a folder. Many requests run side by side.
+    """Copy the files below a prefix of an object store, at all depths, into a folder.
 
-    Files appear under their names when they are complete. What is there with the same length and time of change is
-    skipped, and a copy that was interrupted goes on where it stopped. If there is nothing to copy, nothing happens. A
-    key that would be written outside of the folder is an error, before anything is written.
+    Many requests run in parallel.
+
+    Files appear under their names once they are complete. Files with the same length and
+    modification time are skipped, and an interrupted copy is resumed. If there are no files to
+    copy, nothing happens. A key that would be written outside of the folder is an error before
+    anything is written.
 
     Args:
         model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
-        dst: The folder, which is made if it is not there.
-        allow_pattern: Patterns, of which one must match the whole key; `*` matches `/`, too. Default: all.
+        dst: The folder to copy to. It is created if it does not exist.
+        allow_pattern: Patterns, one of which must match the whole key; `*` matches `/`, too.
+            Default: all.
         ignore_pattern: Patterns of whole keys to leave out. Default: none.
-        s3_credentials: How to reach S3. Default: what the environment says.
+        s3_credentials: Options of S3. Default: from the environment.
 
     Raises:
-        NotImplementedError: The source is no object store.
+        NotImplementedError: The source is not an object store.
         Error: The listing or the copy failed: any failure of `tload.list_files` and `tload.copy`.
     """
     kind = kind_of(model_path)
     if kind is Kind.FILE:
-        message = f"{show(model_path)}: files are pulled from object stores only (s3://, gs:// or az://)"
+        message = f"{show(model_path)}: files can only be pulled from object stores (s3://, gs:// or az://)"
         raise NotImplementedError(message)
     folder = folder_url(model_path)
     prefix = folder.partition("://")[2].partition("/")[2]
@@ -95,17 +101,17 @@ def pull_files(
 
 
 class ObjectStorageModel:
-    """A copy of a model in a folder, made once by whichever of several processes comes first; the others wait for it.
+    """A local copy of a model, made by one of several processes while the others wait for it.
 
-    A context manager: its end marks the copy as complete and lets the others on. An error in the block leaves it
-    unmarked, so that the next process begins anew.
+    A context manager: its end marks the copy as complete and releases the other processes. An error
+    in the block leaves it unmarked, so that the next process starts over.
 
         >>> with ObjectStorageModel("s3://bucket/model", "/cache/model") as model:  # doctest: +SKIP
         ...     model.pull_files(ignore_pattern=["*.safetensors"])
 
-    Processes of one machine wait for one another by a lock on the file `<dst>.lock` (`flock`); those of several
-    machines that share a network file system need not. The mark is the file `.runai_complete`. Both are those of
-    runai_model_streamer, so that both packages may share a folder.
+    Processes on one machine wait for a lock on the file `<dst>.lock` (`flock`); it need not work
+    between machines that share a network file system. The mark is the file `.runai_complete`.
+    runai_model_streamer uses the same lock and mark, so both packages may share a folder.
 
     Attributes:
         dir: The folder.
@@ -119,16 +125,16 @@ class ObjectStorageModel:
         Args:
             model_path: `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
             dst: The folder.
-            s3_credentials: How to reach S3. Default: what the environment says.
+            s3_credentials: Options of S3. Default: from the environment.
 
         Raises:
-            ValueError: The source is no object store.
-            OSError: The lock cannot be had, or the folder not be made or emptied.
+            ValueError: The source is not an object store.
+            OSError: The lock cannot be taken, or the folder cannot be made or emptied.
         """
         if kind_of(model_path) is Kind.FILE:
-            message = f"{show(model_path)} is no object store: wanted a URL of s3://, gs:// or az://"
+            message = f"{show(model_path)} is not in an object store: wanted a URL of s3://, gs:// or az://"
             raise InvalidRequestError(message)
-        # A lock in the folder would go with it.
+        # A lock in the folder would be deleted with it.
         self.dir = dst.rstrip("/") or "/"
         self._model_path = f"{model_path.rstrip('/')}/"
         self._credentials = s3_credentials
@@ -137,12 +143,15 @@ class ObjectStorageModel:
         try:
             self._skip = self._await_copy()
         except BaseException:
-            # Ctrl-C, too: others wait.
+            # Also on Ctrl-C: other processes wait.
             self._release()
             raise
 
     def pull_files(self, allow_pattern: list[str] | None = None, ignore_pattern: list[str] | None = None) -> None:
-        """Copy files into the folder, unless the copy was complete before: see `pull_files`. May be called again."""
+        """Copy files into the folder unless the copy is already complete: see `pull_files`.
+
+        May be called again.
+        """
         if not self._skip:
             pull_files(self._model_path, self.dir, allow_pattern, ignore_pattern, self._credentials)
 
@@ -166,13 +175,13 @@ class ObjectStorageModel:
             self._release()
 
     def _await_copy(self) -> bool:
-        """Take the lock, and return whether the copy is complete: then others may have the lock, too."""
+        """Take the lock, and return whether the copy is complete: then it may be shared."""
         lock = self._lock
         assert lock is not None  # noqa: S101  # opened just before
         fcntl.flock(lock, fcntl.LOCK_SH)
         if self._mark.exists():
             return True
-        # Not from shared to exclusive in one step: two processes would each wait for the other.
+        # Not upgraded from shared to exclusive in one step: two processes would deadlock.
         fcntl.flock(lock, fcntl.LOCK_UN)
         fcntl.flock(lock, fcntl.LOCK_EX)
         if self._mark.exists():
@@ -196,6 +205,6 @@ class ObjectStorageModel:
     def _release(self) -> None:
         lock, self._lock = self._lock, None
         if lock is not None:
-            # Closing gives the lock back, unless a child process has the file, too.
+            # Closing releases the lock, unless a child process has the file open, too.
             with lock:
                 fcntl.flock(lock, fcntl.LOCK_UN)

@@ -1,4 +1,4 @@
-"""Reads ranges of files with threads, in order, by a bounded number of bytes ahead of whoever takes them."""
+"""Reads ranges of files with threads, in order, a bounded number of bytes ahead of the caller."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 THREADS = 16
-"""As many as theirs has by default."""
+"""Number of threads, runai_model_streamer's default."""
 
 AHEAD_PER_THREAD = 8
-"""Ranges that wait for each thread or the caller, at most: enough to keep threads busy when ranges are tiny."""
+"""Maximum ranges waiting per thread or for the caller: enough to keep threads busy with tiny
+ranges."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What to read, and what the caller knows it by."""
+    """A range to read, with the caller's identifiers of it."""
 
     id: int
     index: int
@@ -33,10 +34,16 @@ class Range:
 
 
 class RangeReads:
-    """Yields `(range, bytes)` in order. Reading begins at once. To be closed, however it ends."""
+    """Iterator of `(range, bytes)` in order.
+
+    Reading starts at once. It must be closed in any case.
+    """
 
     def __init__(self, ranges: list[Range], *, ahead_bytes: int, threads: int | None) -> None:
-        """Begin to read; at most `ahead_bytes` wait for the caller, or one range if that is longer."""
+        """Start to read.
+
+        At most `ahead_bytes` wait for the caller, or one range if it is longer.
+        """
         self.outstanding = len(ranges)
         self._ranges = deque(ranges)
         self._left = Counter(range.path for range in ranges)
@@ -53,7 +60,7 @@ class RangeReads:
         while self._pending:
             range, future = self._pending.popleft()
             buffer = future.result()
-            del future  # It would keep the bytes.
+            del future  # It would keep the bytes alive.
             self._held_bytes -= range.size
             self.outstanding -= 1
             self._left[range.path] -= 1
@@ -67,7 +74,7 @@ class RangeReads:
             self._fill()
 
     def close(self) -> None:
-        """Stop reading and wait for what is being read."""
+        """Stop reading and wait for running reads."""
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._files.close_all()
         self._stopped = self._stopped or self.outstanding > 0
@@ -86,7 +93,7 @@ class RangeReads:
 
 
 class _Files:
-    """Files by path, each opened when it is first read."""
+    """Files by path, each opened on first use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -110,7 +117,7 @@ class _Files:
         return buffer
 
     def close(self, path: str) -> None:
-        """Close a file that nobody reads any more."""
+        """Close a file that is no longer read."""
         with self._lock:
             file = self._open.pop(path, None)
         if file is not None:

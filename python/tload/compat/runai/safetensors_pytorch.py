@@ -1,4 +1,4 @@
-"""What the headers of safetensors files say of their tensors, in the words of runai_model_streamer."""
+"""Tensors of safetensors headers, in the types of runai_model_streamer."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """Where a tensor's bytes are, counted from the end of the file's header."""
+    """Byte range of a tensor, counted from the end of the file's header."""
 
     start: int
-    """Of the first byte."""
+    """First byte."""
     end: int
-    """Behind the last byte."""
+    """End, exclusive."""
 
     def get_diff(self) -> int:
-        """Return how many there are."""
+        """Return the number of bytes."""
         return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class SafetensorMetadata:
-    """What a header says of one tensor."""
+    """Header entry of one tensor."""
 
     name: str
     """The tensor's name."""
@@ -50,41 +50,44 @@ class SafetensorMetadata:
     dtype: str
     """The element type as safetensors files write it, for example `"BF16"`."""
     offsets: Offsets
-    """Where its bytes are."""
+    """Byte range of the tensor."""
 
     def get_bytesize(self) -> int:
-        """Return its length, bytes."""
+        """Return the length in bytes."""
         return self.offsets.get_diff()
 
     def get_item_count(self) -> int:
-        """Return how many elements it has."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def get_torch_dtype(self) -> torch.dtype:
-        """Return the element type as torch has it, or raise `ValueError`."""
+        """Return torch's dtype, or raise `ValueError`."""
         import torch
 
         dtype: torch.dtype | None = getattr(torch, DTYPES.get(self.dtype, ""), None)
         if dtype is None:
-            message = f"Unsupported dtype {self.dtype!r} of {self.name!r}: torch {torch.__version__} has none such"
+            message = f"Unsupported dtype {self.dtype!r} of {self.name!r}: torch {torch.__version__} has no such dtype"
             raise ValueError(message)
         return dtype
 
     def get_element_size(self) -> int:
-        """Return the bytes of an element as torch has it (of `F4`: of two)."""
+        """Return the bytes of torch's element (which holds two of `F4`)."""
         return self.get_torch_dtype().itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class OpenFiles:
-    """Files whose headers have been read. A context manager that closes them; streams keep them open for themselves."""
+    """Files whose headers have been read.
+
+    A context manager that closes them; streams keep them open until they end.
+    """
 
     checkpoints: list[tload.Checkpoint]
-    """One for all files; or one for each, if a name is in several of them."""
+    """One checkpoint of all files, or one of each file if a name is in several of them."""
     files: list[list[SafetensorMetadata]]
     """The tensors of each file, in the order of the file."""
     header_bytes: list[int]
-    """Where each file's first tensor begins, bytes."""
+    """Start of each file's first tensor, bytes."""
 
     def __enter__(self) -> Self:
         return self
@@ -108,7 +111,7 @@ def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentia
     """Open files and read their headers.
 
     Raises:
-        ValueError: One cannot be opened, or is no valid safetensors file.
+        ValueError: A file cannot be opened, or is not a valid safetensors file.
     """
     locations = [os.fspath(path) for path in paths]
     if not locations:
@@ -119,7 +122,8 @@ def open_files(paths: Sequence[str | os.PathLike[str]], credentials: S3Credentia
         try:
             checkpoints = [tload.open(locations, store=store)]
         except (tload.FormatError, tload.InvalidRequestError):
-            # A name, and even a file, may come twice here, which makes no checkpoint. Any other error comes again.
+            # A name, or even a file, may be repeated here, which is not a valid checkpoint. Any
+            # other error is raised again.
             checkpoints = [tload.open([path], store=store) for path in locations]
     opened = OpenFiles(checkpoints, [], [])
     for checkpoint in checkpoints:
@@ -135,7 +139,7 @@ def _add(checkpoint: tload.Checkpoint, opened: OpenFiles) -> None:
         offsets = Offsets(start - header_bytes, end - header_bytes)
         files[info.shard].append(SafetensorMetadata(info.name, list(info.shape), info.dtype, offsets))
     for file in files:
-        # An empty tensor begins where its neighbour does.
+        # An empty tensor starts where its neighbour does.
         file.sort(key=lambda tensor: (tensor.offsets.start, tensor.offsets.end))
     opened.files.extend(files)
     opened.header_bytes.extend(shard.header_bytes for shard in checkpoint.shards)
@@ -147,16 +151,16 @@ def prepare_request(
     """Read the headers of files.
 
     Args:
-        fs: Not used: tload reads headers by itself.
+        fs: Ignored: tload reads headers by itself.
         paths: The files, local ones or all of one kind of store.
-        s3_credentials: How to reach S3. Default: what the environment says.
+        s3_credentials: Options of S3. Default: from the environment.
 
     Returns:
-        For each file where its first tensor begins (bytes), its tensors in the order of the file, and their lengths
-        (bytes).
+        For each file, the start of its first tensor (bytes), its tensors in file order, and their
+        lengths (bytes).
 
     Raises:
-        ValueError: A file cannot be opened, or is no valid safetensors file.
+        ValueError: A file cannot be opened, or is not a valid safetensors file.
     """
     del fs
     with open_files(paths, s3_credentials) as opened:

@@ -1,4 +1,4 @@
-"""Streams the tensors of safetensors files, with the interface of `runai_model_streamer.SafetensorsStreamer`."""
+"""Tensor streaming with the interface of `runai_model_streamer.SafetensorsStreamer`."""
 
 from __future__ import annotations
 
@@ -34,20 +34,24 @@ _logger = logging.getLogger(__name__)
 
 
 class SafetensorsStreamer:
-    """Streams the tensors of files, one set of files at a time. A context manager that stops reading at its end.
+    """Streams the tensors of one set of files at a time.
 
-    Every tensor is the caller's own, whatever `owned` says: its memory is valid as long as anything refers to it, also
-    after the next one, after the end of the `with` block, and on a GPU. There is no need to clone one to keep it, and
-    keeping a small one keeps at most about 1 MiB beside it. Tensors are aligned for their dtype.
+    A context manager that stops reading at its end.
+
+    The caller owns every tensor, whatever the value of `owned`: its memory is valid as long as it
+    is referenced, also after the next one, after the end of the `with` block, and on a GPU. A
+    tensor need not be cloned to keep it, and keeping a small one keeps at most about 1 MiB beside
+    it. Tensors are aligned for their dtype.
 
     Attributes:
-        files_to_tensors_metadata: What `stream_files` streams: by the index of a file, its tensors.
+        files_to_tensors_metadata: The tensors that `stream_files` streams, by the index of their
+            file.
         total_size: Bytes of these tensors.
-        device_str: Where they go.
+        device_str: Their device.
     """
 
     def __init__(self) -> None:
-        """Make a streamer that has nothing to read yet."""
+        """Make an idle streamer."""
         self.files_to_tensors_metadata: dict[int, list[SafetensorMetadata]] = {}
         self.total_size = 0
         self.device_str: str = "cpu"
@@ -90,20 +94,24 @@ class SafetensorsStreamer:
         """Start to read the tensors of files.
 
         Args:
-            paths: The files, local ones or all of one kind of store: `s3://…`, `gs://…` or `az://…`.
-            s3_credentials: How to reach S3. Default: what the environment says.
-            device: Where the tensors are to live. CUDA devices are read to directly; to others, tensors go by
-                `tensor.to(device)`. Default: `"cpu"`.
-            is_distributed: Divide the reading among the processes of torch's default group. Not supported where that
-                would come to pass: see `DistributedStreamer`. Default: `False`.
-            tensor_names: Read the tensors of these names only. Default: all.
-            owned: Not used: tensors are always the caller's own.
+            paths: The files, local ones or all of one kind of store: `s3://…`, `gs://…` or
+                `az://…`.
+            s3_credentials: Options of S3. Default: from the environment.
+            device: Device of the tensors. Tensors are read to CUDA devices directly; to others,
+                they are copied with `tensor.to(device)`. Default: `"cpu"`.
+            is_distributed: Divide the reading among the processes of torch's default group. An
+                error where this would have an effect: see `DistributedStreamer`. Default: `False`.
+            tensor_names: Read only the tensors with these names. Default: all.
+            owned: Ignored: the caller always owns its tensors.
 
         Raises:
-            ValueError: A file cannot be opened, or is no valid safetensors file; a name of `tensor_names` is in none of
-                the files, or in several; the tensors of an earlier call have not all been taken.
-            RunaiStreamerInvalidInputException: The device is none, or files and stores are mixed.
-            RunaiStreamerMemoryLimitException: RUNAI_STREAMER_MEMORY_LIMIT is smaller than the largest tensor.
+            ValueError: A file cannot be opened, or is not a valid safetensors file; a name of
+                `tensor_names` is in no file, or in several; the tensors of an earlier call have not
+                all been taken.
+            RunaiStreamerInvalidInputException: torch does not know the device, or files and stores
+                are mixed.
+            RunaiStreamerMemoryLimitException: RUNAI_STREAMER_MEMORY_LIMIT is smaller than the
+                largest tensor.
             UnsupportedError: The files would have to be divided among processes.
             DeviceError, OutOfMemoryError: As for `tload.stream`.
         """
@@ -120,7 +128,7 @@ class SafetensorsStreamer:
         try:
             self._select(opened, names)
             self._streams = self._start(opened, names, self._options(kind_of_all(paths)))
-            # All that can fail before the first read does so here.
+            # Everything that can fail before the first read is done here.
             with value_errors():
                 self._stream = next(self._streams, None)
         except BaseException:
@@ -130,14 +138,17 @@ class SafetensorsStreamer:
             self._close(self._streams)
 
     def get_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield `(name, tensor)` as they become complete, in any order. Leaving the iteration stops the reading.
+        """Yield `(name, tensor)` as they become complete, in any order.
 
-        A name that is in several files comes as often.
+        Leaving the iteration stops the reading.
+
+        A name that is in several files is yielded once for each.
 
         Raises:
-            ValueError: Reading failed; its `__cause__` is tload's exception, if that is not a `ValueError` itself.
+            ValueError: Reading failed; its `__cause__` is tload's exception, unless that is a
+                `ValueError` itself.
         """
-        # Kept here: the streamer may have gone on to other files when this generator ends.
+        # Local variables: the streamer may stream other files when this generator ends.
         stream, streams, brought = self._stream, self._streams, self._is_brought()
         try:
             while stream is not None and streams is not None:
@@ -148,7 +159,7 @@ class SafetensorsStreamer:
                         continue
                 name, tensor = item
                 yield name, tensor if brought else tensor.to(self.device_str)
-                # It is the caller's, and not to be kept until the next has come.
+                # The caller owns it, so it is not kept until the next tensor arrives.
                 del item, tensor
             self._log_rate()
         finally:
@@ -183,7 +194,7 @@ class SafetensorsStreamer:
     def _start(
         self, opened: OpenFiles, names: frozenset[str] | None, options: OptionKeywords
     ) -> Generator[tload.TensorStream[torch.Tensor]]:
-        """Yield one stream after another, so that only one takes memory."""
+        """Yield one stream after another, so that only one uses memory at a time."""
         device = self.device_str if self._is_brought() else "cpu"
         with opened:
             for checkpoint in opened.checkpoints:
@@ -193,7 +204,10 @@ class SafetensorsStreamer:
                         yield stream
 
     def _is_brought(self) -> bool:
-        """Whether tload brings tensors to the device. Torch's other builds call other GPUs `cuda`, too."""
+        """Return whether tload reads to the device.
+
+        Builds of torch for other GPUs call theirs `cuda`, too.
+        """
         import torch
 
         kind = torch.device(self.device_str).type

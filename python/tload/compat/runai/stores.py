@@ -1,4 +1,4 @@
-"""Counterpart of `runai_model_streamer.s3_utils`: kinds of paths, patterns of them, and credentials for S3."""
+"""Counterpart of `runai_model_streamer.s3_utils`: kinds of paths, patterns, S3 credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AZURE_PROTOCOL_PREFIX = "az://"
 
 
 class Kind(enum.Enum):
-    """What a path leads to."""
+    """Kind of storage of a path."""
 
     FILE = "file"
     S3 = "s3"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 @dataclass
 class S3Credentials:
-    """How to reach S3. What is `None` comes from the environment."""
+    """Options of S3. `None` means the value from the environment."""
 
     access_key_id: str | None = None
     """Access key."""
@@ -37,23 +37,23 @@ class S3Credentials:
     session_token: str | None = field(default=None, repr=False)
     """Token of temporary credentials."""
     region_name: str | None = None
-    """Region that the bucket is in."""
+    """Region of the bucket."""
     endpoint: str | None = None
     """URL of the server."""
 
 
 def is_s3_path(path: str) -> bool:
-    """Whether a path is a URL of S3."""
+    """Return whether a path is a URL of S3."""
     return path.startswith(S3_PROTOCOL_PREFIX)
 
 
 def is_gs_path(path: str) -> bool:
-    """Whether a path is a URL of Google Cloud Storage."""
+    """Return whether a path is a URL of Google Cloud Storage."""
     return path.startswith(GCS_PROTOCOL_PREFIX)
 
 
 def is_azure_path(path: str) -> bool:
-    """Whether a path is a URL of Azure Blob Storage."""
+    """Return whether a path is a URL of Azure Blob Storage."""
     return path.startswith(AZURE_PROTOCOL_PREFIX)
 
 
@@ -63,12 +63,12 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def filter_allow(paths: list[str], patterns: list[str]) -> list[str]:
-    """Return the paths that one of the patterns matches."""
+    """Return the paths that match one of the patterns."""
     return [path for path in paths if matches(path, patterns)]
 
 
 def filter_ignore(paths: list[str], patterns: list[str]) -> list[str]:
-    """Return the paths that none of the patterns matches."""
+    """Return the paths that match none of the patterns."""
     return [path for path in paths if not matches(path, patterns)]
 
 
@@ -78,7 +78,10 @@ def removeprefix(s: str, prefix: str) -> str:
 
 
 def kind_of(path: str) -> Kind:
-    """Return what a path leads to. Whatever is no URL of one of the three is a file."""
+    """Return the kind of storage of a path.
+
+    A path that is not a URL of one of the stores is a file.
+    """
     if is_s3_path(path):
         return Kind.S3
     if is_gs_path(path):
@@ -87,13 +90,19 @@ def kind_of(path: str) -> Kind:
 
 
 def folder_url(url: str) -> str:
-    """Return the URL of a prefix with one `/` at its end: what is below it is meant, never an object of its name."""
+    """Return the URL of a prefix with one `/` at its end.
+
+    It denotes the objects below the prefix, never an object of its name.
+    """
     scheme, _, place = url.partition("://")
     return f"{scheme}://{place.rstrip('/')}/"
 
 
 def kind_of_all(paths: Iterable[str]) -> Kind:
-    """Return what the paths lead to, which must be the same for all: settings are for one kind of store."""
+    """Return the kind of storage of the paths, which must be the same for all.
+
+    Options apply to one kind of store.
+    """
     kinds = {kind_of(path): path for path in paths}
     if len(kinds) > 1:
         (_, first), (_, second), *_ = kinds.items()

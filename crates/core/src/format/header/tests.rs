@@ -49,7 +49,7 @@ fn header_len_needs_only_the_first_eight_bytes() {
 }
 
 #[test]
-fn no_valid_length_looks_like_another_format() {
+fn magic_of_other_formats_is_never_a_valid_length() {
     for (magic, format, _) in OTHER_FORMATS {
         // A magic shorter than eight bytes only counts when the other bytes make the length
         // impossible.
@@ -69,7 +69,7 @@ fn no_valid_length_looks_like_another_format() {
 }
 
 #[test]
-fn the_worked_example_of_check_layout() {
+fn check_layout_worked_example() {
     let layout = |begin: u64, file_bytes: u64| {
         let entry = |name: &str, dtype, shape, range| Entry {
             name: name.into(),
@@ -116,7 +116,7 @@ fn the_worked_example_of_check_layout() {
 }
 
 #[test]
-fn tensors_come_in_file_order_and_empty_ones_by_name() {
+fn parse_sorts_by_offset_then_name() {
     let header = r#"{
         "z": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
         "y": {"dtype": "F32", "shape": [0], "data_offsets": [2, 2]},
@@ -144,7 +144,7 @@ fn tensors_come_in_file_order_and_empty_ones_by_name() {
 }
 
 #[test]
-fn a_json_error_points_at_its_byte() {
+fn json_error_reports_byte_position() {
     //            0123456789
     let header = "{\"a\":\n  ?}";
     let error = parse(header.as_bytes(), 100).unwrap_err();
@@ -161,7 +161,7 @@ fn a_json_error_points_at_its_byte() {
 }
 
 #[test]
-fn a_hundred_thousand_tensors_are_no_trouble() {
+fn parse_handles_hundred_thousand_tensors() {
     const COUNT: usize = 100_000;
     let entries: Vec<String> = (0..COUNT)
         // From the last to the first, so that sorting has work to do.

@@ -197,7 +197,7 @@ pub(super) fn region_of_profile(profile: Option<&str>) -> Option<String> {
         builder = builder.profile_name(profile);
     }
     let provider = builder.build();
-    let region = block_on(async { provider.region().await })?;
+    let region = run_lookup(async { provider.region().await })?;
     Some(region.as_ref().to_owned())
 }
 
@@ -208,7 +208,7 @@ pub(super) fn region_of_profile(profile: Option<&str>) -> Option<String> {
 pub(super) fn endpoint_of_profile(profile: Option<&str>) -> Option<String> {
     let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
     let profile = profile.map(|profile| profile.to_owned().into());
-    let profiles = block_on(async { load(&fs, &env, &files, profile).await.ok() })?;
+    let profiles = run_lookup(async { load(&fs, &env, &files, profile).await.ok() })?;
     let value = |key| {
         let setting = EnvConfigValue::new().profile(key).service_id("s3");
         setting.load(&env, Some(&profiles)).map(|(value, _)| value)
@@ -222,7 +222,7 @@ pub(super) fn endpoint_of_profile(profile: Option<&str>) -> Option<String> {
 
 /// Runs a look-up of the SDK, which has no other interface than async, on a thread of its own: the
 /// caller may be inside a runtime. It reads two files.
-fn block_on<T: Send>(lookup: impl Future<Output = Option<T>> + Send) -> Option<T> {
+fn run_lookup<T: Send>(lookup: impl Future<Output = Option<T>> + Send) -> Option<T> {
     std::thread::scope(|scope| {
         let read = scope.spawn(|| {
             let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_profile_that_is_not_there() {
+    fn missing_profile_is_invalid_request() {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build();

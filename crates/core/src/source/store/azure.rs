@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_only_names_an_identity_is_no_leave_for_a_host_of_the_url() {
+    fn identity_option_does_not_trust_foreign_host() {
         for option in [
             ("anonymous", "false"),
             ("azure_client_id", "hunter2"),

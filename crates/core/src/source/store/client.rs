@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn bundles_that_are_not_there_or_empty() {
+    fn missing_or_empty_ca_file_fails() {
         let folder = tempfile::tempdir().expect("a folder");
         let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "").expect("a file");

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn explicit_credentials_keep_all_others_out() {
+    fn explicit_credentials_exclude_ambient_ones() {
         let environment = environment(&[
             ("AWS_ACCESS_KEY_ID", "AKIA"),
             ("AWS_SESSION_TOKEN", "token"),

@@ -317,7 +317,7 @@ mod tests {
     const NEW_YEAR: u64 = 1_767_225_600;
 
     #[test]
-    fn facts_of_a_failure() {
+    fn failure_headers_and_body_are_captured() {
         let exchange = failure(
             &[
                 ("x-amz-id-2", "second"),
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_say_when_they_end() {
+    fn exhausted_ratelimit_header_gives_delay() {
         for (limit, wanted) in [
             ("\"resolvers\";r=0;t=55", Some(55)),
             ("\"api\"; t=7; r=0", Some(7)),
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_without_end_is_cut_off() {
+    fn response_over_limit_fails() {
         let runtime = tokio::runtime::Builder::new_current_thread().build();
         let body = || HttpResponseBody::from(vec![7; 100]);
         runtime.expect("a runtime").block_on(async {
@@ -380,13 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn the_code_of_azure_is_in_a_header() {
+    fn azure_error_code_is_read_from_header() {
         let exchange = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
         assert_eq!(exchange.code.as_deref(), Some("BlobNotFound"));
     }
 
     #[test]
-    fn model_hubs_say_all_in_headers() {
+    fn hub_error_headers_are_captured() {
         let headers = [
             ("x-error-code", "RepoNotFound"),
             ("x-error-message", "Repository not found"),

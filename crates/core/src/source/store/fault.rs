@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn machines_without_metadata_have_no_credentials() {
+    fn unreachable_metadata_host_means_no_credentials() {
         let fault = unreachable("169.254.169.254", false);
         assert_eq!(fault.error.kind(), ErrorKind::PermissionDenied);
         assert_eq!(fault.transient, None);
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sources_of_credentials_may_come_back() {
+    fn unreachable_credential_server_is_transient() {
         for (own, start) in [
             (false, "cannot get credentials from sts: "),
             (true, "sts refuses"),
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_credentials_cross_object_store() {
+    fn credential_failure_survives_object_store() {
         let failure = CredentialFailure {
             kind: ErrorKind::InvalidRequest,
             message: "there is no profile dev".to_owned(),

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks() {
+    fn credentials_source_is_named() {
         let ambient = [("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")];
         for (options, variables, wanted) in [
             (vec![("token", "hunter2")], &ambient[..], "option token"),

@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_comes_again_ends_the_list() {
+    fn repeated_page_token_ends_list() {
         for name in TOKENS {
             in_a_list(|| {
                 let query = |token: &str| format!("prefix=a&{name}={token}&list-type=2");
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_has_so_many_pages_and_bytes() {
+    fn list_over_page_or_byte_limit_fails() {
         in_a_list(|| {
             for page in 1..PAGES_MAX {
                 asked(Some(&format!("marker={page}"))).expect("as many as there may be");

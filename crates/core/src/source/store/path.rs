@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_addressed_is_refused() {
+    fn unaddressable_paths_are_rejected() {
         for url in [
             "s3://b//",
             "s3://b//x",

@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn each_place_of_a_secret_is_known() {
+    fn secrets_from_every_source_are_masked() {
         for (url, options, variables) in [
             ("https://u:hunter2hunter2@h/a", &[][..], &[][..]),
             ("https://hunter2hunter2@h/a", &[], &[]),
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn what_requests_carried_is_masked_too() {
+    fn sent_secrets_are_masked() {
         let mut request = HttpRequest::new(HttpRequestBody::from(
             "client_secret=hunter2form".to_owned(),
         ));

@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "a table")]
-    fn redirects_lead_no_deeper_than_where_the_server_is() {
+    fn redirect_to_narrower_reach_is_rejected() {
         let public = "https://host.example/a";
         for (from, to, reach, wanted) in [
             (public, "https://cdn.example/b", Reach::Public, Ok(())),
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_go_along_say_what_is_wanted_and_not_who_asks() {
+    fn redirect_forwards_only_range_headers() {
         let pairs = [
             ("range", "bytes=0-1"),
             ("if-match", "\"a\""),

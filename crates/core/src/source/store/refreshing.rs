@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn old_ones_are_used_while_they_hold_and_no_new_ones_come() {
+    fn valid_credentials_are_kept_while_renewal_fails() {
         run(async {
             let refreshing = refreshing(Some(3600), 2);
             for (second, wanted) in [(0, "1"), (3400, "1"), (3401, "1"), (3600, "none left")] {
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fetches_for_all() {
+    fn concurrent_callers_share_one_fetch() {
         run(async {
             let refreshing = refreshing(None, 99);
             let (one, two) =
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_ones_are_replaced_once() {
+    fn rejected_credentials_are_replaced_once() {
         run(async {
             let refreshing = refreshing(None, 99);
             let before = Instant::now();

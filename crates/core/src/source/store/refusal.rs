@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn kinds_and_tries() {
+    fn statuses_map_to_kind_and_transience() {
         let (busy, broken) = (Some(Transient::Busy), Some(Transient::Broken));
         for (status, code, kind, transient) in [
             (304, "", ErrorKind::Changed, None),
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn expired_credentials_are_tried_again_if_there_are_new_ones() {
+    fn expired_credentials_are_transient_if_refreshed() {
         let mut asked = asked(Protocol::S3);
         asked.refreshed = true;
         let verdict = verdict(400, &exchange(400, "ExpiredToken"), &asked);
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_clock_is_measured() {
+    fn clock_skew_is_reported() {
         for (skew, text) in [(-600, "600 s ahead of"), (900, "900 s behind")] {
             let mut exchange = exchange(403, "AccessDenied");
             exchange.skew_seconds = Some(skew);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn web_servers_need_not_list() {
+    fn web_server_without_listing_is_unsupported() {
         let mut asked = asked(Protocol::Http);
         asked.operation = "LIST";
         let verdict = verdict(405, &exchange(405, ""), &asked);
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_decides_the_hint() {
+    fn denied_hint_depends_on_credentials() {
         let hint = |asked: &Asked| {
             verdict(403, &exchange(403, ""), asked)
                 .hint

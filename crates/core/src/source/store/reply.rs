@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_secret_is_left_out() {
+    fn plain_drops_suspected_secrets() {
         for (text, wanted) in [
             ("plain words (os error 111)", "plain words (os error 111)"),
             (

@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_enough() {
+    fn s3_builds_from_environment_alone() {
         let (builder, who) = built("s3://b/k", &[], &AMBIENT).expect("a builder");
         let value = |key| builder.get_config_value(&key);
         assert_eq!(who, "environment");
@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks() {
+    fn credentials_source_is_named() {
         for (options, wanted) in [
             (vec![("anonymous", "true")], "anonymous"),
             (vec![("aws_skip_signature", "true")], "anonymous"),
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn buckets_that_would_end_the_name_of_the_host_are_refused() {
+    fn bucket_unsafe_in_host_name_is_rejected() {
         let is_virtual = [("addressing", "virtual"), ("endpoint", "http://minio:9000")];
         let variable = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
         for (url, options, variables) in [
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_name_of_the_bucket_goes() {
+    fn bucket_placement_follows_addressing() {
         let minio = ("endpoint", "http://minio:9000");
         let is_virtual = ("addressing", "virtual");
         for (url, options, endpoint_wanted, virtual_wanted) in [
@@ -502,14 +502,14 @@ mod tests {
     }
 
     #[test]
-    fn express_is_told_by_the_name() {
+    fn express_bucket_is_recognised_by_name() {
         let (builder, _) = built("s3://b--use1-az4--x-s3/k", &KEYS, &[]).expect("a builder");
         let express = builder.get_config_value(&AmazonS3ConfigKey::S3Express);
         assert_eq!(express.as_deref(), Some("true"));
     }
 
     #[test]
-    fn half_of_the_credentials_and_none_at_all() {
+    fn incomplete_or_missing_credentials_fail() {
         for (options, kind) in [
             (vec![("access_key_id", "a")], ErrorKind::InvalidRequest),
             (vec![("session_token", "a")], ErrorKind::InvalidRequest),

@@ -97,7 +97,7 @@ const GOOD: &str = "206 Partial Content\r\nlast-modified: Thu, 01 Jan 2026 00:00
                     content-range: bytes 0-3/8\r\nx-amz-request-id: id-1";
 
 #[test]
-fn bytes_of_an_object_come_and_its_key_is_encoded() {
+fn get_returns_bytes_and_encodes_key() {
     let (url, server) = serve(reply(GOOD, "abcd"));
     let (store, path) = s3(&url);
     assert_eq!(fetch(&store, &path).expect("bytes"), b"abcd");
@@ -209,7 +209,7 @@ fn answers_of_s3() {
 }
 
 #[test]
-fn answers_that_are_not_what_was_asked_for() {
+fn responses_with_wrong_range_are_rejected() {
     let date = "last-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: \"e\"";
     for (head, kind, words) in [
         (format!("200 OK\r\n{date}"), ErrorKind::Unsupported, "whole files only"),
@@ -244,7 +244,7 @@ fn web_servers_that_ignore_ranges() {
 }
 
 #[test]
-fn signed_urls_are_sent_whole_and_never_shown() {
+fn signed_url_is_sent_verbatim_and_redacted() {
     let (url, server) = serve(reply("403 Forbidden", ""));
     let url = url.replace("http://", "http://user:hunter2@");
     let (store, path) = open(&format!("{url}/a%20b?X-Amz-Signature=hunter2&b=%2F"), &[]);
@@ -283,7 +283,7 @@ fn redirects_are_followed() {
 }
 
 #[test]
-fn nobody_there() {
+fn refused_connection_is_unreachable() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
     drop(listener);
@@ -299,7 +299,7 @@ fn nobody_there() {
 }
 
 #[test]
-fn servers_that_hang_up_or_say_nothing() {
+fn closed_or_silent_connections_are_transient() {
     let (url, server) = serve(Answer::Bytes(format!(
         "HTTP/1.1 {GOOD}\r\ncontent-length: 4\r\n\r\nab"
     )));
@@ -374,7 +374,7 @@ fn lists_of_s3_and_of_web_servers() {
 }
 
 #[test]
-fn heads_say_how_long_and_headers_go_along() {
+fn head_returns_length_and_sends_option_headers() {
     let head = "200 OK\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: \"e\"\r\ncontent-length: 7";
     let (url, server) = serve(Answer::Bytes(format!("HTTP/1.1 {head}\r\n\r\n")));
     let (store, path) = open(&format!("{url}/m"), &[("header.X-Team", "weights")]);
@@ -388,7 +388,7 @@ fn heads_say_how_long_and_headers_go_along() {
 }
 
 #[test]
-fn stores_of_the_caller() {
+fn custom_store_errors_are_translated() {
     let store = Store::custom(Arc::new(InMemory::new()), "memory");
     let fault = run(store.head(&Path::from("x"))).expect_err("nothing there");
     assert_eq!(fault.error.kind(), ErrorKind::NotFound);
@@ -398,7 +398,7 @@ fn stores_of_the_caller() {
 }
 
 #[test]
-fn credentials_that_cannot_be_got_are_told_from_the_store() {
+fn credential_failures_differ_from_store_failures() {
     let body = r#"{"error": "invalid_client", "error_description": "Words"}"#;
     let (url, server) = serve(reply("401 Unauthorized", body));
     let options = [

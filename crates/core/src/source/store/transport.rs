@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_get_the_hint_that_helps() {
+    fn certificate_errors_get_specific_hint() {
         for (text, hint) in [
             ("invalid peer certificate: UnknownIssuer", "ca_file"),
             (
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_without_end_are_not_asked_for_again() {
+    fn endless_responses_are_not_retried() {
         let verdict = verdict(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
         assert_eq!((verdict.kind, verdict.transient), (ErrorKind::Remote, None));
         assert!(verdict.message.contains("endless"), "{}", verdict.message);

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn bases_keep_the_query_and_lose_the_user() {
+    fn base_url_keeps_query_and_drops_user() {
         for (url, wanted) in [
             ("https://host/a/b", "https://host/"),
             (

@@ -1,8 +1,11 @@
-//! What a hub says of a file: on the hub itself, in the cache of its own tools, or beside a file that they downloaded elsewhere.
+//! Digests that a hub states for a file: on the hub itself, in the cache of its own tools, or
+//! beside a file that they downloaded elsewhere.
 //!
-//! The cache (`huggingface_hub` 2.4, `file_download.py`) has `snapshots/COMMIT/NAME` as a symbolic link to `blobs/ETAG`. A download
-//! into a folder (`_local_folder.py`) leaves `.cache/huggingface/download/NAME.metadata`, with commit, `ETag` and time in three lines. The
-//! `ETag` of a large file is its SHA-256; that of a small one is git's SHA-1, which is not of the bytes alone.
+//! The cache (`huggingface_hub` 2.4, `file_download.py`) has `snapshots/COMMIT/NAME` as a symbolic
+//! link to `blobs/ETAG`. A download into a folder (`_local_folder.py`) leaves
+//! `.cache/huggingface/download/NAME.metadata`, with commit, `ETag` and time in three lines. The
+//! `ETag` of a large file is its SHA-256; that of a small one is git's SHA-1, which does not cover
+//! the bytes alone.
 
 use std::path::{Path, PathBuf};
 
@@ -11,23 +14,25 @@ use super::super::statement::Statement;
 use super::nearby::Nearby;
 use crate::source::{FileSource, Location, Source};
 
-/// Longest file of metadata, bytes: three short lines.
+/// Maximum length of a metadata file, bytes: three short lines.
 const METADATA_BYTES_MAX: u64 = 4096;
 
-/// Digits of git's SHA-1.
+/// Hexadecimal digits of git's SHA-1.
 const GIT_DIGITS: usize = 40;
 
-/// A file may be younger than the time in its metadata by this much, seconds: file systems round, and so do the hub's own tools.
+/// Tolerance by which a file may be younger than the time in its metadata, seconds: file systems
+/// round, and so do the hub's own tools.
 const ROUNDED_SECONDS: f64 = 1.0;
 
-/// What a hub's tools left here to say of a file, or why that is nothing.
+/// Returns the digest that a hub's tools recorded for a local file, or the reason why there is
+/// none.
 pub(super) fn of_file(file: &FileSource, nearby: &Nearby<'_>) -> Result<Statement, String> {
     let path = file.location().as_path().unwrap_or(Path::new(""));
     if let Some(blob) = blob(path) {
         return of_contents(&blob, "the name of its blob in the hub's cache");
     }
     let Some((location, text)) = metadata(path, nearby)? else {
-        return Err("it is not in a hub's cache, nor downloaded by a hub's tools".to_owned());
+        return Err("it is neither in a hub's cache nor downloaded by a hub's tools".to_owned());
     };
     let (modified, nanoseconds) = file.identity().modified;
     let Some((etag, downloaded)) = parsed(&text) else {
@@ -35,13 +40,13 @@ pub(super) fn of_file(file: &FileSource, nearby: &Nearby<'_>) -> Result<Statemen
     };
     if seconds(modified, nanoseconds) - ROUNDED_SECONDS > downloaded {
         return Err(format!(
-            "it was changed after the download that {location} tells of"
+            "it was changed after the download that {location} records"
         ));
     }
     of_contents(etag, &format!("{location}"))
 }
 
-/// What it means that a hub calls a file's contents by this name.
+/// Interprets the name that a hub gives to the contents of a file.
 pub(super) fn of_contents(name: &str, by: &str) -> Result<Statement, String> {
     if let Some(digest) = Digest::from_hex(Algorithm::Sha256, name) {
         return Ok(Statement::of_whole(by, vec![digest]));
@@ -50,11 +55,11 @@ pub(super) fn of_contents(name: &str, by: &str) -> Result<Statement, String> {
     Err(if is_git {
         format!("{by} is git's SHA-1, which only small files have and which is not compared")
     } else {
-        format!("{by} is no SHA-256")
+        format!("{by} is not a SHA-256")
     })
 }
 
-/// The name of the blob that a file of a snapshot stands for.
+/// Returns the name of the blob to which a file of a snapshot links.
 fn blob(path: &Path) -> Option<String> {
     let target = std::fs::read_link(path).ok()?;
     let folder = target.parent()?.file_name()?;
@@ -62,7 +67,8 @@ fn blob(path: &Path) -> Option<String> {
     Some(target.file_name()?.to_str()?.to_owned())
 }
 
-/// The metadata of a download: in the folder of the file, or in one above it. Or why what is there is not read.
+/// Reads the metadata of a download: from the folder of the file, or from one above it. Returns the
+/// reason if the metadata there cannot be read.
 fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String)>, String> {
     let Ok(path) = std::path::absolute(path) else {
         return Ok(None);
@@ -77,7 +83,7 @@ fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String
         ]
         .iter()
         .collect();
-        // Most folders have none.
+        // Most folders have no metadata.
         place.symlink_metadata().ok()?;
         let (folder, location) = (Location::from_path(folder), Location::from_path(place));
         match nearby.read_in(&folder, &location, METADATA_BYTES_MAX) {
@@ -92,7 +98,7 @@ fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String
     path.ancestors().skip(1).find_map(in_folder).transpose()
 }
 
-/// `ETag` and time of the download, seconds since 1970.
+/// Returns the `ETag` and the time of the download, seconds since 1970.
 fn parsed(text: &str) -> Option<(&str, f64)> {
     let mut lines = text.lines().map(str::trim);
     let (_commit, etag, time) = (lines.next()?, lines.next()?, lines.next()?);
@@ -131,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn a_link_to_a_blob_says_what_is_in_it() {
+    fn blob_link_yields_sha256() {
         let folder = tempfile::tempdir().expect("a folder");
         let storage = folder.path().join("models--org--name");
         for (blob, wanted) in [
             (SHA, Ok(format!("sha256:{SHA}"))),
             (GIT, Err("git's SHA-1")),
-            ("unnamed", Err("is no SHA-256")),
+            ("unnamed", Err("is not a SHA-256")),
         ] {
             write(&storage.join("blobs").join(blob), "");
             let link = storage.join("snapshots/c/sub").join(blob);
@@ -184,7 +190,7 @@ mod tests {
             (SHA, "nan".to_owned(), Some("cannot be read")),
             (SHA, "soon".to_owned(), Some("cannot be read")),
             (GIT, format!("{}", now + 2.0), Some("git's SHA-1")),
-            ("", format!("{}", now + 2.0), Some("is no SHA-256")),
+            ("", format!("{}", now + 2.0), Some("is not a SHA-256")),
         ] {
             write(&metadata, &format!("commit\n{etag}\n{time}\n"));
             match (said(&file), wanted) {

@@ -1,8 +1,9 @@
-//! Compares the index of a checkpoint with what a manifest or a signature says, and the files of the
+//! Compares the index of a checkpoint with a manifest or a signature, and the files of the
 //! checkpoint with those that a manifest lists.
 //!
-//! An index decides which files and which of their tensors exist. Where it is not compared, whoever
-//! writes it takes shards away, or points a tensor at another file, and every file is still right.
+//! An index decides which files and which of their tensors exist. If it were not compared, anyone
+//! who can write it could remove shards, or point a tensor at another file, while every file still
+//! matches.
 
 use std::collections::HashSet;
 
@@ -18,22 +19,22 @@ use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::format::SUFFIX;
 use crate::source::{Location, Source};
 
-/// Suffix of indexes of such files.
+/// Suffix of index files of safetensors checkpoints.
 const INDEX: &str = ".safetensors.index.json";
 
-/// Hint for what a manifest lacks or has too much of.
-const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, write the manifest anew: tload verify --write --force";
+/// Hint for a manifest that lists too few or too many files.
+const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, write the manifest again: tload verify --write --force";
 
 /// Compares the index with a manifest that the caller named.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for a manifest that does not list it, [`ErrorKind::Corrupt`] for an
-/// index that is another.
+/// [`ErrorKind::InvalidRequest`] for a manifest that does not list it, [`ErrorKind::Corrupt`] for
+/// an index that differs.
 pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()> {
     let said = of_manifest(index, manifest).ok_or_else(|| {
         let message = format!(
-            "cannot be verified, as was asked for: it is an index, which decides what is loaded, \
+            "cannot be verified as requested: it is an index, which decides what is loaded, \
              and the manifest {} does not list it",
             manifest.location
         );
@@ -44,12 +45,12 @@ pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()>
     compare_with(index, &said)
 }
 
-/// Compares the index with what is beside it: the manifest `beside`, or else, if the choice is
-/// strict, a signature. It is not an error if neither knows it.
+/// Compares the index with the manifest `beside` it, or else, if the choice is strict, with a
+/// signature. It is not an error if neither knows it.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Corrupt`] for an index that is another; what reading a signature runs into.
+/// [`ErrorKind::Corrupt`] for an index that differs; errors of reading a signature.
 pub(super) fn compare_beside(
     index: &IndexFile,
     beside: Option<&FoundManifest>,
@@ -70,7 +71,8 @@ fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Statement>
     Some(Statement::of_manifest(manifest.by(), file))
 }
 
-/// Compares length and all digests: they were made when the index was read, and cost nothing more.
+/// Compares the length and all digests: they were computed when the index was read, so this costs
+/// nothing more.
 fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
     if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
         let (found, by) = (counted(index.len(), "byte"), &said.by);
@@ -97,11 +99,11 @@ fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
     Ok(())
 }
 
-/// Requires that the checkpoint has all files with weights that a manifest lists, and the index.
+/// Requires that the checkpoint has every file with weights that a manifest lists, and the index.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Corrupt`] for one that it lacks.
+/// [`ErrorKind::Corrupt`] for a file that it lacks.
 pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) -> Result<()> {
     let shards = checkpoint.shards();
     let Some(folder) = shards.first().map(|shard| checkpoint.folder_of(shard)) else {
@@ -124,10 +126,10 @@ pub(super) fn require_listed(checkpoint: &Checkpoint, manifest: &FoundManifest) 
     let name = clipped(name);
     let what = match checkpoint.index() {
         Some(index) => format!("the index {} does not name it", index.location()),
-        None => "it is not there".to_owned(),
+        None => "it is missing".to_owned(),
     };
     let message = format!(
-        "the manifest {} lists {name:?}, which is no file of the checkpoint: {what}",
+        "the manifest {} lists {name:?}, which is not a file of the checkpoint: {what}",
         manifest.location
     );
     Err(Error::new(ErrorKind::Corrupt, message)

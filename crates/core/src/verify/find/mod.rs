@@ -1,7 +1,9 @@
-//! What there is to compare each source with, the strongest first: a manifest beside the checkpoint, the store's own checksum of an
-//! object, what a hub says of a file, a model's signature.
+//! Looks up expected digests for each source, the strongest authority first: a manifest beside the
+//! checkpoint, the store's own checksum of an object, the digest that a hub states, a model's
+//! signature.
 //!
-//! Small requests only, side by side. This file owns their order; what the answers mean is in `object`, `hub` and `signature`.
+//! Sends small requests only, in parallel. This file owns their order; `object`, `hub` and
+//! `signature` interpret the responses.
 
 mod hub;
 mod index;
@@ -31,32 +33,33 @@ use crate::source::Protocol;
 use crate::source::{Location, Source, StoreOptions};
 use crate::within::Underway;
 
-/// Requests at a time; each is small and takes a round trip.
+/// Number of concurrent requests; each is small and takes a round trip.
 const ASKED_AT_A_TIME: usize = 64;
 
-/// A source that something is wanted to be known of.
+/// Source to look up.
 #[derive(Debug)]
 pub(super) struct Asked<'a> {
     pub(super) source: &'a ShardSource,
-    /// The folder whose manifest and signature are about it.
+    /// Folder with the manifest and the signature that cover the source.
     pub(super) folder: Location,
 }
 
-/// Whom to ask.
+/// Scope of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reach {
-    /// For each source until one authority knows it.
+    /// Asks for each source until one authority knows it.
     First,
-    /// The same, for what counts; who cannot be asked is an error if nobody else knows.
+    /// Like `First`, counting only accepted algorithms; an unreachable authority is an error unless
+    /// another one answers.
     Needed(Counting),
-    /// All of them, for every source.
+    /// Asks all authorities for every source.
     All,
-    /// The same without signatures, for who has one that was checked.
+    /// Like `All`, without signatures, for callers with a signature that was already checked.
     AllButSignatures,
 }
 
 impl Reach {
-    /// Whether others are to be asked.
+    /// Returns whether further authorities are to be asked.
     fn goes_on(self, known: &Known) -> bool {
         match self {
             Self::First => !known.suffices(Counting::All),
@@ -66,7 +69,7 @@ impl Reach {
     }
 }
 
-/// A manifest and where it was read.
+/// Manifest and the location it was read from.
 #[derive(Debug)]
 pub(super) struct FoundManifest {
     pub(super) location: Location,
@@ -74,43 +77,48 @@ pub(super) struct FoundManifest {
 }
 
 impl FoundManifest {
-    /// Returns its name, for people.
+    /// Returns the display name of the manifest.
     fn by(&self) -> String {
         format!("manifest {}", self.location)
     }
 
-    /// Returns what it says of a file of a checkpoint in `folder`.
+    /// Returns the entry of a file of a checkpoint in `folder`.
     fn file(&self, file: &Location, folder: &Location) -> Option<&ManifestFile> {
         self.manifest.files.get(&file.below(folder)?)
     }
 }
 
-/// What there is to compare each file of a checkpoint with, in its order. Whatever is asked for is reached as
-/// the checkpoint is.
+/// Looks up the expectation for each file of a checkpoint, in its order. Reaches other files the
+/// way the checkpoint itself is reached.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that cannot be read,
-/// [`ErrorKind::NotFound`] for a manifest that was asked for and is not there, [`ErrorKind::Corrupt`] for an index that is another
-/// than a manifest says, and for a checkpoint without a file that a manifest lists that was asked for, [`ErrorKind::PermissionDenied`] for one that nobody named
-/// and that is a link out of its folder, [`ErrorKind::Changed`] for objects that were replaced; if `choice` is strict and nobody else
-/// knows, whatever kept a store from saying what it knows.
+/// - [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for manifests and signatures that
+///   cannot be read.
+/// - [`ErrorKind::NotFound`] for a requested manifest that does not exist.
+/// - [`ErrorKind::Corrupt`] for an index that differs from the manifest's, and for a checkpoint
+///   that lacks a file that a requested manifest lists.
+/// - [`ErrorKind::PermissionDenied`] for a manifest or signature that the caller did not name and
+///   that is a link out of its folder.
+/// - [`ErrorKind::Changed`] for objects that were replaced.
+/// - If `choice` is strict and no other authority has a digest, the error that kept a store from
+///   stating its checksum.
 pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
     find_now(checkpoint, choice, false, &Underway::default())
 }
 
-/// Requires that `checkpoint` is made of the files that a manifest lists, if `choice` names one: its
-/// index is the listed one, and no listed file with weights is missing. Nothing is required of a
-/// checkpoint whose files were named one by one.
+/// Requires that `checkpoint` consists of the files that a manifest lists, if `choice` names one:
+/// its index is the listed one, and no listed file with weights is missing. Nothing is required of
+/// a checkpoint whose files were named one by one.
 ///
-/// A load requires this by itself unless its tensors are selected by name. For callers that name the
-/// tensors of a whole model by themselves.
+/// A load requires this by itself unless its tensors are selected by name. Callers that name all
+/// tensors of a model call this function.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Corrupt`] for an index that is another and for a missing file,
-/// [`ErrorKind::InvalidRequest`] for an index that the manifest does not list, and whatever reading
-/// the manifest runs into.
+/// [`ErrorKind::Corrupt`] for an index that differs and for a missing file,
+/// [`ErrorKind::InvalidRequest`] for an index that the manifest does not list, and errors of
+/// reading the manifest.
 pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
     let (Verify::Manifest(location) | Verify::Sha256(Some(location))) = choice else {
         return Ok(());
@@ -136,8 +144,8 @@ fn require_manifest_files(
     Ok(())
 }
 
-/// Does as [`find`], and tells `underway` what it waits for. Tensors that were selected `by_name` need
-/// not be all that a manifest lists.
+/// Implements [`find`], and records in `underway` what it waits for. Tensors that were selected
+/// `by_name` need not be all that a manifest lists.
 pub(super) fn find_now(
     checkpoint: &Checkpoint,
     choice: &Verify,
@@ -167,7 +175,7 @@ pub(super) fn find_now(
     };
     let known: Vec<_> = match choice {
         Verify::Off => {
-            let why = "nothing was asked to be compared".to_owned();
+            let why = "verification is off".to_owned();
             return Ok(vec![Expectation::Nothing { why }; shards.len()]);
         }
         Verify::Auto => what_there_is(Reach::First)?,
@@ -185,18 +193,18 @@ pub(super) fn find_now(
         .collect())
 }
 
-/// The manifest that somebody asked for.
+/// Reads the manifest that the caller requested.
 pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundManifest> {
     let text = nearby.read(location, MANIFEST_BYTES_MAX)?;
     let text = text.ok_or_else(|| {
         Error::new(ErrorKind::NotFound, "there is no manifest")
             .with_location(location)
-            .with_hint("check the path; tload verify --write makes one")
+            .with_hint("check the path; tload verify --write creates one")
     })?;
     parsed(location.clone(), &text)
 }
 
-/// The manifest in a folder, if there is one.
+/// Reads the manifest in a folder, if there is one.
 pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<FoundManifest>> {
     let location = folder.join(MANIFEST_NAME);
     let text = nearby.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
@@ -208,7 +216,7 @@ fn parsed(location: Location, text: &[u8]) -> Result<FoundManifest> {
     Ok(FoundManifest { location, manifest })
 }
 
-/// By source: the manifest in its folder.
+/// Reads the manifest in the folder of each source.
 pub(super) fn manifests(
     asked: &[Asked<'_>],
     nearby: &Nearby<'_>,
@@ -216,7 +224,7 @@ pub(super) fn manifests(
     per_folder(asked, |folder| beside(folder, nearby))
 }
 
-/// What is found for each source's folder, in which it is looked for once.
+/// Calls `find` once for each distinct folder, and returns its result for each source.
 fn per_folder<T: Send + Sync>(
     asked: &[Asked<'_>],
     find: impl Fn(&Location) -> Result<Option<T>> + Sync,
@@ -238,7 +246,7 @@ fn per_folder<T: Send + Sync>(
     Ok(asked.iter().map(of_folder).collect())
 }
 
-/// What is known of each source.
+/// Collects the statements about each source.
 pub(super) fn gather(
     asked: &[Asked<'_>],
     manifests: &[Option<Arc<FoundManifest>>],
@@ -265,7 +273,7 @@ pub(super) fn gather(
             Ok(said) => known[at].take(said),
             Err(error) if error.kind() == ErrorKind::Changed => return Err(error),
             Err(error) => {
-                let why = format!("its checksum cannot be asked for: {error}");
+                let why = format!("its checksum could not be requested: {error}");
                 known[at].take(Err(why));
                 failures.push((at, error));
             }
@@ -287,7 +295,7 @@ pub(super) fn gather(
         let (file, folder) = (asked[at].source.location(), &asked[at].folder);
         known[at].take(signature::of_file(file, folder, signed.as_deref()));
     }
-    // Nobody said that there is nothing: it could not be asked.
+    // No authority said that there is no digest: the request failed.
     let needed = |at: usize| matches!(reach, Reach::Needed(_)) && reach.goes_on(&known[at]);
     match failures.into_iter().find(|(at, _)| needed(*at)) {
         Some((_, error)) => Err(error),
@@ -295,7 +303,7 @@ pub(super) fn gather(
     }
 }
 
-/// What a manifest says of a source.
+/// Returns the statement of a manifest about a source.
 pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -> Known {
     let mut known = Known::default();
     known.take(match manifest {
@@ -303,17 +311,17 @@ pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -
         Some(found) => {
             let file = found.file(asked.source.location(), &asked.folder);
             file.map(|file| Statement::of_manifest(found.by(), file))
-                .ok_or_else(|| format!("the manifest {} does not have it", found.location))
+                .ok_or_else(|| format!("the manifest {} does not list it", found.location))
         }
     });
     known
 }
 
-/// What the place says that a source is in: an object store, a hub, a hub's cache. Or why it says nothing; an error if it could not be
-/// asked.
+/// Returns the statement of the place that holds a source: an object store, a hub, a hub's cache.
+/// Returns a text if the place states no digest, and an error if the request failed.
 #[cfg_attr(
     not(feature = "object"),
-    expect(clippy::unnecessary_wraps, reason = "stores have to be asked")
+    expect(clippy::unnecessary_wraps, reason = "requests to stores can fail")
 )]
 fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statement, String>> {
     match source {
@@ -321,7 +329,7 @@ fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statemen
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
-            let silent = || "the hub does not say what is in it".to_owned();
+            let silent = || "the hub states no digest of it".to_owned();
             Ok(name
                 .ok_or_else(silent)
                 .and_then(|name| hub::of_contents(name, "the hub")))
@@ -334,7 +342,7 @@ fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statemen
     }
 }
 
-/// Digests by name.
+/// Digests by file name.
 pub(super) type Named = BTreeMap<String, Digest>;
 
 impl Known {

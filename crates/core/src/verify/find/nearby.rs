@@ -1,4 +1,4 @@
-//! Reads small files beside a checkpoint, wherever that is.
+//! Reads small files beside a checkpoint, from a file system or a store.
 
 #[cfg(feature = "object")]
 use std::sync::Arc;
@@ -11,24 +11,24 @@ use crate::source::{FileSource, Location, Protocol, Root, Source, StoreOptions};
 use crate::source::{ObjectSource, Remote};
 use crate::within::Underway;
 
-/// First read of an object, bytes: all of most manifests.
+/// Length of the first read of an object, bytes: holds most manifests.
 #[cfg(feature = "object")]
 const FIRST_BYTES: u64 = 1 << 20;
 
-/// How files beside a checkpoint are reached.
+/// Access to files beside a checkpoint.
 #[derive(Debug)]
 pub(in super::super) struct Nearby<'a> {
     store: &'a StoreOptions,
-    /// Whether what is found in a folder may be a link that leads out of it.
+    /// True if links in a folder may lead out of it.
     follow_symlinks: bool,
     underway: Underway,
-    /// The threads and stores of the checkpoint itself.
+    /// Threads and stores of the checkpoint itself.
     #[cfg(feature = "object")]
     remote: Option<Arc<Remote>>,
 }
 
 impl<'a> Nearby<'a> {
-    /// As the sources are reached; files elsewhere as `store` says.
+    /// Reaches files the way the sources are reached, and files elsewhere as `store` says.
     pub(in super::super) fn of<'s>(
         sources: impl IntoIterator<Item = &'s ShardSource>,
         store: &'a StoreOptions,
@@ -57,30 +57,32 @@ impl<'a> Nearby<'a> {
         }
     }
 
-    /// The same, as the checkpoint was opened: whether links in its folders may lead out of them.
+    /// Sets whether links in folders may lead out of them, as when the checkpoint was opened.
     pub(in super::super) fn following(mut self, follow_symlinks: bool) -> Self {
         self.follow_symlinks = follow_symlinks;
         self
     }
 
-    /// The same, and `underway` is told what is being waited for.
+    /// Sets where the operations in progress are recorded.
     pub(super) fn telling(mut self, underway: &Underway) -> Self {
         self.underway = underway.clone();
         self
     }
 
-    /// What is being waited for.
+    /// Returns the record of operations in progress.
     pub(super) fn underway(&self) -> &Underway {
         &self.underway
     }
 
-    /// All of a file that nobody has named, if it is in `folder`. Where a link is in its place, what that leads to has to be in the
-    /// folder as well: folders come from anywhere, and errors and reports tell of what is read. Servers that must not be listed say
-    /// 403 of what is not there.
+    /// Reads all of a file that the caller did not name, if it exists in `folder`. If it is a link,
+    /// its target must be in the folder as well: folders are untrusted, and errors and reports
+    /// quote what is read. A 403 of a server counts as a missing file, since servers that forbid
+    /// listing answer so for missing files.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::PermissionDenied`] for a link that leads out of the folder; whatever else reading runs into.
+    /// [`ErrorKind::PermissionDenied`] for a link that leads out of the folder; other errors of
+    /// reading.
     pub(in super::super) fn read_in(
         &self,
         folder: &Location,
@@ -100,7 +102,7 @@ impl<'a> Nearby<'a> {
             {
                 Ok(None)
             }
-            // Some sites have a page for whatever is asked for.
+            // Some sites serve a page for every path.
             Ok(Some(text)) if location.protocol() == Some(Protocol::Http) && !is_object(&text) => {
                 Ok(None)
             }
@@ -108,7 +110,7 @@ impl<'a> Nearby<'a> {
         }
     }
 
-    /// All of a file; none if it is not there.
+    /// Reads all of a file; `None` if it does not exist.
     pub(in super::super) fn read(
         &self,
         location: &Location,
@@ -164,13 +166,13 @@ fn if_there(found: Result<Vec<u8>>) -> Result<Option<Vec<u8>>> {
     }
 }
 
-/// All bytes of a source, of which `first` are there already.
+/// Returns all bytes of a source, of which `first` have been read already.
 fn whole(source: &impl Source, mut first: Vec<u8>, bytes_max: u64) -> Result<Vec<u8>> {
     let too_long = || {
         let (found, most) = (format_bytes(source.len()), format_bytes(bytes_max));
         Error::new(
             ErrorKind::InvalidFormat,
-            format!("has {found}, and such a file has at most {most}"),
+            format!("has {found}, and at most {most} are read"),
         )
         .with_location(source.location())
     };
@@ -184,7 +186,7 @@ fn whole(source: &impl Source, mut first: Vec<u8>, bytes_max: u64) -> Result<Vec
     Ok(first)
 }
 
-/// Whether it looks like an object of JSON.
+/// Returns whether the text looks like a JSON object.
 fn is_object(text: &[u8]) -> bool {
     text.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{')
 }

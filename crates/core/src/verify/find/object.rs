@@ -1,8 +1,9 @@
-//! What the headers of an object store say of an object's own checksums. Pure.
+//! Interprets the headers of an object store that state an object's checksums. Pure.
 //!
-//! Amazon S3: `x-amz-checksum-ALGORITHM` in base64, and `x-amz-checksum-type`. What is `COMPOSITE`, the checksum of the parts'
-//! checksums, cannot be compared with bytes unless one knows where the parts began (S3 user guide, "Checking object integrity").
-//! Google: `x-goog-hash: crc32c=…,md5=…`, of the bytes as they are stored (Cloud Storage, "HTTP headers").
+//! Amazon S3: `x-amz-checksum-ALGORITHM` in Base64, and `x-amz-checksum-type`. A `COMPOSITE`
+//! checksum, which is the checksum of the parts' checksums, cannot be compared with bytes unless
+//! the boundaries of the parts are known (S3 user guide, "Checking object integrity"). Google:
+//! `x-goog-hash: crc32c=…,md5=…`, of the bytes as they are stored (Cloud Storage, "HTTP headers").
 
 use super::super::digest::{Algorithm, Digest};
 use super::super::statement::Statement;
@@ -14,7 +15,7 @@ const S3: [(&str, Algorithm); 3] = [
     ("x-amz-checksum-sha256", Algorithm::Sha256),
 ];
 
-/// What the headers of an object say, or why that is nothing.
+/// Returns the digests that the headers of an object state, or the reason why there are none.
 pub(super) fn of_headers(
     protocol: Option<Protocol>,
     stated: &[(&str, String)],
@@ -23,7 +24,7 @@ pub(super) fn of_headers(
         Some(Protocol::S3) => of_s3(stated),
         Some(Protocol::Gcs) => of_gcs(stated),
         Some(Protocol::Azure | Protocol::Http | Protocol::Hub | Protocol::Custom) | None => {
-            Err("stores of this kind state no checksum that can be compared".to_owned())
+            Err("stores of this kind state no checksum that tload can compare".to_owned())
         }
     }?;
     let names: Vec<_> = digests
@@ -47,12 +48,12 @@ fn of_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
     for (name, algorithm) in S3 {
         let Some(text) = value(name) else { continue };
         match (kind, Digest::from_base64(algorithm, text)) {
-            // There is no other kind of this one.
+            // CRC-64/NVME exists only for full objects.
             (Some("FULL_OBJECT"), Some(digest)) => digests.push(digest),
             (None, Some(digest)) if algorithm == Algorithm::Crc64Nvme => digests.push(digest),
             (Some("COMPOSITE"), _) | (_, None) if is_composite(kind, text) => {
                 silent = Some(format!(
-                    "its {} is of the parts that it was uploaded in, not of the whole",
+                    "its {} covers the parts of its upload, not the whole object",
                     title(algorithm)
                 ));
             }
@@ -61,7 +62,7 @@ fn of_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
             }
             (_, Some(_)) => {
                 silent = Some(format!(
-                    "the store does not say that its {} is of the whole",
+                    "the store does not say that its {} covers the whole object",
                     title(algorithm)
                 ));
             }
@@ -73,7 +74,7 @@ fn of_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
     Ok(digests)
 }
 
-/// Whether a checksum is of parts: such end in a hyphen and how many there are.
+/// Returns whether a checksum is composite: these end in a hyphen and the number of parts.
 fn is_composite(kind: Option<&str>, text: &str) -> bool {
     let counted = text.rsplit_once('-').is_some_and(|(_, count)| {
         !count.is_empty() && count.bytes().all(|byte| byte.is_ascii_digit())
@@ -89,7 +90,9 @@ fn of_gcs(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
     if values("x-goog-stored-content-encoding")
         .any(|encoding| encoding.eq_ignore_ascii_case("gzip"))
     {
-        return Err("it is stored compressed, and its checksum is of that".to_owned());
+        return Err(
+            "it is stored compressed, and its checksum covers the compressed bytes".to_owned(),
+        );
     }
     let Some(text) = values("x-goog-hash").find_map(|hash| hash.strip_prefix("crc32c=")) else {
         return Err("the store states no CRC-32C of it".to_owned());
@@ -100,7 +103,7 @@ fn of_gcs(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
         .ok_or_else(|| "its CRC-32C cannot be read".to_owned())
 }
 
-/// As people call it.
+/// Returns the display name of an algorithm.
 fn title(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Crc32c => "CRC-32C",
@@ -133,7 +136,11 @@ mod tests {
         let crc64 = ("x-amz-checksum-crc64nvme", CRC64);
         let wanted = Ok(vec!["crc64nvme:ae8b14860a799888".to_owned()]);
         assert_eq!(s3(&[crc64, kind("FULL_OBJECT")]), wanted);
-        assert_eq!(s3(&[crc64]), wanted, "this one is always of the whole");
+        assert_eq!(
+            s3(&[crc64]),
+            wanted,
+            "CRC-64/NVME always covers the whole object"
+        );
         let all = [
             crc64,
             ("x-amz-checksum-crc32c", CRC32),
@@ -146,21 +153,21 @@ mod tests {
             (vec![kind("FULL_OBJECT")], "states no checksum"),
             (
                 vec![("x-amz-checksum-crc32c", CRC32)],
-                "does not say that its CRC-32C is of the whole",
+                "does not say that its CRC-32C covers the whole object",
             ),
             (
                 vec![("x-amz-checksum-sha256", SHA), kind("COMPOSITE")],
-                "of the parts",
+                "covers the parts",
             ),
             (
                 vec![("x-amz-checksum-crc32c", "4waSgw==-3"), kind("COMPOSITE")],
-                "of the parts",
+                "covers the parts",
             ),
             (
                 vec![("x-amz-checksum-crc32c", "4waSgw==-12")],
-                "of the parts",
+                "covers the parts",
             ),
-            (vec![crc64, kind("COMPOSITE")], "of the parts"),
+            (vec![crc64, kind("COMPOSITE")], "covers the parts"),
             (
                 vec![
                     ("x-amz-checksum-crc64nvme", "4waSgw=="),
@@ -175,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn of_google_the_crc_counts_unless_the_object_is_compressed() {
+    fn gcs_crc_counts_unless_object_is_compressed() {
         let gcs = |headers: &[(&'static str, &str)]| said(Protocol::Gcs, headers);
         let wanted = Ok(vec!["crc32c:e3069283".to_owned()]);
         let hash = (

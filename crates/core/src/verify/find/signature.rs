@@ -1,8 +1,10 @@
-//! A model's signature, `model.sig`, as `OpenSSF`'s model-signing makes it: which digests it is about.
+//! Reads a model's signature, `model.sig`, as `OpenSSF`'s model-signing writes it, for the digests
+//! that it covers.
 //!
-//! A Sigstore bundle in JSON holds a DSSE envelope, that a statement of in-toto, and its predicate lists files with their digests
-//! (model-signing's `docs/model_signing_format.md`, version 1.0). Digests are read here, strictly. Who signed them is not looked at: that
-//! takes keys or certificates to trust, and is left to `model-signing` itself.
+//! A Sigstore bundle in JSON holds a DSSE envelope, which holds an in-toto statement, whose
+//! predicate lists files with their digests (model-signing's `docs/model_signing_format.md`,
+//! version 1.0). Digests are parsed strictly here. The signer is not checked: that takes keys or
+//! certificates to trust, and is left to `model-signing` itself.
 
 use std::borrow::Cow;
 
@@ -20,25 +22,25 @@ use super::nearby::Nearby;
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::source::Location;
 
-/// What it is called, beside the checkpoint.
+/// File name of a signature, beside the checkpoint.
 pub(in super::super) const NAME: &str = "model.sig";
 
-/// Longest signature that is read, bytes: enough for models of 70,000 files.
+/// Maximum length of a signature, bytes: enough for models of 70,000 files.
 pub(in super::super) const BYTES_MAX: u64 = 16 << 20;
 
 const PAYLOAD_TYPE: &str = "application/vnd.in-toto+json";
 const STATEMENT_TYPE: &str = "https://in-toto.io/Statement/v1";
 const PREDICATE_TYPE: &str = "https://model_signing/signature/v1.0";
 
-/// What a signature is about.
+/// Contents of a signature.
 #[derive(Debug)]
 pub(super) struct Signed {
     location: Location,
-    /// By path below the folder; or why nothing in it can be compared.
+    /// Digests by path below the folder, or the reason why none of them can be compared.
     files: Result<Named, String>,
 }
 
-/// The signature in a folder, if there is one.
+/// Reads the signature in a folder, if there is one.
 pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Signed>> {
     let location = folder.join(NAME);
     let Some(text) = nearby.read_in(folder, &location, BYTES_MAX)? else {
@@ -48,7 +50,8 @@ pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Si
     Ok(Some(Signed { location, files }))
 }
 
-/// Returns what it says of a file of a checkpoint in `folder`, or why that is nothing.
+/// Returns the signed digest of a file of a checkpoint in `folder`, or the reason why there is
+/// none.
 pub(super) fn of_file(
     file: &Location,
     folder: &Location,
@@ -61,10 +64,11 @@ pub(super) fn of_file(
     let by = format!("digests in {}", signed.location);
     digest
         .map(|digest| Statement::of_whole(by, vec![*digest]))
-        .ok_or_else(|| format!("{} is not about it", signed.location))
+        .ok_or_else(|| format!("{} does not list it", signed.location))
 }
 
-// Texts are borrowed, and what is not looked at is not kept: then reading takes no more than a few times what is there.
+// Texts are borrowed and unused fields are skipped, so parsing takes no more than a few times the
+// length of the text.
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -82,7 +86,7 @@ struct Envelope<'a> {
     payload_type: Cow<'a, str>,
 }
 
-/// What every statement has.
+/// Fields of every statement.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InToto<'a> {
@@ -106,7 +110,7 @@ struct SubjectDigest<'a> {
     sha256: Option<Cow<'a, str>>,
 }
 
-/// The same statement, of a predicate whose type is known by then.
+/// Statement with a predicate whose type has been checked.
 #[derive(Deserialize)]
 struct Predicated<'a> {
     #[serde(borrow)]
@@ -137,13 +141,13 @@ struct Resource<'a> {
     digest: Cow<'a, str>,
 }
 
-/// Reads the text of a signature, for who wants nothing but to see it read.
+/// Parses the text of a signature and discards the result, for fuzzing and tests.
 #[cfg(feature = "testing")]
 pub(crate) fn read(text: &[u8]) -> Result<()> {
     parse(text).map(|_| ())
 }
 
-/// The files that a signature is about, or why they cannot be compared.
+/// Parses the files that a signature covers, or returns the reason why they cannot be compared.
 fn parse(text: &[u8]) -> Result<Result<Named, String>> {
     let json = |error: serde_json::Error| invalid(printable(&wrong_json(&error)));
     let bundle: Bundle<'_> = serde_json::from_slice(text).map_err(json)?;
@@ -151,12 +155,12 @@ fn parse(text: &[u8]) -> Result<Result<Named, String>> {
     require("payload", &envelope.payload_type, PAYLOAD_TYPE)?;
     let payload = BASE64_STANDARD
         .decode(envelope.payload.as_bytes())
-        .map_err(|_| invalid("its payload is no base64"))?;
+        .map_err(|_| invalid("its payload is not Base64"))?;
     let statement: InToto<'_> = serde_json::from_slice(&payload).map_err(json)?;
     require("statement", &statement.kind, STATEMENT_TYPE)?;
     if statement.predicate_type != PREDICATE_TYPE {
         return Ok(Err(format!(
-            "{NAME} is of a kind that is not read, and not {PREDICATE_TYPE}"
+            "{NAME} has an unsupported predicate type, wanted {PREDICATE_TYPE}"
         )));
     }
     let Predicated { predicate } = serde_json::from_slice(&payload).map_err(json)?;
@@ -169,13 +173,13 @@ fn parse(text: &[u8]) -> Result<Result<Named, String>> {
     require_root(subject, &predicate.resources)?;
     if predicate.serialization.method != "files" {
         return Ok(Err(format!(
-            "{NAME} is about pieces of files, and only whole files are compared"
+            "{NAME} covers pieces of files, and only whole files are compared"
         )));
     }
     digests(&predicate.resources)
 }
 
-/// The digest of the subject is over those of all resources, in their order.
+/// Requires that the digest of the subject is computed over those of all resources, in their order.
 fn require_root(subject: &Subject<'_>, resources: &[Resource<'_>]) -> Result<()> {
     let mut root = Sha256::new();
     for resource in resources {
@@ -192,7 +196,7 @@ fn require_root(subject: &Subject<'_>, resources: &[Resource<'_>]) -> Result<()>
     let stated = stated.and_then(|text| Digest::from_hex(Algorithm::Sha256, text));
     if stated.is_none() || stated != found {
         return Err(invalid(
-            "the digest of its subject is not that of its list of files",
+            "the digest of its subject does not match its list of files",
         ));
     }
     Ok(())
@@ -203,23 +207,23 @@ fn digests(resources: &[Resource<'_>]) -> Result<Result<Named, String>> {
     for resource in resources {
         let shown = clipped(&resource.name);
         if let Some(wrong) = wrong_name(&resource.name) {
-            return Err(invalid(format!("the name of the file {shown:?} {wrong}")));
+            return Err(invalid(format!("the file name {shown:?} {wrong}")));
         }
         if resource.algorithm != Algorithm::Sha256.name() {
             return Ok(Err(format!(
-                "{NAME} is not by SHA-256, and only that is compared"
+                "{NAME} does not use SHA-256, and only SHA-256 is compared"
             )));
         }
         let digest = Digest::from_hex(Algorithm::Sha256, &resource.digest);
         let digest = digest.ok_or_else(|| invalid(format!("{shown:?} has no SHA-256")))?;
         if named.insert(resource.name.to_string(), digest).is_some() {
-            return Err(invalid(format!("the file {shown:?} is there twice")));
+            return Err(invalid(format!("the file {shown:?} is listed twice")));
         }
     }
     Ok(Ok(named))
 }
 
-/// The bytes of a digest of any length.
+/// Decodes a digest of any length.
 fn bytes_of(hex: &str) -> Option<Vec<u8>> {
     let digits = hex.as_bytes();
     let value = |digit: u8| char::from(digit).to_digit(16);
@@ -232,14 +236,14 @@ fn require(what: &str, found: &str, wanted: &str) -> Result<()> {
         return Ok(());
     }
     Err(invalid(format!(
-        "its {what} is of another type, wanted {wanted:?}"
+        "its {what} has another type, wanted {wanted:?}"
     )))
 }
 
 fn invalid(message: impl std::fmt::Display) -> Error {
     Error::new(
         ErrorKind::InvalidFormat,
-        format!("is no signature of a model: {message}"),
+        format!("is not a model signature: {message}"),
     )
     .with_hint("get the signature again, or sign the model again: model_signing sign")
 }
@@ -304,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_says_why() {
+    fn unsupported_signature_states_reason() {
         let mut shards = statement(&[resource("a:0:8")]);
         shards["predicate"]["serialization"]["method"] = json!("shards");
         let mut other = statement(&[]);
@@ -312,8 +316,8 @@ mod tests {
         let blake = json!({"name": "a", "algorithm": "blake3", "digest": SHA});
         for (statement, wanted) in [
             (shards, "pieces of files"),
-            (other, "and not https://model_signing/"),
-            (statement(&[blake]), "not by SHA-256"),
+            (other, "wanted https://model_signing/"),
+            (statement(&[blake]), "does not use SHA-256"),
         ] {
             let why = read(&bundle(&statement)).expect("valid").expect_err(wanted);
             assert!(why.contains(wanted), "{why}");
@@ -321,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_malformed_is_refused() {
+    fn malformed_signature_is_rejected() {
         let good = statement(&[resource("a")]);
         let set = |pointer: &str, value: Value| {
             let mut changed = good.clone();
@@ -335,15 +339,15 @@ mod tests {
         let twice = bundle(&statement(&[resource("a"), resource("a")]));
         for (bundle, wanted) in [
             (json!({}), "dsseEnvelope"),
-            (json!([]), "is no signature"),
-            (payload, "no base64"),
-            (of_type, "its payload is of another type"),
-            (twice, "there twice"),
+            (json!([]), "is not a model signature"),
+            (payload, "not Base64"),
+            (of_type, "its payload has another type"),
+            (twice, "listed twice"),
             (bundle(&statement(&[resource("../a")])), "leaves the folder"),
             (bundle(&statement(&[resource("/a")])), "an absolute path"),
             (
                 set("/_type", json!("other")),
-                "its statement is of another type",
+                "its statement has another type",
             ),
             (set("/subject", json!([])), "0 subjects"),
             (

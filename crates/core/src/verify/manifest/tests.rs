@@ -1,4 +1,4 @@
-//! Manifests: there and back, and everything that one may be wrong in.
+//! Tests of manifests: round trips, and every kind of malformed manifest.
 
 use super::*;
 
@@ -40,7 +40,7 @@ fn refused(text: &str, wanted: &str) -> Error {
     error
 }
 
-/// A manifest of one file with these fields.
+/// Returns a manifest of one file with these fields.
 fn with_file(name: &str, fields: &str) -> String {
     format!(r#"{{"tload_manifest":1,"files":{{{name:?}:{{{fields}}}}}}}"#)
 }
@@ -50,9 +50,9 @@ fn fields(bytes: &str, tensors: &str) -> String {
 }
 
 #[test]
-fn what_is_written_is_read_and_written_the_same() {
+fn manifest_round_trips_byte_for_byte() {
     let written = manifest().render();
-    let read = Manifest::parse(&written).expect("our own");
+    let read = Manifest::parse(&written).expect("tload's own manifest");
     assert_eq!(read, manifest());
     assert_eq!(read.render(), written);
     let text = String::from_utf8(written).expect("JSON");
@@ -62,7 +62,7 @@ fn what_is_written_is_read_and_written_the_same() {
 }
 
 #[test]
-fn another_version_is_named_whatever_else_it_says() {
+fn other_manifest_version_is_unsupported() {
     for text in [
         r#"{"tload_manifest": 2, "shards": [[[]]]}"#,
         r#"{"files": 3, "tload_manifest": 0}"#,
@@ -94,7 +94,7 @@ fn names_stay_below_the_folder() {
 }
 
 #[test]
-fn numbers_that_cannot_be_are_refused() {
+fn impossible_manifest_numbers_are_rejected() {
     for bytes in [
         "-1",
         "1.5",
@@ -105,7 +105,10 @@ fn numbers_that_cannot_be_are_refused() {
         "[]",
         "true",
     ] {
-        refused(&with_file("m", &fields(bytes, "")), "is no manifest");
+        refused(
+            &with_file("m", &fields(bytes, "")),
+            "is not a tload manifest",
+        );
     }
     let tensor = |begin: &str, end: &str| {
         format!(r#""t":{{"begin":{begin},"end":{end},"crc64nvme":"{CRC}","sha256":"{SHA}"}}"#)
@@ -113,7 +116,7 @@ fn numbers_that_cannot_be_are_refused() {
     for (begin, end) in [("2", "1"), ("0", "11"), ("0", "18446744073709551615")] {
         refused(
             &with_file("m", &fields("10", &tensor(begin, end))),
-            "is said to be at",
+            "has the range",
         );
     }
     let overlap = format!(
@@ -123,7 +126,7 @@ fn numbers_that_cannot_be_are_refused() {
     );
     let error = refused(
         &with_file("m", &fields("10", &overlap)),
-        "where another has not ended",
+        "inside the previous tensor",
     );
     assert_eq!(error.tensor(), Some("u"));
 }
@@ -137,7 +140,7 @@ fn duplicates_unknown_fields_and_other_types_are_refused() {
         r#"{{"tload_manifest":1,"files":{{"m":{{{0}}},"m":{{{0}}}}}}}"#,
         fields("1", "")
     );
-    refused(&twice, "is there twice");
+    refused(&twice, "appears twice");
     for text in [
         "",
         " ",
@@ -154,7 +157,7 @@ fn duplicates_unknown_fields_and_other_types_are_refused() {
         r#"{"tload_manifest":1,"files":{},"more":1}"#,
         r#"{"tload_manifest":1,"tload_manifest":1,"files":{}}"#,
     ] {
-        refused(text, "is no manifest of tload's");
+        refused(text, "is not a tload manifest");
     }
     for (short, long) in [(&CRC[1..], CRC), (SHA, CRC), ("zz8b14860a799888", CRC)] {
         let text = with_file("m", &fields("1", "").replacen(long, short, 1));
@@ -164,14 +167,14 @@ fn duplicates_unknown_fields_and_other_types_are_refused() {
 }
 
 #[test]
-fn long_and_deep_ones_are_refused_shortly() {
+fn long_or_deep_manifest_gives_short_error() {
     let deep = format!(r#"{{"tload_manifest":1,"files":{}"#, "[".repeat(1 << 20));
-    assert!(refused(&deep, "is no manifest").message().len() < 300);
+    assert!(refused(&deep, "is not a tload manifest").message().len() < 300);
     let long = format!(
         r#"{{"tload_manifest":1,"files":{{"{}":1}}}}"#,
         "\\u001b".repeat(1 << 20)
     );
-    let error = refused(&long, "is no manifest");
+    let error = refused(&long, "is not a tload manifest");
     assert!(
         error.message().len() < 1000 && !error.to_string().contains('\u{1b}'),
         "{error}"

@@ -1,4 +1,4 @@
-//! All that is below the folder of a checkpoint, for who has to know what does not belong there.
+//! Lists everything below the folder of a checkpoint, to find files that do not belong there.
 
 use std::path::Path;
 
@@ -6,19 +6,21 @@ use crate::checkpoint::Outline;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Location;
 
-/// Most files and folders: more is a mistake, or a store that makes lists up.
+/// Maximum number of files and folders: more is a mistake, or a store that invents listings.
 const NAMES_MAX: usize = 1_000_000;
 
-/// Deepest that folders may be nested.
+/// Maximum nesting depth of folders.
 const DEPTH_MAX: usize = 64;
 
-/// Paths below the folder of everything that is no folder, but for what is skipped with all below it; and what was not looked for.
+/// Returns the paths below the folder of everything that is not a folder, except skipped paths and
+/// everything below them; and a note on what was not searched for.
 ///
-/// Links are not followed: each is something that is there.
+/// Does not follow links: each link is an entry of its own.
 ///
 /// # Errors
 ///
-/// A folder that cannot be listed: something may be in it. [`ErrorKind::InvalidRequest`] where there is no end to it.
+/// A folder that cannot be listed, since files may be in it. [`ErrorKind::InvalidRequest`] if there
+/// are too many entries or levels.
 pub(super) fn below(
     outline: &Outline,
     is_skipped: &dyn Fn(&str) -> bool,
@@ -32,7 +34,7 @@ pub(super) fn below(
             None => outline.list(&folder)?,
         };
         let Some(level) = level else {
-            let note = "files that are not signed were not looked for: web servers list no folders";
+            let note = "unsigned files were not searched for: web servers list no folders";
             return Ok((Vec::new(), Some(note.to_owned())));
         };
         let path = |last: &String| format!("{prefix}{last}");
@@ -40,10 +42,10 @@ pub(super) fn below(
         if seen > NAMES_MAX || prefix.matches('/').count() > DEPTH_MAX {
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
-                "too much is below it to be looked at",
+                "too many files and folders are below it",
             )
             .with_location(&outline.folder)
-            .with_hint("give the folder that the model is in, and nothing else"));
+            .with_hint("give the folder of the model, without anything else in it"));
         }
         names.extend(level.0.iter().map(path).filter(|name| !is_skipped(name)));
         let deeper = level.1.iter().map(|last| (folder.join(last), path(last)));
@@ -51,12 +53,11 @@ pub(super) fn below(
         folders.extend(deeper.map(|(folder, name)| (folder, format!("{name}/"))));
     }
     let is_remote = outline.folder.as_path().is_none();
-    let note =
-        "hidden files that are not signed were not looked for: the store was asked for others";
+    let note = "unsigned hidden files were not searched for: listings of stores leave them out";
     Ok((names, is_remote.then(|| note.to_owned())))
 }
 
-/// What is directly in a folder: what is none itself, and the folders.
+/// Lists a folder: everything that is not a folder itself, and the folders.
 fn local(location: &Location, folder: &Path) -> Result<(Vec<String>, Vec<String>)> {
     let unreadable =
         |error| Error::from_io("cannot list the folder", error).with_location(location);
@@ -68,7 +69,7 @@ fn local(location: &Location, folder: &Path) -> Result<(Vec<String>, Vec<String>
     let (mut others, mut folders) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
-        // No signature has a name that is not UTF-8, whatever is shown for it.
+        // No signature holds a name that is not UTF-8, whatever its replacement looks like.
         let name = entry.file_name().to_string_lossy().into_owned();
         if entry.file_type().map_err(unreadable)?.is_dir() {
             folders.push(name);

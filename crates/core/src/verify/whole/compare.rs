@@ -1,4 +1,4 @@
-//! Compares what was computed of a file with what is said of it. Pure.
+//! Compares the digests computed for a file with those stated for it. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,18 +7,18 @@ use super::super::digest::{Algorithm, Digest};
 use super::super::statement::{Known, Statement};
 use super::report::Mismatch;
 
-/// Bytes of a file, from its start: begin and end.
+/// Byte range of a file: begin and end.
 pub(super) type Span = (u64, u64);
 
-/// What has to be computed of a file.
+/// Digests to compute for a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) whole: Vec<Algorithm>,
-    /// Of these bytes.
+    /// Algorithms by byte range.
     pub(super) spans: BTreeMap<Span, Vec<Algorithm>>,
 }
 
-/// What was computed of it.
+/// Digests computed for a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Computed {
     pub(super) whole: Vec<Digest>,
@@ -26,7 +26,7 @@ pub(super) struct Computed {
 }
 
 impl Wanted {
-    /// All that is needed to compare with what is known.
+    /// Returns everything needed to compare with `known`.
     pub(super) fn of(known: &Known) -> Self {
         let mut wanted = Self::default();
         for statement in &known.statements {
@@ -42,12 +42,12 @@ impl Wanted {
         wanted
     }
 
-    /// All of these as well, of the whole.
+    /// Adds algorithms for the whole file.
     pub(super) fn add_whole(&mut self, algorithms: impl IntoIterator<Item = Algorithm>) {
         add(&mut self.whole, algorithms);
     }
 
-    /// These of some bytes.
+    /// Adds algorithms for a byte range.
     pub(super) fn span(
         &mut self,
         range: &Range<u64>,
@@ -57,7 +57,7 @@ impl Wanted {
         add(span, algorithms);
     }
 
-    /// Whether there is anything to compute.
+    /// Returns whether there is nothing to compute.
     pub(super) fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.spans.is_empty()
     }
@@ -71,7 +71,7 @@ fn add(all: &mut Vec<Algorithm>, more: impl IntoIterator<Item = Algorithm>) {
     }
 }
 
-/// Lengths that are not as somebody says: then nothing else need be computed.
+/// Returns the lengths that differ: then nothing else needs to be computed.
 pub(super) fn lengths(len: u64, known: &Known) -> Vec<Mismatch> {
     let other = known.statements.iter().filter_map(|statement| {
         let expected = statement.len.filter(|&expected| expected != len)?;
@@ -86,7 +86,7 @@ pub(super) fn lengths(len: u64, known: &Known) -> Vec<Mismatch> {
     other.collect()
 }
 
-/// All that is not as somebody says, of a file of `len` bytes.
+/// Returns everything that differs in a file of `len` bytes.
 pub(super) fn contents(len: u64, known: &Known, computed: &Computed) -> Vec<Mismatch> {
     let each = known.statements.iter();
     each.flat_map(|statement| of_statement(len, statement, computed))
@@ -111,7 +111,7 @@ fn of_statement(len: u64, statement: &Statement, computed: &Computed) -> Vec<Mis
             mismatches.push(mismatch(Some(name.clone()), said.range.clone(), other));
         }
     }
-    // A tensor that differs explains why the whole does.
+    // A differing tensor explains a differing whole.
     if mismatches.is_empty()
         && let Some(other) = first_other(&statement.whole, &computed.whole)
     {
@@ -120,7 +120,7 @@ fn of_statement(len: u64, statement: &Statement, computed: &Computed) -> Vec<Mis
     mismatches
 }
 
-/// The first that was found to be another.
+/// Returns the first digest that differs.
 fn first_other(expected: &[Digest], found: &[Digest]) -> Option<(Digest, Option<Digest>)> {
     expected.iter().find_map(|expected| {
         let mut alike = found.iter();
@@ -129,7 +129,8 @@ fn first_other(expected: &[Digest], found: &[Digest]) -> Option<(Digest, Option<
     })
 }
 
-/// The bytes that are no tensor's, from the first to the last: of a whole file with good tensors its header.
+/// Returns the range of the bytes outside of tensors, from the first to the last: in a whole file
+/// with good tensors, its header.
 fn outside(len: u64, statement: &Statement) -> Range<u64> {
     let mut spans: Vec<_> = statement
         .tensors
@@ -162,7 +163,7 @@ mod tests {
         Digest::new(Algorithm::Sha256, &[byte; 32]).expect("32 bytes")
     }
 
-    /// A file of 100 bytes with a header of 20 and two tensors.
+    /// Returns the digests of a file of 100 bytes with a header of 20 and two tensors.
     fn known() -> Known {
         let tensor = |range, byte| TensorStatement {
             range,
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_differs_is_named_as_closely_as_it_is_known() {
+    fn mismatch_names_smallest_known_range() {
         assert_eq!(found(&good()), []);
         let mut tensor = good();
         tensor.whole = vec![sha(9), digest(9)];
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_said_is_wanted_once() {
+    fn stated_digests_are_computed_once() {
         let mut wanted = Wanted::of(&known());
         assert_eq!(wanted.whole, [Algorithm::Crc64Nvme, Algorithm::Sha256]);
         assert_eq!(wanted.spans.len(), 2);

@@ -1,8 +1,10 @@
-//! Reads a file once, from its first byte to its last, and computes checksums of it: of all of it and of stretches in it.
+//! Reads a file once, from its first byte to its last, and computes checksums of the whole and of
+//! byte ranges.
 //!
-//! Several reads are on their way at a time, each of one window; they come in order. The bytes of the whole are taken in on a thread of
-//! their own, as SHA-256 takes longer than reading. Memory is bounded whatever a file or a tensor is long:
-//! `READS_FAR` · 2 + `WINDOWS_WAITING` windows and a few more.
+//! Several reads are in flight at a time, each of one window; they are consumed in order. The whole
+//! is hashed on a thread of its own, as SHA-256 takes longer than reading. Memory is bounded
+//! whatever the length of a file or tensor: `READS_FAR` · 2 + `WINDOWS_WAITING` windows and a few
+//! more.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -21,20 +23,21 @@ use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Source;
 
-/// One read, bytes.
+/// Length of one read, bytes.
 const WINDOW_BYTES: u64 = 4 << 20;
 
-/// Reads at a time, of a local file: enough that the next window is there when one has been taken in.
+/// Reads in flight for a local file: enough that the next window is there when one has been
+/// consumed.
 const READS_NEAR: usize = 4;
 
-/// The same of an object, where each takes a round trip.
+/// Reads in flight for an object, where each takes a round trip.
 #[cfg(feature = "object")]
 const READS_FAR: usize = 8;
 
-/// Windows that wait to be taken in.
+/// Windows that wait to be hashed.
 const WINDOWS_WAITING: usize = 2;
 
-/// A checksum that is being computed.
+/// Checksum that is being computed.
 enum Running {
     Crc(Algorithm, crc_fast::Digest),
     Sha256(Sha256),
@@ -63,7 +66,7 @@ impl Running {
     fn finish(self) -> Digest {
         let digest = match self {
             Self::Crc(algorithm, crc) => {
-                // The low bytes of 64 bits, whichever CRC it is.
+                // The low bytes of 64 bits, for either CRC.
                 let bytes = crc.finalize().to_be_bytes();
                 Digest::new(algorithm, &bytes[bytes.len() - algorithm.len()..])
             }
@@ -73,7 +76,7 @@ impl Running {
     }
 }
 
-/// Several checksums of the same bytes.
+/// Set of checksums of the same bytes.
 struct Several(Vec<Running>);
 
 impl Several {
@@ -90,7 +93,7 @@ impl Several {
     }
 }
 
-/// Checksums of stretches of a file, whose bytes come in order.
+/// Checksums of byte ranges of a file, whose bytes come in order.
 struct Spans<'a> {
     waiting: std::collections::btree_map::Iter<'a, Span, Vec<Algorithm>>,
     next: Option<(&'a Span, &'a Vec<Algorithm>)>,
@@ -110,7 +113,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// The bytes from `start`.
+    /// Consumes the bytes from offset `start`.
     fn take(&mut self, start: u64, bytes: &[u8]) {
         let end = start + bytes.len() as u64;
         while let Some((span, algorithms)) = self.next.filter(|(span, _)| span.0 < end) {
@@ -128,7 +131,7 @@ impl<'a> Spans<'a> {
             .extend(over.map(|(span, several)| (span, several.finish())));
     }
 
-    /// Those at the end of the file without bytes have not begun.
+    /// Returns all digests. Empty ranges at the end of the file have not begun, and are added here.
     fn finish(mut self) -> BTreeMap<Span, Vec<Digest>> {
         let rest = self.next.into_iter().chain(self.waiting);
         self.done.extend(
@@ -139,16 +142,18 @@ impl<'a> Spans<'a> {
     }
 }
 
-/// Computes what is wanted of a file, and requires that the file stays as it was meanwhile.
+/// Computes the digests that are wanted of a file, and requires that the file does not change
+/// meanwhile.
 ///
 /// # Errors
 ///
-/// What reading runs into, [`ErrorKind::Changed`], [`ErrorKind::Cancelled`], [`ErrorKind::OutOfMemory`] if no thread can be started.
+/// Errors of reading, [`ErrorKind::Changed`], [`ErrorKind::Cancelled`], [`ErrorKind::OutOfMemory`]
+/// if no thread can be started.
 pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) -> Result<Computed> {
     let over = AtomicBool::new(false);
     let computed = std::thread::scope(|scope| {
         let computed = in_order(scope, source, wanted, shared, &over);
-        // Readers that wait for a cancelled or failed file end.
+        // Ends readers that wait for a cancelled or failed file.
         over.store(true, Ordering::Relaxed);
         computed
     })?;
@@ -193,7 +198,7 @@ fn in_order<'scope, 'env>(
                 .with_location(source.location())
                 .with_range(range));
         }
-        // It ends only with the sender.
+        // The receiver ends only with the sender.
         let _ = sender.send(Arc::clone(&bytes));
         spans.take(range.start, &bytes);
         shared.done(bytes.len() as u64);
@@ -206,7 +211,8 @@ fn in_order<'scope, 'env>(
     })
 }
 
-/// Starts the threads that read: the first has the first window and then every so many, the next the second. Each keeps one ready.
+/// Starts the reading threads: the first has the first window and then every `count`-th, the next
+/// starts with the second. Each keeps one window ready.
 fn read<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     source: &'env ShardSource,
@@ -240,7 +246,7 @@ fn read<'scope, 'env>(
     Ok(receivers)
 }
 
-/// The windows of a file of `len` bytes, in order.
+/// Returns the windows of a file of `len` bytes, in order.
 fn windows(len: u64) -> impl Iterator<Item = Range<u64>> {
     let count = len.div_ceil(WINDOW_BYTES);
     (0..count).map(move |index| {
@@ -259,7 +265,7 @@ fn no_thread(error: std::io::Error) -> Error {
 mod tests {
     use super::*;
 
-    /// In one go.
+    /// Computes a digest in one call.
     fn of(algorithm: Algorithm, bytes: &[u8]) -> Digest {
         let mut one = Running::new(algorithm);
         one.take(bytes);
@@ -268,7 +274,7 @@ mod tests {
 
     #[test]
     fn checksums_are_those_of_the_standards() {
-        // The check values of "123456789" in reveng's catalogue of parametrised CRCs; SHA-256 by coreutils.
+        // The check values of "123456789" in reveng's catalogue of CRCs; SHA-256 by coreutils.
         for (algorithm, wanted) in [
             (Algorithm::Crc32c, "crc32c:e3069283"),
             (Algorithm::Crc64Nvme, "crc64nvme:ae8b14860a799888"),
@@ -284,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_the_same_however_the_bytes_come() {
+    fn span_digests_do_not_depend_on_window_size() {
         let bytes: Vec<u8> = (0..=255).collect();
         let spans = [
             (0, 0),
@@ -319,7 +325,7 @@ mod tests {
         }
     }
 
-    /// What is said of a file is said of what its name leads to.
+    /// The result for a file must hold for the file at its path.
     #[test]
     fn a_file_that_was_replaced_or_removed_meanwhile_is_an_error() {
         let folder = tempfile::tempdir().expect("a folder");
@@ -331,7 +337,7 @@ mod tests {
         let mut wanted = Wanted::default();
         wanted.add_whole([Algorithm::Sha256]);
         let shared = Shared::default();
-        compute(&source, &wanted, &shared).expect("nobody wrote");
+        compute(&source, &wanted, &shared).expect("the file is unchanged");
         let other = folder.path().join("b");
         std::fs::write(&other, "evil").expect("a file");
         std::fs::rename(&other, &path).expect("replaces");

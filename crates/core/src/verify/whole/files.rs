@@ -1,4 +1,4 @@
-//! The files of a checkpoint that is to be verified: which there are, what is said of each, and what becomes of one.
+//! Files of a checkpoint to verify: finds them, looks up their digests, and verifies each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,57 +23,57 @@ use crate::source::{Location, Source, StoreOptions};
 #[cfg(feature = "object")]
 use crate::source::{ObjectSource, unversioned_note};
 
-/// First read of a file, bytes: holds the header of most.
+/// Length of the first read of a file, bytes: holds most headers.
 const FIRST_BYTES: usize = 256 << 10;
 
-/// Files opened at a time.
+/// Number of files opened concurrently.
 const OPENED_AT_A_TIME: usize = 16;
 
-/// What a manifest has of every file and tensor.
+/// Algorithms that a manifest has for every file and tensor.
 const IN_MANIFESTS: [Algorithm; 2] = [Algorithm::Crc64Nvme, Algorithm::Sha256];
 
-/// All that is to be looked at.
+/// Everything to verify.
 #[derive(Debug)]
 pub(super) struct Found {
     pub(super) subjects: Vec<Subject>,
-    /// Where a manifest is to be written.
+    /// Path of the manifest to write.
     pub(super) target: Option<PathBuf>,
-    /// Files that are there and should not be, and are not read.
+    /// Files that should not exist, and are not read.
     pub(super) unsigned: Vec<String>,
     pub(super) notes: Vec<String>,
 }
 
-/// One file.
+/// File to verify.
 #[derive(Debug)]
 pub(super) struct Subject {
     name: String,
     is_shard: bool,
-    /// Why it should not be there: a manifest does not have it, or it is not signed.
+    /// Reason why the file should not exist: the manifest does not list it, or it is not signed.
     extra: Option<FileError>,
-    /// Whether it is to come into a manifest.
+    /// True if the file goes into the manifest to write.
     is_recorded: bool,
     opened: Result<Open, FileError>,
     known: Known,
 }
 
-/// One that could be opened.
+/// File that could be opened.
 #[derive(Debug)]
 struct Open {
     source: ShardSource,
-    /// None of an index.
+    /// Header; `None` for an index.
     header: Option<Result<Header, FileError>>,
 }
 
 /// Files by their names.
 type Named = BTreeMap<String, Belonging>;
 
-/// A file that belongs to the checkpoint.
+/// File that belongs to the checkpoint.
 #[derive(Debug)]
 struct Belonging {
     location: Location,
-    /// Whether tensors are in it.
+    /// True if the file holds tensors.
     is_shard: bool,
-    /// Whether manifests are about it: not what is only signed.
+    /// True if manifests list the file; false if it is only signed.
     is_recorded: bool,
 }
 
@@ -119,7 +119,8 @@ impl Found {
     }
 }
 
-/// The files of a checkpoint. Of one whose shards cannot be found out, a manifest or a signature may know them: then why they cannot.
+/// Returns the files of a checkpoint. If its shards cannot be determined, a manifest or a signature
+/// may still list them: then returns an outline without files, and the error.
 pub(super) fn outline_of(
     location: &Location,
     opening: &OpenOptions,
@@ -131,7 +132,7 @@ pub(super) fn outline_of(
     }
 }
 
-/// What to know before a manifest is written beside a signature.
+/// Returns a note if the manifest will be written beside a signature.
 fn in_the_way(outline: &Outline, target: Option<&Path>) -> Option<String> {
     let folder = |path: &Path| match path {
         path if path.as_os_str().is_empty() => Path::new(".").canonicalize().ok(),
@@ -142,39 +143,39 @@ fn in_the_way(outline: &Outline, target: Option<&Path>) -> Option<String> {
     let is_signed = own.join(SIGNATURE_NAME).symlink_metadata().is_ok();
     (is_beside && is_signed).then(|| {
         format!(
-            "the model has a {SIGNATURE_NAME}, and model-signing refuses files that it is not about: sign the model again, or write the manifest elsewhere (--write PATH, write=PATH)"
+            "the model has a {SIGNATURE_NAME}, and model-signing refuses files that it does not list: sign the model again, or write the manifest elsewhere (--write PATH, write=PATH)"
         )
     })
 }
 
-/// Who says something of the files beside those who are asked for each.
+/// Authorities on the files, in addition to those that are asked for each file.
 struct About<'a> {
     manifest: Option<&'a Arc<FoundManifest>>,
     signed: Option<&'a SignedFiles>,
-    /// Whether a manifest is to be written.
+    /// True if a manifest will be written.
     is_written: bool,
 }
 
 impl About<'_> {
-    /// Why a file should not be there, if it should not.
+    /// Returns the reason why a file should not exist, if there is one.
     fn extra(&self, name: &str) -> Option<FileError> {
         if self.signed.is_some_and(|it| !it.files.contains_key(name)) {
             return Some(FileError::of(unsigned()));
         }
         let manifest = self.manifest.map(|found| &found.manifest);
         manifest
-            // What is only signed no manifest has.
+            // Manifests do not list files that are only signed.
             .filter(|it| !it.files.contains_key(name) && self.signed.is_none())
             .map(|_| FileError::of(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
     }
 }
 
-/// Whether it is the checkpoint that is bad, and not the way to it.
+/// Returns whether the checkpoint itself is bad, rather than the access to it.
 fn is_bad(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NotFound | ErrorKind::InvalidFormat)
 }
 
-/// The manifest to compare with: not one that is to be replaced.
+/// Reads the manifest to compare with, unless it is going to be replaced.
 fn manifest(
     outline: &Outline,
     options: &VerifyOptions,
@@ -195,7 +196,8 @@ fn manifest(
     beside(&outline.folder, nearby).map(|found| found.map(Arc::new))
 }
 
-/// The files that belong to the checkpoint: its own, and those of the manifest and the signature if they are of the same folder.
+/// Returns the files that belong to the checkpoint: its own, and, for a folder, those of the
+/// manifest and the signature.
 fn named(
     outline: &Outline,
     manifest: Option<&FoundManifest>,
@@ -239,7 +241,7 @@ impl Belonging {
     }
 }
 
-/// Opens all files and asks what is known of them, many at a time.
+/// Opens all files and looks up their digests, many at a time.
 fn subjects(
     outline: &Outline,
     named: Named,
@@ -303,7 +305,7 @@ impl Subject {
         }
     }
 
-    /// Bytes that comparing it takes.
+    /// Returns the number of bytes to read for the comparison.
     pub(super) fn bytes_to_read(&self) -> u64 {
         match &self.opened {
             Ok(open) if self.is_read(open) => open.source.len(),
@@ -311,7 +313,7 @@ impl Subject {
         }
     }
 
-    /// Whether there is anything to compute: not of one whose length says all.
+    /// Returns whether there is anything to compute: not if the length differs already.
     fn is_read(&self, open: &Open) -> bool {
         let is_long = compare::lengths(open.source.len(), &self.known).is_empty();
         is_long && !self.wanted(open).is_empty()
@@ -328,11 +330,12 @@ impl Subject {
         wanted
     }
 
-    /// Reads and compares it. Says what a manifest would say of it, if one is to be written.
+    /// Reads and compares the file. Also returns its manifest entry, if a manifest is to be
+    /// written.
     ///
     /// # Errors
     ///
-    /// Only that it was cancelled.
+    /// Only [`ErrorKind::Cancelled`].
     pub(super) fn look(&self, shared: &Shared) -> Result<(FileReport, Option<ManifestFile>)> {
         if shared.is_cancelled() {
             return Err(cancelled());
@@ -398,7 +401,7 @@ impl Subject {
 }
 
 impl FileReport {
-    /// Of a file that is there, not signed, and not read.
+    /// Reports a file that exists, is not signed and was not read.
     pub(super) fn unsigned(name: String) -> Self {
         Self {
             name,
@@ -426,7 +429,7 @@ impl Open {
         }
     }
 
-    /// What a manifest says of it; none where something of it was not computed.
+    /// Returns the manifest entry; `None` if a digest was not computed.
     fn entry(&self, computed: &Computed) -> Option<ManifestFile> {
         let of = |digests: &[super::super::digest::Digest], algorithm| {
             let mut alike = digests

@@ -1,8 +1,10 @@
-//! Verifies a whole checkpoint: reads every byte of it once, compares all that is known of it, and says file by file what came of it.
+//! Verifies a whole checkpoint: reads every byte of it once, compares all known digests, and
+//! reports the outcome for each file.
 //!
-//! A file that is bad does not keep the others from being looked at. `files` finds out what there is and what is said of it, `compute`
-//! reads, `compare` judges, `report` tells. Not a load: no tensor is made, memory does not depend on how long tensors are, and a file
-//! whose header is broken is compared like any other.
+//! A bad file does not keep the others from being verified. `files` finds the files and the digests
+//! stated for them, `compute` reads, `compare` compares, `report` holds the result. This is not a
+//! load: it creates no tensors, its memory does not depend on the length of tensors, and it
+//! compares a file with a broken header like any other.
 
 mod below;
 mod compare;
@@ -28,10 +30,10 @@ use crate::side_by_side::side_by_side;
 use crate::source::Location;
 use files::{Found, Subject};
 
-/// Files at a time: each is worth two cores, and has memory of its own.
+/// Maximum number of files read concurrently: each is worth two cores, and has memory of its own.
 const FILES_MAX: usize = 8;
 
-/// Where the manifest is to be written.
+/// Destination of the manifest to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ManifestTarget {
     /// Beside the checkpoint, which must be on a file system.
@@ -40,24 +42,27 @@ pub enum ManifestTarget {
     Path(PathBuf),
 }
 
-/// How a checkpoint is verified.
+/// Options of a verification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerifyOptions {
-    /// The manifest to compare with. Default: `tload-manifest.json` beside the checkpoint, if it is there.
+    /// Manifest to compare with. Default: `tload-manifest.json` beside the checkpoint, if it
+    /// exists.
     pub manifest: Option<Location>,
-    /// Where to write a manifest of what was read, if nothing of it is otherwise than expected. A manifest that is to be replaced is not
-    /// compared with. Default: nowhere.
+    /// Destination for a manifest of what was read, written only if nothing differs from what is
+    /// expected. The verification does not compare with a manifest that it is going to replace.
+    /// Default: none.
     pub write: Option<ManifestTarget>,
-    /// Whether to replace a manifest that is there. Default: no.
+    /// Replaces an existing manifest. Default: no.
     pub force: bool,
-    /// What a signature that the caller has checked is about. Of a folder, every file that is signed is compared, and what is there and
-    /// is not is refused; the `model.sig` beside it is not looked at. Default: the digests of a `model.sig` beside the checkpoint are
-    /// compared like others, whoever signed them.
+    /// Contents of a signature that the caller has checked. In a folder, every signed file is
+    /// compared, and unsigned files are refused; the `model.sig` beside it is ignored. Default: the
+    /// digests of a `model.sig` beside the checkpoint are compared like others, whatever its
+    /// signer.
     pub signed: Option<SignedFiles>,
 }
 
-/// One verification of a whole checkpoint.
+/// Verification of a whole checkpoint.
 ///
 /// ```no_run
 /// use tload::verify::Verification;
@@ -78,21 +83,21 @@ pub struct Verification {
     shared: Arc<Shared>,
 }
 
-/// Watches a verification, and ends it, from another thread.
+/// Observes a verification, and cancels it, from another thread.
 #[derive(Clone, Debug)]
 pub struct VerifyControl(Arc<Shared>);
 
-/// How far a verification is.
+/// Progress of a verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct VerifyProgress {
     /// Bytes to read; zero until the files are open.
     pub bytes_total: u64,
-    /// Bytes that were read.
+    /// Bytes read so far.
     pub bytes_done: u64,
 }
 
-/// Whether to go on, and how far it is.
+/// Cancellation flag and progress.
 #[derive(Debug, Default)]
 struct Shared {
     cancelled: AtomicBool,
@@ -111,12 +116,12 @@ impl Shared {
 }
 
 impl VerifyControl {
-    /// Ends the verification soon.
+    /// Cancels the verification; it ends soon.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::Relaxed);
     }
 
-    /// How far it is.
+    /// Returns the progress.
     pub fn progress(&self) -> VerifyProgress {
         VerifyProgress {
             bytes_total: self.0.bytes_total.load(Ordering::Relaxed),
@@ -126,7 +131,8 @@ impl VerifyControl {
 }
 
 impl Verification {
-    /// Of the checkpoint at `location`: a file, a folder or an index, on a file system or in an object store.
+    /// Creates a verification of the checkpoint at `location`: a file, a folder or an index, on a
+    /// file system or in an object store.
     pub fn new(location: &Location) -> Self {
         Self {
             location: location.clone(),
@@ -136,36 +142,40 @@ impl Verification {
         }
     }
 
-    /// With these options.
+    /// Sets the options.
     #[must_use]
     pub fn options(mut self, options: VerifyOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// How the checkpoint is opened: [`OpenOptions`], or [`StoreOptions`](crate::StoreOptions) alone.
+    /// Sets the options for opening the checkpoint: [`OpenOptions`], or
+    /// [`StoreOptions`](crate::StoreOptions) alone.
     #[must_use]
     pub fn opening(mut self, options: impl Into<OpenOptions>) -> Self {
         self.opening = options.into();
         self
     }
 
-    /// Watches the verification, and ends it.
+    /// Returns a handle that observes and cancels the verification.
     pub fn control(&self) -> VerifyControl {
         VerifyControl(Arc::clone(&self.shared))
     }
 
-    /// Reads and compares. What is bad of the files is in the report, [`VerifyReport::error`] says whether anything is.
+    /// Reads and compares. Bad files are listed in the report; [`VerifyReport::error`] returns an
+    /// error if there are any.
     ///
     /// # Errors
     ///
-    /// What keeps it from being begun or finished: [`ErrorKind::NotFound`] and [`ErrorKind::PermissionDenied`] for the location,
-    /// [`ErrorKind::InvalidFormat`] and [`ErrorKind::Unsupported`] for a manifest or signature that cannot be read,
-    /// [`ErrorKind::InvalidRequest`] for a manifest that is there and not to be replaced, [`ErrorKind::Cancelled`].
+    /// Conditions that keep the verification from starting or finishing: [`ErrorKind::NotFound`]
+    /// and [`ErrorKind::PermissionDenied`] for the location, [`ErrorKind::InvalidFormat`] and
+    /// [`ErrorKind::Unsupported`] for a manifest or signature that cannot be read,
+    /// [`ErrorKind::InvalidRequest`] for an existing manifest that is not to be replaced,
+    /// [`ErrorKind::Cancelled`].
     pub fn run(self) -> Result<VerifyReport> {
         let started = Instant::now();
         let found = Found::find(&self.location, &self.options, &self.opening)?;
-        // Before all is read: what cannot be written is known now.
+        // Before everything is read: an unwritable target fails now.
         let begun = found.target.as_deref().map(Begun::at).transpose()?;
         let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);
@@ -199,7 +209,7 @@ impl Verification {
         Ok(report)
     }
 
-    /// Writes the manifest, if all files are good or not known of, and says where.
+    /// Writes the manifest if every file matches or is unverified, and returns its path.
     fn write(
         &self,
         begun: &Begun,
@@ -214,14 +224,15 @@ impl Verification {
         }
         let target = begun.path();
         let text = Manifest { files }.render();
-        // What cannot be read again is not written: a name that no manifest may have.
+        // A manifest that could not be parsed is not written: it would hold a name that manifests
+        // forbid.
         Manifest::parse(&text).map_err(|error| error.with_location(target.display()))?;
         write(begun, &text, self.options.force)?;
         Ok(Some(target.display().to_string()))
     }
 }
 
-/// Where the manifest is to be written, if it is.
+/// Returns the path of the manifest to write, if one was requested.
 fn target(
     options: &VerifyOptions,
     location: &Location,
@@ -230,7 +241,7 @@ fn target(
     let path = match &options.write {
         None => return Ok(None),
         Some(ManifestTarget::Path(path)) => path.clone(),
-        // In a hub's cache files belong to the hub's tools.
+        // In a hub's cache, files belong to the hub's tools.
         Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {
             Some(folder) => folder.join(MANIFEST_NAME),
             None => {

@@ -1,4 +1,4 @@
-//! What a verification found, file by file.
+//! Report of a verification, file by file.
 
 use std::fmt;
 use std::ops::Range;
@@ -8,91 +8,92 @@ use serde::{Serialize, Serializer};
 
 use crate::error::{Comparison, Error, ErrorKind};
 
-/// What a verification of a whole checkpoint found.
+/// Result of a verification of a whole checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct VerifyReport {
-    /// The checkpoint, without secrets.
+    /// Location of the checkpoint, without secrets.
     pub location: String,
-    /// The files, by name; what belongs to the checkpoint and is not there, too.
+    /// Files by name, including missing ones that belong to the checkpoint.
     pub files: Vec<FileReport>,
     /// Bytes that were read.
     pub bytes: u64,
     /// Seconds from the call to the last comparison.
     pub seconds: f64,
-    /// The manifest that was written.
+    /// Path of the manifest that was written.
     pub written: Option<String>,
-    /// Why it could not be written, though nothing is otherwise than expected.
+    /// Error of writing the manifest, though nothing differs from what is expected.
     pub not_written: Option<FileError>,
-    /// What else is to be known: what was not looked for, what the manifest gets in the way of.
+    /// Further notes: on files that were not searched for, on a manifest that conflicts with a
+    /// signature.
     pub notes: Vec<String>,
 }
 
-/// One file of it.
+/// Result for one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[non_exhaustive]
 pub struct FileReport {
     /// Path below the folder of the checkpoint.
     pub name: String,
-    /// Length, bytes; none if it could not be opened.
+    /// Length, bytes; `None` if the file could not be opened.
     pub bytes: Option<u64>,
-    /// What came of it.
+    /// Outcome.
     pub outcome: FileOutcome,
-    /// Whose checksums it was compared with, the strongest first.
+    /// Authorities whose digests it was compared with, the strongest first.
     pub verified_by: Vec<String>,
-    /// Why others say nothing of it.
+    /// Reasons why other authorities state no digest.
     pub silent: Vec<String>,
-    /// Where it is not as expected.
+    /// Differences from what is expected.
     pub mismatches: Vec<Mismatch>,
-    /// Why it could not be compared, or should not be there.
+    /// Reason why the file could not be compared, or should not exist.
     pub error: Option<FileError>,
-    /// Whether tensors are in it; an index has none.
+    /// True if the file holds tensors; false for an index.
     pub is_shard: bool,
 }
 
-/// What came of a file.
+/// Outcome for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum FileOutcome {
-    /// Its bytes are those that were expected.
+    /// Its bytes match.
     Matches,
-    /// They are not.
+    /// Its bytes differ.
     Differs,
-    /// The manifest or the index has it, and it is not there.
+    /// The manifest or the index lists the file, and it does not exist.
     Missing,
-    /// The manifest does not have it, or it is not signed.
+    /// The manifest does not list the file, or it is not signed.
     Extra,
-    /// There was nothing to compare it with.
+    /// There is nothing to compare it with.
     Unverified,
-    /// It could not be read, or is no checkpoint.
+    /// The file could not be read, or its header is invalid.
     Failed,
 }
 
-/// Bytes that are not as expected.
+/// Bytes that differ from what is expected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Mismatch {
-    /// Whose bytes; none if they are no tensor's or it is not known which.
+    /// Name of the tensor; `None` if the bytes are not a tensor's or the tensor is not known.
     pub tensor: Option<String>,
-    /// Which, from the start of the file: they begin no later and end no earlier than what differs.
+    /// Byte range from the start of the file: it contains everything that differs.
     #[serde(serialize_with = "as_pair")]
     pub range: Range<u64>,
-    /// Who expects it.
+    /// Authority that states the expected value.
     pub by: String,
-    /// What was expected: a checksum, or a length.
+    /// Expected value: a checksum, or a length.
     pub expected: String,
-    /// What was found.
+    /// Value found.
     pub found: String,
 }
 
-/// Why a file could not be compared.
+/// Reason why a file could not be compared.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct FileError {
-    /// The name of its [`ErrorKind`].
+    /// Name of its [`ErrorKind`].
     pub kind: &'static str,
-    /// The error with its causes.
+    /// Error with its causes.
     pub message: String,
     #[serde(skip)]
     error: Arc<Error>,
@@ -107,7 +108,7 @@ impl FileError {
         }
     }
 
-    /// The error itself. Of its causes only the number of the system is kept, or the text.
+    /// Returns the error itself. Its causes are reduced to the system's error number, or to text.
     pub fn error(&self) -> Error {
         self.error.again()
     }
@@ -122,7 +123,7 @@ impl PartialEq for FileError {
 impl Eq for FileError {}
 
 impl FileOutcome {
-    /// As reports and JSON show it.
+    /// Returns the name used in reports and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Matches => "matches",
@@ -142,20 +143,21 @@ impl fmt::Display for FileOutcome {
 }
 
 impl VerifyReport {
-    /// Files that came out like this.
+    /// Returns the number of files with this outcome.
     pub fn count(&self, outcome: FileOutcome) -> usize {
         let alike = self.files.iter().filter(|file| file.outcome == outcome);
         alike.count()
     }
 
-    /// Whether every shard was compared with something and nothing is otherwise than expected. An index that nobody says anything
-    /// of is no reason against it.
+    /// Returns whether every shard was compared with something and nothing differs from what is
+    /// expected. An index without a known digest is accepted.
     pub fn ok(&self) -> bool {
         self.error().is_none()
     }
 
-    /// Why it is not [`Self::ok`]: [`ErrorKind::Corrupt`] for bytes and files that are not as expected, else the error of a file that
-    /// could not be read, else why a manifest could not be written, else [`ErrorKind::Unsupported`] for shards with nothing to compare with.
+    /// Returns the reason why it is not [`Self::ok`]: [`ErrorKind::Corrupt`] for bytes and files
+    /// that differ, else the error of a file that could not be read, else the error of writing the
+    /// manifest, else [`ErrorKind::Unsupported`] for shards with nothing to compare with.
     pub fn error(&self) -> Option<Error> {
         self.mismatch()
             .or_else(|| self.failure())
@@ -174,7 +176,7 @@ impl VerifyReport {
         let first = others.next()?;
         let more = match others.count() {
             0 => String::new(),
-            count => format!(" ({count} more of its files are not as expected either)"),
+            count => format!(" ({count} more of its files differ)"),
         };
         let error = |message: String| {
             Error::new(ErrorKind::Corrupt, format!("{message}{more}"))
@@ -210,7 +212,7 @@ impl VerifyReport {
                     None => error,
                 }
             }
-            None => error("belongs to the checkpoint and is not there".to_owned()),
+            None => error("belongs to the checkpoint and is missing".to_owned()),
         })
     }
 
@@ -231,7 +233,7 @@ impl VerifyReport {
             0 => String::new(),
             count => format!(", nor {count} more of its files"),
         };
-        // Who has just written a manifest has asked for nothing else.
+        // A caller that has just written a manifest asked for nothing else.
         self.written.is_none().then(|| {
             Error::new(
                 ErrorKind::Unsupported,
@@ -239,7 +241,7 @@ impl VerifyReport {
             )
             .with_location(&self.location)
             .with_hint(
-                "where the checkpoint is known to be good, make a manifest: tload verify --write",
+                "if the checkpoint is known to be good, write a manifest: tload verify --write",
             )
         })
     }
@@ -254,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_stays_what_it_was_and_what_was_not_written_is_no_success() {
+    fn report_keeps_errno_and_fails_if_manifest_not_written() {
         let denied = || {
             let error = std::io::Error::from_raw_os_error(libc::EACCES);
             Error::from_io("cannot open", error).with_location("/m/a")

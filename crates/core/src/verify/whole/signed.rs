@@ -1,5 +1,6 @@
-//! What somebody has signed: these files, and no others beside them. The signature itself is checked by who asks for the verification;
-//! here is only what it is about. So whatever stands in a `model.sig` by now changes nothing.
+//! Files that a signature covers: these files, and no others beside them. The caller of the
+//! verification checks the signature itself and passes its contents here. So a `model.sig` that
+//! changes afterwards has no effect.
 
 use std::collections::BTreeMap;
 
@@ -13,30 +14,32 @@ use crate::checkpoint::{OpenOptions, Outline};
 use crate::error::{Error, ErrorKind, Result};
 use crate::source::Location;
 
-/// The files that a checked signature is about.
+/// Files covered by a checked signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SignedFiles {
-    /// Their SHA-256, by path below the folder of the checkpoint.
+    /// SHA-256 digests, by path below the folder of the checkpoint.
     pub files: BTreeMap<String, Digest>,
-    /// Paths below the folder that may be there unsigned, with all that is below them.
+    /// Paths below the folder that need not be signed, with everything below them.
     pub ignored: Vec<String>,
 }
 
-/// A signature, not checked yet.
+/// Signature that has not been checked yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SignatureText {
-    /// Where it was read.
+    /// Location it was read from.
     pub location: Location,
-    /// All of the file.
+    /// Contents of the file.
     pub text: Vec<u8>,
 }
 
-/// Reads the signature beside a checkpoint, `model.sig`, for who checks it: then [`SignedFiles`] is what it says.
+/// Reads the signature beside a checkpoint, `model.sig`, for a caller that checks it and then fills
+/// [`SignedFiles`] from it.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::NotFound`] if there is none; what finding the checkpoint and reading the file run into.
+/// [`ErrorKind::NotFound`] if there is none; errors of finding the checkpoint and of reading the
+/// file.
 pub fn read_signature(
     location: &Location,
     opening: impl Into<OpenOptions>,
@@ -56,14 +59,17 @@ pub fn read_signature(
 }
 
 impl SignedFiles {
+    /// Checks names and digests.
+    ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidFormat`] for names that lead out of the folder and digests that protect against nobody.
+    /// [`ErrorKind::InvalidFormat`] for names that lead out of the folder and for digests that are
+    /// not secure.
     pub(super) fn check(&self) -> Result<()> {
         for (name, digest) in &self.files {
             let invalid = |message| Err(Error::new(ErrorKind::InvalidFormat, message));
             if let Some(wrong) = wrong_name(name) {
-                return invalid(format!("the name of the signed file {name:?} {wrong}"));
+                return invalid(format!("the signed file name {name:?} {wrong}"));
             }
             if digest.algorithm() != Algorithm::Sha256 {
                 return invalid(format!(
@@ -74,17 +80,18 @@ impl SignedFiles {
         Ok(())
     }
 
-    /// What is said of a file.
+    /// Returns the signed digest of a file.
     pub(super) fn of_file(&self, name: &str, outline: &Outline) -> Option<Statement> {
         let by = format!("signature {}", outline.folder.join(SIGNATURE_NAME));
         let digest = self.files.get(name)?;
         Some(Statement::of_whole(by, vec![*digest]))
     }
 
-    /// The files in the folder that are not signed and should be, and why they may not be all.
+    /// Returns the files in the folder that should be signed and are not, and a note if the list
+    /// may be incomplete.
     pub(super) fn others(&self, outline: &Outline) -> Result<(Vec<String>, Option<String>)> {
         if !outline.is_folder {
-            let note = "only the files of the checkpoint were compared with the signature: give the folder to have it compared with all of its files";
+            let note = "only the files of the checkpoint were compared with the signature: give the folder to compare all of its files";
             return Ok((Vec::new(), Some(note.to_owned())));
         }
         let is_known = |name: &str| self.is_ignored(name);
@@ -104,7 +111,7 @@ impl SignedFiles {
     }
 }
 
-/// The error for a file that is there and not signed.
+/// Returns the error for a file that exists and is not signed.
 pub(super) fn unsigned() -> Error {
     Error::new(ErrorKind::Corrupt, "is not signed").with_hint(
         "remove it, or sign the model again; model-signing's --ignore-paths (ignore_paths) leaves files out",
@@ -116,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_ignored_is_ignored_with_all_below_it_and_nothing_that_begins_alike() {
+    fn ignored_path_covers_its_subtree_only() {
         let signed = SignedFiles {
             ignored: vec![
                 ".git/".to_owned(),

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn all_shards_of_an_index_must_be_there() {
+    fn cache_requires_all_shards_of_index() {
         let cache = Cache::new();
         cache.put("refs/main", COMMIT);
         cache.file("model.safetensors.index.json", INDEX);
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn other_names_count_if_the_list_of_the_repository_is_there() {
+    fn cache_uses_file_list_for_nonstandard_names() {
         let cache = Cache::new();
         cache.put("refs/main", COMMIT);
         cache.file("adapter.safetensors", "");

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_have_levels() {
+    fn level_lists_direct_children() {
         let names = |folder: Option<&str>| {
             let level = commit().level(folder.map(Path::from).as_ref());
             let objects = level
@@ -284,7 +284,7 @@ mod tests {
 
     /// Visiting every file for each folder takes 10^10 steps: hours.
     #[test]
-    fn folders_of_a_large_commit_are_listed_without_looking_at_all_files_each() {
+    fn level_of_large_commit_visits_only_folder() {
         let files = (0..100_000).map(|file| format!("f{:05}/{file}.json", file / 2));
         let siblings: Vec<_> = files
             .map(|name| serde_json::json!({"rfilename": name}))
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_hub_says_of_a_file_counts() {
+    fn hub_metadata_overrides_response() {
         let commit = commit();
         for (file, size, tag, version) in [
             ("model.safetensors", 100, "\"digest\"", None),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_are_none_are_refused() {
+    fn malformed_hub_responses_are_rejected() {
         for answer in [
             "",
             "[]",

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_has_expired_is_asked_for_again() {
+    fn expired_link_is_transient() {
         let exchange = Exchange {
             code: Some("AccessDenied".to_owned()),
             ..Exchange::default()

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn caches_are_where_the_tools_of_the_hub_have_them() {
+    fn cache_path_follows_hub_variables() {
         for (variables, wanted) in [
             (&[][..], None),
             (&[("HOME", "/h")], Some("/h/.cache/huggingface/hub")),
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn offline_is_what_the_tools_of_the_hub_say() {
+    fn offline_follows_hub_variables() {
         for (variables, wanted) in [
             (&[][..], false),
             (&[("HF_HUB_OFFLINE", "1")], true),
