@@ -1,4 +1,5 @@
-//! Device memory from the caller's allocator: on the caller's thread, within the budget, in the order of its stream.
+//! Device memory from the caller's allocator: allocated on the caller's thread, within the budget,
+//! in the order of the caller's stream.
 
 #![expect(unsafe_code, reason = "gives memory to loads")]
 
@@ -16,13 +17,13 @@ use crate::fixtures::{Files, MIB, load, options};
 use crate::foreign;
 use crate::stub::cuda;
 
-/// What a test looks at afterwards.
+/// Calls and memory, recorded for the test.
 #[derive(Debug, Default)]
 struct Seen {
     calls: AtomicUsize,
-    /// Bytes of each GPU that were given and have not come back, and the most of them at a time.
+    /// Bytes of each GPU that are allocated, and their peak.
     out: Mutex<[(usize, usize); 2]>,
-    /// Where it was called.
+    /// Threads that called the allocator.
     threads: Mutex<Vec<ThreadId>>,
 }
 
@@ -43,14 +44,14 @@ impl Seen {
     }
 }
 
-/// Gives memory in the order of streams of its own, with work of its own still to run there.
+/// Allocator in the order of its own streams, with work of its own still to run there.
 struct Ordered {
     streams: Vec<Arc<foreign::Stream>>,
     seen: Arc<Seen>,
-    /// Fails at this call, from 1.
+    /// First call that fails, counted from 1.
     fails_at: usize,
     kind: ErrorKind,
-    /// Gives memory that its stream will use for a while.
+    /// Returns memory that its stream keeps using for a while.
     dallies: bool,
 }
 
@@ -91,10 +92,10 @@ impl DeviceAllocator for Ordered {
             .unwrap_or_else(PoisonError::into_inner)
             .push(std::thread::current().id());
         if calls >= self.fails_at {
-            return Err(Error::new(self.kind, "the caller's memory is used up"));
+            return Err(Error::new(self.kind, "the caller's memory is exhausted"));
         }
         let stream = Arc::clone(&self.streams[ordinal]);
-        let address = stream.allocate(bytes).expect("there is memory");
+        let address = stream.allocate(bytes).expect("memory is available");
         if self.dallies {
             stream.dally(address);
         }
@@ -108,7 +109,7 @@ impl DeviceAllocator for Ordered {
             bytes,
             seen: Arc::clone(&self.seen),
         });
-        // SAFETY: just allocated in the stream's order, which the owner keeps.
+        // SAFETY: just allocated in the order of the stream, which the owner keeps alive.
         Ok(unsafe { DeviceMemory::new(address, bytes, raw, owner) })
     }
 }
@@ -120,7 +121,7 @@ fn load_with(loader: &Loader, allocator: Ordered) -> Result<(Vec<Tensor>, Report
 }
 
 #[test]
-fn tensors_arrive_in_the_callers_memory_and_know_it() {
+fn tensors_in_caller_memory_return_its_owner() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(1, &[100, 200, 3 * MIB, 64, 2 * MIB]);
@@ -128,23 +129,25 @@ fn tensors_arrive_in_the_callers_memory_and_know_it() {
     let loader = files.loader().device(Device::Cuda(1));
     let (tensors, report) = load_with(&loader, Ordered::new(&seen)).expect("loads");
     files.assert_all(&tensors);
-    assert_eq!(seen.calls(), 4, "small neighbours share one");
+    assert_eq!(seen.calls(), 4, "small neighbours share an allocation");
     for tensor in &tensors {
         let device = tensor.device_bytes().expect("on a GPU");
         let (owner, offset) = device.owner().expect("the caller's");
-        let owner = owner.downcast_ref::<Given>().expect("what was given");
+        let owner = owner
+            .downcast_ref::<Given>()
+            .expect("the owner that was passed");
         assert_eq!(owner.address + offset as u64, device.address());
     }
     assert_eq!(report.devices[0].copied_bytes, files.total());
     let (out, most) = seen.out(1);
-    assert_eq!(out, most, "all of it is kept");
+    assert_eq!(out, most, "all memory is held");
     assert!(out as u64 >= files.total());
     drop(tensors);
     assert_eq!(seen.out(1).0, 0);
 }
 
 #[test]
-fn memory_is_asked_for_on_the_callers_thread_only() {
+fn allocator_is_called_on_caller_thread_only() {
     let _cuda = cuda();
     let files = Files::even(2, 40, MIB);
     let seen = Arc::new(Seen::default());
@@ -161,9 +164,10 @@ fn memory_is_asked_for_on_the_callers_thread_only() {
     assert!(threads.iter().all(|thread| *thread == here));
 }
 
-/// The caller's stream still writes to the memory when it is given: a violation, and other bytes, if copies did not wait.
+/// The caller's stream still writes to the memory when the allocator returns it: without ordered
+/// copies there would be a violation, and wrong bytes.
 #[test]
-fn copies_wait_for_the_callers_stream() {
+fn copies_wait_for_allocator_stream() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "3000");
     let files = Files::of_lengths(7, &[100, 200, 3 * MIB, 64, 2 * MIB]);
@@ -179,9 +183,9 @@ fn copies_wait_for_the_callers_stream() {
     }
 }
 
-/// What the caller has not received stays within the budget, however slow it is.
+/// Memory that the caller has not received yet stays within the budget, however slow the caller is.
 #[test]
-fn the_budget_holds_for_the_callers_memory() {
+fn budget_limits_caller_memory() {
     let _cuda = cuda();
     let files = Files::even(3, 32, MIB);
     let seen = Arc::new(Seen::default());
@@ -190,22 +194,25 @@ fn the_budget_holds_for_the_callers_memory() {
     let loader = files.loader().device(Device::Cuda(0)).options(options);
     let allocator = Box::new(Ordered::new(&seen));
     let mut stream = loader.stream_with(allocator).expect("starts");
-    assert_eq!(seen.calls(), 5, "as much as fits, before the first read");
+    assert_eq!(seen.calls(), 5, "as many as fit, before the first read");
     let mut received = 0;
     for tensor in stream.by_ref() {
         drop(tensor.expect("loads"));
         received += 1;
-        assert!(seen.calls() <= 5 + received, "one more for each received");
+        assert!(
+            seen.calls() <= 5 + received,
+            "at most one more per received tensor"
+        );
     }
     assert_eq!(received, 32);
     let report = stream.report();
     assert_eq!(report.devices[0].memory_limit, limit as u64);
     assert_eq!(report.devices[0].memory_peak, limit as u64);
-    // The tensor that the caller had just received is still there when the next is asked for.
+    // The tensor that the caller just received is still alive when the next one is allocated.
     assert_eq!(seen.out(0), (0, limit + MIB));
 }
 
-/// Orders, sources, devices and budgets at random: something can always go on.
+/// Random orders, sources, devices and budgets: some read can always proceed.
 #[test]
 fn tight_budgets_never_deadlock() {
     let cuda = cuda();
@@ -272,24 +279,24 @@ fn tight_budgets_never_deadlock() {
     }
 }
 
-/// Sets the smallest limits that will do, as errors hint at them.
+/// Sets the smallest sufficient limits, as hinted by errors.
 fn settle(loader: &Loader, options: &mut Options) {
     while let Err(error) = loader.clone().options(options.clone()).stream() {
         let before = (options.memory_limit, options.device_memory_limit);
         let wanted = Some(crate::fixtures::hinted(&error));
-        let hint = error.hint().expect("says which");
+        let hint = error.hint().expect("names the limit");
         if hint.contains("device_memory_limit") {
             options.device_memory_limit = wanted;
         } else {
             options.memory_limit = wanted;
         }
         let now = (options.memory_limit, options.device_memory_limit);
-        assert!(now > before, "following hints helps");
+        assert!(now > before, "the hinted limit is larger");
     }
 }
 
 #[test]
-fn an_allocator_that_fails_ends_the_load_with_what_was_asked_for() {
+fn failing_allocator_ends_load_naming_the_request() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "200");
     let files = Files::even(4, 30, MIB);
@@ -311,17 +318,17 @@ fn an_allocator_that_fails_ends_the_load_with_what_was_asked_for() {
             if kind == ErrorKind::OutOfMemory {
                 let text = error.chain();
                 assert!(text.contains("cuda:0 has no room for 1.0 MiB"), "{text}");
-                assert!(text.contains("the caller's memory is used up"), "{text}");
+                assert!(text.contains("the caller's memory is exhausted"), "{text}");
                 assert!(error.tensor().is_some() && error.hint().is_some(), "{text}");
             }
-            assert_eq!(seen.calls(), fails_at, "never asked again");
+            assert_eq!(seen.calls(), fails_at, "not called again after a failure");
         }
     }
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
     files.assert_all(&tensors);
 }
 
-/// Panics at its third call.
+/// Allocator that panics at its third call.
 struct Panics(Ordered);
 
 impl DeviceAllocator for Panics {
@@ -332,7 +339,7 @@ impl DeviceAllocator for Panics {
 }
 
 #[test]
-fn an_allocator_that_panics_leaves_nothing_behind() {
+fn panicking_allocator_leaks_nothing() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "200");
     let files = Files::even(5, 20, MIB);
@@ -352,7 +359,7 @@ fn an_allocator_that_panics_leaves_nothing_behind() {
     }
 }
 
-/// An allocator that knows how much it can give.
+/// Allocator with a fixed number of free bytes.
 struct Small(Ordered, u64);
 
 impl DeviceAllocator for Small {
@@ -366,7 +373,7 @@ impl DeviceAllocator for Small {
 }
 
 #[test]
-fn what_the_allocator_calls_free_is_what_counts() {
+fn allocator_free_bytes_limit_the_budget() {
     let _cuda = cuda();
     let files = Files::of_lengths(6, &[MIB, 4 * MIB, MIB]);
     let seen = Arc::new(Seen::default());

@@ -1,4 +1,5 @@
-//! Budgets of host and devices: known before the first read, honoured exactly, and nobody starves in them.
+//! Budgets of host and devices: known before the first read, respected exactly, and free of
+//! starvation.
 
 use std::time::Instant;
 
@@ -12,7 +13,7 @@ fn peak(cuda: &Cuda) -> u64 {
     u64::try_from(peak).expect("a number of bytes")
 }
 
-/// Until the budget of the first device is used up, and then until nothing more is read.
+/// Waits until the budget of the first device is used up, and then until reads stop.
 fn fill(stream: &TensorStream, budget: u64) {
     let started = Instant::now();
     while stream.report().devices[0].memory_peak < budget && started.elapsed() < PATIENCE {
@@ -30,9 +31,10 @@ fn fill(stream: &TensorStream, budget: u64) {
     }
 }
 
-/// Nothing is allocated beyond the budget before the caller receives, and then one tensor for each that it has received.
+/// Nothing is allocated beyond the budget before the caller receives, and then one tensor for each
+/// that it has received.
 #[test]
-fn a_caller_who_stalls_stops_the_load_at_the_budget() {
+fn stalled_caller_stops_load_at_budget() {
     let cuda = cuda();
     let files = Files::even(1, 32, MIB);
     for (lanes, order) in [(1, Order::Ready), (3, Order::Ready), (2, Order::File)] {
@@ -46,12 +48,12 @@ fn a_caller_who_stalls_stops_the_load_at_the_budget() {
         cuda.stub.reset();
         let mut stream = loader.stream().expect("starts");
         fill(&stream, limit);
-        assert_eq!(peak(&cuda), limit, "four tensors, and no fifth");
+        assert_eq!(peak(&cuda), limit, "four tensors");
         for tensor in stream.by_ref() {
             drop(tensor.expect("loads"));
             assert!(
                 peak(&cuda) <= limit + MIB as u64,
-                "and one that the caller has"
+                "one more for the tensor that the caller holds"
             );
         }
         let device = &stream.report().devices[0];
@@ -63,7 +65,7 @@ fn a_caller_who_stalls_stops_the_load_at_the_budget() {
 }
 
 #[test]
-fn a_caller_who_keeps_everything_never_starves_the_load() {
+fn caller_keeping_all_tensors_never_starves_load() {
     let cuda = cuda();
     let files = Files::even(2, 40, MIB);
     for (lanes, order) in [(1, Order::Ready), (3, Order::Ready), (3, Order::File)] {
@@ -83,7 +85,7 @@ fn a_caller_who_keeps_everything_never_starves_the_load() {
 }
 
 #[test]
-fn staging_memory_is_the_budget_and_no_more() {
+fn staging_memory_fills_budget_without_exceeding_it() {
     let cuda = cuda();
     let files = Files::even(3, 40, MIB);
     for limit in [300_000, 2 * MIB as u64, 5 * MIB as u64 + 1] {
@@ -104,14 +106,14 @@ fn staging_memory_is_the_budget_and_no_more() {
         let all = staging.slots == 40 * 6;
         assert!(
             all || limit - staging.bytes < slot,
-            "room for another: {staging:?}"
+            "room for another slot: {staging:?}"
         );
         assert!(stream.all(|tensor| tensor.is_ok()));
     }
 }
 
 #[test]
-fn a_limit_that_is_too_small_is_refused_and_the_hint_does() {
+fn too_small_limit_is_refused_and_hinted_limit_suffices() {
     let cuda = cuda();
     let files = Files::of_lengths(4, &[1000, 5 * MIB, 4 * MIB]);
     let limited = |limit, device_limit| {
@@ -144,17 +146,17 @@ fn a_limit_that_is_too_small_is_refused_and_the_hint_does() {
     assert_eq!(report.memory_peak, slot);
 }
 
-/// Bytes that this process has read by system calls.
+/// Returns the bytes that this process has read by system calls.
 fn bytes_read() -> u64 {
     let counts = std::fs::read_to_string("/proc/self/io").expect("procfs");
     let line = counts.lines().find_map(|line| line.strip_prefix("rchar:"));
     line.and_then(|number| number.trim().parse().ok())
-        .expect("in every such file")
+        .expect("a count of bytes")
 }
 
-/// Whoever has no room for the largest tensor learns it at once, not after minutes.
+/// A GPU without room for the largest tensor is an error at once, not after minutes.
 #[test]
-fn a_gpu_without_room_is_refused_before_the_first_read() {
+fn full_gpu_is_refused_before_first_read() {
     let cuda = cuda();
     let files = Files::of_lengths(5, &[MIB, 20 * MIB, 3 * MIB]);
     let options = |limit| {
@@ -183,19 +185,19 @@ fn a_gpu_without_room_is_refused_before_the_first_read() {
 }
 
 #[test]
-fn the_default_budget_shrinks_to_what_is_free() {
+fn default_budget_shrinks_to_free_memory() {
     let cuda = cuda();
     let files = Files::even(6, 20, MIB);
     let free = 6 * MIB;
     cuda.stub.set("busy", &((1 << 30) - free).to_string());
     let loader = files.loader().device(Device::Cuda(0));
     let mut stream = loader.stream().expect("the largest fits");
-    // Room is left for one more, which the caller may hold while the next is brought.
+    // Room is left for one more tensor, which the caller may hold while the next one arrives.
     fill(&stream, 4 * MIB as u64);
     let device = &stream.report().devices[0];
     assert_eq!(device.memory_limit, (free - free / 64 - MIB) as u64);
     assert_eq!(device.memory_peak, 4 * MIB as u64);
-    // Somebody else lets go; all that comes has room.
+    // Another process frees its memory; the remaining tensors have room.
     cuda.stub.set("busy", "0");
     let tensors: Vec<Tensor> = stream.by_ref().map(|it| it.expect("loads")).collect();
     files.assert_all(&tensors);
@@ -217,7 +219,7 @@ fn empty_tensors_need_no_host_memory() {
     };
     let error = failure(limited(1).stream());
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
-    let (tensors, _) = load(&limited(hinted(&error))).expect("the hint does");
+    let (tensors, _) = load(&limited(hinted(&error))).expect("the hinted limit suffices");
     files.assert_all(&tensors);
     drop(tensors);
     cuda.assert_nothing_left();

@@ -1,4 +1,4 @@
-//! Several devices, several loads at once.
+//! Several devices, and several concurrent loads.
 
 use tload::testing::fixtures::Rng;
 use tload::{Device, ErrorKind, Order, Selection};
@@ -7,7 +7,7 @@ use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::stub::cuda;
 
 #[test]
-fn two_loads_at_once_to_two_devices() {
+fn concurrent_loads_to_two_devices_succeed() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = [Files::even(1, 20, MIB), Files::even(2, 20, MIB)];
@@ -23,9 +23,9 @@ fn two_loads_at_once_to_two_devices() {
     });
 }
 
-/// Some of them keep everything, some drop at once, some give up.
+/// Some of the loads keep all tensors, some drop them at once, and one is dropped early.
 #[test]
-fn eight_loads_at_once() {
+fn eight_concurrent_loads_succeed() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "50");
     let mut files = Files::new();
@@ -63,12 +63,12 @@ fn eight_loads_at_once() {
 }
 
 #[test]
-fn one_load_to_two_devices_and_the_host() {
+fn one_load_fills_two_devices_and_host() {
     let cuda = cuda();
     for seed in 0..10 {
         let mut rng = Rng::new(seed);
         let mut files = Files::new();
-        // Every pattern below selects something.
+        // Ensures that every pattern below matches a tensor.
         let lengths = [0, 100, 5000, 2 * MIB + 1];
         let tensors = (0..40)
             .map(|index| {
@@ -95,7 +95,7 @@ fn one_load_to_two_devices_and_the_host() {
         files.assert_all(&tensors);
         for (info, device) in loader.selected().expect("all").iter().zip(devices) {
             let mut named = tensors.iter().filter(|it| it.name() == info.name());
-            let tensor = named.next().expect("it came");
+            let tensor = named.next().expect("every selected tensor arrived");
             let on = tensor.ordinal().map_or(Device::Cpu, Device::Cuda);
             assert!(tensor.byte_len() == 0 || on == device, "{tensor:?} on {on}");
         }
@@ -107,7 +107,7 @@ fn one_load_to_two_devices_and_the_host() {
 }
 
 #[test]
-fn a_device_that_is_not_there_is_refused_and_those_that_are_counted() {
+fn missing_device_is_refused_with_visible_count() {
     let cuda = cuda();
     let files = Files::even(3, 2, 1000);
     for ordinal in [2, 99_999] {
@@ -125,7 +125,7 @@ fn a_device_that_is_not_there_is_refused_and_those_that_are_counted() {
     cuda.stub.set("devices", "1");
     let error = failure(files.loader().device(Device::Cuda(1)).stream());
     assert!(error.message().contains("sees one GPU, cuda:0"), "{error}");
-    // A device that is good does not make up for one that is not.
+    // A valid device does not make up for an invalid one.
     let rules = [(Selection::names(["t1"]), Device::Cuda(7))];
     let error = failure(
         files

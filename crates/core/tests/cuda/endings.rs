@@ -1,4 +1,4 @@
-//! Loads that end early, with copies in flight: the right error, and nothing left behind.
+//! Loads that end early, with copies in flight: the right error, and no leaks.
 
 use std::fs::OpenOptions;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ fn loader(files: &Files, options: Options) -> Loader {
 }
 
 #[test]
-fn cancelled_at_any_moment() {
+fn cancellation_at_any_moment_leaks_nothing() {
     let cuda = cuda();
     let files = Files::even(1, 24, MIB);
     for seed in 0..40 {
@@ -42,7 +42,7 @@ fn cancelled_at_any_moment() {
         let read = rng.below(files.total());
         let kept: Vec<_> = stream.by_ref().take(received).collect();
         if rng.once_in(2) {
-            // In the midst of reads.
+            // While reads are in flight.
             let wanted = read.min((kept.len() as u64 + 1) * MIB as u64);
             while stream.progress().bytes_read < wanted {
                 std::thread::yield_now();
@@ -64,7 +64,7 @@ fn cancelled_at_any_moment() {
 }
 
 #[test]
-fn dropped_at_any_moment_on_any_thread() {
+fn drop_at_any_moment_on_any_thread_is_safe() {
     let cuda = cuda();
     let files = Files::even(2, 16, MIB);
     for seed in 0..40 {
@@ -84,9 +84,10 @@ fn dropped_at_any_moment_on_any_thread() {
     }
 }
 
-/// Moments are counted in copies that the driver has been given: before the first, after the last, and between.
+/// Moments are counted in copies submitted to the driver: before the first, after the last, and
+/// between.
 #[test]
-fn ended_at_any_copy() {
+fn end_at_any_copy_leaks_nothing() {
     let cuda = cuda();
     let files = Files::even(5, 24, 100_000);
     for seed in 0..200 {
@@ -127,8 +128,8 @@ fn ended_at_any_copy() {
                     Poll::Ready(Some(tensor)) => kept.push(tensor.expect("loads")),
                 }
             }
-            // A copy of 200,000 bytes and their edges completes three tensors at most; after the
-            // moment none was taken.
+            // A copy of 200,000 bytes and their edges completes at most three tensors; none was
+            // taken after the moment.
             assert!(kept.len() <= 3 * more, "seed {seed}");
             let dropping = move || drop((stream, loader));
             if rng.once_in(2) {
@@ -145,9 +146,10 @@ fn ended_at_any_copy() {
     }
 }
 
-/// Copies that take longer than a drop waits: lanes end by themselves, and slots stay theirs until then.
+/// Copies that take longer than a drop waits: the lanes end by themselves and keep their slots
+/// until then.
 #[test]
-fn copies_that_hang_do_not_hold_up_who_drops_the_stream() {
+fn hanging_copies_do_not_block_drop() {
     let cuda = cuda();
     let files = Files::even(3, 8, MIB);
     cuda.stub.set("copy_delay_us", "60000000");
@@ -160,13 +162,13 @@ fn copies_that_hang_do_not_hold_up_who_drops_the_stream() {
     drop((stream, loader));
     assert!(cuda.stub.live("allocations") > 0, "the copy still runs");
     assert_eq!(tload::release_staging(), 0, "the slots are still in use");
-    // The device goes on.
+    // Lets the device continue.
     cuda.stub.set("copy_delay_us", "0");
     cuda.assert_nothing_left();
 }
 
 #[test]
-fn a_load_that_takes_longer_than_its_timeout_fails() {
+fn load_exceeding_timeout_fails() {
     let cuda = cuda();
     let files = Files::even(4, 8, MIB);
     cuda.stub.set("copy_delay_us", "60000000");
@@ -175,11 +177,14 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
             it.lanes = Some(lanes);
             it.timeout = Some(Duration::from_millis(20));
         });
-        // Opening the files for the load may take longer already.
+        // Opening the files for the load may already exceed the timeout.
         let error = match loader(&files, options).stream() {
             Err(error) => error,
             Ok(mut stream) => {
-                let error = stream.next().expect("an item").expect_err("too slow");
+                let error = stream
+                    .next()
+                    .expect("an item before the end")
+                    .expect_err("too slow");
                 assert_eq!(stream.report().outcome, "timed_out");
                 error
             }
@@ -189,9 +194,9 @@ fn a_load_that_takes_longer_than_its_timeout_fails() {
     cuda.stub.set("copy_delay_us", "0");
 }
 
-/// Reading fails while earlier bytes are on their way.
+/// Reading fails while earlier bytes are still being copied.
 #[test]
-fn a_file_that_shrinks_ends_the_load_with_copies_in_flight() {
+fn shrinking_file_ends_load_with_copies_in_flight() {
     let cuda = cuda();
     for seed in 0..12 {
         let mut rng = Rng::new(seed);
@@ -202,12 +207,18 @@ fn a_file_that_shrinks_ends_the_load_with_copies_in_flight() {
         options.device_memory_limit = Some(2 * MIB as u64);
         options.memory_limit = Some(900_000);
         let mut stream = loader(&files, options).stream().expect("starts");
-        let first = stream.next().expect("there are 24").expect("is there");
+        let first = stream
+            .next()
+            .expect("the first of 24 tensors")
+            .expect("loads");
         let file = OpenOptions::new().write(true).open(files.file("0"));
-        file.expect("ours")
+        file.expect("writable")
             .set_len(12 * MIB as u64 + 777)
-            .expect("ours");
-        let error = stream.by_ref().find_map(Result::err).expect("cut off");
+            .expect("writable");
+        let error = stream
+            .by_ref()
+            .find_map(Result::err)
+            .expect("the file was truncated");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         crate::fixtures::assert_same(&files.contents, &first);
         drop((stream, first));

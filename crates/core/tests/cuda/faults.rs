@@ -1,18 +1,19 @@
-//! Whatever the driver fails with, and whenever: a typed error that says what to do, nothing left, and the next load works.
+//! Driver faults of any kind at any time: a typed error with a hint, no leaks, and the next load
+//! works.
 
 use tload::{Device, Error, ErrorKind, Order, Result};
 
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::{Cuda, cuda};
 
-/// What a fault is to look like.
+/// Fault, with the error expected of it.
 struct Wanted {
-    /// As the stub's setting `fail` has it.
+    /// Value of the stub's setting `fail`.
     fault: &'static str,
     kind: ErrorKind,
     message: &'static str,
     hint: &'static str,
-    /// What the driver said.
+    /// The driver's status, in the chain of causes.
     cause: &'static str,
 }
 
@@ -186,7 +187,8 @@ const fn wanted(
     }
 }
 
-/// Twelve tensors by way of four slots, with some received and kept when the fault comes. The error, if it fails.
+/// Loads twelve tensors through four slots, with some received and kept when the fault occurs.
+/// Returns the error, if the load fails.
 fn run(files: &Files, lanes: usize, order: Order) -> Result<()> {
     let options = options(|it| {
         (it.lanes, it.order) = (Some(lanes), order);
@@ -221,14 +223,15 @@ fn run(files: &Files, lanes: usize, order: Order) -> Result<()> {
 }
 
 fn assert_works(cuda: &Cuda, files: &Files) {
-    let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads again");
+    let (tensors, _) =
+        load(&files.loader().device(Device::Cuda(0))).expect("loads after the fault");
     files.assert_all(&tensors);
     drop(tensors);
     cuda.recover();
 }
 
 #[test]
-fn faults_are_told_apart_and_leave_nothing() {
+fn driver_faults_are_classified_and_leak_nothing() {
     let cuda = cuda();
     let files = Files::even(1, 12, MIB);
     for wanted in &TABLE {
@@ -241,7 +244,7 @@ fn faults_are_told_apart_and_leave_nothing() {
             assert_eq!(error.kind(), wanted.kind, "{name}: {text}");
             assert!(error.message().contains(wanted.message), "{name}: {text}");
             assert!(text.contains(wanted.cause), "{name}: {text}");
-            let hint = error.hint().expect("says what to do");
+            let hint = error.hint().expect("has a hint");
             assert!(hint.contains(wanted.hint), "{name}: {hint}");
             if wanted.fault.starts_with("cuMemAllocAsync:2") {
                 assert!(error.tensor().is_some(), "{name}: {text}");
@@ -252,10 +255,10 @@ fn faults_are_told_apart_and_leave_nothing() {
     }
 }
 
-/// Every function that a load calls fails once, at every one of its first calls: the load ends well, or with an error, and never
-/// hangs, mixes up bytes or leaves anything behind.
+/// Every function that a load calls fails once, at each of its first calls: the load completes or
+/// ends with an error, and never hangs, mixes up bytes or leaks.
 #[test]
-fn any_call_may_fail_at_any_time() {
+fn any_failing_driver_call_ends_load_cleanly() {
     let cuda = cuda();
     let files = Files::even(2, 12, MIB);
     let functions = [
@@ -277,7 +280,7 @@ fn any_call_may_fail_at_any_time() {
     ];
     for (turn, function) in functions.into_iter().enumerate() {
         for call in [1, 2, 3, 4, 5, 10, 17] {
-            // In turn.
+            // Alternates.
             let (lanes, order) = [(1, Order::File), (3, Order::Ready)][(call + turn) % 2];
             cuda.stub.set("copy_delay_us", "30");
             cuda.stub.set("fail", &format!("{function}:999:{call}:1"));
@@ -288,21 +291,24 @@ fn any_call_may_fail_at_any_time() {
             }
             cuda.stub.set("fail", "");
             tload::release_staging();
-            // Frees what could not be freed, too.
+            // Also frees memory whose release failed.
             assert_works(&cuda, &files);
         }
     }
 }
 
-/// The device has less than what was free when the load began.
+/// The device has less free memory than when the load began.
 #[test]
-fn memory_that_others_take_meanwhile_is_missed_by_name() {
+fn memory_taken_during_load_is_out_of_memory_with_tensor() {
     let cuda = cuda();
     let files = Files::even(3, 12, MIB);
     let options = options(|it| it.device_memory_limit = Some(4 * MIB as u64));
     let loader = files.loader().device(Device::Cuda(1)).options(options);
     let mut stream = loader.stream().expect("starts");
-    let first = stream.next().expect("there are 12").expect("has room");
+    let first = stream
+        .next()
+        .expect("the first of 12 tensors")
+        .expect("fits");
     cuda.stub.set("busy", &(1 << 30).to_string());
     let error = stream.by_ref().find_map(Result::err).expect("no room");
     assert_eq!(error.kind(), ErrorKind::OutOfMemory);
@@ -316,19 +322,19 @@ fn memory_that_others_take_meanwhile_is_missed_by_name() {
     assert_works(&cuda, &files);
 }
 
-/// A context that is lost stays lost: the next load says so, and does not hang.
+/// A lost context stays lost: the next load reports it and does not hang.
 #[test]
-fn a_lost_context_is_told_to_every_later_load() {
+fn lost_context_is_reported_by_later_loads() {
     let cuda = cuda();
     let files = Files::even(4, 12, MIB);
-    // Somebody else has the context too, so it outlives the load.
-    let other = tload::cuda::Context::open(0).expect("there is one");
+    // A second user keeps the context, so it outlives the load.
+    let other = tload::cuda::Context::open(0).expect("the stub has GPU 0");
     cuda.stub.set("fail", "copy:719:3:1");
     run(&files, 1, Order::Ready).expect_err("lost");
     let error = run(&files, 1, Order::Ready).expect_err("still lost");
     assert_eq!(error.kind(), ErrorKind::Device);
     assert!(error.hint().is_some_and(|hint| hint.contains(LOST)));
-    // The other device is well.
+    // The other device still works.
     let (tensors, _) = load(&files.loader().device(Device::Cuda(1))).expect("loads");
     files.assert_all(&tensors);
     drop((tensors, other));

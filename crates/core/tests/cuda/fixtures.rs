@@ -1,4 +1,4 @@
-//! Files to load, their contents, and the outcomes of loads.
+//! Checkpoints to load, their contents, and helpers to load and compare them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use crate::stub::bytes;
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// Bytes of every tensor, as written.
+/// Bytes of every tensor as written, by name.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Files that are being written, and their contents. Dropping it removes the folder.
+/// Checkpoint in a temporary folder, with its contents. Dropping it removes the folder.
 pub(crate) struct Files {
     folder: TempDir,
     pub(crate) contents: Contents,
@@ -29,12 +29,12 @@ impl Files {
         }
     }
 
-    /// Creates one file of `count` U8 tensors of `len` bytes each: `t0`, `t1`, …
+    /// Returns one file of `count` U8 tensors of `len` bytes each: `t0`, `t1`, …
     pub(crate) fn even(seed: u64, count: usize, len: usize) -> Self {
         Self::of_lengths(seed, &vec![len; count])
     }
 
-    /// Creates one file of U8 tensors of these lengths: `t0`, `t1`, …
+    /// Returns one file of U8 tensors of these lengths: `t0`, `t1`, …
     pub(crate) fn of_lengths(seed: u64, lengths: &[usize]) -> Self {
         let mut files = Self::new();
         let mut rng = Rng::new(seed);
@@ -65,11 +65,11 @@ impl Files {
             file = file.unaligned(padding);
         }
         let path = self.folder.path().join(format!("{name}.safetensors"));
-        std::fs::write(&path, file.build()).expect("the temporary folder takes files");
+        std::fs::write(&path, file.build()).expect("the temporary folder is writable");
         path
     }
 
-    /// Writes a shard of tensors of all dtypes, small ones, large ones, scalars and empty ones.
+    /// Writes a shard of tensors of all dtypes: small ones, large ones, scalars and empty ones.
     pub(crate) fn mixed(&mut self, name: &str, rng: &mut Rng, count: usize, bytes_max: usize) {
         let mut tensors: Vec<_> = (0..count)
             .map(|index| {
@@ -89,7 +89,7 @@ impl Files {
             .collect();
         let padding = rng.once_in(3).then(|| rng.index(100));
         if padding.is_none() {
-            // Wide elements first, as writers do, so that every tensor is aligned.
+            // Wide elements first, as writers do it, so that every tensor is aligned.
             tensors.sort_by_key(|(_, dtype, _, _)| std::cmp::Reverse(dtype.alignment()));
         }
         self.shard(name, tensors, padding);
@@ -105,7 +105,7 @@ impl Files {
     }
 
     pub(crate) fn loader(&self) -> Loader {
-        Loader::open(&Location::from(self.path())).expect("a good checkpoint")
+        Loader::open(&Location::from(self.path())).expect("a valid checkpoint")
     }
 
     pub(crate) fn total(&self) -> u64 {
@@ -122,14 +122,18 @@ pub(crate) fn assert_all(contents: &Contents, tensors: &[Tensor]) {
     let mut seen = std::collections::BTreeSet::new();
     for tensor in tensors {
         assert_same(contents, tensor);
-        assert!(seen.insert(tensor.name()), "{} came twice", tensor.name());
+        assert!(
+            seen.insert(tensor.name()),
+            "{} arrived twice",
+            tensor.name()
+        );
     }
-    assert_eq!(seen.len(), contents.len(), "all of them");
+    assert_eq!(seen.len(), contents.len(), "all tensors arrived");
 }
 
 pub(crate) fn assert_same(contents: &Contents, tensor: &Tensor) {
     let name = tensor.name();
-    assert!(bytes(tensor) == contents[name], "{name}: other bytes");
+    assert!(bytes(tensor) == contents[name], "{name}: wrong bytes");
     let alignment = if tensor.target().is_some() {
         1
     } else {
@@ -151,7 +155,7 @@ pub(crate) fn load(loader: &Loader) -> Result<(Vec<Tensor>, Report)> {
     Ok((tensors, stream.report()))
 }
 
-/// Returns the error that ends a load, at whatever point.
+/// Returns the error that ends a load, at the start or later.
 pub(crate) fn failure(stream: Result<TensorStream>) -> Error {
     match stream {
         Err(error) => error,
@@ -164,9 +168,9 @@ pub(crate) fn failure(stream: Result<TensorStream>) -> Error {
     }
 }
 
-/// Returns the number of bytes that an error's hint says would suffice.
+/// Returns the number of bytes that an error's hint calls sufficient.
 pub(crate) fn hinted(error: &Error) -> u64 {
-    let hint = error.hint().expect("says what to do");
+    let hint = error.hint().expect("has a hint");
     let number = hint.split("at least ").nth(1);
     let number = number.and_then(|rest| rest.split(' ').next());
     let number = number.and_then(|number| number.parse().ok());

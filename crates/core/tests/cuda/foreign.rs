@@ -1,4 +1,5 @@
-//! A caller with streams and memory of its own: the driver's functions, as another library would call them.
+//! Streams and memory of a caller: the driver's functions, called as another library would call
+//! them.
 
 #![expect(unsafe_code, reason = "calls functions of the driver")]
 
@@ -8,7 +9,7 @@ use tload_cuda_stub::Stub;
 
 type Status = u32;
 
-/// A function of the driver by its exact name.
+/// Returns a function of the driver by its exact name.
 fn function<F: Copy>(name: &str) -> F {
     let address = Stub::load().symbol(name).expect("the stub has it");
     assert_eq!(size_of::<F>(), size_of_val(&address), "a function pointer");
@@ -16,7 +17,7 @@ fn function<F: Copy>(name: &str) -> F {
     unsafe { std::mem::transmute_copy(&address) }
 }
 
-/// Does `work` with the context of GPU `ordinal` current.
+/// Runs `work` with the context of GPU `ordinal` current.
 fn bound<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
     let retain: extern "C" fn(*mut u64, c_int) -> Status = function("cuDevicePrimaryCtxRetain");
     let release: extern "C" fn(c_int) -> Status = function("cuDevicePrimaryCtxRelease_v2");
@@ -32,7 +33,7 @@ fn bound<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// A stream of the caller's, which keeps its context.
+/// Stream of the caller, which keeps its context alive.
 #[derive(Debug)]
 pub(crate) struct Stream {
     ordinal: usize,
@@ -52,7 +53,7 @@ impl Stream {
         Self { ordinal, raw }
     }
 
-    /// Memory in the order of the stream; none when the device has no more.
+    /// Allocates memory in the order of the stream; `None` if the device has no more.
     pub(crate) fn allocate(&self, bytes: usize) -> Option<u64> {
         let allocate: extern "C" fn(*mut u64, usize, u64) -> Status = function("cuMemAllocAsync");
         let mut address = 0;
@@ -60,7 +61,7 @@ impl Stream {
         (status == 0).then_some(address)
     }
 
-    /// Work of the caller's in the memory, before the load may use it.
+    /// Submits a write to the memory, which must finish before the load may use it.
     pub(crate) fn fill(&self, address: u64, bytes: usize) {
         let fill: extern "C" fn(u64, u8, usize, u64) -> Status = function("cuMemsetD8Async");
         let status = bound(self.ordinal, || fill(address, 0xAA, bytes, self.raw));
@@ -74,7 +75,7 @@ impl Stream {
         assert_eq!(status, 0);
     }
 
-    /// Work that takes as long as a copy: what comes behind it in the stream has not run for a while.
+    /// Submits work that takes as long as a copy, and delays all later work in the stream.
     pub(crate) fn dally(&self, address: u64) {
         let copy: extern "C" fn(u64, *const u8, usize, u64) -> Status =
             function("cuMemcpyHtoDAsync_v2");

@@ -1,6 +1,7 @@
-//! Memory that the caller lets go of, whenever and on whichever thread, comes back: behind the caller's own use of it.
+//! Memory that the caller drops, at any time and on any thread, is freed after the caller's own use
+//! of it.
 
-#![expect(unsafe_code, reason = "gives the driver work with memory of a load")]
+#![expect(unsafe_code, reason = "submits work that uses memory of a load")]
 
 use tload::Device;
 use tload::cuda::Context;
@@ -9,13 +10,14 @@ use crate::fixtures::{Files, MIB, failure, load};
 use crate::foreign::Stream;
 use crate::stub::{bytes, cuda};
 
-/// A caller's stream may still use a tensor that is dropped on the host: the memory goes behind that.
+/// A caller's stream may still use a tensor that is dropped on the host: its memory is freed after
+/// that use.
 #[test]
-fn memory_goes_behind_work_that_the_caller_has_given() {
+fn memory_is_freed_after_queued_caller_work() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-    let context = Context::open(0).expect("there is one");
+    let context = Context::open(0).expect("the stub has GPU 0");
     let fill: extern "C" fn(u64, u8, usize, u64) -> u32 = {
         let address = cuda
             .stub
@@ -29,18 +31,19 @@ fn memory_goes_behind_work_that_the_caller_has_given() {
         let address = tensors[0].as_ptr().addr() as u64;
         assert_eq!(fill(address, 0, MIB, 0), 0);
     }
-    // A violation, if the work above is not waited for.
+    // A violation unless the free is ordered behind the work above.
     drop(tensors);
     cuda.assert_in_order();
-    context.synchronize().expect("nothing is lost");
+    context.synchronize().expect("the context is not lost");
 }
 
-/// A stream of another GPU may still copy from a tensor that is dropped on the host: the memory goes behind that, too.
+/// A stream of another GPU may still copy from a tensor that is dropped on the host: its memory is
+/// freed after that copy, too.
 #[test]
-fn memory_goes_behind_copies_that_another_gpu_has_been_given() {
+fn memory_is_freed_after_queued_peer_copies() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
-    // As a driver since 12.5, an older one, and one whose devices have no pools.
+    // A driver since 12.5, an older one, and one whose devices have no pools.
     for (key, value) in [
         ("missing", ""),
         ("missing", "cuCtxRecordEvent"),
@@ -59,17 +62,21 @@ fn memory_goes_behind_copies_that_another_gpu_has_been_given() {
         drop(peer);
         assert_eq!(cuda.stub.live("allocations"), 0);
         tload::release_staging();
-        assert_eq!(cuda.stub.live("contexts"), 0, "none is kept, and none made");
+        assert_eq!(
+            cuda.stub.live("contexts"),
+            0,
+            "no context is kept or created"
+        );
     }
 }
 
-/// A GPU that has stopped copies nothing: it keeps no other one's memory.
+/// A lost GPU copies nothing, so it does not delay the release of another GPU's memory.
 #[test]
-fn memory_is_freed_also_where_another_gpu_is_lost() {
+fn memory_is_freed_if_another_gpu_is_lost() {
     let cuda = cuda();
     let files = Files::even(1, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-    let lost = Context::open(1).expect("there is one");
+    let lost = Context::open(1).expect("the stub has GPU 1");
     cuda.stub.set("fail", "copy:719");
     let error = failure(files.loader().device(Device::Cuda(1)).stream());
     assert!(lost.is_lost(&error), "{error}");
@@ -81,13 +88,13 @@ fn memory_is_freed_also_where_another_gpu_is_lost() {
     cuda.recover();
 }
 
-/// What cannot be freed when it is dropped (a graph is being captured, say) is freed later, also by another load: contexts that
-/// others hold keep what is in them.
+/// Memory that cannot be freed when it is dropped (for example during a graph capture) is freed
+/// later, possibly by another load: contexts that have other users keep their memory.
 #[test]
-fn memory_that_could_not_be_freed_is_freed_by_a_later_load() {
+fn memory_not_freed_on_drop_is_freed_by_later_load() {
     let cuda = cuda();
     let files = Files::even(2, 3, MIB);
-    let other = Context::open(0).expect("there is one");
+    let other = Context::open(0).expect("the stub has GPU 0");
     let loader = files.loader().device(Device::Cuda(0));
     for fault in ["cuMemFreeAsync:800", "cuEventCreate:800"] {
         let (tensors, _) = load(&loader).expect("loads");
@@ -104,9 +111,9 @@ fn memory_that_could_not_be_freed_is_freed_by_a_later_load() {
     drop(other);
 }
 
-/// A driver that will not name all streams is waited for.
+/// If the driver cannot record the context, the drop waits for the device.
 #[test]
-fn memory_is_freed_also_where_the_context_cannot_be_recorded() {
+fn memory_is_freed_if_context_cannot_be_recorded() {
     let cuda = cuda();
     let files = Files::even(2, 3, MIB);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -115,27 +122,32 @@ fn memory_is_freed_also_where_the_context_cannot_be_recorded() {
     assert_eq!(cuda.stub.live("allocations"), 0);
 }
 
-/// While another thread captures a graph, calls of ours must neither fail nor disturb it; what would is put off.
+/// While another thread captures a graph, calls of tload must neither fail nor disturb it; calls
+/// that would are deferred.
 #[test]
-fn a_capture_elsewhere_does_not_disturb_a_load() {
+fn load_survives_graph_capture_on_another_thread() {
     let cuda = cuda();
     let files = Files::even(2, 6, MIB);
     let loader = files.loader().device(Device::Cuda(0));
     let (before, _) = load(&loader).expect("loads");
     cuda.stub.set("capturing", "1");
-    let (tensors, _) = load(&loader).expect("loads meanwhile");
+    let (tensors, _) = load(&loader).expect("loads during the capture");
     files.assert_all(&tensors);
     drop(before);
     cuda.stub.set("capturing", "0");
     drop(tensors);
     let (again, _) = load(&loader).expect("loads");
     drop(again);
-    assert_eq!(cuda.stub.live("allocations"), 0, "put off, not forgotten");
+    assert_eq!(
+        cuda.stub.live("allocations"),
+        0,
+        "deferred frees are not lost"
+    );
 }
 
-/// A tensor keeps its context: also when the loader, the stream and all staging memory are gone.
+/// A tensor keeps its context alive when the loader, the stream and all staging memory are gone.
 #[test]
-fn a_tensor_alone_keeps_its_bytes() {
+fn tensor_keeps_its_bytes_after_load_is_dropped() {
     let cuda = cuda();
     let files = Files::even(3, 1, MIB);
     let loader = files.loader().device(Device::Cuda(1));
@@ -148,14 +160,14 @@ fn a_tensor_alone_keeps_its_bytes() {
     drop(tensors);
     std::thread::spawn(move || drop(clone))
         .join()
-        .expect("drops anywhere");
+        .expect("drops on any thread");
     assert_eq!(cuda.stub.live("allocations"), 0);
     assert_eq!(cuda.stub.live("contexts"), 0);
 }
 
-/// Drivers older than 12.5 cannot name all streams at once: then memory waits for the device.
+/// Drivers older than 12.5 cannot record a whole context: frees wait for the device.
 #[test]
-fn an_older_driver_frees_in_order_too() {
+fn older_driver_frees_in_order() {
     let cuda = cuda();
     let files = Files::even(4, 6, MIB);
     for missing in ["cuCtxRecordEvent", "cuEventElapsedTime"] {

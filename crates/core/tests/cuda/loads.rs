@@ -1,4 +1,4 @@
-//! Whole loads to devices: every byte, whatever the engine and the limits.
+//! Whole loads to devices: every byte, for every engine and limit.
 
 use tload::source::Cache;
 use tload::testing::fixtures::Rng;
@@ -7,10 +7,10 @@ use tload::{Device, Dtype, EngineChoice, Options, Order};
 use crate::fixtures::{Files, MIB, failure, hinted, load, options};
 use crate::stub::{bytes, cuda};
 
-/// What this machine has.
+/// Returns the engines that this machine supports.
 fn engines() -> Vec<EngineChoice> {
     let mut engines = vec![EngineChoice::Pread];
-    // Other tests say loudly when there is no ring.
+    // Other tests report loudly when there is no ring.
     if tload::probe::ring().available {
         engines.push(EngineChoice::Uring);
         if cfg!(feature = "tokio-uring") {
@@ -21,7 +21,7 @@ fn engines() -> Vec<EngineChoice> {
 }
 
 #[test]
-fn a_small_file_arrives() {
+fn small_file_loads_to_device() {
     let cuda = cuda();
     let files = Files::of_lengths(1, &[4, 1000, 256, 3_000_000, 0, 17]);
     let loader = files.loader().device(Device::Cuda(1));
@@ -41,9 +41,9 @@ fn a_small_file_arrives() {
     assert!(text.contains("cuda:1"), "{text}");
 }
 
-/// The oracle is the host: what it brings, the device has.
+/// The host load is the oracle for the device load.
 #[test]
-fn the_device_has_what_the_host_has() {
+fn device_load_equals_host_load() {
     let _cuda = cuda();
     let mut files = Files::new();
     files.mixed("m", &mut Rng::new(7), 60, 200_000);
@@ -52,16 +52,16 @@ fn the_device_has_what_the_host_has() {
     assert_eq!(on_host.len(), on_device.len());
     for device in &on_device {
         let mut named = on_host.iter().filter(|host| host.name() == device.name());
-        let host = named.next().expect("on the host too");
+        let host = named.next().expect("loaded on the host too");
         assert_eq!(device.dtype(), host.dtype());
         assert_eq!(device.shape(), host.shape());
         assert!(bytes(device) == host.bytes(), "{device:?}");
     }
 }
 
-/// Every engine, lanes, orders, limits, delays, shards and kinds of tensors, at random.
+/// Random engines, lanes, orders, limits, delays, shards and kinds of tensors.
 #[test]
-fn random_loads_arrive() {
+fn random_loads_are_complete() {
     let cuda = cuda();
     let engines = engines();
     for seed in 0..50 {
@@ -88,7 +88,7 @@ fn random_loads_arrive() {
             it.device_memory_limit = rng.pick(&[None, Some(1)]);
         });
         let ordinal = rng.index(2);
-        // The smallest limits that errors hint at, with some slots or bytes beside them.
+        // The smallest limits that errors hint at, plus some slots or bytes.
         for _ in 0..2 {
             let loader = files.loader().device(Device::Cuda(ordinal));
             match loader.options(options.clone()).stream().map(drop) {
@@ -127,9 +127,9 @@ fn random_loads_arrive() {
     }
 }
 
-/// One slot of staging memory, and a tensor that is many times as long.
+/// One slot of staging memory, and a tensor many times as long.
 #[test]
-fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
+fn tensor_larger_than_staging_memory_streams_through_it() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     let files = Files::of_lengths(2, &[9 * MIB + 5, 100, 2 * MIB]);
@@ -152,7 +152,8 @@ fn a_tensor_larger_than_the_staging_memory_streams_through_it() {
     }
 }
 
-/// 64 bytes for whatever has as many; a short one needs no more than its own length, rounded up to a power of two.
+/// Tensors of at least 64 bytes are aligned to 64; shorter ones to their own length, rounded up to
+/// a power of two.
 #[test]
 fn tensors_are_aligned_for_kernels() {
     let _cuda = cuda();
@@ -175,7 +176,7 @@ fn tensors_are_aligned_for_kernels() {
 }
 
 #[test]
-fn neighbours_share_a_copy_and_memory() {
+fn neighbours_share_copy_and_allocation() {
     let cuda = cuda();
     let files = Files::even(4, 4000, 128);
     let loader = files.loader().device(Device::Cuda(0));
@@ -183,19 +184,22 @@ fn neighbours_share_a_copy_and_memory() {
     files.assert_all(&tensors);
     let device = &report.devices[0];
     assert_eq!(device.copied_bytes, 4000 * 128);
-    assert_eq!(device.copies, report.extents, "one copy a read");
+    assert_eq!(device.copies, report.extents, "one copy per read");
     assert!(device.copies <= 2, "{} copies", device.copies);
     assert_eq!(cuda.stub.count("cuMemAllocAsync"), 1);
-    // What keeps one of them keeps the neighbours' memory, and nothing else.
-    let kept = tensors.into_iter().next().expect("4000 of them");
+    // One kept tensor keeps its region alive, and nothing else.
+    let kept = tensors
+        .into_iter()
+        .next()
+        .expect("the first of 4000 tensors");
     assert_eq!(cuda.stub.live("allocations"), 1);
     drop(kept);
     assert_eq!(cuda.stub.live("allocations"), 0);
 }
 
-/// Distances that change for alignment's sake cost copies, not bytes.
+/// Distances that change for the sake of alignment cost copies, not bytes.
 #[test]
-fn odd_neighbours_get_copies_of_their_own() {
+fn unaligned_neighbours_are_copied_separately() {
     let _cuda = cuda();
     let files = Files::of_lengths(5, &[100; 50]);
     let (tensors, report) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
@@ -205,7 +209,7 @@ fn odd_neighbours_get_copies_of_their_own() {
 }
 
 #[test]
-fn nothing_to_load_needs_no_memory() {
+fn empty_tensors_need_no_device_memory() {
     let cuda = cuda();
     let mut files = Files::new();
     let empty = |name: &str| (name.to_owned(), Dtype::F32, 0, Vec::new());
@@ -221,7 +225,7 @@ fn nothing_to_load_needs_no_memory() {
 
 /// A tensor may be used and dropped on any thread, long after the stream.
 #[test]
-fn tensors_travel_and_outlive_the_load() {
+fn tensors_outlive_load_on_any_thread() {
     let cuda = cuda();
     let files = Files::even(6, 30, 100_000);
     let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");

@@ -1,5 +1,5 @@
-//! The whole CUDA path on a driver over host memory: `crates/cuda-stub`. One test at a time: the
-//! driver's faults, delays and counts belong to the process. Tests that need a process of their own
+//! The whole CUDA path on a driver over host memory (`crates/cuda-stub`). Tests run one at a time:
+//! the driver's faults, delays and counts are per process. Tests that need a process of their own
 //! start one: `processes.rs`.
 
 mod allocators;

@@ -1,4 +1,4 @@
-//! Objects to a device: what the network brings takes the same way.
+//! Objects loaded to a device: bytes from the network take the same path.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use tload::{Checkpoint, Device, Loader, Order, StoreOptions};
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::cuda;
 
-/// The shards of `files`, as objects of a store in memory.
-#[expect(clippy::disallowed_methods, reason = "puts whole files into a store")]
+/// Puts the shards of `files` into an in-memory store.
+#[expect(clippy::disallowed_methods, reason = "a test reads whole files")]
 fn store(files: &Files, shards: usize) -> Arc<InMemory> {
     let store = Arc::new(InMemory::new());
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -22,13 +22,13 @@ fn store(files: &Files, shards: usize) -> Arc<InMemory> {
         let bytes = std::fs::read(files.file(&shard.to_string())).expect("just written");
         let key = Path::parse(format!("m/{shard}.safetensors")).expect("a key");
         let put = store.put(&key, bytes.into());
-        runtime.block_on(put).expect("memory takes objects");
+        runtime.block_on(put).expect("puts in memory succeed");
     }
     store
 }
 
 #[test]
-fn objects_arrive_on_a_device() {
+fn objects_load_to_device() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "100");
     for seed in 0..6 {
@@ -58,14 +58,14 @@ fn objects_arrive_on_a_device() {
 
 /// A file and an object in one checkpoint: two kinds of engines fill the same staging memory.
 #[test]
-fn files_and_objects_share_a_device() {
+fn files_and_objects_load_to_one_device() {
     let _cuda = cuda();
     let server = tload_lab::FaultyServer::start();
     let mut files = Files::new();
     let mut rng = Rng::new(9);
     files.mixed("0", &mut rng, 20, MIB);
     files.mixed("1", &mut rng, 20, MIB);
-    #[expect(clippy::disallowed_methods, reason = "puts a whole file on a server")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads a whole file")]
     let remote = std::fs::read(files.file("1")).expect("just written");
     server.put("web/1.safetensors", remote);
     let locations = [

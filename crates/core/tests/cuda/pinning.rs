@@ -1,4 +1,5 @@
-//! Staging memory: pinned whole, in pieces or not at all; kept for the next load, and freed on request.
+//! Staging memory: pinned whole, in pieces or not at all; kept for the next load, and freed on
+//! request.
 
 use tload::source::Cache;
 use tload::{Device, Loader, Options, StagingReport};
@@ -6,14 +7,15 @@ use tload::{Device, Loader, Options, StagingReport};
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::{Cuda, cuda};
 
-/// What staging memory was like, of a load whose bytes are all right.
+/// Loads and checks everything; returns the report's staging memory and notes.
 fn staging(files: &Files, loader: &Loader) -> (StagingReport, Vec<String>) {
     let (tensors, report) = load(loader).expect("loads");
     files.assert_all(&tensors);
     (report.staging.expect("bytes are staged"), report.notes)
 }
 
-/// Five slots of 30 MiB and what reads add at their edges: more than can be pinned at once on some kernels.
+/// Returns a checkpoint and options for five slots of 30 MiB plus the edges of reads: more than can
+/// be pinned at once on some kernels.
 fn large(cuda: &Cuda) -> (Files, Options) {
     cuda.stub.set("register_max", &(100 * MIB).to_string());
     let files = Files::of_lengths(1, &[30 * MIB, MIB, MIB, MIB, 30 * MIB - 77]);
@@ -26,7 +28,7 @@ fn large(cuda: &Cuda) -> (Files, Options) {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_is_used_as_it_is() {
+fn unpinnable_memory_is_used_unpinned() {
     let cuda = cuda();
     let files = Files::even(2, 20, MIB);
     for fault in ["cuMemHostRegister_v2:2", "cuMemHostRegister_v2:801"] {
@@ -41,7 +43,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
         let loader = files.loader().device(Device::Cuda(0)).options(options);
         let (staging, notes) = staging(&files, &loader);
         assert_eq!(staging.pinned_bytes, 0);
-        let refusal = staging.refusal.expect("says why");
+        let refusal = staging.refusal.expect("has a reason");
         assert!(refusal.contains("cannot pin memory"), "{refusal}");
         assert!(
             notes.iter().any(|note| note.contains(&refusal)),
@@ -54,7 +56,7 @@ fn memory_that_cannot_be_pinned_is_used_as_it_is() {
 }
 
 #[test]
-fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
+fn memory_is_pinned_in_pieces_if_pinning_at_once_fails() {
     let cuda = cuda();
     let (files, options) = large(&cuda);
     let loader = files.loader().device(Device::Cuda(0)).options(options);
@@ -67,9 +69,10 @@ fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
     let slot = first.bytes / first.slots as u64;
     let pieces = first.bytes.div_ceil((64 << 20) / slot * slot);
     assert_eq!(Ok(cuda.stub.live("registrations")), i64::try_from(pieces));
-    // The driver refuses a copy that begins in one registration and ends in another; all copies were pinned ones.
+    // The driver refuses copies that begin in one registration and end in another; all copies were
+    // pinned.
     assert_eq!(cuda.stub.count("pageable_copies"), 0);
-    // The next load takes what is there, although no slot may lie across two pieces.
+    // The next load reuses the memory, although no slot may cross two pieces.
     let (second, _) = staging(&files, &loader);
     assert!(second.reused, "{second:?}");
     assert_eq!(second.slots, first.slots);
@@ -77,10 +80,10 @@ fn memory_that_cannot_be_pinned_at_once_is_pinned_in_pieces() {
 }
 
 #[test]
-fn what_can_be_pinned_of_large_memory_is() {
+fn large_memory_is_pinned_as_far_as_possible() {
     let cuda = cuda();
     let (files, options) = large(&cuda);
-    // All at once is too much, the first piece is not, and then no more.
+    // Pinning everything fails, pinning the first piece succeeds, and all later ones fail.
     cuda.stub.set("fail", "cuMemHostRegister_v2:2:3");
     let loader = files.loader().device(Device::Cuda(0)).options(options);
     let (staging, notes) = staging(&files, &loader);
@@ -93,7 +96,7 @@ fn what_can_be_pinned_of_large_memory_is() {
 }
 
 #[test]
-fn staging_memory_serves_one_load_after_another() {
+fn staging_memory_is_reused_by_later_loads() {
     let cuda = cuda();
     let files = Files::even(3, 12, MIB);
     let loader = |limit: u64, device| {
@@ -112,7 +115,7 @@ fn staging_memory_serves_one_load_after_another() {
     }
     assert_eq!(cuda.stub.count("cuMemHostRegister_v2"), 1);
     assert_eq!(cuda.stub.count("pageable_copies"), 0);
-    // A limit that it would break: it makes room.
+    // A lower limit replaces staging memory that would exceed it.
     let (smaller, _) = staging(&files, &loader(limit / 2, Device::Cuda(0)));
     assert!(!smaller.reused && smaller.bytes <= limit / 2);
     assert_eq!(cuda.stub.live("registrations"), 1);
@@ -125,7 +128,7 @@ fn staging_memory_serves_one_load_after_another() {
 }
 
 #[test]
-fn what_a_running_load_uses_is_not_released() {
+fn staging_memory_in_use_is_not_released() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "500");
     let files = Files::even(4, 20, MIB);
@@ -141,16 +144,17 @@ fn what_a_running_load_uses_is_not_released() {
     files.assert_all(&tensors);
 }
 
-/// A host-only load by way of slots leaves memory that no GPU can read: a load to a GPU does not take it.
+/// A host-only load through slots leaves memory that is not pinned; a load to a GPU does not reuse
+/// it.
 #[test]
-fn unpinned_memory_is_not_taken_for_a_gpu() {
+fn unpinned_memory_is_not_reused_for_gpu() {
     let cuda = cuda();
     let files = Files::even(5, 4, 1000);
     let memory: Vec<Box<[u8]>> = (0..4).map(|_| vec![0; 1000].into()).collect();
     let targets = memory.iter().enumerate().map(|(index, memory)| {
         let start = std::ptr::NonNull::from(&**memory).cast();
         #[expect(unsafe_code, reason = "lends memory to a load")]
-        // SAFETY: kept below until the load is over, and not looked at.
+        // SAFETY: the memory is kept below until the load is over and not accessed meanwhile.
         let target = unsafe { tload::Target::host(start, 1000, None) };
         (format!("t{index}"), target)
     });

@@ -1,4 +1,4 @@
-//! What needs a process of its own: how the driver is found, what `fork` leaves of it, and what many loads leave behind.
+//! Tests that need a process of their own: lookup of the driver, `fork`, and leaks of many loads.
 
 #![expect(unsafe_code, reason = "forks")]
 
@@ -15,10 +15,11 @@ use tload_cuda_stub::Stub;
 
 use crate::fixtures::{Files, MIB, failure, load, options};
 
-/// Tells a test's second process that it is that.
+/// Marks the second process of a test.
 const MARK: &str = "TLOAD_TEST_ALONE";
 
-/// Runs `body` in a process of its own, which looks for libraries in `libraries`: the test `name` of this file, once more.
+/// Runs `body` in a process of its own that looks for libraries in `libraries`: it executes the
+/// test `name` of this file again.
 fn alone(name: &str, libraries: &Path, set: &[(&str, &str)], body: impl FnOnce()) {
     if std::env::var_os(MARK).is_some() {
         body();
@@ -44,17 +45,17 @@ fn alone(name: &str, libraries: &Path, set: &[(&str, &str)], body: impl FnOnce()
 fn refused() -> Error {
     let files = Files::even(1, 2, 1000);
     let error = failure(files.loader().device(Device::Cuda(0)).stream());
-    // Without a GPU, the host still works.
+    // Without a GPU, loads to the host still work.
     let (tensors, _) = load(&files.loader()).expect("loads");
     files.assert_all(&tensors);
     error
 }
 
 #[test]
-fn the_driver_is_found_where_the_loader_looks() {
+fn driver_is_found_in_library_path() {
     let folder = tload_cuda_stub::folder();
     alone(
-        "the_driver_is_found_where_the_loader_looks",
+        "driver_is_found_in_library_path",
         folder.path(),
         &[],
         || {
@@ -68,82 +69,92 @@ fn the_driver_is_found_where_the_loader_looks() {
     );
 }
 
-/// Many systems have `libcuda.so.1` only.
+/// Many systems have only `libcuda.so.1`.
 #[test]
-fn the_drivers_other_name_will_do() {
+fn driver_is_found_without_unversioned_name() {
     let folder = tload_cuda_stub::folder();
-    std::fs::remove_file(folder.path().join("libcuda.so")).expect("it was there");
-    alone("the_drivers_other_name_will_do", folder.path(), &[], || {
-        assert!(tload::cuda::driver().is_ok());
-        let files = Files::even(1, 2, 1000);
-        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-        files.assert_all(&tensors);
-    });
-}
-
-#[test]
-fn without_a_driver_the_error_says_so() {
-    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::remove_file(folder.path().join("libcuda.so")).expect("the stub was there");
     alone(
-        "without_a_driver_the_error_says_so",
+        "driver_is_found_without_unversioned_name",
         folder.path(),
         &[],
         || {
-            if Path::new("/proc/driver/nvidia/version").exists() {
-                // This machine has one of its own.
-                return;
-            }
-            let error = refused();
-            assert_eq!(error.kind(), ErrorKind::Unsupported);
-            assert!(
-                error.message().contains("no CUDA driver was found"),
-                "{error}"
-            );
-            assert!(error.hint().is_some_and(|it| it.contains("device=cpu")));
+            assert!(tload::cuda::driver().is_ok());
+            let files = Files::even(1, 2, 1000);
+            let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+            files.assert_all(&tensors);
         },
     );
 }
 
-/// Also where the file is no library at all.
 #[test]
-fn a_broken_driver_is_no_driver() {
+fn missing_driver_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
-    for name in ["libcuda.so", "libcuda.so.1"] {
-        std::fs::write(folder.path().join(name), "no library").expect("a temporary folder");
-    }
-    alone("a_broken_driver_is_no_driver", folder.path(), &[], || {
-        let error = refused();
-        assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
-    });
-}
-
-#[test]
-fn a_driver_without_gpus_says_so() {
-    let folder = tload_cuda_stub::folder();
-    let set = [("TLOAD_CUDA_STUB_DEVICES", "0")];
-    alone("a_driver_without_gpus_says_so", folder.path(), &set, || {
+    alone("missing_driver_is_reported", folder.path(), &[], || {
+        if Path::new("/proc/driver/nvidia/version").exists() {
+            // This machine has a driver of its own.
+            return;
+        }
         let error = refused();
         assert_eq!(error.kind(), ErrorKind::Unsupported);
-        assert_eq!(error.message(), "the CUDA driver sees no GPU");
         assert!(
-            error
-                .hint()
-                .is_some_and(|it| it.contains("CUDA_VISIBLE_DEVICES"))
+            error.message().contains("no CUDA driver was found"),
+            "{error}"
         );
-        // A failure is not remembered.
-        Stub::load().set("devices", "1");
-        let files = Files::even(1, 2, 1000);
-        let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
-        files.assert_all(&tensors);
+        assert!(error.hint().is_some_and(|it| it.contains("device=cpu")));
     });
 }
 
+/// The file is not even a library.
 #[test]
-fn the_toolkits_stub_is_told_from_a_driver() {
+fn broken_driver_library_is_unsupported() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["libcuda.so", "libcuda.so.1"] {
+        std::fs::write(folder.path().join(name), "not a library").expect("a temporary folder");
+    }
+    alone(
+        "broken_driver_library_is_unsupported",
+        folder.path(),
+        &[],
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
+        },
+    );
+}
+
+#[test]
+fn driver_without_gpus_is_reported() {
+    let folder = tload_cuda_stub::folder();
+    let set = [("TLOAD_CUDA_STUB_DEVICES", "0")];
+    alone(
+        "driver_without_gpus_is_reported",
+        folder.path(),
+        &set,
+        || {
+            let error = refused();
+            assert_eq!(error.kind(), ErrorKind::Unsupported);
+            assert_eq!(error.message(), "the CUDA driver sees no GPU");
+            assert!(
+                error
+                    .hint()
+                    .is_some_and(|it| it.contains("CUDA_VISIBLE_DEVICES"))
+            );
+            // The failure is not cached.
+            Stub::load().set("devices", "1");
+            let files = Files::even(1, 2, 1000);
+            let (tensors, _) = load(&files.loader().device(Device::Cuda(0))).expect("loads");
+            files.assert_all(&tensors);
+        },
+    );
+}
+
+#[test]
+fn toolkit_stub_is_not_mistaken_for_driver() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_STUB_LIBRARY", "1")];
     alone(
-        "the_toolkits_stub_is_told_from_a_driver",
+        "toolkit_stub_is_not_mistaken_for_driver",
         folder.path(),
         &set,
         || {
@@ -160,11 +171,11 @@ fn the_toolkits_stub_is_told_from_a_driver() {
 }
 
 #[test]
-fn an_old_driver_is_refused_with_its_version() {
+fn old_driver_is_refused_with_its_version() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_VERSION", "11030")];
     alone(
-        "an_old_driver_is_refused_with_its_version",
+        "old_driver_is_refused_with_its_version",
         folder.path(),
         &set,
         || {
@@ -176,13 +187,13 @@ fn an_old_driver_is_refused_with_its_version() {
     );
 }
 
-/// A driver that fails to begin has a reason of its own.
+/// The error quotes the driver's own status.
 #[test]
-fn a_driver_that_cannot_begin_is_quoted() {
+fn driver_initialization_failure_is_quoted() {
     let folder = tload_cuda_stub::folder();
     let set = [("TLOAD_CUDA_STUB_FAIL", "cuInit:803")];
     alone(
-        "a_driver_that_cannot_begin_is_quoted",
+        "driver_initialization_failure_is_quoted",
         folder.path(),
         &set,
         || {
@@ -196,58 +207,55 @@ fn a_driver_that_cannot_begin_is_quoted() {
 
 /// A forked child gets an error; it neither hangs nor harms its parent.
 #[test]
-fn a_forked_child_gets_a_clear_error() {
+fn forked_child_gets_clear_error() {
     let folder = tload_cuda_stub::folder();
-    alone(
-        "a_forked_child_gets_a_clear_error",
-        folder.path(),
-        &[],
-        || {
-            let files = Files::even(1, 6, MIB);
-            let loader = files.loader().device(Device::Cuda(0));
-            let (mut tensors, _) = load(&loader).expect("loads");
-            // SAFETY: this process has no other thread that could hold a lock: lanes have ended, and tests run one at a time.
-            let child = unsafe { libc::fork() };
-            if child == 0 {
-                let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-                    let error = failure(loader.stream());
-                    assert_eq!(error.kind(), ErrorKind::Device, "{}", error.chain());
-                    let hint = error.hint().expect("says what to do");
-                    assert!(hint.contains("fork"), "{hint}");
-                    // What the parent had cannot be freed here, and nothing comes of trying.
-                    tensors.pop();
-                    assert_eq!(tload::release_staging(), 0, "the parent's");
-                    // The host still works.
-                    let (tensors, _) = load(&files.loader()).expect("loads");
-                    files.assert_all(&tensors);
-                }));
-                // SAFETY: ends the child without the destructors and exit handlers of its parent.
-                unsafe { libc::_exit(i32::from(child.is_err())) };
-            }
-            assert_eq!(wait_for(child), 0, "the child's status");
-            files.assert_all(&tensors);
-            let (again, _) = load(&loader).expect("loads");
-            files.assert_all(&again);
-            assert_eq!(Stub::load().count("violations"), 0);
-        },
-    );
+    alone("forked_child_gets_clear_error", folder.path(), &[], || {
+        let files = Files::even(1, 6, MIB);
+        let loader = files.loader().device(Device::Cuda(0));
+        let (mut tensors, _) = load(&loader).expect("loads");
+        // SAFETY: this process has no other thread that could hold a lock: lanes have ended,
+        // and tests run one at a time.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let error = failure(loader.stream());
+                assert_eq!(error.kind(), ErrorKind::Device, "{}", error.chain());
+                let hint = error.hint().expect("has a hint");
+                assert!(hint.contains("fork"), "{hint}");
+                // The parent's memory cannot be freed here; the attempt has no effect.
+                tensors.pop();
+                assert_eq!(tload::release_staging(), 0, "the parent's memory stays");
+                // Loads to the host still work.
+                let (tensors, _) = load(&files.loader()).expect("loads");
+                files.assert_all(&tensors);
+            }));
+            // SAFETY: ends the child without the destructors and exit handlers of its parent.
+            unsafe { libc::_exit(i32::from(child.is_err())) };
+        }
+        assert_eq!(wait_for(child), 0, "the child's status");
+        files.assert_all(&tensors);
+        let (again, _) = load(&loader).expect("loads");
+        files.assert_all(&again);
+        assert_eq!(Stub::load().count("violations"), 0);
+    });
 }
 
-/// A thread that is not in the child may hold any lock at the moment of the fork.
+/// Any lock may be held by a thread of the parent at the moment of the fork.
 #[test]
-fn a_child_waits_for_no_lock_of_its_parents_threads() {
+fn forked_child_blocks_on_no_lock_of_parent_threads() {
     let folder = tload_cuda_stub::folder();
-    let name = "a_child_waits_for_no_lock_of_its_parents_threads";
+    let name = "forked_child_blocks_on_no_lock_of_parent_threads";
     alone(name, folder.path(), &[], || {
         let files = Files::even(1, 12, 50_000);
         let loader = files
             .loader()
             .options(options(|it| it.memory_limit = Some(MIB as u64)));
-        // Staging memory comes and goes with it.
+        // Allocates and frees staging memory with each load.
         let into = |loader: &Loader| {
             let mut memory: Vec<_> = files.contents.keys().map(|_| vec![0_u8; 50_000]).collect();
             let targets = files.contents.keys().zip(&mut memory).map(|(name, bytes)| {
-                // SAFETY: the load is over before the memory goes: it is complete, or its stream is dropped.
+                // SAFETY: the load ends before the memory is freed: it is complete, or its stream
+                // is dropped.
                 let target =
                     unsafe { Target::host(NonNull::from(&mut bytes[0]), bytes.len(), None) };
                 (name.clone(), target)
@@ -275,7 +283,8 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
                 scope.spawn(|| again_and_again(&|| _ = tload::parked_bytes()));
             }
             for _ in 0..60 {
-                // SAFETY: the child uses nothing but tload and the allocator, which copes with forks, and ends without destructors.
+                // SAFETY: the child uses only tload and the allocator, which handles forks, and
+                // ends without running destructors.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
                     let child = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -289,11 +298,11 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
                         drop(loader.clone());
                         tload::release_staging();
                     }));
-                    // SAFETY: ends the child without the destructors and exit handlers of its parent.
+                    // SAFETY: ends the child without destructors and exit handlers of its parent.
                     unsafe { libc::_exit(i32::from(child.is_err())) };
                 }
                 let status = std::panic::catch_unwind(|| wait_for(child));
-                // Whatever came of it, the threads must end.
+                // The threads must end whatever the result.
                 is_over.store(
                     status.as_ref().map_or(true, |status| *status != 0),
                     Ordering::Relaxed,
@@ -306,14 +315,14 @@ fn a_child_waits_for_no_lock_of_its_parents_threads() {
     });
 }
 
-/// A child's status; it is ended when it hangs.
+/// Returns a child's status; kills a child that hangs.
 fn wait_for(child: libc::pid_t) -> i32 {
     let started = Instant::now();
     let mut status = 0;
     loop {
-        // SAFETY: a child of this process, and a local variable.
+        // SAFETY: `child` is a child of this process, and `status` a local variable.
         let ended = unsafe { libc::waitpid(child, &raw mut status, libc::WNOHANG) };
-        assert!(ended >= 0, "the child is this process's");
+        assert!(ended >= 0, "a child of this process");
         if ended == child {
             return status;
         }
@@ -327,13 +336,14 @@ fn wait_for(child: libc::pid_t) -> i32 {
     }
 }
 
-/// Open descriptors and threads of this process.
+/// Returns the number of open descriptors and of threads of this process.
 fn counts() -> (usize, usize) {
     let entries = |folder| std::fs::read_dir(folder).expect("procfs").count();
     (entries("/proc/self/fd"), entries("/proc/self/task"))
 }
 
-/// The kernel takes rings apart after they are closed, and the stub's threads end by themselves.
+/// Waits until the counts have fallen to `wanted` or the timeout has expired: the kernel tears
+/// rings down asynchronously, and the stub's threads end by themselves.
 fn settled(wanted: (usize, usize), patience: Duration) -> (usize, usize) {
     let started = Instant::now();
     loop {
@@ -348,16 +358,16 @@ fn settled(wanted: (usize, usize), patience: Duration) -> (usize, usize) {
 }
 
 #[test]
-fn nothing_is_left_of_many_loads() {
+fn many_loads_leak_nothing() {
     let folder = tload_cuda_stub::folder();
-    alone("nothing_is_left_of_many_loads", folder.path(), &[], || {
+    alone("many_loads_leak_nothing", folder.path(), &[], || {
         let stub = Stub::load();
         let mut files = Files::new();
         for shard in 0..2 {
             files.mixed(&shard.to_string(), &mut Rng::new(shard), 20, 300_000);
         }
         let mut rng = Rng::new(1);
-        // What the process needs once.
+        // Opens what the process opens once.
         (0..12).for_each(|_| one(stub, &files, &mut rng));
         let before = settled((0, 0), Duration::from_secs(5));
         (0..200).for_each(|_| one(stub, &files, &mut rng));
@@ -380,7 +390,7 @@ fn nothing_is_left_of_many_loads() {
     });
 }
 
-/// A load that ends well, is cancelled, dropped, or fails.
+/// Runs a load that completes, is cancelled, is dropped or fails.
 fn one(stub: &Stub, files: &Files, rng: &mut Rng) {
     stub.set("copy_delay_us", rng.pick(&["0", "100"]));
     let call = rng.below(30) + 1;
@@ -406,7 +416,7 @@ fn one(stub: &Stub, files: &Files, rng: &mut Rng) {
         drop(kept);
     }
     if fails {
-        // A context that was lost is gone when nobody has it any more.
+        // A lost context is destroyed when its last user is gone.
         let started = Instant::now();
         while stub.live("contexts") > 0 && started.elapsed() < crate::stub::PATIENCE {
             tload::release_staging();

@@ -1,4 +1,5 @@
-//! A slot is not written again before its copy has run, nor memory used before it is ordered: the stub watches.
+//! Slots are not written again before their copies have run, and memory is not used before it is
+//! ordered; the stub detects violations.
 
 use tload::testing::fixtures::Rng;
 use tload::{Device, EngineChoice, Order};
@@ -6,7 +7,7 @@ use tload::{Device, EngineChoice, Order};
 use crate::fixtures::{Files, MIB, load, options};
 use crate::stub::cuda;
 
-/// One to three slots, which are read into as soon as they are free, and copies that are slower than reads.
+/// One to five slots, refilled as soon as they are free, and copies that are slower than reads.
 #[test]
 fn slots_wait_for_their_copies() {
     let cuda = cuda();
@@ -27,7 +28,7 @@ fn slots_wait_for_their_copies() {
             });
             let loader = files.loader().device(Device::Cuda(0)).options(options);
             let (tensors, report) = load(&loader).expect("loads");
-            // First: it says what went wrong, the bytes only that something did.
+            // Checked first: a violation names the cause, wrong bytes only the symptom.
             cuda.assert_in_order();
             files.assert_all(&tensors);
             let staging = report.staging.as_ref().expect("staged");
@@ -38,9 +39,9 @@ fn slots_wait_for_their_copies() {
     }
 }
 
-/// Memory that a caller lets go of is used again by later regions while copies of others run.
+/// Memory that the caller drops is reused by later regions while copies of others run.
 #[test]
-fn memory_of_dropped_tensors_is_used_again_in_order() {
+fn memory_of_dropped_tensors_is_reused_in_order() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "150");
     let files = Files::even(2, 60, 200_000);

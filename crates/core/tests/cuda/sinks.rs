@@ -1,4 +1,4 @@
-//! The sink keeps the contract of all sinks, whatever the copies take.
+//! The CUDA sink fulfils the contract of sinks, whatever the duration of copies.
 
 #![expect(unsafe_code, reason = "lends memory to a load")]
 
@@ -15,7 +15,7 @@ use tload::testing::fixtures::Rng;
 
 use crate::stub::{Cuda, bytes, cuda};
 
-/// Sinks of one load, for so many lanes.
+/// Returns the sinks of one load for this many lanes.
 fn sinks(
     request: &SinkRequest,
     context: Context,
@@ -34,7 +34,7 @@ fn delay(cuda: &Cuda, rng: &RefCell<Rng>) {
 }
 
 #[test]
-fn the_sink_keeps_the_contract_in_memory_of_its_own() {
+fn sink_keeps_contract_in_own_memory() {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(1));
     sink_suite(
@@ -42,13 +42,13 @@ fn the_sink_keeps_the_contract_in_memory_of_its_own() {
         Arrangement::Packed,
         &|request, lanes| {
             delay(&cuda, &rng);
-            let context = Context::open(rng.borrow_mut().index(2)).expect("there are two");
+            let context = Context::open(rng.borrow_mut().index(2)).expect("the stub has two GPUs");
             let budget = DeviceBudget::new(context.ordinal(), u64::MAX, Arc::default());
             let (plan, tensors) = (Arc::clone(&request.plan), Arc::clone(&request.tensors));
             let regions = DeviceRegions::own(plan, tensors, context.clone(), budget);
             let regions = Arc::new(regions.expect("a stream"));
             for region in 0..request.plan.regions.len() {
-                assert!(regions.try_begin(region).expect("there is memory"));
+                assert!(regions.try_begin(region).expect("memory is available"));
             }
             sinks(request, context, CudaPlaces::Regions(regions), lanes)
         },
@@ -57,7 +57,7 @@ fn the_sink_keeps_the_contract_in_memory_of_its_own() {
 }
 
 #[test]
-fn the_sink_keeps_the_contract_in_memory_of_the_callers() {
+fn sink_keeps_contract_in_caller_memory() {
     let cuda = cuda();
     let rng = RefCell::new(Rng::new(2));
     sink_suite(
@@ -65,7 +65,7 @@ fn the_sink_keeps_the_contract_in_memory_of_the_callers() {
         Arrangement::Scattered,
         &|request, lanes| {
             delay(&cuda, &rng);
-            let context = Context::open(1).expect("there are two");
+            let context = Context::open(1).expect("the stub has two GPUs");
             let targets = request.tensors.iter().map(|info| {
                 let len = usize::try_from(info.byte_len()).expect("small");
                 (len > 0).then(|| lend(&cuda, len))
@@ -78,12 +78,13 @@ fn the_sink_keeps_the_contract_in_memory_of_the_callers() {
     );
 }
 
-/// Memory that plays another library's on device 1. Never freed.
+/// Leaks memory that stands for another library's on device 1.
 fn lend(cuda: &Cuda, len: usize) -> Target {
     let memory: &'static mut [u8] = vec![0xEE; len].leak();
     let start = memory.as_mut_ptr();
     cuda.stub.adopt(start, len, 1);
     let address = start.expose_provenance() as u64;
-    // SAFETY: leaked, so valid for ever; the test looks only at what has been handed out; the default stream lives.
+    // SAFETY: leaked, so valid forever; the test reads only what has been delivered; the default
+    // stream lives.
     unsafe { Target::cuda(1, address, len, 0, None) }
 }

@@ -1,6 +1,6 @@
-//! The driver of these tests: exclusive access to it, and access to its memory.
+//! Exclusive use of the stub driver, and access to its memory.
 
-#![expect(unsafe_code, reason = "looks into memory that the stub calls a device")]
+#![expect(unsafe_code, reason = "reads memory that the stub calls a device")]
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 use tload::{Tensor, release_staging};
 use tload_cuda_stub::Stub;
 
-/// Maximum wait of a test for an event.
+/// Timeout for events that must happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Kinds of objects that the driver counts, and that must not be leaked.
+/// Live objects that the driver counts and that must not leak.
 const KINDS: [&str; 7] = [
     "allocations",
     "allocated_bytes",
@@ -22,13 +22,13 @@ const KINDS: [&str; 7] = [
     "host_allocations",
 ];
 
-/// Exclusive access to the driver. On drop, asserts that nothing was leaked or misused.
+/// Exclusive use of the driver. Dropping it asserts that nothing leaked and no order was violated.
 pub(crate) struct Cuda {
     pub(crate) stub: &'static Stub,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// Locks the driver and resets it.
+/// Resets the driver and locks it for one test.
 pub(crate) fn cuda() -> Cuda {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -42,7 +42,7 @@ pub(crate) fn cuda() -> Cuda {
 }
 
 impl Cuda {
-    /// Asserts that no memory was used or freed without being ordered behind its other uses.
+    /// Asserts that no use or release of memory was unordered with its other uses.
     pub(crate) fn assert_in_order(&self) {
         assert_eq!(
             self.stub.count("violations"),
@@ -52,7 +52,7 @@ impl Cuda {
         );
     }
 
-    /// Asserts that nothing is left of any load, after the lanes of dropped loads have ended.
+    /// Asserts that no load has leaked, once the lanes of dropped loads have ended.
     pub(crate) fn assert_nothing_left(&self) {
         let left = || {
             release_staging();
@@ -65,13 +65,13 @@ impl Cuda {
         while !left().is_empty() && started.elapsed() < PATIENCE {
             std::thread::yield_now();
         }
-        assert_eq!(left(), [], "left behind");
-        // A destroyed context takes its contents with it: it must have been empty.
-        assert_eq!(self.stub.count("abandoned"), 0, "left in a context");
+        assert_eq!(left(), [], "leaked");
+        // A destroyed context frees what it still contains, which must have been nothing.
+        assert_eq!(self.stub.count("abandoned"), 0, "leaked into a context");
     }
 
-    /// Asserts after a fault that everything of the load is gone, and resets the driver. Objects in
-    /// a lost context are ignored.
+    /// Waits after a fault until the load has released everything, and resets the driver. The
+    /// contents of a lost context are not checked.
     pub(crate) fn recover(&self) {
         self.assert_in_order();
         let started = Instant::now();
@@ -95,8 +95,7 @@ impl Drop for Cuda {
     }
 }
 
-/// Returns the bytes of a tensor, on any device. The stub's device memory is memory of this
-/// process.
+/// Returns the bytes of a tensor on any device. The stub's device memory is memory of this process.
 pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
     if tensor.byte_len() == 0 {
         return Vec::new();
@@ -106,6 +105,6 @@ pub(crate) fn bytes(tensor: &Tensor) -> Vec<u8> {
     }
     let len = usize::try_from(tensor.byte_len()).expect("small");
     // SAFETY: the stub's memory is host memory, the tensor (or the test, for memory that it lends)
-    // keeps it, and all of its bytes have arrived.
+    // keeps it alive, and all of its bytes have arrived.
     unsafe { std::slice::from_raw_parts(tensor.as_ptr(), len) }.to_vec()
 }

@@ -1,4 +1,4 @@
-//! Memory of the caller's, on the host and on devices: bytes go straight there.
+//! Memory of the caller, on the host and on devices, is filled in place.
 
 #![expect(unsafe_code, reason = "lends memory to loads")]
 
@@ -14,19 +14,19 @@ use crate::fixtures::{Files, MIB, failure, load, options};
 use crate::foreign;
 use crate::stub::{Cuda, bytes, cuda};
 
-/// What surrounds lent memory, on either side: nothing may be written there.
+/// Bytes around lent memory, on either side, that must stay untouched.
 const MARGIN: usize = 64;
 const UNTOUCHED: u8 = 0xEE;
 
-/// Memory of a test's with margins, on the host or playing a device's.
+/// Memory of a test with margins, on the host or standing for a device's.
 struct Lent {
     memory: NonNull<[u8]>,
     len: usize,
-    /// The GPU, and the driver that has adopted it.
+    /// The GPU, and the driver that has adopted the memory.
     device: Option<(i32, &'static tload_cuda_stub::Stub)>,
 }
 
-// SAFETY: the memory is the value's own.
+// SAFETY: the value owns the memory.
 unsafe impl Send for Lent {}
 // SAFETY: `&Lent` is only used when no load writes any more.
 unsafe impl Sync for Lent {}
@@ -56,12 +56,12 @@ impl Lent {
         self.target_behind(0)
     }
 
-    /// The same, of memory that a stream may still use.
+    /// Like [`Self::target`], for memory that a stream may still use.
     fn target_behind(self: &Arc<Self>, stream: u64) -> Target {
         let owner: KeepAlive = Arc::<Self>::clone(self);
         let owner = Some(owner);
         let Some((ordinal, _)) = self.device else {
-            // SAFETY: the owner keeps the memory; tests look only at what has been handed out.
+            // SAFETY: the owner keeps the memory alive; tests read only what has been delivered.
             return unsafe { Target::host(self.start(), self.len, owner) };
         };
         let ordinal = usize::try_from(ordinal).expect("small");
@@ -74,17 +74,20 @@ impl Lent {
         self.start().as_ptr().expose_provenance() as u64
     }
 
-    /// All of it, with the margins.
+    /// Returns all bytes, with the margins.
     fn all(&self) -> &[u8] {
-        // SAFETY: the value's own; no load writes any more.
+        // SAFETY: the value owns the memory; no load writes any more.
         unsafe { self.memory.as_ref() }
     }
 
     fn assert_is(&self, bytes: &[u8]) {
         let all = self.all();
-        assert!(all[MARGIN..MARGIN + self.len] == *bytes, "other bytes");
+        assert!(all[MARGIN..MARGIN + self.len] == *bytes, "wrong bytes");
         let mut margins = all[..MARGIN].iter().chain(&all[MARGIN + self.len..]);
-        assert!(margins.all(|byte| *byte == UNTOUCHED), "beside the target");
+        assert!(
+            margins.all(|byte| *byte == UNTOUCHED),
+            "a byte beside the target was written"
+        );
     }
 }
 
@@ -98,9 +101,9 @@ impl Drop for Lent {
     }
 }
 
-/// Targets here and there, small and large, beside tensors that have none.
+/// Targets on all devices, small and large, beside tensors that have none.
 #[test]
-fn targets_are_filled_and_nothing_beside_them() {
+fn targets_are_filled_and_margins_untouched() {
     let cuda = cuda();
     for seed in 0..20 {
         let mut rng = Rng::new(seed);
@@ -139,18 +142,18 @@ fn targets_are_filled_and_nothing_beside_them() {
         for (name, lent) in &lent {
             lent.assert_is(&files.contents[name]);
             let mut named = tensors.iter().filter(|tensor| tensor.name() == name);
-            let tensor = named.next().expect("it came");
-            assert!(tensor.target().is_some(), "{name} came elsewhere");
+            let tensor = named.next().expect("the tensor arrived");
+            assert!(tensor.target().is_some(), "{name} is not in its target");
         }
         drop(tensors);
         drop(loader);
         for (name, lent) in &lent {
-            assert_eq!(Arc::strong_count(lent), 1, "{name} is still kept");
+            assert_eq!(Arc::strong_count(lent), 1, "{name} is still in use");
         }
     }
 }
 
-/// Only host memory of the caller's: no GPU is asked for anything.
+/// Only host memory of the caller: no GPU is used.
 #[test]
 fn host_targets_need_no_gpu() {
     let cuda = cuda();
@@ -175,7 +178,7 @@ fn host_targets_need_no_gpu() {
 }
 
 #[test]
-fn a_target_of_another_length_is_refused_before_anything_is_written() {
+fn target_of_wrong_length_is_refused_before_any_write() {
     let cuda = cuda();
     let files = Files::even(2, 3, 1000);
     for (len, device) in [(999, None), (1001, Some(0)), (0, Some(1))] {
@@ -195,9 +198,9 @@ fn a_target_of_another_length_is_refused_before_anything_is_written() {
     }
 }
 
-/// A load that fails half-way lets go of the caller's memory: no copy runs into it any more.
+/// A load that fails half-way releases the caller's memory: no copy writes to it any more.
 #[test]
-fn a_failed_load_lets_go_of_targets() {
+fn failed_load_releases_targets() {
     let cuda = cuda();
     let files = Files::even(3, 8, MIB);
     for (fault, delay) in [("cuMemcpyHtoDAsync_v2:1:5:1", "500"), ("", "3000")] {
@@ -270,7 +273,7 @@ fn receivers_are_filled() {
     let loader: Loader = files
         .loader()
         .into_receivers(receivers, ReceiverRules::default())
-        .expect("all fit");
+        .expect("all receivers match");
     let (tensors, _) = load(&loader).expect("loads");
     files.assert_all(&tensors);
     for (name, lent) in &lent {
@@ -278,15 +281,15 @@ fn receivers_are_filled() {
     }
     for (name, device) in devices {
         let mut named = tensors.iter().filter(|tensor| tensor.name() == name);
-        let tensor = named.next().expect("it came");
+        let tensor = named.next().expect("the tensor arrived");
         let on = tensor.ordinal().map_or(Device::Cpu, Device::Cuda);
         assert!(tensor.byte_len() == 0 || on == device, "{name} on {on}");
     }
 }
 
-/// Some tensors of a device have targets there, the others get memory of the load's.
+/// Some tensors of a device have targets there, the others get memory of the load.
 #[test]
-fn one_device_may_have_both() {
+fn device_mixes_targets_and_own_memory() {
     let cuda = cuda();
     let files = Files::even(5, 10, 300_000);
     let lent = Lent::new(&cuda, 300_000, Some(0));
@@ -306,9 +309,10 @@ fn one_device_may_have_both() {
     assert_eq!(copied, files.total());
 }
 
-/// The caller's stream still writes to the memory when the load begins: what it writes must not come last.
+/// The caller's stream still writes to the memory when the load begins; the load's copies must come
+/// after those writes.
 #[test]
-fn copies_wait_for_what_the_callers_stream_was_given() {
+fn copies_wait_for_writes_in_caller_stream() {
     let cuda = cuda();
     cuda.stub.set("copy_delay_us", "3000");
     let files = Files::even(6, 3, MIB);
@@ -336,9 +340,10 @@ fn copies_wait_for_what_the_callers_stream_was_given() {
     }
 }
 
-/// A load that was cancelled says so at once, while reads and copies are on their way. From then on the memory is the caller's.
+/// A cancelled load ends at once, while reads and copies are in flight. From then on the memory is
+/// the caller's again.
 #[test]
-fn nothing_is_written_to_targets_once_the_stream_has_ended() {
+fn targets_are_not_written_after_stream_end() {
     let cuda = cuda();
     let files = Files::even(3, 24, MIB);
     for (round, device) in [None, Some(0), Some(1)]
@@ -363,10 +368,10 @@ fn nothing_is_written_to_targets_once_the_stream_has_ended() {
         let loader = files.loader().targets(targets).options(options);
         let mut stream = loader.stream().expect("starts");
         for _ in 0..round % 8 {
-            stream.next().expect("there are 24").expect("loads");
+            stream.next().expect("one of 24 tensors").expect("loads");
         }
         stream.cancel();
-        let last = stream.by_ref().last().expect("the error at least");
+        let last = stream.by_ref().last().expect("an error");
         assert_eq!(last.expect_err("cancelled").kind(), ErrorKind::Cancelled);
         for (_, lent) in &lent {
             // SAFETY: the stream has ended, so the memory is the test's again.

@@ -1,4 +1,4 @@
-//! Wrong bytes reach neither a GPU's tensors nor the caller's memory.
+//! Wrong bytes reach neither a GPU's tensors nor memory of the caller.
 
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 const TENSORS: usize = 6;
 const UNTOUCHED: u8 = 0xEE;
 
-/// Six tensors of one MiB, of which `t3` has a wrong bit at its end, and the digests of the right
+/// Six tensors of 1 MiB, `t3` of which has a wrong bit at its end, and the digests of the right
 /// ones.
 struct Wrong {
     _folder: tempfile::TempDir,
@@ -36,7 +36,7 @@ fn wrong(algorithm: Algorithm) -> Wrong {
     let file = file.build();
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder");
     let path = folder.path().join("m.safetensors");
-    std::fs::write(&path, &file).expect("the temporary folder takes files");
+    std::fs::write(&path, &file).expect("the temporary folder is writable");
     let checkpoint = Checkpoint::open(&Location::from(path.as_path())).expect("opens");
     let header = usize::try_from(checkpoint.shards()[0].header_bytes()).expect("small");
     let digests = tensors.map(|(index, bytes)| (format!("t{index}"), Digest::of(algorithm, bytes)));
@@ -47,13 +47,18 @@ fn wrong(algorithm: Algorithm) -> Wrong {
         whole: None,
         tensors: digests.collect(),
     });
-    let at = checkpoint.get("t3").expect("there").file_range().end - 1;
+    let at = checkpoint
+        .get("t3")
+        .expect("in the checkpoint")
+        .file_range()
+        .end
+        - 1;
     let byte = file[usize::try_from(at).expect("small")] ^ 1;
     let opened = std::fs::OpenOptions::new().write(true).open(&path);
     opened
         .and_then(|file| file.write_all_at(&[byte], at))
-        .expect("a file of this test");
-    // Its final state: it is not changed from here on.
+        .expect("writable");
+    // Opened after the last change.
     let checkpoint = Checkpoint::open(checkpoint.location()).expect("opens");
     Wrong {
         _folder: folder,
@@ -83,7 +88,7 @@ fn assert_found(error: &Error) {
 }
 
 #[test]
-fn a_wrong_tensor_is_never_on_a_gpu() {
+fn corrupt_tensor_is_never_delivered_on_gpu() {
     let cuda = cuda();
     for algorithm in Algorithm::ALL {
         let wrong = wrong(algorithm);
@@ -93,7 +98,7 @@ fn a_wrong_tensor_is_never_on_a_gpu() {
             match tensor {
                 Ok(tensor) => {
                     let index: usize = tensor.name()[1..].parse().expect("a number");
-                    assert_ne!(index, 3, "the wrong tensor was handed over");
+                    assert_ne!(index, 3, "the wrong tensor was delivered");
                     assert!(bytes(&tensor) == wrong.right[index]);
                 }
                 Err(error) => found = Some(error),
@@ -108,7 +113,7 @@ fn a_wrong_tensor_is_never_on_a_gpu() {
 /// The last piece of the wrong tensor is not written; earlier pieces may be.
 #[test]
 #[expect(unsafe_code, reason = "lends memory to loads")]
-fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
+fn corrupt_piece_is_not_written_to_caller_memory() {
     let _cuda = cuda();
     for algorithm in [Algorithm::Crc64Nvme, Algorithm::Sha256] {
         let wrong = wrong(algorithm);
@@ -116,7 +121,8 @@ fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
         let memory: Vec<_> = (0..TENSORS).map(lent).collect();
         let targets = memory.iter().enumerate().map(|(index, memory)| {
             let start = NonNull::from(&**memory).cast();
-            // SAFETY: the owner keeps the memory, and the test reads it after the load.
+            // SAFETY: the owner keeps the memory alive, and the test reads it after the load is
+            // over.
             let target = unsafe { Target::host(start, MIB, Some(Arc::new(Arc::clone(memory)))) };
             (format!("t{index}"), target)
         });
@@ -125,8 +131,8 @@ fn a_wrong_piece_is_not_written_to_memory_of_the_callers() {
         let found = stream.by_ref().find_map(Result::err);
         assert_found(&found.expect("a bit is wrong"));
         drop((stream, loader));
-        // Its reads are of 200 kB: the error is known by the last of them, the one with the wrong
-        // bit. For a CRC that is the read that completes last.
+        // The tensor's reads are of 200 kB; the wrong bit is detected by the last of them. For a
+        // CRC that is the one that completes last.
         let untouched = |bytes: &[u8]| bytes.iter().all(|byte| *byte == UNTOUCHED);
         let unwritten = memory[3].chunks(4096).filter(|bytes| untouched(bytes));
         assert!(unwritten.count() > 0, "all of the wrong tensor was written");

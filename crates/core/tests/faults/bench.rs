@@ -1,4 +1,4 @@
-//! A load under watch: what it hands out is compared at once, and one that hangs is found out.
+//! Loads under watch: compares each tensor on arrival and detects a load that hangs.
 
 use std::path::Path;
 use std::sync::mpsc::channel;
@@ -10,25 +10,29 @@ use tload::{Loader, Location, Result, Tensor};
 
 use crate::row::Ended;
 
-/// No load of these tests takes longer: more is a hang.
+/// Timeout after which a load counts as hung.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The files of a checkpoint as they are, by the beginnings of their tensors' names: `0.` is of the first.
+/// Original files of a checkpoint, indexed by the prefix of their tensors' names: `0.` is the
+/// first.
 pub(crate) struct Oracle(pub(crate) Vec<Vec<u8>>);
 
 impl Oracle {
     fn file(&self, tensor: &str) -> &[u8] {
-        let shard = tensor.split('.').next().expect("named so");
-        &self.0[shard.parse::<usize>().expect("named so")]
+        let shard = tensor
+            .split('.')
+            .next()
+            .expect("a name with a shard number");
+        &self.0[shard.parse::<usize>().expect("a name with a shard number")]
     }
 
-    /// What a tensor has in it.
+    /// Returns the original bytes of a tensor.
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         let file = safetensors::SafeTensors::deserialize(self.file(name)).expect("a valid file");
         file.tensor(name).expect("in the file").data().to_owned()
     }
 
-    /// Bytes that are not those of the file.
+    /// Counts the bytes that differ from those of the file.
     fn wrong_bytes(&self, name: &str, bytes: &[u8]) -> usize {
         let wanted = self.bytes(name);
         let differ = wanted.iter().zip(bytes).filter(|(a, b)| a != b).count();
@@ -43,14 +47,14 @@ impl Oracle {
         self.0.iter().map(count).sum()
     }
 
-    /// The length of the file that `location` ends with the name of.
+    /// Returns the length of the file whose name ends `location`.
     fn len_of(&self, location: Option<&str>) -> Option<u64> {
         let number = location?.strip_suffix(".safetensors")?.rsplit('-').next()?;
         Some(self.0.get(number.parse::<usize>().ok()?)?.len() as u64)
     }
 }
 
-/// Loads all of it and compares as it comes. `bytes` looks into a tensor.
+/// Loads everything and compares each tensor on arrival; `bytes` reads the bytes of a tensor.
 pub(crate) fn load(
     oracle: &Oracle,
     loader: Result<Loader>,
@@ -69,7 +73,7 @@ pub(crate) fn load(
     for next in stream.by_ref() {
         match next {
             Ok(tensor) => {
-                assert!(failure.is_none(), "an error is the end");
+                assert!(failure.is_none(), "no tensor follows an error");
                 wrong_bytes += oracle.wrong_bytes(tensor.name(), &bytes(&tensor));
                 tensors += 1;
             }
@@ -87,7 +91,7 @@ pub(crate) fn load(
     }
 }
 
-/// Writes down beside a checkpoint what its bytes are, and returns what is written.
+/// Writes the manifest of a checkpoint beside it and returns the manifest's bytes.
 pub(crate) fn write_manifest(checkpoint: &Location) -> Vec<u8> {
     let mut options = VerifyOptions::default();
     options.write = Some(ManifestTarget::Beside);
@@ -96,7 +100,8 @@ pub(crate) fn write_manifest(checkpoint: &Location) -> Vec<u8> {
     crate::files::read(Path::new(&written.expect("was asked for")))
 }
 
-/// Runs `load` on a thread of its own and `meanwhile` on this one. None if it hangs; then `unstick` lets it go, so that it ends.
+/// Runs `load` on a thread of its own and `meanwhile` on this one. Returns `None` if the load
+/// hangs; `unstick` then releases it so that its thread ends.
 pub(crate) fn watched<T: Send>(
     load: impl FnOnce() -> T + Send,
     meanwhile: impl FnOnce(),
@@ -105,7 +110,7 @@ pub(crate) fn watched<T: Send>(
     std::thread::scope(|scope| {
         let (ended, end) = channel();
         scope.spawn(move || {
-            // Nobody listens to one that came too late.
+            // The receiver is gone if the load ended too late.
             let _ = ended.send(load());
         });
         meanwhile();
@@ -117,7 +122,8 @@ pub(crate) fn watched<T: Send>(
     })
 }
 
-/// The process to oneself: what it has open and mapped is counted, and the driver of the GPU is the process's.
+/// Locks the process for one test: the test counts its descriptors and mappings, and the GPU driver
+/// is per process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,8 +1,8 @@
-//! Faults drawn by chance, several in one load: the right bytes, or an error of a kind that one of the faults explains; nothing else, and
-//! nothing left behind.
+//! Random faults, several in one load: the load returns the right bytes or an error of a kind that
+//! one of the faults explains, and leaks nothing.
 //!
-//! Everything follows from a seed, but for what the system's scheduler makes of it. `TLOAD_SEEDS=N` draws N times, and
-//! `TLOAD_SEED=S` draws seed S alone.
+//! Everything follows from a seed, except the system's scheduling. `TLOAD_SEEDS=N` draws N times,
+//! and `TLOAD_SEED=S` draws seed S alone.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::requirement::variable;
 use crate::row::{Ended, Via};
 use crate::traces::Traces;
 
-/// Draws of each test, unless somebody asks for more.
+/// Draws of each test, unless `TLOAD_SEEDS` says otherwise.
 const SEEDS: u64 = 24;
 
 fn seeds() -> Vec<u64> {
@@ -29,7 +29,7 @@ fn seeds() -> Vec<u64> {
     }
 }
 
-/// What a load may ask for.
+/// Draws the options of a load.
 fn options(rng: &mut Rng, via: Via) -> Options {
     let mut options = options_of(via);
     options.order = rng.pick(&[Order::Ready, Order::File]);
@@ -43,7 +43,7 @@ fn options(rng: &mut Rng, via: Via) -> Options {
     options
 }
 
-/// Whatever never answers ends by this.
+/// Sets a timeout, which ends requests that are never answered.
 fn limit(rng: &mut Rng, options: &mut Options, rules: usize) {
     options.timeout = (rules > 0).then_some(Duration::from_millis(rng.pick(&[300, 600, 900])));
 }
@@ -56,7 +56,8 @@ fn file_rule(rng: &mut Rng, mounted: Mounted) -> FileRule {
         libc::EAGAIN,
         libc::EINTR,
     ]));
-    // What the kernel makes of answers that are short in its page cache is not always true; see `tests/it/slow.rs`.
+    // Through the page cache, the kernel's handling of short answers is not always right; see
+    // `tests/it/slow.rs`.
     let short = match mounted {
         Mounted::Uncached => FileFault::Short(rng.pick(&[0, 1, 4095, 4097, 77_777, 300_000])),
         Mounted::Cached => errno,
@@ -80,11 +81,11 @@ fn file_rule(rng: &mut Rng, mounted: Mounted) -> FileRule {
     }
 }
 
-/// Kinds that faults of files explain.
+/// Error kinds that file faults explain.
 const OF_FILES: &[ErrorKind] = &[ErrorKind::Io, ErrorKind::Changed, ErrorKind::TimedOut];
 
 #[test]
-fn files_with_faults_by_chance() {
+fn file_loads_survive_random_faults() {
     let _alone = alone();
     let Some(bench) = on_files::Bench::start() else {
         return;
@@ -112,7 +113,7 @@ fn files_with_faults_by_chance() {
             || (),
             || mount.clear_faults(),
         );
-        // Lets go of what is held: whatever waits for it ends, and gives back what it has.
+        // Releases held requests, so that the threads waiting for them end and free their memory.
         mount.clear_faults();
         let shown: Vec<_> = rules.iter().map(ToString::to_string).collect();
         let told = format!(
@@ -152,11 +153,11 @@ fn object_rule(rng: &mut Rng) -> Rule {
         .every(1 + rng.index(4))
 }
 
-/// Kinds that these faults of objects explain.
+/// Error kinds that these object faults explain.
 const OF_OBJECTS: &[ErrorKind] = &[ErrorKind::Remote, ErrorKind::TimedOut];
 
 #[test]
-fn objects_with_faults_by_chance() {
+fn object_loads_survive_random_faults() {
     let _alone = alone();
     on_objects::warm_up();
     let mut ends = Ends::default();
@@ -187,7 +188,7 @@ fn objects_with_faults_by_chance() {
     ends.assert_both();
 }
 
-/// How many loads ended how: a test whose loads all fail, or never do, shows nothing.
+/// Counts of complete and failed loads: a test in which all or none fail proves nothing.
 #[derive(Default)]
 struct Ends {
     whole: usize,

@@ -1,5 +1,6 @@
-//! The contracts, over storage that is short, late and fails: files on `slowfs`, objects of the faulty server. Sinks keep theirs over a
-//! driver with delays in `tests/cuda/sinks.rs`.
+//! Contracts of sources and engines over storage that is short, late and failing: files on
+//! `slowfs`, objects on the faulty server. The contract of sinks over a slow driver is tested in
+//! `tests/cuda/sinks.rs`.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -48,7 +49,7 @@ impl Shown {
         }))
     }
 
-    /// A name that was not used before.
+    /// Returns an unused name.
     fn next(&self) -> String {
         self.opened.replace(self.opened.get() + 1).to_string()
     }
@@ -58,7 +59,7 @@ impl Shown {
         FileSource::open(&Location::from_path(&path)).expect("just written")
     }
 
-    /// Files of a request, opened for a load.
+    /// Writes the files of a request and opens them for a load.
     fn files(&self, request: &EngineRequest<'_>) -> Arc<[ReadFile]> {
         let here = self.next();
         let refused = RefusedDirect::default();
@@ -70,7 +71,7 @@ impl Shown {
             if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
                 let file = std::fs::OpenOptions::new().write(true).open(&path);
                 file.and_then(|file| file.set_len(shrink.len as u64))
-                    .expect("ours");
+                    .expect("writable");
             }
             file
         };
@@ -98,7 +99,7 @@ impl Shown {
         }
     }
 
-    /// Reads behave so from now on.
+    /// Sets how reads behave from now on.
     fn behave(&self, trouble: Trouble) {
         self.mount.clear_faults();
         let eio = FileFault::Errno(libc::EIO);
@@ -127,18 +128,18 @@ fn kinds() -> Vec<EngineKind> {
 }
 
 #[test]
-fn engines_of_files_keep_their_contract_over_short_answers() {
+fn file_engines_keep_contract_over_short_reads() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     shown.behave(Trouble::Short);
     for kind in kinds() {
-        let name = format!("{kind:?}, short answers");
+        let name = format!("{kind:?}, short reads");
         engine_suite(&name, &|request| shown.engine(kind, request));
     }
 }
 
 #[test]
-fn engines_of_files_keep_their_contract_over_failures() {
+fn file_engines_keep_contract_over_failures() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     for kind in kinds() {
@@ -154,11 +155,11 @@ fn engines_of_files_keep_their_contract_over_failures() {
 }
 
 #[test]
-fn files_keep_the_contract_of_sources_over_short_answers() {
+fn file_sources_keep_contract_over_short_reads() {
     let _alone = alone();
     let Some(shown) = Shown::start() else { return };
     shown.behave(Trouble::Short);
-    source_suite("files, short answers", &|bytes| {
+    source_suite("files, short reads", &|bytes| {
         let name = shown.next();
         let path = write(&shown.backing.path().join(&name), bytes);
         let source = shown.source(Path::new(&name));
@@ -195,11 +196,12 @@ impl Store {
 
     fn source(&self, name: &str) -> ObjectSource {
         let location = Location::parse(&format!("s3://models/{name}")).expect("a URL");
-        // Impatient: nothing stalls here, and failures are to be over soon.
-        ObjectSource::at(&location, &options_at(&self.server.url(), "20")).expect("is there")
+        // Times out early: nothing stalls here, and failures should end soon.
+        ObjectSource::at(&location, &options_at(&self.server.url(), "20"))
+            .expect("the object exists")
     }
 
-    /// The engine, and what the second object is called.
+    /// Returns the engine and the name of the second object.
     fn engine(&self, request: &EngineRequest<'_>) -> (EngineUnderTest, String) {
         let mut names = Vec::new();
         for (index, bytes) in request.contents.iter().enumerate() {
@@ -250,7 +252,7 @@ impl Store {
 }
 
 #[test]
-fn the_engine_of_objects_keeps_its_contract_over_failures() {
+fn object_engine_keeps_contract_over_failures() {
     let _alone = alone();
     let store = Store::start();
     troubled_engine_suite("objects", &|request| {
@@ -265,7 +267,7 @@ fn the_engine_of_objects_keeps_its_contract_over_failures() {
 }
 
 #[test]
-fn objects_keep_the_contract_of_sources_over_failures() {
+fn object_sources_keep_contract_over_failures() {
     let _alone = alone();
     let store = Store::start();
     let broken = Fault::status(500, "InternalError");

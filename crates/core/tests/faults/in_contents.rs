@@ -1,4 +1,5 @@
-//! Faults of what is in a file: some of each sort. All of them, with their exact lines, are in `tests/it/hostile.rs`.
+//! Faults in a file's contents: a few of each kind. `tests/it/hostile.rs` has all of them, with
+//! their exact messages.
 
 use tload::ErrorKind::InvalidFormat;
 use tload::testing::fixtures::FileBuilder;
@@ -8,7 +9,7 @@ use crate::bench::{Oracle, load, watched};
 use crate::files::{folder, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// A row about a file, and the file.
+/// Row about a file, with the file.
 #[derive(Clone, Debug)]
 pub(crate) struct ContentFault {
     pub(crate) row: Row,
@@ -28,7 +29,7 @@ fn row(fault: &'static str, made: &str, file: Vec<u8>, outcome: Outcome) -> Cont
     }
 }
 
-/// A header with its length, and `bytes` zeros.
+/// Returns a file of this header, with its length in front and `bytes` zeros behind.
 fn file(header: &str, bytes: usize) -> Vec<u8> {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -36,7 +37,7 @@ fn file(header: &str, bytes: usize) -> Vec<u8> {
     file
 }
 
-/// Two tensors of four bytes, at these offsets.
+/// Returns a file of two four-byte tensors at these offsets.
 fn two(a: [u64; 2], b: [u64; 2]) -> Vec<u8> {
     let entry = |name, [begin, end]: [u64; 2]| {
         format!(r#""{name}":{{"dtype":"U8","shape":[4],"data_offsets":[{begin},{end}]}}"#)
@@ -64,14 +65,14 @@ pub(crate) fn rows() -> Vec<ContentFault> {
             refused(&["0 bytes", "wanted at least 8"], Names::Location),
         ),
         row(
-            "a file that ends in its header",
-            "the first 20 bytes of a good one",
+            "a file that ends inside its header",
+            "the first 20 bytes of a valid file",
             cut(20),
             refused(&["header"], Names::Range),
         ),
         row(
-            "a file that ends in a tensor",
-            "a good one without its last byte",
+            "a file that ends inside a tensor",
+            "a valid file without its last byte",
             cut(whole().len() - 1),
             refused(&["0.a"], Names::TensorAndRange),
         ),
@@ -82,7 +83,7 @@ pub(crate) fn rows() -> Vec<ContentFault> {
             refused(&["header length of 4611686018427387904"], Names::Range),
         ),
         row(
-            "a header that is no JSON",
+            "a header that is not JSON",
             "`{\"a\":`",
             file("{\"a\":", 8),
             refused(&["JSON"], Names::Range),
@@ -112,8 +113,8 @@ pub(crate) fn rows() -> Vec<ContentFault> {
             refused(&["0.a"], Names::Tensor),
         ),
         row(
-            "a download that has not ended",
-            "the pointer of Git LFS in its place",
+            "an incomplete download",
+            "a Git LFS pointer in place of the file",
             b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n".to_vec(),
             refused(&["git-lfs pointer", "git lfs pull"], Names::Location),
         ),
@@ -121,7 +122,7 @@ pub(crate) fn rows() -> Vec<ContentFault> {
 }
 
 impl ContentFault {
-    /// Runs the row; none if it hangs.
+    /// Runs the row; returns `None` if it hangs.
     pub(crate) fn run(&self) -> Option<Ended> {
         let folder = folder();
         let path = write(&folder.path().join("m-0.safetensors"), &self.file);
@@ -132,7 +133,7 @@ impl ContentFault {
             || (),
             || (),
         );
-        // Bytes that are not there are named too.
+        // Errors here also name bytes past the end of the file.
         ended.map(|ended| Ended {
             file_len: None,
             ..ended

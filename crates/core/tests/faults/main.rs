@@ -1,8 +1,9 @@
-//! What may go wrong with storage, and what then happens: one table for files, objects and GPUs, run row by row and printed into
-//! `docs/faults.md`; the contracts over storage that fails; and loads with faults drawn by chance.
+//! Storage faults and their outcomes: one table for files, objects and GPUs, run row by row and
+//! printed to `docs/faults.md`; the contracts over failing storage; and loads with random faults.
 //!
-//! A new fault is one more row, in `on_files.rs`, `on_objects.rs`, `on_devices.rs` or `in_contents.rs`. Run with `TLOAD_BLESS=1` to write the
-//! page anew, and with `TLOAD_SEEDS=1000` to draw more often.
+//! To add a fault, add a row in `on_files.rs`, `on_objects.rs`, `on_devices.rs` or
+//! `in_contents.rs`. `TLOAD_BLESS=1` rewrites the page, `TLOAD_SEEDS=1000` draws more random
+//! faults.
 #![cfg(target_os = "linux")]
 
 mod bench;

@@ -1,4 +1,4 @@
-//! Faults of GPUs and their driver, which the stub plays (`tload_cuda_stub`).
+//! Faults of GPUs and their driver, simulated by the stub (`tload_cuda_stub`).
 
 use tload::ErrorKind::{Device as DeviceFailed, OutOfMemory};
 use tload::{Device, ErrorKind, Loader, Location, Options};
@@ -8,13 +8,13 @@ use crate::files::{even, folder, options, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 use crate::stub::{Cuda, bytes};
 
-/// A row about devices, and how it is run.
+/// Row about devices, with its configuration of the stub.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceFault {
     pub(crate) row: Row,
     key: &'static str,
     value: &'static str,
-    /// Whether the driver is as new when the fault is taken away: not after what costs it the context.
+    /// Sets further options of the load.
     set: fn(&mut Options),
 }
 
@@ -51,7 +51,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
     let gone = |fault, value, says| failing(fault, value, DeviceFailed, says);
     vec![
         row(
-            "the GPU's memory is full in the middle of the load",
+            "the GPU's memory is full during the load",
             "fail",
             "cuMemAllocAsync:2:3",
             fails(
@@ -67,7 +67,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             &["cannot allocate memory", "UNKNOWN", LOOK],
         ),
         gone(
-            "a copy is refused",
+            "a copy is rejected",
             "cuMemcpyHtoDAsync_v2:1:4:1",
             &["to the GPU", "INVALID_VALUE", LOOK],
         ),
@@ -77,18 +77,18 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             &["LAUNCH_FAILED (719)", LOST],
         ),
         gone(
-            "a copy writes where it must not",
+            "a copy writes to an illegal address",
             "copy:700:8:1",
             &["ILLEGAL_ADDRESS (700)", LOST],
         ),
         failing(
-            "a stream cannot be made",
+            "a stream cannot be created",
             "cuStreamCreate:2:1:1",
             OutOfMemory,
             &["cannot make a stream", FREE],
         ),
         failing(
-            "an event cannot be made",
+            "an event cannot be created",
             "cuEventCreate:2:2:1",
             OutOfMemory,
             &["cannot make an event", FREE],
@@ -99,7 +99,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             &["cannot record an event", LOOK],
         ),
         gone(
-            "an event cannot be asked",
+            "an event cannot be queried",
             "cuEventQuery:999:5:1",
             &["copying to the GPU failed", LOOK],
         ),
@@ -115,7 +115,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
             &["cannot use GPU cuda:0", "SYSTEM_NOT_READY", LOOK],
         ),
         row(
-            "memory on the way cannot be pinned",
+            "staging memory cannot be pinned",
             "fail",
             "cuMemHostRegister_v2:2",
             Outcome::Loads(Retried::No),
@@ -141,7 +141,7 @@ pub(crate) fn rows() -> Vec<DeviceFault> {
 }
 
 impl DeviceFault {
-    /// Runs the row on a driver that is as new; none if it hangs.
+    /// Runs the row on a recovered driver; returns `None` if it hangs.
     pub(crate) fn run(&self, cuda: &Cuda) -> Option<Ended> {
         let folder = folder();
         let file = even("0.", 1, 12, 1 << 20);

@@ -1,4 +1,5 @@
-//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and what happens to its files meanwhile.
+//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and files that
+//! change while they are read.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -17,53 +18,53 @@ use crate::files::{even, folder, options, write};
 use crate::requirement;
 use crate::row::{ALL_ON_FILES, Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// Not a test: the process that [`Mount::start`] starts runs this one, and serves the file system.
+/// Not a test: [`Mount::start`] starts a process that runs this function to serve the file system.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// Behind headers, and behind what the kernel reads ahead of them.
+/// First byte past the headers and past the kernel's readahead of them.
 const PAST_HEADERS: u64 = 1 << 20;
 
 const EXTENT_BYTES: u64 = 512 << 10;
 
-/// Tensors of a shard.
+/// Tensors per shard.
 const TENSORS: usize = 3;
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Enough for a fault that passes.
+/// Enough for a transient fault.
 const RETRIES: &str = "3";
 
-/// How long tests wait for a read that is to be held.
+/// Timeout for a read to be held.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// In the second shard, in the middle of its second tensor.
+/// Offset of the flipped byte: the middle of the second tensor of the second shard.
 const FLIPPED: u64 = 1_500_000;
 
-/// Which of the two mounts.
+/// Mount that a load reads through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mounted {
-    /// Every read reaches the file system: what engines ask for is what it is asked for.
+    /// Every read reaches the file system exactly as the engine issued it.
     Uncached,
-    /// Through the page cache, unless readers go past it.
+    /// Reads go through the page cache unless they are direct.
     Cached,
 }
 
-/// From when on something goes wrong.
+/// Time at which a fault begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum When {
     /// Before the checkpoint is opened.
     Opening,
-    /// When it is open and before the load begins.
+    /// After the checkpoint is opened and before the load begins.
     Reading,
 }
 
-/// What somebody does to the second shard while a read of it is held.
+/// Operation on the second shard while a read of it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Deed {
-    /// Nothing; the read is let go.
+    /// None; the held read is released.
     Wait,
     Truncate,
     Append,
@@ -74,16 +75,16 @@ enum Deed {
     /// Another index is renamed over that of the checkpoint.
     ReplaceIndex,
     Remove,
-    /// From now on nobody is told how long a file is: the load asks once more at its end.
+    /// Status requests fail from now on: the load issues one more at its end.
     FailStatus,
-    /// From now on this is not answered at all.
+    /// Status requests are never answered from now on.
     HoldStatus,
 }
 
 impl Deed {
     fn words(self) -> &'static str {
         match self {
-            Self::Wait => "; let go after a while",
+            Self::Wait => "; released after a while",
             Self::Truncate => "; truncated meanwhile",
             Self::Append => "; appended to meanwhile",
             Self::Rewrite => "; written to meanwhile",
@@ -96,32 +97,32 @@ impl Deed {
     }
 
     fn does(self, path: &Path, mount: &Mount) {
-        let file = || OpenOptions::new().append(true).open(path).expect("ours");
+        let file = || OpenOptions::new().append(true).open(path).expect("opens");
         let status = |fault| mount.fault(&Rule::always(fault).on(Request::Stat));
         match self {
             Self::Wait => {}
             Self::FailStatus => status(errno(libc::EIO)),
             Self::HoldStatus => status(Fault::Hold),
-            Self::Truncate => file().set_len(PAST_HEADERS + 4242).expect("ours"),
-            Self::Append => file().write_all(&[7; 5]).expect("ours"),
+            Self::Truncate => file().set_len(PAST_HEADERS + 4242).expect("writable"),
+            Self::Append => file().write_all(&[7; 5]).expect("writable"),
             Self::Rewrite => {
-                let open = OpenOptions::new().write(true).open(path).expect("ours");
-                open.write_all_at(&shard(1, 9), 0).expect("ours");
-                // Whatever the clock of the file system, it is another time.
+                let open = OpenOptions::new().write(true).open(path).expect("writable");
+                open.write_all_at(&shard(1, 9), 0).expect("writable");
+                // A different time, whatever the resolution of the file system's clock.
                 let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000);
-                file().set_modified(time).expect("ours");
+                file().set_modified(time).expect("writable");
             }
             Self::Replace => {
                 let beside = write(&path.with_extension("new"), &shard(1, 9));
                 std::fs::rename(beside, path).expect("the same folder");
             }
             Self::ReplaceIndex => put_index(path, 2),
-            Self::Remove => std::fs::remove_file(path).expect("ours"),
+            Self::Remove => std::fs::remove_file(path).expect("removable"),
         }
     }
 }
 
-/// Puts an index beside a shard, or another one in its place.
+/// Writes an index beside a shard, or replaces it.
 fn put_index(shard: &Path, total_size: u64) {
     let placed = (0..2).flat_map(|shard| {
         let file = serde_json::Value::from(format!("m-{shard}.safetensors"));
@@ -134,7 +135,7 @@ fn put_index(shard: &Path, total_size: u64) {
     std::fs::rename(beside, shard.with_file_name(INDEX)).expect("the same folder");
 }
 
-/// A row about files, and how it is run.
+/// Row about files, with its rules and options.
 #[derive(Clone, Debug)]
 pub(crate) struct FileFault {
     pub(crate) row: Row,
@@ -163,7 +164,7 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> FileFault {
     }
 }
 
-/// A rule as it stands, of other requests than reads or from the first byte on.
+/// Returns a row with the rule unchanged: for requests other than reads, or from the first byte on.
 fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> FileFault {
     FileFault {
         when,
@@ -176,7 +177,7 @@ fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> File
     }
 }
 
-/// While a read of the second shard is held.
+/// Returns a row in which `deed` happens while a read of the second shard is held.
 fn meanwhile(fault: &'static str, deed: Deed, outcome: Outcome) -> FileFault {
     let held = on_read(fault, Rule::once(Fault::Hold).file("m-1"), outcome);
     FileFault {
@@ -313,7 +314,7 @@ fn failing() -> Vec<FileFault> {
             ),
         ),
         on_read(
-            "the server of the file system is gone",
+            "the file system's server is gone",
             Rule::always(errno(libc::ENOTCONN)),
             fails(
                 Io,
@@ -323,7 +324,7 @@ fn failing() -> Vec<FileFault> {
             ),
         ),
         on_read(
-            "a direct read is refused",
+            "a direct read is rejected",
             Rule::once(errno(libc::EINVAL)),
             again,
         ),
@@ -337,7 +338,7 @@ fn failing() -> Vec<FileFault> {
     ]
 }
 
-/// Reads that take their time, or all of it.
+/// Reads that are slow, or never end.
 fn slow() -> Vec<FileFault> {
     let timed_out = fails(
         TimedOut,
@@ -345,7 +346,7 @@ fn slow() -> Vec<FileFault> {
             "timeout of 400ms",
             "wait",
             "cannot be cancelled",
-            // Of which file comes first where threads read both.
+            // The order of files depends on which thread reads first.
             ".safetensors [",
         ],
         Names::Nothing,
@@ -359,7 +360,7 @@ fn slow() -> Vec<FileFault> {
     );
     vec![
         on_read(
-            "every read is late",
+            "every read is slow",
             Rule::always(Fault::Late(Duration::from_millis(30))),
             Outcome::Loads(Retried::No),
         ),
@@ -369,39 +370,35 @@ fn slow() -> Vec<FileFault> {
             Outcome::Loads(Retried::No),
         ),
         on_read(
-            "every read hangs for ever",
+            "every read hangs forever",
             Rule::always(Fault::Hold),
             timed_out,
         )
         .with(hurried, HURRIED),
-        on_read(
-            "one read hangs for ever",
-            Rule::once(Fault::Hold),
-            timed_out,
-        )
-        .with(hurried, HURRIED),
+        on_read("one read hangs forever", Rule::once(Fault::Hold), timed_out)
+            .with(hurried, HURRIED),
         on_any(
-            "opening for direct reads hangs for ever",
+            "opening for direct reads hangs forever",
             Rule::always(Fault::Hold).on(Request::Open),
             When::Reading,
             not_opened,
         )
         .with(hurried, HURRIED),
         on_any(
-            "finding a file again for direct reads hangs for ever",
+            "looking up a file for direct reads hangs forever",
             Rule::always(Fault::Hold).on(Request::Stat),
             When::Reading,
             not_opened,
         )
         .with(hurried, HURRIED),
         meanwhile(
-            "asking how long a file is hangs for ever, at the end of the load",
+            "the status request at the end of the load hangs forever",
             Deed::HoldStatus,
             fails(TimedOut, &["timeout of 2s"], Names::Nothing, Retried::No),
         )
         .with(less_hurried, "; `timeout=2`"),
         on_read(
-            "a page of a mapped file hangs for ever",
+            "a page of a mapped file hangs forever",
             Rule::always(Fault::Hold),
             timed_out,
         )
@@ -410,27 +407,27 @@ fn slow() -> Vec<FileFault> {
     ]
 }
 
-/// Reads that bring too little, or the wrong bytes.
+/// Reads that return too few bytes, or wrong ones.
 fn short() -> Vec<FileFault> {
     let whole = Outcome::Loads(Retried::No);
     vec![
         on_read(
-            "every read brings half",
+            "every read returns half of its bytes",
             Rule::always(Fault::Short(200_000)),
             whole,
         ),
         on_read(
-            "every read brings an odd number of bytes",
+            "every read returns an odd number of bytes",
             Rule::always(Fault::Short(54_321)),
             whole,
         ),
         on_read(
-            "reads bring one byte, fifty times",
+            "reads return one byte, fifty times",
             Rule::always(Fault::Short(1)).times(50),
             whole,
         ),
         on_read(
-            "a read brings nothing, in the middle of the file",
+            "a read returns nothing in the middle of the file",
             Rule::once(Fault::Short(0)),
             fails(
                 Changed,
@@ -440,12 +437,12 @@ fn short() -> Vec<FileFault> {
             ),
         ),
         on_read(
-            "a read brings a byte that is wrong",
+            "a read returns a wrong byte",
             Rule::always(Fault::Flip(FLIPPED)).file("m-1"),
             Outcome::Wrong,
         ),
         on_read(
-            "a read brings a byte that is wrong, and a manifest knows",
+            "a read returns a wrong byte, and a manifest has digests",
             Rule::always(Fault::Flip(FLIPPED)).file("m-1"),
             fails(
                 Corrupt,
@@ -486,7 +483,7 @@ fn changing() -> Vec<FileFault> {
             },
         ),
         meanwhile(
-            "another file takes its place during the load: the old one is read to its end, then it is an error",
+            "another file replaces it during the load: the old one is read to its end, then the load fails",
             Deed::Replace,
             fails(
                 Changed,
@@ -496,7 +493,7 @@ fn changing() -> Vec<FileFault> {
             ),
         ),
         meanwhile(
-            "another index takes the place of the checkpoint's during the load",
+            "another index replaces the checkpoint's during the load",
             Deed::ReplaceIndex,
             changed(&["another file took its place", INDEX]),
         ),
@@ -508,7 +505,7 @@ fn changing() -> Vec<FileFault> {
     ]
 }
 
-/// Before the first tensor is read.
+/// Faults before the first tensor is read.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn opening() -> Vec<FileFault> {
     let opens = |fault, number, kind, says| {
@@ -518,7 +515,7 @@ fn opening() -> Vec<FileFault> {
     };
     vec![
         opens(
-            "a file may not be read",
+            "permission to open a file is denied",
             libc::EACCES,
             PermissionDenied,
             &["cannot open", "let this user read"],
@@ -530,7 +527,7 @@ fn opening() -> Vec<FileFault> {
             &["cannot open", "ulimit -n"],
         ),
         on_any(
-            "a file that is listed is not there",
+            "a file that is listed does not exist",
             Rule::always(errno(libc::ENOENT)).on(Request::Open),
             When::Opening,
             fails(
@@ -581,7 +578,7 @@ fn opening() -> Vec<FileFault> {
             Outcome::Loads(Retried::Yes),
         ),
         on_any(
-            "asking how long a file is fails, once",
+            "the status request fails, once",
             Rule::once(errno(libc::ETIMEDOUT)).on(Request::Stat),
             When::Reading,
             Outcome::Loads(Retried::Yes),
@@ -604,7 +601,7 @@ fn opening() -> Vec<FileFault> {
             ),
         ),
         meanwhile(
-            "asking how long a file is fails, at the end of the load",
+            "the status request at the end of the load fails",
             Deed::FailStatus,
             fails(
                 Io,
@@ -616,7 +613,7 @@ fn opening() -> Vec<FileFault> {
     ]
 }
 
-/// Files that are shown as memory.
+/// Memory-mapped files.
 fn mapped() -> Vec<FileFault> {
     vec![
         on_read(
@@ -654,12 +651,12 @@ fn changed_pages() -> Outcome {
     )
 }
 
-/// The bytes of shard `number` in one of its states.
+/// Returns the bytes of shard `number` in one of its states.
 pub(crate) fn shard(number: u64, state: u64) -> Vec<u8> {
     even(&format!("{number}."), state, TENSORS, (1 << 20) + 12_345)
 }
 
-/// A checkpoint of two shards, and the two mounts.
+/// Checkpoint of two shards, with the two mounts.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
     backing: TempDir,
@@ -692,7 +689,7 @@ impl Bench {
         Some(bench)
     }
 
-    /// Files as they were, and no faults.
+    /// Restores the files and clears all faults.
     pub(crate) fn restore(&self) {
         for mount in [&self.uncached, &self.cached] {
             mount.clear_faults();
@@ -717,12 +714,12 @@ impl Bench {
         }
     }
 
-    /// Opens the checkpoint, then does `then`, then loads.
+    /// Opens the checkpoint, calls `then`, and loads.
     pub(crate) fn load(&self, mounted: Mounted, options: Options, then: impl FnOnce()) -> Ended {
         self.load_and(mounted, options, then, |tensor| tensor.bytes().to_vec())
     }
 
-    /// The same. `bytes` looks into a tensor.
+    /// Like [`Self::load`]; `bytes` reads the bytes of a tensor.
     fn load_and(
         &self,
         mounted: Mounted,
@@ -731,15 +728,15 @@ impl Bench {
         bytes: impl Fn(&Tensor) -> Vec<u8>,
     ) -> Ended {
         let location = Location::from(self.mount(mounted).path());
-        // What fails while the checkpoint is opened is tried again, too.
-        let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("good options");
+        // Failures while the checkpoint is opened are retried, too.
+        let retries = StoreOptions::from_pairs([("retries", RETRIES)]).expect("valid options");
         let loader = Loader::open_with(&location, retries);
         then();
         let loader = loader.map(|loader| loader.options(options));
         load(&self.oracle, loader, bytes)
     }
 
-    /// Runs a row with one engine; none if it hangs.
+    /// Runs a row with one engine; returns `None` if it hangs.
     pub(crate) fn run(&self, fault: &FileFault, via: Via) -> Option<Ended> {
         let mount = self.mount(fault.mounted);
         let begin = || fault.rules.iter().for_each(|rule| mount.fault(rule));
@@ -752,7 +749,7 @@ impl Bench {
         }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
-        // Of a file that is truncated views end with it: looking at one ends the process (SIGBUS), as is documented.
+        // Views of a truncated file end with it: touching one raises SIGBUS, as is documented.
         let is_view = via == Via::Map && fault.deed == Some(Deed::Truncate);
         let bytes = |tensor: &Tensor| {
             if is_view && tensor.name().starts_with("1.") {
@@ -768,24 +765,24 @@ impl Bench {
                     if fault.when == When::Reading {
                         begin();
                     }
-                    // Nobody waits for it where nothing is done meanwhile.
+                    // The receiver is gone if the row has no operation.
                     let _ = started.send(());
                 };
                 self.load_and(fault.mounted, wanted, then, bytes)
             },
             || {
                 let Some(deed) = fault.deed else { return };
-                start.recv().expect("the load begins, or says why not");
+                start.recv().expect("the load begins or fails");
                 let is_held = mount.wait_for_held(1, PATIENCE);
                 deed.does(&self.backing(1), mount);
                 mount.release();
-                assert!(is_held, "{}: nothing was read", fault.row.fault);
+                assert!(is_held, "{}: no read was held", fault.row.fault);
             },
             || mount.clear_faults(),
         );
         mount.clear_faults();
         if has_index {
-            std::fs::remove_file(self.backing(1).with_file_name(INDEX)).expect("put above");
+            std::fs::remove_file(self.backing(1).with_file_name(INDEX)).expect("written above");
         }
         if fault.deed.is_some() {
             self.restore();
@@ -794,7 +791,7 @@ impl Bench {
     }
 }
 
-/// What makes a load read in this way.
+/// Returns options of a load that reads in this way.
 pub(crate) fn options_of(via: Via) -> Options {
     options(|it| {
         it.extent_bytes = Some(EXTENT_BYTES);
@@ -809,7 +806,7 @@ pub(crate) fn options_of(via: Via) -> Options {
     })
 }
 
-/// Whether this machine can read so.
+/// Returns whether this machine supports reading in this way.
 pub(crate) fn is_there(via: Via) -> bool {
     match via {
         Via::Uring => requirement::uring().is_some(),

@@ -1,4 +1,5 @@
-//! Faults of objects: a store that fails on command (`tload_lab::FaultyServer`), and stores that cannot be reached at all.
+//! Faults of objects: a store that fails on command (`tload_lab::FaultyServer`), and stores that
+//! cannot be reached.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;
@@ -12,42 +13,42 @@ use crate::bench::{Oracle, load, watched, write_manifest};
 use crate::files::{even, folder, options, write};
 use crate::row::{Ended, Names, Outcome, Place, Retried, Row, Via, fails};
 
-/// Enough for a fault that passes.
+/// Enough for a transient fault.
 const RETRIES: &str = "2";
 
-/// In the middle of the third tensor.
+/// Offset of the flipped byte: the middle of the third tensor.
 const FLIPPED: u64 = 2_500_000;
 
-/// Where the store is.
+/// Address that the endpoint names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Address {
-    /// Where it says.
+    /// The store's own.
     Right,
-    /// A port that nobody listens at.
-    Nobody,
-    /// Where packets are dropped.
+    /// A port without a listener.
+    Closed,
+    /// A port that drops packets.
     Hole,
-    /// As it should be, but for TLS, which it does not speak.
+    /// The store's own, but with TLS, which it does not speak.
     Tls,
 }
 
-/// A row about objects, and how it is run.
+/// Row about objects, with its rules and options.
 #[derive(Clone, Debug)]
 pub(crate) struct ObjectFault {
     pub(crate) row: Row,
     rules: Vec<Rule>,
-    /// Whether it begins before the checkpoint is opened.
+    /// Begins the fault before the checkpoint is opened.
     at_opening: bool,
     address: Address,
-    /// Without validators; and whether that is allowed.
+    /// Sends no validators; the value is whether that is allowed.
     is_bare: Option<bool>,
-    /// Whether an index is opened.
+    /// Opens an index.
     has_index: bool,
     read_timeout: &'static str,
     set: fn(&mut Options),
 }
 
-/// Of reads of tensors, not of the header.
+/// Returns a row about reads of tensors, not of the header.
 fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> ObjectFault {
     let rule = rule.on(Operation::Get).from_byte(1);
     ObjectFault {
@@ -63,13 +64,13 @@ fn on_read(fault: &'static str, rule: Rule, outcome: Outcome) -> ObjectFault {
         address: Address::Right,
         is_bare: None,
         has_index: false,
-        // Never the reason, unless a row is about it.
+        // Long enough never to expire, unless a row is about it.
         read_timeout: "20",
         set: |_| {},
     }
 }
 
-/// Of opening, when the store is not where it should be.
+/// Returns a row about opening a checkpoint at a wrong address.
 fn nowhere(fault: &'static str, address: Address, made: &str, outcome: Outcome) -> ObjectFault {
     let unruled = on_read(fault, Rule::always(Fault::NoEtag), outcome);
     ObjectFault {
@@ -106,7 +107,7 @@ pub(crate) fn rows() -> Vec<ObjectFault> {
     groups.into_iter().flatten().collect()
 }
 
-/// Trying again helps.
+/// Transient faults: a retry helps.
 fn passing() -> Vec<ObjectFault> {
     let again = |fault, what| on_read(fault, Rule::once(what), Outcome::Loads(Retried::Yes));
     vec![
@@ -115,41 +116,41 @@ fn passing() -> Vec<ObjectFault> {
             asks_for_patience(503, "SlowDown"),
         ),
         again(
-            "too many requests",
+            "the store reports too many requests",
             asks_for_patience(429, "TooManyRequests"),
         ),
         again("the store fails", Fault::status(500, "InternalError")),
         again("a gateway fails", Fault::status(502, "BadGateway")),
         again(
-            "no answer: the connection is closed",
+            "the connection is closed before the response",
             Fault::CutBeforeHeaders,
         ),
         again(
-            "no answer: the connection is reset",
+            "the connection is reset before the response",
             Fault::ResetBeforeHeaders,
         ),
         again(
-            "the connection is closed in the body",
+            "the connection is closed in the response body",
             Fault::CutBody(100_000),
         ),
         again(
-            "the connection is reset in the body",
+            "the connection is reset in the response body",
             Fault::ResetBody(100_000),
         ),
         again(
-            "the store takes the request and is silent",
+            "the store accepts the request and stays silent",
             Fault::StallHeaders,
         )
         .impatient(),
         again(
-            "the store falls silent in the body",
+            "the store falls silent in the response body",
             Fault::StallBody(90_000),
         )
         .impatient(),
-        again("the body is too short, and says so", Fault::ShortBody(1000)),
-        again("the body is longer than it says", Fault::WrongLength(-5)),
+        again("body and Content-Length are short", Fault::ShortBody(1000)),
+        again("the body exceeds Content-Length", Fault::WrongLength(-5)),
         on_read(
-            "the body is shorter than it says, and all of what was asked for",
+            "the body falls short of Content-Length, but is complete",
             Rule::once(Fault::WrongLength(5)),
             Outcome::Loads(Retried::No),
         ),
@@ -159,7 +160,7 @@ fn passing() -> Vec<ObjectFault> {
             Outcome::Loads(Retried::Yes),
         ),
         on_read(
-            "bytes come slowly, and always some",
+            "the body trickles in",
             Rule::times(
                 2,
                 Fault::Drip {
@@ -170,14 +171,14 @@ fn passing() -> Vec<ObjectFault> {
             Outcome::Loads(Retried::No),
         ),
         on_read(
-            "answers come late",
+            "responses are delayed",
             Rule::always(Fault::Delay(Duration::from_millis(100))),
             Outcome::Loads(Retried::No),
         ),
     ]
 }
 
-/// Trying again does not help.
+/// Persistent faults: retries do not help.
 fn staying() -> Vec<ObjectFault> {
     let stays = |fault, what, kind, says| {
         let outcome = fails(kind, says, Names::Range, Retried::Yes);
@@ -203,7 +204,7 @@ fn staying() -> Vec<ObjectFault> {
             &["broke", "3 attempts"],
         ),
         stays(
-            "every connection is closed in the body",
+            "every connection is closed in the response body",
             Fault::CutBody(10),
             Remote,
             &["3 attempts"],
@@ -216,7 +217,7 @@ fn staying() -> Vec<ObjectFault> {
         )
         .impatient(),
         on_read(
-            "the store is silent, and the load has a time limit",
+            "the store is silent, and the load has a timeout",
             Rule::always(Fault::StallBody(10)),
             fails(TimedOut, &["timeout of 150ms"], Names::Nothing, Retried::No),
         )
@@ -227,7 +228,7 @@ fn staying() -> Vec<ObjectFault> {
     ]
 }
 
-/// The store says no.
+/// Refused requests.
 fn refusing() -> Vec<ObjectFault> {
     let refuses = |fault, what, kind, says| {
         let outcome = fails(kind, says, Names::Range, Retried::No);
@@ -238,7 +239,7 @@ fn refusing() -> Vec<ObjectFault> {
         .from_byte(1)
         .after(2);
     let after = refuses(
-        "credentials are refused after two requests",
+        "credentials are denied after two requests",
         Fault::status(403, "AccessDenied"),
         PermissionDenied,
         &["s3:GetObject", "status 403"],
@@ -253,7 +254,7 @@ fn refusing() -> Vec<ObjectFault> {
             ..after
         },
         refuses(
-            "the session of the credentials has ended",
+            "the session of the credentials has expired",
             Fault::status(400, "ExpiredToken"),
             PermissionDenied,
             &["expired", "status 400"],
@@ -279,7 +280,7 @@ fn refusing() -> Vec<ObjectFault> {
     ]
 }
 
-/// Answers that make no sense.
+/// Malformed responses.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn strange() -> Vec<ObjectFault> {
     let refuses = |fault, what, kind, says, retried| {
@@ -299,14 +300,14 @@ fn strange() -> Vec<ObjectFault> {
             no,
         ),
         refuses(
-            "the answer is of other bytes",
+            "the response has other bytes",
             Fault::WrongContentRange(5),
             Remote,
             &["other bytes"],
             no,
         ),
         refuses(
-            "the answer says not of which bytes it is",
+            "the response has no Content-Range",
             Fault::NoContentRange,
             Remote,
             &["other bytes"],
@@ -320,21 +321,21 @@ fn strange() -> Vec<ObjectFault> {
             no,
         ),
         refuses(
-            "the answer is no HTTP",
+            "the response is not HTTP",
             Fault::Garbage(b"220 mail ready\r\n".to_vec()),
             Remote,
             &[],
             Retried::Yes,
         ),
         refuses(
-            "the head of the answer ends early",
+            "the response head ends early",
             Fault::Garbage(b"HTTP/1.1 206 Partial Con".to_vec()),
             Remote,
             &["broke"],
             Retried::Yes,
         ),
         refuses(
-            "a redirect leads nowhere",
+            "a redirect leads to a port without a listener",
             Fault::redirect("http://127.0.0.1:1/gone"),
             Remote,
             &["refuses connections"],
@@ -357,16 +358,16 @@ fn strange() -> Vec<ObjectFault> {
     ]
 }
 
-/// Wrong bytes under a right head.
+/// Wrong bytes in a well-formed response.
 fn garbled() -> Vec<ObjectFault> {
     vec![
         on_read(
-            "a byte on the way is wrong",
+            "a byte is corrupted in transit",
             Rule::always(Fault::Corrupt(FLIPPED)),
             Outcome::Wrong,
         ),
         on_read(
-            "a byte on the way is wrong, and a manifest knows",
+            "a byte is corrupted in transit, and a manifest has digests",
             Rule::always(Fault::Corrupt(FLIPPED)),
             fails(
                 Corrupt,
@@ -381,7 +382,7 @@ fn garbled() -> Vec<ObjectFault> {
 
 const INDEX: &str = "model.safetensors.index.json";
 
-/// An index of the one object.
+/// Returns an index of the one object.
 fn index(total_size: u64) -> Vec<u8> {
     let placed = (0..4).map(|tensor| (format!("0.{tensor}"), "m-0.safetensors".into()));
     let weight_map: serde_json::Map<_, serde_json::Value> = placed.collect();
@@ -390,7 +391,7 @@ fn index(total_size: u64) -> Vec<u8> {
     index.to_string().into_bytes()
 }
 
-/// Another object, or none any more.
+/// Objects that are replaced or removed.
 fn changing() -> Vec<ObjectFault> {
     let changes = |fault, what, says| {
         let outcome = fails(Changed, says, Names::Range, Retried::No);
@@ -428,19 +429,19 @@ fn changing() -> Vec<ObjectFault> {
             &["shorter than it was"],
         ),
         changes(
-            "the object has another length",
+            "the object has a different length",
             Fault::WrongTotal(77_777_777),
             &["its length went from", "77777777"],
         ),
         changes(
-            "the answer has another ETag",
+            "the response has a different ETag",
             Fault::WeakEtag,
             &["its ETag went from"],
         ),
     ]
 }
 
-/// A store that does not say in what state its objects are.
+/// Stores that send no validators.
 fn bare() -> Vec<ObjectFault> {
     let says_nothing = |fault, rules: Vec<Rule>, is_allowed: bool, outcome| {
         let made = rules.first().map(|rule| format!("; {rule}"));
@@ -452,10 +453,7 @@ fn bare() -> Vec<ObjectFault> {
         let unruled = on_read(fault, Rule::always(Fault::NoEtag), outcome);
         ObjectFault {
             row: Row {
-                made: format!(
-                    "neither header, always{allowed}{}",
-                    made.unwrap_or_default()
-                ),
+                made: format!("both headers omitted{allowed}{}", made.unwrap_or_default()),
                 ..unruled.row
             },
             rules,
@@ -495,14 +493,14 @@ fn bare() -> Vec<ObjectFault> {
     ]
 }
 
-/// There is no store at that address.
+/// Stores that cannot be reached.
 fn unreachable() -> Vec<ObjectFault> {
     let fails = |kind, says| fails(kind, says, Names::Location, Retried::Yes);
     vec![
         nowhere(
             "connections are refused",
-            Address::Nobody,
-            "a port that nobody listens at",
+            Address::Closed,
+            "a port without a listener",
             fails(Remote, &["refuse"]),
         ),
         nowhere(
@@ -521,7 +519,7 @@ fn unreachable() -> Vec<ObjectFault> {
 }
 
 impl ObjectFault {
-    /// Silence is noticed soon.
+    /// Sets a short read timeout.
     fn impatient(self) -> Self {
         let row = Row {
             made: format!("{}; `read_timeout=0.3`", self.row.made),
@@ -542,7 +540,7 @@ impl ObjectFault {
         Self { row, set, ..self }
     }
 
-    /// Runs the row; none if it hangs.
+    /// Runs the row; returns `None` if it hangs.
     pub(crate) fn run(&self) -> Option<Ended> {
         let bench = Bench::start();
         let mut store = self.store(&bench.server);
@@ -581,13 +579,13 @@ impl ObjectFault {
         )
     }
 
-    /// How the store is reached.
+    /// Returns the options that reach the store.
     fn store(&self, server: &FaultyServer) -> Reached {
         let (mut url, mut hole) = (server.url(), None);
         match self.address {
             Address::Right => {}
-            Address::Nobody => {
-                // Free a moment ago.
+            Address::Closed => {
+                // Was free a moment ago.
                 let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
                 url = format!("http://{}", listener.local_addr().expect("bound"));
             }
@@ -605,7 +603,7 @@ impl ObjectFault {
     }
 }
 
-/// One load without faults: the first request of a process opens things that stay.
+/// Runs one load without faults: the first request of a process opens descriptors that stay.
 pub(crate) fn warm_up() {
     let bench = Bench::start();
     let store = options_at(&bench.server.url(), "20");
@@ -618,7 +616,7 @@ struct Reached {
     _hole: Option<BlackHole>,
 }
 
-/// One request after the other: which one a rule strikes is known.
+/// Returns options for one request at a time, so that the order in which rules match is known.
 fn serially() -> Options {
     options(|it| {
         it.depth = Some(1);
@@ -637,10 +635,10 @@ pub(crate) fn options_at(url: &str, read_timeout: &str) -> StoreOptions {
         ("read_timeout", read_timeout),
         ("connect_timeout", "0.3"),
     ];
-    StoreOptions::from_pairs(pairs).expect("good options")
+    StoreOptions::from_pairs(pairs).expect("valid options")
 }
 
-/// A store with one file of four tensors.
+/// Store with one file of four tensors.
 pub(crate) struct Bench {
     pub(crate) oracle: Oracle,
     pub(crate) server: FaultyServer,
@@ -661,7 +659,7 @@ impl Bench {
         }
     }
 
-    /// Opens the checkpoint, then does `then`, then loads.
+    /// Opens the checkpoint, calls `then`, and loads.
     pub(crate) fn load(
         &self,
         store: &StoreOptions,
@@ -671,7 +669,7 @@ impl Bench {
         self.load_at("m-0.safetensors", store, options, then)
     }
 
-    /// The same of a shard or an index.
+    /// Like [`Self::load`], for a shard or an index.
     fn load_at(
         &self,
         opened: &str,

@@ -1,5 +1,4 @@
-//! The table as a page of the docs. It is generated from the rows, and must equal the committed
-//! page.
+//! The table of faults as a page of the docs: generated from the rows, and checked to be current.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,39 +14,40 @@ const PATH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/faults.md");
 const INTRODUCTION: &str = "\
 # When storage fails
 
-What can go wrong with a load, and what then happens. Written from tests, which make each of these faults and compare the outcome, the
-bytes of every tensor that was handed out, and what is left of threads, descriptors and memory (`crates/core/tests/faults`; to write
-this page anew: `TLOAD_BLESS=1 cargo test --features tload/aws-config,tload/testing --test faults page`).
+Faults of storage and the outcome of a load that meets them. This page is generated from tests that
+make each fault and check the outcome, the bytes of every tensor that was delivered, and leaks of
+threads, descriptors and memory (`crates/core/tests/faults`; to generate it again:
+`TLOAD_BLESS=1 cargo test --features tload/aws-config,tload/testing --test faults page`).
 
-Three things hold for every row. **Bytes that are handed out are right**, also before an error, unless the table says otherwise. **Nothing
-hangs**: what storage never answers ends by `timeout`, and by `read_timeout` of a store. **Nothing is left behind**, once storage has
-let go of what it was asked for.
+Three statements hold for every row. **Delivered bytes are right**, also before an error, unless the
+table says otherwise. **Nothing hangs**: `timeout`, and a store's `read_timeout`, end requests that
+storage never answers. **Nothing leaks** once storage has released the requests it holds.
 
-An outcome is *loads*, or the [kind of error](api/errors.md) with what its text has in it and what it names: the file or object, the
-bytes of it, the tensor. *Retried* tells whether something was asked for again, which the [report](api/report.md) counts as `retries` and an
-error as `attempts`.
+An outcome is *loads*, or the [kind of error](api/errors.md) with fragments of its text; *names* says
+what the error names: the file or object, a byte range, the tensor. *Retried* tells whether a request
+was retried: the [report](api/report.md) counts retries as `retries`, an error as `attempts`.
 ";
 
 fn heading(place: Place) -> &'static str {
     match place {
         Place::Files => {
-            "\n## Files\n\nOn a file system in user space that fails on command (`slowfs`). Its rules, in the column *made by*, are explained by\n\
-             the program when it is called without arguments.\n"
+            "\n## Files\n\nOn a file system in user space that fails on command (`slowfs`). The program explains the rules\n\
+             in the column *made by* when it is called without arguments.\n"
         }
         Place::Objects => {
-            "\n## Objects\n\nIn a store that speaks S3 and fails on command. Two retries. Unless a row is about opening, faults strike\n\
-             reads of tensors, not of the header.\n"
+            "\n## Objects\n\nIn a store that speaks S3 and fails on command, with two retries. Unless a row is about opening,\n\
+             faults affect reads of tensors, not of the header.\n"
         }
         Place::Devices => {
-            "\n## GPUs\n\nOn a driver that is a stand-in: its functions fail on command, as `function:status:first call:how many`.\n"
+            "\n## GPUs\n\nOn a simulated driver whose functions fail on command: `function:status:first call:count`.\n"
         }
         Place::Contents => {
-            "\n## What is in the file\n\nSome of each sort. Files are checked before anything is read for which they claim room.\n"
+            "\n## File contents\n\nA few of each kind. Files are validated before memory that they claim to need is allocated.\n"
         }
     }
 }
 
-/// Faults that no row can cause: the fault, its outcome, and the test for it.
+/// Faults without a row: the fault, its outcome, and the test that covers it.
 const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "the files of ranks have equal headers",
@@ -62,37 +62,37 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a URL names a host that is not its cloud's",
         "no credentials of the environment are sent; the hint names `endpoint`",
-        "crates/core/tests/objects/hosts.rs::azure_credentials_of_the_environment_go_to_no_host_that_only_the_url_names",
+        "crates/core/tests/objects/hosts.rs::azure_credentials_skip_hosts_named_only_by_url",
     ),
     (
         "a redirect leads to another origin",
-        "loads; the range is sent there, and nothing of the caller",
-        "crates/core/tests/objects/redirects.rs::another_origin_gets_the_range_and_nothing_of_who_asks",
+        "loads; the range is sent there, without credentials and caller headers",
+        "crates/core/tests/objects/redirects.rs::cross_origin_redirect_forwards_only_range",
     ),
     (
-        "a server repeats a secret",
+        "a server echoes a secret",
         "the error masks it",
-        "crates/core/tests/objects/echoes.rs::errors_repeat_no_secret_that_a_server_repeats",
+        "crates/core/tests/objects/echoes.rs::errors_show_no_secret_echoed_by_server",
     ),
     (
-        "a copied source is replaced, with equal length and time",
+        "a copied source is replaced by one of equal length and time",
         "it is copied again",
         "crates/cli/tests/it/cp.rs::another_version_of_the_same_length_and_time_is_copied",
     ),
     (
-        "the branch of a hub moves during a copy",
+        "the branch of a Hub repository moves during a copy",
         "the copy is of one commit",
-        "crates/core/tests/objects/hubs.rs::a_branch_that_moves_during_a_copy_does_not_mix_commits",
+        "crates/core/tests/objects/hubs.rs::branch_moving_during_copy_does_not_mix_commits",
     ),
     (
         "an object without a validator is replaced during a copy",
-        "`changed`; the file is not kept",
-        "crates/core/tests/objects/unversioned.rs::a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file",
+        "`changed`; the file is removed",
+        "crates/core/tests/objects/unversioned.rs::unversioned_object_replaced_during_copy_leaves_no_file",
     ),
     (
-        "a shard is taken out of an index, with `verify=sha256:MANIFEST`",
+        "a shard is removed from an index, with `verify=sha256:MANIFEST`",
         "`corrupt`: names the index, or the file that is missing",
-        "crates/core/tests/objects/tampered.rs::a_checkpoint_that_is_another_by_its_index_or_files_is_refused",
+        "crates/core/tests/objects/tampered.rs::tampered_index_or_file_set_is_refused",
     ),
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
@@ -107,11 +107,11 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a list of a store never ends",
         "an error",
-        "crates/core/tests/objects/requests.rs::a_list_without_end_is_an_error",
+        "crates/core/tests/objects/requests.rs::endless_list_is_error",
     ),
     (
         "a ring fails while its engine is dropped",
-        "memory of its reads is kept and counted (`parked_bytes`)",
+        "the memory of its reads is kept and counted (`parked_bytes`)",
         "crates/core/src/engine/uring/mod.rs::engine_drop_with_failed_ring_leaks_memory_in_flight",
     ),
     (
@@ -121,7 +121,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     ),
     (
         "a process forks while its threads load",
-        "the child loads, and waits for no lock",
+        "the child loads, and blocks on no lock",
         "tests/test_fork.py::test_forked_child_never_waits_for_parent_locks",
     ),
 ];
@@ -149,16 +149,15 @@ fn page(rows: &[Row]) -> String {
                 page,
                 "| {fault} | {made} | {engines} | {outcome} | {names} | {retried} |"
             )
-            .expect("a string takes all that is written");
+            .expect("writing to a string succeeds");
         }
     }
     page.push_str(
-        "\n## Elsewhere\n\nFaults beside reads of one load. A test of its own makes each.\n",
+        "\n## Elsewhere\n\nFaults outside the reads of one load, each with a test of its own.\n",
     );
-    page.push_str("\n| fault | outcome | shown by |\n|:--|:--|:--|\n");
+    page.push_str("\n| fault | outcome | test |\n|:--|:--|:--|\n");
     for (fault, outcome, test) in ELSEWHERE {
-        writeln!(page, "| {fault} | {outcome} | `{test}` |")
-            .expect("a string takes all that is written");
+        writeln!(page, "| {fault} | {outcome} | `{test}` |").expect("writing to a string succeeds");
     }
     page
 }
@@ -167,13 +166,13 @@ fn cells(outcome: Outcome) -> (String, &'static str, &'static str) {
     match outcome {
         Outcome::Loads(retried) => ("loads".to_owned(), "", again(retried)),
         Outcome::Wrong => (
-            "loads, **wrong** unless it is verified".to_owned(),
+            "loads **wrong bytes** unless they are verified".to_owned(),
             "",
             "no",
         ),
         Outcome::Mixed { kind, says } => (
             format!(
-                "{} at the end; what came before may be of **two states**",
+                "{} at the end; tensors before it may **mix two states**",
                 fails(kind, says)
             ),
             "file",
@@ -216,7 +215,7 @@ fn again(retried: Retried) -> &'static str {
 }
 
 #[test]
-fn tests_of_faults_elsewhere_exist() {
+fn tests_named_on_page_exist() {
     for (_, _, test) in ELSEWHERE {
         let (file, name) = test.split_once("::").expect("a file and a function");
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -230,7 +229,7 @@ fn tests_of_faults_elsewhere_exist() {
 }
 
 #[test]
-fn the_page_is_what_the_rows_say() {
+fn page_matches_rows() {
     let wanted = page(&all());
     if variable("TLOAD_BLESS").is_some() {
         std::fs::write(PATH, &wanted).expect("the docs can be written");
@@ -239,6 +238,6 @@ fn the_page_is_what_the_rows_say() {
     let differs = found.lines().zip(wanted.lines()).find(|(a, b)| a != b);
     assert!(
         found == wanted,
-        "docs/faults.md is not what the rows say (TLOAD_BLESS=1 writes it): {differs:#?}"
+        "docs/faults.md is out of date (TLOAD_BLESS=1 rewrites it): {differs:#?}"
     );
 }

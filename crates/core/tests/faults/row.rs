@@ -1,10 +1,10 @@
-//! One fault: its place, its cause, the engines that meet it, and the outcome.
+//! Rows: the place of a fault, how it is made, the engines it is for, and the expected outcome.
 
 use std::fmt;
 
 use tload::{Error, ErrorKind, Report};
 
-/// Place of a fault.
+/// Part of the system in which a fault is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// Files, on a failing file system.
@@ -13,11 +13,11 @@ pub(crate) enum Place {
     Objects,
     /// A GPU and its driver.
     Devices,
-    /// Contents of the file.
+    /// Contents of a file.
     Contents,
 }
 
-/// Means of reading bytes.
+/// Way of reading bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Via {
     Uring,
@@ -43,20 +43,20 @@ impl Via {
 /// Engines that copy files into memory.
 pub(crate) const ALL_ON_FILES: &[Via] = &[Via::Uring, Via::TokioUring, Via::Pread];
 
-/// Occurrence of a retry.
+/// Expected retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retried {
     No,
-    /// Retried and counted.
+    /// Retried, and counted.
     Yes,
-    /// Below tload: the kernel retries by itself, without telling.
+    /// The kernel retries by itself; tload is not told.
     ByKernel,
 }
 
-/// Details that an error names beside the operation that failed.
+/// Places that an error must name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// The load has no single location.
+    /// None: no single place failed.
     Nothing,
     /// The file or object.
     Location,
@@ -68,21 +68,20 @@ pub(crate) enum Names {
     TensorAndRange,
 }
 
-/// Outcome of a fault.
+/// Expected outcome of a fault.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Outcome {
     /// Every byte is right.
     Loads(Retried),
-    /// One byte is wrong, which is undetectable without something to compare with.
+    /// One byte is wrong, undetectable without a digest to compare with.
     Wrong,
-    /// An error of this kind at the end, whose message contains these texts and names the file; the
-    /// tensors handed out before it may belong to two states.
+    /// An error at the end, of this kind, with all of these fragments, that names the file; tensors
+    /// delivered before it may mix two states.
     Mixed {
         kind: ErrorKind,
         says: &'static [&'static str],
     },
-    /// An error of this kind, whose message contains these texts; the tensors handed out before it
-    /// are right.
+    /// An error of this kind with all of these fragments; tensors delivered before it are right.
     Fails {
         kind: ErrorKind,
         says: &'static [&'static str],
@@ -105,29 +104,29 @@ pub(crate) const fn fails(
     }
 }
 
-/// Row of the table, without the function that runs it.
+/// Row of the table, without the means to run it.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) place: Place,
     /// Description of the fault.
     pub(crate) fault: &'static str,
-    /// Means by which the test causes the fault.
+    /// Means by which the test makes it.
     pub(crate) made: String,
     pub(crate) engines: &'static [Via],
     pub(crate) outcome: Outcome,
 }
 
-/// End of a load.
+/// Actual end of a load.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// Bytes of tensors that were handed out and differ from the source.
+    /// Number of bytes of delivered tensors that differ from the source.
     pub(crate) wrong_bytes: usize,
-    /// True if all tensors were handed out.
+    /// All tensors were delivered.
     pub(crate) is_whole: bool,
     /// Length of the file that the error names, if it names one.
     pub(crate) file_len: Option<u64>,
     pub(crate) error: Option<Error>,
-    /// Report; `None` if the load never began.
+    /// `None` if the load never began.
     pub(crate) report: Option<Report>,
 }
 
@@ -159,7 +158,7 @@ impl fmt::Display for Ended {
 }
 
 impl Row {
-    /// Returns the deviations from the row.
+    /// Returns the deviations from the row, as text.
     pub(crate) fn complaints(&self, ended: &Ended) -> Vec<String> {
         let claims = match self.outcome {
             Outcome::Loads(retried) => [loads(ended), vec![retries(ended, retried)]].concat(),
@@ -176,7 +175,7 @@ impl Row {
                 names,
                 retried,
             } => {
-                let right = (ended.wrong_bytes == 0, "handed out wrong bytes".to_owned());
+                let right = (ended.wrong_bytes == 0, "delivered wrong bytes".to_owned());
                 [failed(ended, kind, says, names, retried), vec![right]].concat()
             }
         };
@@ -227,8 +226,11 @@ fn failed(
     let text = error.chain();
     let mut claims = vec![
         (error.kind() == kind, format!("is not {kind:?}")),
-        (error.hint().is_some(), "says not what to do".to_owned()),
-        (!text.contains(char::from(0)), "is no text".to_owned()),
+        (error.hint().is_some(), "has no hint".to_owned()),
+        (
+            !text.contains(char::from(0)),
+            "contains a NUL character".to_owned(),
+        ),
         retries(ended, retried),
     ];
     if let Some(report) = &ended.report {
@@ -244,7 +246,7 @@ fn failed(
     let location = (error.location().is_some(), "names no location".to_owned());
     let range = (
         in_file,
-        format!("names no bytes of it: {:?}", error.range()),
+        format!("names no range inside the file: {:?}", error.range()),
     );
     let tensor = (error.tensor().is_some(), "names no tensor".to_owned());
     claims.extend(match names {

@@ -1,5 +1,5 @@
-//! Runs every row with each of its engines: the outcome is as the row states, nothing hangs, and
-//! nothing is left behind.
+//! Runs every row with each of its engines and checks that the outcome is the row's, that nothing
+//! hangs and nothing leaks.
 
 use crate::bench::alone;
 use crate::requirement::say;
@@ -7,7 +7,7 @@ use crate::row::{Ended, Place, Row, Via};
 use crate::traces::Traces;
 use crate::{in_contents, on_devices, on_files, on_objects};
 
-/// Lower bound that detects a table that has shrunk.
+/// Minimum number of rows; guards against a table that shrinks.
 const ROWS_MIN: usize = 80;
 
 /// Returns all rows, in the order of the page.
@@ -23,14 +23,14 @@ pub(crate) fn all() -> Vec<Row> {
         .collect()
 }
 
-/// Deviations, row by row.
+/// Deviations from the table, row by row.
 #[derive(Default)]
 struct Findings {
     complaints: Vec<String>,
 }
 
 impl Findings {
-    /// Runs a row with one engine.
+    /// Runs a row with one engine and records its deviations.
     fn check(&mut self, row: &Row, via: Via, run: impl FnOnce() -> Option<Ended>) {
         let before = Traces::now();
         let started = std::time::Instant::now();
@@ -68,7 +68,7 @@ fn verbose() -> bool {
 }
 
 #[test]
-fn faults_of_files_end_as_the_table_says() {
+fn file_faults_end_as_tabled() {
     let _alone = alone();
     let Some(bench) = on_files::Bench::start() else {
         return;
@@ -88,9 +88,9 @@ fn faults_of_files_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_objects_end_as_the_table_says() {
+fn object_faults_end_as_tabled() {
     let _alone = alone();
-    // Sets up the resources that the process needs once.
+    // Opens what the process opens once.
     on_objects::warm_up();
     let mut findings = Findings::default();
     for fault in on_objects::rows() {
@@ -100,7 +100,7 @@ fn faults_of_objects_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_devices_end_as_the_table_says() {
+fn device_faults_end_as_tabled() {
     let _alone = alone();
     let cuda = crate::stub::cuda();
     let mut findings = Findings::default();
@@ -111,7 +111,7 @@ fn faults_of_devices_end_as_the_table_says() {
 }
 
 #[test]
-fn faults_of_contents_end_as_the_table_says() {
+fn content_faults_end_as_tabled() {
     let _alone = alone();
     let mut findings = Findings::default();
     for fault in in_contents::rows() {
@@ -121,7 +121,7 @@ fn faults_of_contents_end_as_the_table_says() {
 }
 
 #[test]
-fn the_table_is_whole() {
+fn table_covers_all_places_without_duplicates() {
     let rows = all();
     assert!(
         rows.len() >= ROWS_MIN,

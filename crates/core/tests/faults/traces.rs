@@ -1,19 +1,19 @@
-//! Resources that a load may leak: descriptors, threads and memory. All must be gone after the
-//! load.
+//! Counts of resources that a load could leak: descriptors, threads and memory.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The kernel frees rings after they are closed, and orphaned lanes end when their reads do.
+/// Timeout for resources to be freed: the kernel tears rings down asynchronously, and orphaned
+/// lanes end when their reads do.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Resources of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traces {
     descriptors: usize,
-    /// Threads of loads; those of tests come and go.
+    /// Threads of loads; threads of tests come and go.
     threads: usize,
-    /// Bytes mapped for tensors, in progress or final.
+    /// Bytes mapped for tensors, staging or final.
     memory: usize,
 }
 
@@ -28,7 +28,7 @@ impl Traces {
         }
     }
 
-    /// Describes the resources that have grown, after waiting for them to shrink.
+    /// Returns the counts if any stays above `self` until the timeout.
     pub(crate) fn left_since(self) -> Option<String> {
         let started = Instant::now();
         loop {
@@ -47,7 +47,7 @@ impl Traces {
     }
 }
 
-/// Counts the threads of loads: tload's own, and those that the kernel runs for its rings.
+/// Counts threads of loads: those of tload, and those that the kernel runs for its rings.
 fn threads() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let names = tasks.filter_map(|task| name(&task.ok()?.path()));
@@ -56,7 +56,7 @@ fn threads() -> usize {
         .count()
 }
 
-/// Returns the name of a thread; `None` if it has just ended.
+/// Returns the thread's name; `None` if it has just ended.
 fn name(task: &Path) -> Option<String> {
     std::fs::read_to_string(task.join("comm")).ok()
 }

@@ -1,4 +1,4 @@
-//! Tests that need a process of their own: for its environment, or because they count its threads and files.
+//! Tests that need a process of their own, for its environment or to count its threads and files.
 //!
 //! The test binary is run again for one test, with a mark in its environment.
 
@@ -6,7 +6,8 @@ use std::process::{Command, Output};
 
 const MARK: &str = "TLOAD_TEST_ALONE";
 
-/// Whether this is the process of one test. If not, runs the test called `name` in one, which has to pass.
+/// Returns whether this is the process of one test. If not, runs the test `name` in a process of
+/// its own and asserts that it passes.
 pub(crate) fn is_alone(name: &str) -> bool {
     if variable(MARK).is_some() {
         return true;
@@ -22,7 +23,7 @@ pub(crate) fn is_alone(name: &str) -> bool {
     false
 }
 
-/// Runs the test called `name` in a process whose environment has nothing but these variables, and none of the cloud's.
+/// Runs the test `name` in a process that has only these variables, and none of a cloud's.
 pub(crate) fn run(name: &str, variables: &[(&str, &str)]) -> Output {
     command(name, variables)
         .output()
@@ -30,7 +31,7 @@ pub(crate) fn run(name: &str, variables: &[(&str, &str)]) -> Output {
 }
 
 pub(crate) fn command(name: &str, variables: &[(&str, &str)]) -> Command {
-    let binary = std::env::current_exe().expect("a running test has one");
+    let binary = std::env::current_exe().expect("a running test has a binary");
     let mut command = Command::new(binary);
     command
         .args([name, "--exact", "--nocapture", "--test-threads=1"])

@@ -23,7 +23,7 @@ impl Bench {
         Self::of(faulty_at)
     }
 
-    /// Two states of one file, of the same length and with the same header.
+    /// Creates two states of one file, of the same length and with the same header.
     fn of(site: impl Fn(&Arc<FaultyServer>) -> Site) -> Self {
         let server = Arc::new(FaultyServer::start());
         let site = site(&server);
@@ -44,10 +44,10 @@ impl Bench {
 }
 
 fn expect_changed(checkpoint: &Checkpoint, says: &str) -> Error {
-    let error = load_serially(checkpoint).expect_err("the object is another one");
+    let error = load_serially(checkpoint).expect_err("the object was replaced");
     assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
     assert!(error.chain().contains(says), "{}", error.chain());
-    let location = error.location().expect("of an object");
+    let location = error.location().expect("an error of an object");
     assert!(location.ends_with("/models/m.safetensors"), "{location}");
     assert!(
         error.range().is_some() && error.hint().is_some(),
@@ -57,15 +57,16 @@ fn expect_changed(checkpoint: &Checkpoint, says: &str) -> Error {
     error
 }
 
-/// One request after the other, of 256 KiB each.
+/// Loads with one request at a time, of 256 KiB each.
 fn load_serially(checkpoint: &Checkpoint) -> Result<Vec<Tensor>> {
     let serial = options(|it| (it.depth, it.extent_bytes) = (Some(1), Some(256 << 10)));
     load(checkpoint, serial).map(|(tensors, _)| tensors)
 }
 
-/// Right before the third read: what came before stays good, and nothing of the new state comes.
+/// Replaced right before the third read: tensors delivered before stay valid, and no bytes of the
+/// new state arrive.
 #[test]
-fn replaced_in_the_middle() {
+fn object_replaced_during_load_is_changed() {
     for (fault, status) in [
         (Fault::ChangeBefore(even("t", 2, 4, 1 << 20)), 412),
         (Fault::ChangeBefore(even("t", 2, 1, 1000)), 412),
@@ -94,7 +95,7 @@ fn replaced_in_the_middle() {
             assert!(tensor.bytes() == wanted.data(), "{}", tensor.name());
         }
         assert_eq!(stream.report().outcome, "changed");
-        // Never tried again.
+        // Never retried.
         let refused = bench.server.requests();
         assert!(
             refused
@@ -106,9 +107,9 @@ fn replaced_in_the_middle() {
     }
 }
 
-/// Servers that do not look at If-Match: the answer is compared.
+/// The server ignores If-Match: the response is compared.
 #[test]
-fn a_server_that_ignores_the_condition() {
+fn ignored_if_match_is_detected() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     bench.site.put(KEY, &bench.new);
@@ -120,9 +121,9 @@ fn a_server_that_ignores_the_condition() {
     expect_changed(&checkpoint, "its length went from");
 }
 
-/// A weak tag is no condition (RFC 9110), but it is compared.
+/// A weak tag is no valid condition (RFC 9110), but it is compared.
 #[test]
-fn weak_tags() {
+fn weak_etag_is_compared() {
     for site in [faulty_at, faulty_web_at] {
         let bench = Bench::of(site);
         bench.server.fault(Rule::always(Fault::WeakEtag));
@@ -138,9 +139,9 @@ fn weak_tags() {
     }
 }
 
-/// Without a tag the time of the last change has to do.
+/// Without a tag, the modification time is compared.
 #[test]
-fn no_tags_but_times() {
+fn modification_time_replaces_missing_etag() {
     let bench = Bench::of(faulty_web_at);
     bench.server.fault(Rule::always(Fault::NoEtag));
     let checkpoint = bench.open();
@@ -149,18 +150,18 @@ fn no_tags_but_times() {
     expect_changed(&checkpoint, "changed while it was read");
 }
 
-/// A tag that is gone cannot be told from another object.
+/// A tag that disappears cannot be told from a replaced object.
 #[test]
-fn a_tag_that_disappears() {
+fn disappearing_etag_is_changed() {
     let bench = Bench::of(faulty_web_at);
     let checkpoint = bench.open();
     bench.server.fault(Rule::always(Fault::NoEtag));
     expect_changed(&checkpoint, "its ETag went from");
 }
 
-/// With versions the old state is still there.
+/// With versions, the old state is still readable.
 #[test]
-fn versions_are_asked_for() {
+fn versioned_bucket_serves_old_version() {
     let bench = Bench::new();
     bench.server.keep_versions();
     bench.site.put(KEY, &bench.old);
@@ -175,9 +176,9 @@ fn versions_are_asked_for() {
     assert_all(&load_serially(&bench.open()).expect("loads"), &[&bench.new]);
 }
 
-/// Reading versions is a right of its own: without it the tag has to do.
+/// Reading versions needs a permission of its own; without it, the tag is used.
 #[test]
-fn versions_that_may_not_be_read() {
+fn denied_versions_fall_back_to_etag() {
     let bench = Bench::new();
     bench.server.keep_versions();
     bench.site.put(KEY, &bench.old);
@@ -207,7 +208,7 @@ fn versions_that_may_not_be_read() {
 
 const INDEX: &str = "m/model.safetensors.index.json";
 
-/// Puts two shards and an index that has `tensors` of them.
+/// Puts two shards and an index of these `tensors`.
 fn put_indexed(site: &Site, tensors: &[&str]) {
     let placed = |name: &&str| {
         (
@@ -229,7 +230,7 @@ fn put_indexed(site: &Site, tensors: &[&str]) {
     site.put(INDEX, &index(&placed));
 }
 
-/// The shards stay as they are: only the index tells.
+/// Replaces the index only; the shards stay the same.
 fn index_replaced(site: &Rc<Site>) {
     put_indexed(site, &["a0", "b0"]);
     let checkpoint = site.checkpoint("m").expect("opens");
@@ -240,9 +241,9 @@ fn index_replaced(site: &Rc<Site>) {
     let error = stream
         .by_ref()
         .find_map(Result::err)
-        .expect("another index");
+        .expect("the index was replaced");
     assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
-    let location = error.location().expect("of the index");
+    let location = error.location().expect("an error of the index");
     assert!(location.ends_with(INDEX), "{location}");
     assert_eq!(stream.report().outcome, "changed");
 }
@@ -251,19 +252,19 @@ on_sites!(
     index_replaced: in_memory, faulty, faulty_web, versitygw, s3s_fs, moto, fake_gcs, azurite, nginx,
 );
 
-/// The old version can still be read, but it is not the checkpoint's any more.
+/// The old version can still be read, but it is no longer the checkpoint's.
 #[test]
-fn an_index_that_is_replaced_in_a_bucket_with_versions_has_changed() {
+fn index_replaced_in_versioned_bucket_is_changed() {
     let server = Arc::new(FaultyServer::start());
     server.keep_versions();
     index_replaced(&Rc::new(faulty_at(&server)));
 }
 
-/// On real servers: overwritten after it was opened, by more, by less and by as much.
+/// Overwrites an opened object with more bytes, with fewer and with as many, on real servers.
 fn overwritten(site: &Rc<Site>) {
     let (old, new) = (even("t", 1, 3, 200_000), even("t", 2, 3, 200_000));
     let mut replacements = vec![even("t", 2, 3, 300_000), even("t", 2, 2, 1000)];
-    // Tags of web servers are made of length and second, which may be the same.
+    // Tags of web servers consist of length and second, which may be equal.
     if site.lists() {
         replacements.push(new);
     }
@@ -276,7 +277,7 @@ fn overwritten(site: &Rc<Site>) {
             &[&old],
         );
         site.put(&key, replacement);
-        let error = load(&checkpoint, Options::default()).expect_err("another object");
+        let error = load(&checkpoint, Options::default()).expect_err("the object was replaced");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
         assert!(error.hint().is_some(), "{}", error.chain());
         let again = site.checkpoint(&key).expect("opens");

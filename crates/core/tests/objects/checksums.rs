@@ -1,6 +1,5 @@
-//! Checksums that stores state for their objects, by real stores and by one with scripted
-//! responses; and whole checkpoints in them, compared with these checksums or with a manifest
-//! beside them.
+//! Checksums that stores report for their objects, from real stores and from a simulated one; and
+//! whole checkpoints in them, verified with these checksums or with a manifest beside them.
 
 #![expect(clippy::panic, reason = "a test that cannot go on fails there")]
 
@@ -23,9 +22,9 @@ use crate::sites::{self, BUCKET, Site, faulty_at, on_sites, s3_options};
 
 const KEY: &str = "m/model.safetensors";
 
-/// Returns the expectation of a load of the object.
+/// Returns the expectation that a load of the object would be compared with.
 fn expected(checkpoint: &Checkpoint) -> Expectation {
-    let mut found = find(checkpoint, &Verify::Auto).expect("asks");
+    let mut found = find(checkpoint, &Verify::Auto).expect("looks up");
     assert_eq!(found.len(), 1);
     found.remove(0)
 }
@@ -33,7 +32,10 @@ fn expected(checkpoint: &Checkpoint) -> Expectation {
 #[track_caller]
 fn known(expectation: Expectation) -> (String, Digest) {
     match expectation {
-        Expectation::Of(expected) => (expected.by, expected.whole.expect("of the whole")),
+        Expectation::Of(expected) => (
+            expected.by,
+            expected.whole.expect("a digest of the whole object"),
+        ),
         Expectation::Nothing { why } => panic!("nothing: {why}"),
     }
 }
@@ -52,9 +54,9 @@ fn computed(bytes: &[u8]) -> [Digest; 2] {
     std::fs::write(folder.path().join("model.safetensors"), bytes).expect("a file");
     let path = folder.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(folder.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let text = std::fs::read(path).expect("written");
-    let manifest = tload::verify::Manifest::parse(&text).expect("tload's own manifest");
+    let manifest = tload::verify::Manifest::parse(&text).expect("written by tload");
     let file = &manifest.files["model.safetensors"];
     [file.crc64nvme, file.sha256]
 }
@@ -77,7 +79,7 @@ fn base64(digest: &Digest) -> String {
 }
 
 #[test]
-fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
+fn whole_object_checksum_is_requested_once_and_compared() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 20, 300_000);
@@ -110,7 +112,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
     assert_eq!(head.headers["x-amz-checksum-mode"], "ENABLED");
     assert!(
         head.headers["authorization"].contains("x-amz-checksum-mode"),
-        "it is signed"
+        "the header is signed"
     );
     assert!(head.headers.contains_key("if-match") && head.range.is_none());
 
@@ -133,7 +135,7 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
         format!("expected {crc} (the object's own CRC-64/NVME and SHA-256), found crc64nvme:");
     assert!(error.message().starts_with(&wanted), "{error}");
 
-    // One wrong checksum of two suffices.
+    // One wrong checksum of two is an error.
     site.put(KEY, &file);
     let wrong = base64(&computed(&bad)[1]);
     server.state_checksums(&path, &[stated[0], ("x-amz-checksum-sha256", &wrong), kind]);
@@ -143,12 +145,12 @@ fn a_checksum_of_the_whole_object_is_asked_for_once_and_counts() {
         .expect("differs");
     assert!(error.message().contains("found sha256:"), "{error}");
 
-    let error = find(&checkpoint, &Verify::Auto).expect_err("another object by now");
+    let error = find(&checkpoint, &Verify::Auto).expect_err("the object was replaced");
     assert_eq!(error.kind(), ErrorKind::Changed);
 }
 
 #[test]
-fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
+fn composite_and_missing_checksums_are_not_compared() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -165,13 +167,13 @@ fn checksums_of_parts_and_none_are_nothing_to_compare_with() {
     let report = verified(&site, KEY).expect("reads");
     assert_eq!(report.files[0].outcome, FileOutcome::Unverified);
     assert_eq!(
-        report.error().expect("nothing compared").kind(),
+        report.error().expect("nothing was compared").kind(),
         ErrorKind::Unsupported
     );
 }
 
 #[test]
-fn who_must_not_ask_gets_no_checksum_and_no_error() {
+fn denied_checksum_request_is_no_error_if_optional() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -182,10 +184,10 @@ fn who_must_not_ask_gets_no_checksum_and_no_error() {
     assert!(why.contains("its checksum could not be requested"), "{why}");
 }
 
-/// A store without a checksum is different from a store that refuses the request: strict choices
-/// return that error.
+/// A store without checksums differs from a store that does not answer: if a checksum is required,
+/// the error is the request's.
 #[test]
-fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
+fn failed_checksum_request_is_error_if_required() {
     let server = Arc::new(FaultyServer::start());
     let mut site = faulty_at(&server);
     site.options.set("retries", "0").expect("an option");
@@ -199,34 +201,34 @@ fn who_needs_a_checksum_hears_why_it_cannot_be_asked_for() {
         let refused = Fault::status(status, code);
         server.fault(Rule::always(refused).on(Operation::Head));
         for choice in [Verify::Require, Verify::Sha256(None)] {
-            let error = find(&checkpoint, &choice).expect_err("the store does not say");
+            let error = find(&checkpoint, &choice).expect_err("the store does not answer");
             assert_eq!(error.kind(), kind, "{}", error.chain());
-            let request = error.request().expect("of a request");
+            let request = error.request().expect("an error of a request");
             assert_eq!(request.status, Some(status));
-            assert!(error.location().expect("names it").ends_with(KEY));
+            assert!(error.location().expect("names the object").ends_with(KEY));
         }
         let why = unknown(expected(&checkpoint));
         assert!(why.contains("its checksum could not be requested"), "{why}");
         server.clear_faults();
     }
-    // Another authority may have a digest: then the failed request does not matter.
+    // With a manifest, the store is not asked.
     let local = folder();
     std::fs::write(local.path().join("model.safetensors"), &file).expect("a file");
     let path = local.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(local.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let manifest = std::fs::read(&path).expect("written");
     site.put(&format!("m/{MANIFEST_NAME}"), &manifest);
     server.fault(Rule::always(Fault::status(503, "SlowDown")).on(Operation::Head));
     for choice in [Verify::Require, Verify::Sha256(None)] {
-        let found = find(&checkpoint, &choice).expect("the manifest knows");
+        let found = find(&checkpoint, &choice).expect("the manifest has digests");
         assert!(matches!(&found[..], [Expectation::Of(_)]), "{found:?}");
     }
 }
 
-/// A store's CRC does not count if only SHA-256 does.
+/// Only the reported algorithms count: a CRC is not accepted where SHA-256 is required.
 #[test]
-fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
+fn crc_is_not_accepted_where_sha_256_is_required() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 2, 1000);
@@ -238,7 +240,7 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     server.state_checksums(&path, &[of_crc, kind]);
     let checkpoint = site.checkpoint(KEY).expect("opens");
     let strong = || {
-        let mut found = find(&checkpoint, &Verify::Sha256(None)).expect("asks");
+        let mut found = find(&checkpoint, &Verify::Sha256(None)).expect("looks up");
         found.remove(0)
     };
     let why = unknown(strong());
@@ -249,9 +251,9 @@ fn of_a_store_that_has_only_a_crc_no_sha_256_is_known() {
     assert_eq!(known(strong()).1, computed(&file)[1]);
 }
 
-/// A store that does not respond delays a load no longer than its timeout.
+/// A store that does not answer delays a load at most until its timeout.
 #[test]
-fn asking_for_checksums_ends_with_the_time_of_the_load() {
+fn checksum_request_ends_at_load_timeout() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     site.put(KEY, &even("t", 1, 2, 1000));
@@ -261,17 +263,17 @@ fn asking_for_checksums_ends_with_the_time_of_the_load() {
         it.verify = Verify::Auto;
         it.timeout = Some(Duration::from_millis(300));
     }));
-    let error = loader.stream().expect_err("the store does not respond");
+    let error = loader.stream().expect_err("the store does not answer");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-    assert!(error.location().expect("names it").ends_with(KEY));
+    assert!(error.location().expect("names the object").ends_with(KEY));
     server.clear_faults();
 }
 
-/// Opens a bucket whose uploads carry this checksum.
+/// Creates a bucket and returns a store whose uploads have this checksum.
 fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
     server
         .put(BUCKET, "bucket", b"is made")
-        .expect("the server takes it");
+        .expect("the server accepts it");
     AmazonS3Builder::new()
         .with_endpoint(server.endpoint())
         .with_allow_http(true)
@@ -284,7 +286,7 @@ fn uploads<Kind>(server: &S3Server<Kind>, checksum: Checksum) -> AmazonS3 {
         .expect("a store")
 }
 
-/// Returns the expectation from a real server for an object that was uploaded with a checksum.
+/// Uploads an object with a checksum and returns what the server reports for it.
 fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Expectation {
     let store = uploads(server, checksum);
     let payload = PutPayload::from(file.to_vec());
@@ -293,7 +295,7 @@ fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Ex
         .build()
         .expect("a runtime")
         .block_on(store.put(&KEY.into(), payload))
-        .expect("the server takes it");
+        .expect("the server accepts it");
     let location = Location::parse(&format!("s3://{BUCKET}/{KEY}")).expect("a URL");
     let options = s3_options(&server.endpoint());
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
@@ -301,7 +303,7 @@ fn said_by<Kind>(server: &S3Server<Kind>, checksum: Checksum, file: &[u8]) -> Ex
 }
 
 #[test]
-fn versitygw_says_what_was_uploaded() {
+fn versitygw_reports_uploaded_checksum() {
     let Some(server) = require(Versitygw::start()) else {
         return;
     };
@@ -314,7 +316,7 @@ fn versitygw_says_what_was_uploaded() {
 }
 
 #[test]
-fn s3s_fs_says_what_was_uploaded() {
+fn s3s_fs_reports_uploaded_checksum() {
     let Some(server) = require(S3sFs::start()) else {
         return;
     };
@@ -325,7 +327,7 @@ fn s3s_fs_says_what_was_uploaded() {
 }
 
 #[test]
-fn moto_says_nothing_and_that_is_said() {
+fn moto_without_checksum_is_explained() {
     let Some(server) = require(Moto::start()) else {
         return;
     };
@@ -334,7 +336,7 @@ fn moto_says_nothing_and_that_is_said() {
 }
 
 #[test]
-fn google_says_the_crc_of_every_object() {
+fn google_reports_crc_of_every_object() {
     let Some(site) = sites::fake_gcs() else {
         return;
     };
@@ -347,7 +349,7 @@ fn google_says_the_crc_of_every_object() {
 }
 
 #[test]
-fn a_hub_says_the_sha_256_of_large_files() {
+fn hub_reports_sha_256_of_large_files() {
     let (hub, file) = (Hub::start(), even("t", 1, 20, 30_000));
     let index = index(&[("t0".to_owned(), "a.safetensors")]);
     let files: [(&str, &[u8]); 2] = [
@@ -369,18 +371,14 @@ fn a_hub_says_the_sha_256_of_large_files() {
     let outcomes: Vec<_> = report.files.iter().map(|file| file.outcome).collect();
     assert_eq!(outcomes, [FileOutcome::Matches, FileOutcome::Unverified]);
     assert!(report.files[1].silent.join(" ").contains("git's SHA-1"));
-    assert!(
-        report.ok(),
-        "for an index, git's name is the only statement"
-    );
+    assert!(report.ok(), "an index has only git's hash");
     hub.be_terse();
     let checkpoint = Checkpoint::open_with(&location, &options).expect("opens");
     let why = unknown(expected(&checkpoint));
     assert!(why.contains("the hub states no digest of it"), "{why}");
 }
 
-/// A manifest in the store, beside the shards and their index, is the authority for every kind of
-/// store.
+/// A manifest in the store, beside the shards and their index, is used in every kind of store.
 fn recorded_checkpoints(site: &Site) {
     let shards = [even("a", 1, 20, 30_000), even("b", 2, 20, 300_000)];
     let placed: Vec<_> = ["a", "b"]
@@ -410,7 +408,7 @@ fn recorded_checkpoints(site: &Site) {
     }
     let path = local.path().join(MANIFEST_NAME);
     recorded(&Location::from_path(local.path()), &path);
-    #[expect(clippy::disallowed_methods, reason = "a test looks at files")]
+    #[expect(clippy::disallowed_methods, reason = "a test reads files")]
     let manifest = std::fs::read(&path).expect("written");
     site.put(&format!("m/{MANIFEST_NAME}"), &manifest);
     let report = verified(site, "m").expect("reads");
@@ -437,7 +435,7 @@ fn recorded_checkpoints(site: &Site) {
     manifests_elsewhere(site, &path);
 }
 
-/// A manifest at another location is the same manifest; only a local one can be written.
+/// A manifest from another place is equivalent; a store cannot be written to.
 fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let mut options = VerifyOptions::default();
     options.manifest = Some(Location::from_path(path));
@@ -455,7 +453,7 @@ fn manifests_elsewhere(site: &Site, path: &std::path::Path) {
     let error = verification
         .opening(site.options.clone())
         .run()
-        .expect_err("is no folder");
+        .expect_err("is not a local folder");
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     assert!(error.hint().expect("a hint").contains("--write PATH"));
 }

@@ -1,4 +1,4 @@
-//! Tests that every object store fulfills the contracts of a source and of an engine, and so do the
+//! The contracts of sources and engines, for every object store; the contract of sources, for the
 //! other sources.
 
 use std::cell::Cell;
@@ -75,7 +75,7 @@ fn engines(site: &Rc<Site>) {
 on_sites!(engines: in_memory, faulty, faulty_web, versitygw, fake_gcs, azurite, nginx, sliced);
 
 #[test]
-fn files_are_sources_too() {
+fn files_keep_source_contract() {
     let folder = folder();
     let opened = Cell::new(0);
     source_suite("files", &|bytes| {
@@ -85,10 +85,10 @@ fn files_are_sources_too() {
         std::fs::write(&path, bytes).expect("a temporary folder");
         let source = FileSource::open(&Location::from_path(&path)).expect("just written");
         let replace = move |bytes: &[u8]| {
-            // As downloaders do: written beside the file and renamed over it.
+            // Written beside and renamed over, as downloaders do it.
             let beside = path.with_extension("new");
             std::fs::write(&beside, bytes).expect("a temporary folder");
-            std::fs::rename(&beside, &path).expect("same folder");
+            std::fs::rename(&beside, &path).expect("the same folder");
         };
         SourceUnderTest {
             source: Box::new(source),
@@ -98,7 +98,7 @@ fn files_are_sources_too() {
 }
 
 #[test]
-fn memory_is_a_source_too() {
+fn memory_keeps_source_contract() {
     source_suite("memory", &|bytes| SourceUnderTest {
         source: Box::new(MemorySource::new("m", bytes)),
         replace: Box::new(|_| {}),

@@ -1,7 +1,8 @@
-//! Who asks: credentials from the environment, from profiles and from endpoints, and new ones in the middle of a load.
+//! Credentials from the environment, from profiles and from endpoints, and their renewal during a
+//! load.
 //!
-//! The AWS SDK reads the environment of its process, so each case is a process of its own: `loads_somewhere` loads what its
-//! environment says and prints how that went.
+//! The AWS SDK reads the environment of its process, so each case is a process of its own:
+//! `loads_case_location` loads the location that its environment names and prints the outcome.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -17,11 +18,11 @@ use crate::fixtures::{even, folder, load, options};
 use crate::listener::Listener;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const CHILD: &str = "credentials::loads_somewhere";
+const CHILD: &str = "credentials::loads_case_location";
 
-/// What the process of a case does. Without a case it is no test.
+/// Runs in the process of a case. Without a case it does nothing.
 #[test]
-fn loads_somewhere() {
+fn loads_case_location() {
     let Some(location) = variable("CASE_LOCATION") else {
         return;
     };
@@ -32,7 +33,7 @@ fn loads_somewhere() {
         ),
         Err(error) => format!("{:?} {:?} {}", error.kind(), error.request(), error.chain()),
     };
-    writeln!(std::io::stdout(), "OUTCOME {outcome}").expect("somebody reads it");
+    writeln!(std::io::stdout(), "OUTCOME {outcome}").expect("the parent reads the pipe");
 }
 
 fn try_load(location: &str) -> Result<Report> {
@@ -83,7 +84,7 @@ impl Case {
         path
     }
 
-    /// What came of it, while `meanwhile` happens.
+    /// Runs the case and `meanwhile`, and returns the outcome.
     fn run_while(&self, meanwhile: impl FnOnce()) -> String {
         let variables: Vec<_> = self
             .variables
@@ -96,14 +97,14 @@ impl Case {
             .spawn()
             .expect("the test binary runs");
         meanwhile();
-        outcome(&child.wait_with_output().expect("it ends"))
+        outcome(&child.wait_with_output().expect("the process ends"))
     }
 
     fn run(&self) -> String {
         self.run_while(|| {})
     }
 
-    /// The access keys of all requests for objects, each once, in their order.
+    /// Returns the access keys of all requests for objects in their order, without repetitions.
     fn keys(&self) -> Vec<String> {
         let mut keys = Vec::new();
         for request in self.server.requests() {
@@ -118,7 +119,7 @@ impl Case {
         keys
     }
 
-    /// Once reading has begun, only `key` is let in.
+    /// Waits until reads are in flight, then accepts only `key`.
     fn replace_key(&self, key: &str) {
         assert!(
             self.server.wait_for_in_flight(2, PATIENCE),
@@ -138,7 +139,7 @@ fn outcome(output: &Output) -> String {
         .map(|(_, outcome)| outcome.trim().to_owned());
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(outcome.is_some(), "{text}\n{errors}");
-    outcome.expect("just seen")
+    outcome.expect("asserted above")
 }
 
 const LOADED: &str = "loaded 4000000 bytes, 0 retries";
@@ -148,13 +149,13 @@ fn hour(key: &str) -> Issue {
 }
 
 #[test]
-fn keys_of_the_environment() {
+fn environment_keys_are_used_unless_options_set() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");
     case.server.require_access_key(Some("AKIAENV/"));
     assert!(case.run().starts_with(LOADED), "{}", case.run());
-    // And options win over them.
+    // Options win over the environment.
     let case = case.with(
         "CASE_OPTIONS",
         "access_key_id=AKIAOPT secret_access_key=other",
@@ -164,7 +165,7 @@ fn keys_of_the_environment() {
 }
 
 #[test]
-fn keys_of_profiles() {
+fn profile_keys_and_region_are_used() {
     let case = Case::new().with("CASE_OPTIONS", "profile=dev");
     case.write(
         "credentials",
@@ -180,9 +181,9 @@ fn keys_of_profiles() {
     );
 }
 
-/// A profile of a store beside AWS: its keys must not go to AWS.
+/// The profile belongs to a store other than AWS: its keys must not go to AWS.
 #[test]
-fn keys_of_a_profile_go_to_its_endpoint() {
+fn profile_keys_go_to_profile_endpoint() {
     let unset = |options: &str| {
         Case::new()
             .with("AWS_ENDPOINT_URL_S3", "")
@@ -215,7 +216,7 @@ fn keys_of_a_profile_go_to_its_endpoint() {
 }
 
 #[test]
-fn configured_endpoints_of_profiles_can_be_ignored() {
+fn configured_profile_endpoints_can_be_ignored() {
     for (ignore, config) in [
         ("true", ""),
         ("", "ignore_configured_endpoint_urls = true\n"),
@@ -247,7 +248,7 @@ fn configured_endpoints_of_profiles_can_be_ignored() {
 }
 
 #[test]
-fn keys_of_a_process() {
+fn credential_process_keys_are_used() {
     let case = Case::new().with("AWS_PROFILE", "tool");
     let answer = r#"{"Version": 1, "AccessKeyId": "AKIATOOL", "SecretAccessKey": "s"}"#;
     let answer = case.write("answer.json", answer);
@@ -260,11 +261,11 @@ fn keys_of_a_process() {
     assert_eq!(case.keys(), ["AKIATOOL"]);
 }
 
-/// Whether there are other profiles or no configuration at all.
+/// Both with other profiles and without any configuration.
 #[test]
-fn a_profile_that_does_not_exist() {
+fn missing_profile_is_refused_without_request() {
     for config in ["", "[profile dev]\nregion = eu-west-3\n"] {
-        let case = Case::new().with("CASE_OPTIONS", "profile=nobody");
+        let case = Case::new().with("CASE_OPTIONS", "profile=missing");
         if !config.is_empty() {
             case.write("config", config);
         }
@@ -274,7 +275,7 @@ fn a_profile_that_does_not_exist() {
             "{config:?}: {outcome}"
         );
         assert!(
-            outcome.contains("profile nobody") && outcome.contains("hint:"),
+            outcome.contains("profile missing") && outcome.contains("hint:"),
             "{outcome}"
         );
         assert!(case.server.requests().is_empty());
@@ -282,7 +283,7 @@ fn a_profile_that_does_not_exist() {
 }
 
 #[test]
-fn no_credentials_at_all() {
+fn missing_credentials_are_refused_without_request() {
     let case = Case::new();
     let outcome = case.run();
     assert!(outcome.starts_with("PermissionDenied"), "{outcome}");
@@ -305,7 +306,7 @@ fn no_credentials_at_all() {
 }
 
 #[test]
-fn anonymous_requests_carry_nothing() {
+fn anonymous_requests_carry_no_credentials() {
     let case = Case::new()
         .with("CASE_OPTIONS", "anonymous=true")
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
@@ -319,16 +320,17 @@ fn anonymous_requests_carry_nothing() {
     }
 }
 
-/// The credentials expire while requests are in flight: all go on with new ones, fetched once.
+/// The credentials expire while requests are in flight: all requests continue with new ones,
+/// fetched once.
 #[test]
-fn new_credentials_in_the_middle() {
+fn expired_credentials_are_renewed_during_load() {
     let case = Case::new();
     let url = case.server.credentials_url();
     let case = case.with("AWS_CONTAINER_CREDENTIALS_FULL_URI", url);
     case.server
         .issue_credentials([hour("AKIAONE"), hour("AKIATWO")]);
     case.server.require_access_key(Some("AKIAONE"));
-    // Two requests in flight stall; those that follow them are refused.
+    // Two requests in flight stall; the requests after them are refused.
     case.server
         .fault(Rule::times(2, Fault::StallHeaders).from_byte(1));
     let outcome = case.run_while(|| case.replace_key("AKIATWO"));
@@ -343,9 +345,9 @@ fn new_credentials_in_the_middle() {
     assert_eq!(case.keys().last().map(String::as_str), Some("AKIATWO"));
 }
 
-/// New ones are refused as well, or are not to be had.
+/// The new credentials are refused as well, or cannot be fetched.
 #[test]
-fn no_new_credentials_in_the_middle() {
+fn failed_credential_renewal_fails_load() {
     for (issue, says) in [
         (hour("AKIATHREE"), "ExpiredToken"),
         (Issue::Failure(500), "container"),
@@ -370,9 +372,9 @@ fn no_new_credentials_in_the_middle() {
     }
 }
 
-/// Keys that the store does not take are refused once, with their origin.
+/// Keys that the store rejects are refused once, with their origin.
 #[test]
-fn keys_that_are_refused_name_their_origin() {
+fn refused_keys_name_their_origin() {
     let case = Case::new()
         .with("AWS_ACCESS_KEY_ID", "AKIAENV")
         .with("AWS_SECRET_ACCESS_KEY", "secret");

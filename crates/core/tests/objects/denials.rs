@@ -1,4 +1,4 @@
-//! What real servers say to strangers, and of what is not there.
+//! Responses of real servers to wrong credentials and for missing objects.
 
 use tload::{Checkpoint, Error, ErrorKind, Location, StoreOptions};
 use tload_lab::{Azurite, FakeGcs, Moto, S3Server, S3sFs, Versitygw, require};
@@ -8,7 +8,7 @@ use crate::sites::{azure_options, gcs_options, options, s3_options};
 use ErrorKind::{InvalidRequest, NotFound, PermissionDenied};
 
 fn refusal(url: &str, store: &StoreOptions) -> Error {
-    let location = Location::parse(url).expect("a good URL");
+    let location = Location::parse(url).expect("a valid URL");
     let error = Checkpoint::open_with(&location, store).expect_err(url);
     assert_eq!(error.location(), Some(url), "{}", error.chain());
     assert!(error.hint().is_some(), "{}", error.chain());
@@ -24,17 +24,17 @@ fn expect(error: &Error, kind: ErrorKind, status: u16, code: Option<&str>) {
     assert_eq!(request.code.as_deref(), code, "{}", error.chain());
 }
 
-/// The options with another value for one of them.
+/// Returns the options with another value for one of them.
 fn but(store: &StoreOptions, key: &str, value: &str) -> StoreOptions {
     store.clone().with(key, value).expect("an option")
 }
 
-/// What all servers of S3 have to say alike.
+/// Asserts the errors that all S3 servers have in common.
 fn s3_refuses<Kind>(server: &S3Server<Kind>, no_bucket: &str) -> StoreOptions {
     let file = even("t", 1, 1, 10);
     server
         .put("models", "a/m.safetensors", &file)
-        .expect("the server takes it");
+        .expect("the server accepts it");
     let store = s3_options(&server.endpoint());
     let missing = refusal("s3://models/none.safetensors", &store);
     expect(&missing, NotFound, 404, Some("NoSuchKey"));
@@ -47,7 +47,7 @@ fn s3_refuses<Kind>(server: &S3Server<Kind>, no_bucket: &str) -> StoreOptions {
 }
 
 #[test]
-fn versitygw_knows_its_keys() {
+fn versitygw_denials_are_classified() {
     let Some(server) = require(Versitygw::start()) else {
         return;
     };
@@ -60,8 +60,8 @@ fn versitygw_knows_its_keys() {
             "{}",
             error.chain()
         );
-        let error = refusal(url, &but(&store, "access_key_id", "nobody"));
-        // Its own code, and a status that says something else.
+        let error = refusal(url, &but(&store, "access_key_id", "unknown"));
+        // A code of its own, and a status that contradicts it.
         expect(&error, PermissionDenied, 404, Some("XAdminUserNotFound"));
         let shown = error
             .request()
@@ -90,7 +90,7 @@ fn versitygw_knows_its_keys() {
 }
 
 #[test]
-fn s3s_fs_knows_its_keys() {
+fn s3s_fs_denials_are_classified() {
     let Some(server) = require(S3sFs::start()) else {
         return;
     };
@@ -103,25 +103,25 @@ fn s3s_fs_knows_its_keys() {
 }
 
 #[test]
-fn moto_knows_its_keys() {
+fn moto_denials_are_classified() {
     let Some(server) = require(Moto::start()) else {
         return;
     };
     let store = s3_refuses(&server, "NoSuchBucket");
-    server.refuse_all().expect("it does");
+    server.refuse_all().expect("the server accepts the setting");
     let error = refusal("s3://models/a/m.safetensors", &store);
     expect(&error, PermissionDenied, 403, Some("InvalidAccessKeyId"));
 }
 
 #[test]
-fn azurite_knows_its_keys() {
+fn azurite_denials_are_classified() {
     let Some(server) = require(Azurite::start()) else {
         return;
     };
     let store = azure_options(&server);
     server
         .put("models", "a/m.safetensors", &even("t", 1, 1, 10))
-        .expect("the server takes it");
+        .expect("the server accepts it");
     expect(
         &refusal("az://models/none.safetensors", &store),
         NotFound,
@@ -153,9 +153,9 @@ fn azurite_knows_its_keys() {
         "{}",
         error.chain()
     );
-    let nobody = options(&[("endpoint", &server.endpoint()), ("anonymous", "true")]);
-    let location = Location::parse("az://models/a/m.safetensors").expect("a good URL");
-    let error = Checkpoint::open_with(&location, &nobody).expect_err("whose container?");
+    let incomplete = options(&[("endpoint", &server.endpoint()), ("anonymous", "true")]);
+    let location = Location::parse("az://models/a/m.safetensors").expect("a valid URL");
+    let error = Checkpoint::open_with(&location, &incomplete).expect_err("the account is missing");
     assert_eq!(error.kind(), InvalidRequest, "{}", error.chain());
     assert!(
         error.hint().expect("a hint").contains("account"),
@@ -165,21 +165,22 @@ fn azurite_knows_its_keys() {
 }
 
 #[test]
-fn fake_gcs_knows_its_buckets() {
+fn fake_gcs_denials_are_classified() {
     let Some(server) = require(FakeGcs::start()) else {
         return;
     };
     let store = gcs_options(&server);
     server
         .put("models", "a/m.safetensors", &even("t", 1, 1, 10))
-        .expect("the server takes it");
+        .expect("the server accepts it");
     for url in ["gs://models/none.safetensors", "gs://nowhere/m.safetensors"] {
         let error = refusal(url, &store);
         assert_eq!(error.kind(), NotFound, "{}", error.chain());
     }
-    let nobody = options(&[("endpoint", &server.base_url())]);
-    let location = Location::parse("gs://models/a/m.safetensors").expect("a good URL");
-    let error = Checkpoint::open_with(&location, &nobody).expect_err("who asks?");
+    let incomplete = options(&[("endpoint", &server.base_url())]);
+    let location = Location::parse("gs://models/a/m.safetensors").expect("a valid URL");
+    let error =
+        Checkpoint::open_with(&location, &incomplete).expect_err("the credentials are missing");
     assert_eq!(error.kind(), PermissionDenied, "{}", error.chain());
     assert!(
         error.hint().expect("a hint").contains("anonymous=true"),

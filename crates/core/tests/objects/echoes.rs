@@ -1,4 +1,5 @@
-//! Servers that repeat what they were sent: errors show none of it, in whichever form it comes back.
+//! Servers that echo what they receive: errors show no secret, whatever the form in which it is
+//! echoed.
 
 use std::fmt::Write;
 
@@ -11,10 +12,10 @@ use crate::listener::Listener;
 use crate::secrets::{MARK, Told, show_error};
 use crate::sites;
 
-/// The characters that base64 has for `hunter2` at each of the three places where it may begin.
+/// Characters of `hunter2` in base64 at each of the three offsets where it may begin.
 const MARK_IN_BASE64: [&str; 3] = ["aHVudGVyM", "h1bnRlcj", "odW50ZXIy"];
 
-/// A secret, and how a store is opened with it.
+/// A secret, and the URL and options that open a store with it.
 struct Planted {
     secret: &'static str,
     url: String,
@@ -104,7 +105,7 @@ fn planted(server: &str) -> Vec<Planted> {
     ]
 }
 
-/// Forms in which a server may return a secret.
+/// Returns the forms in which a server may echo a secret.
 fn forms(secret: &str) -> Vec<String> {
     let each_byte = secret.bytes().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "%{byte:02x}");
@@ -121,10 +122,10 @@ fn forms(secret: &str) -> Vec<String> {
     ]
 }
 
-/// Answers with a text in each place that errors are made of.
+/// Returns responses with a text in each place from which errors are built.
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn answers(text: &str) -> Vec<String> {
-    // Codes, regions and hosts are names: what is none may be no part of one.
+    // Codes, regions and hosts are names: a text that is not a name cannot be part of one.
     let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     let name = if text.bytes().all(is_name) {
         text
@@ -140,7 +141,7 @@ fn answers(text: &str) -> Vec<String> {
     };
     let mut answers = Vec::new();
     let statuses = [403, 401, 404, 503];
-    // One is enough for the forms that are no name of anything.
+    // One status is enough for texts that are not names.
     let statuses = if text == name {
         &statuses[..]
     } else {
@@ -175,7 +176,7 @@ fn answers(text: &str) -> Vec<String> {
         answers.push(answer("403 No", &format!("{header}: {text}\r\n"), ""));
     }
     if text == name && text.starts_with(MARK) {
-        // One of each: looking names up takes its time.
+        // One of each: name resolution is slow.
         let to = format!("Location: http://{text}@{text}.invalid/{text}\r\n");
         answers.push(answer("302 Found", &to, ""));
     }
@@ -194,7 +195,7 @@ fn answers(text: &str) -> Vec<String> {
     ] {
         answers.push(answer("206 Partial", &headers, "abcd"));
     }
-    // Of a hub: what is in a repository.
+    // A hub's list of the files in a repository.
     answers.push(answer(
         "200 OK",
         "",
@@ -209,7 +210,7 @@ fn answers(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn errors_repeat_no_secret_that_a_server_repeats() {
+fn errors_show_no_secret_echoed_by_server() {
     let told = Told::of_process();
     let (sender, next) = std::sync::mpsc::channel::<String>();
     let current = std::sync::Mutex::new((next, String::new()));
@@ -225,11 +226,11 @@ fn errors_repeat_no_secret_that_a_server_repeats() {
         for (key, value) in &planted.options {
             store.set(key, value.as_str()).expect("an option");
         }
-        let location = Location::parse(&planted.url).expect("a good URL");
+        let location = Location::parse(&planted.url).expect("a valid URL");
         for form in forms(planted.secret) {
             for answer in answers(&form) {
-                sender.send(answer.clone()).expect("the server is there");
-                let error = Checkpoint::open_with(&location, &store).expect_err("no checkpoint");
+                sender.send(answer.clone()).expect("the server runs");
+                let error = Checkpoint::open_with(&location, &store).expect_err("not a checkpoint");
                 let mut shown = String::new();
                 show_error(&mut shown, &error);
                 let lower = shown.to_ascii_lowercase();
@@ -238,7 +239,7 @@ fn errors_repeat_no_secret_that_a_server_repeats() {
                     || MARK_IN_BASE64.iter().any(|mark| shown.contains(mark));
                 assert!(
                     !is_shown,
-                    "{} as {form}, said in\n{answer}\nis shown in\n{shown}",
+                    "{} as {form}, echoed in\n{answer}\nis shown in\n{shown}",
                     planted.url
                 );
             }
@@ -246,13 +247,13 @@ fn errors_repeat_no_secret_that_a_server_repeats() {
     }
     assert!(
         !told.told().to_ascii_lowercase().contains(MARK),
-        "shown to listeners"
+        "shown to log listeners"
     );
 }
 
-/// The words around a secret are what helps.
+/// The text around a secret is helpful and stays.
 #[test]
-fn what_a_server_says_beside_a_secret_is_shown() {
+fn server_text_around_masked_secret_is_shown() {
     let body = "<Error><Code>Denied</Code><Message>Invalid user token hf_hunter2hunter2, ask for another</Message></Error>";
     let answer = format!(
         "HTTP/1.1 403 No\r\nContent-Length: {}\r\n\r\n{body}",

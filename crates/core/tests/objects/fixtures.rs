@@ -1,4 +1,4 @@
-//! Checkpoints for stores, and comparisons of loaded tensors.
+//! Checkpoints for object stores, and helpers to load and compare them.
 
 use std::path::Path;
 
@@ -6,17 +6,17 @@ use tempfile::TempDir;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Checkpoint, Dtype, Loader, Location, Options, Order, Report, Result, Tensor};
 
-/// Creates a folder on the disk that cargo builds on.
+/// Creates a temporary folder on the disk that cargo builds on.
 pub(crate) fn folder() -> TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("cargo made the folder")
 }
 
-/// Creates a file of tensors `{prefix}0`, `{prefix}1`, … of several dtypes with lengths from zero
-/// to `bytes_max`.
+/// Returns a file of tensors `{prefix}0`, `{prefix}1`, … of several dtypes, of 0 to `bytes_max`
+/// bytes each.
 pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let mut file = FileBuilder::new();
-    // Wide elements first, as writers do, so that every tensor is aligned.
+    // Wide elements first, as writers do it, so that every tensor is aligned.
     let dtypes = [
         (Dtype::I64, 8),
         (Dtype::F32, 4),
@@ -35,7 +35,7 @@ pub(crate) fn mixed(prefix: &str, seed: u64, tensors: usize, bytes_max: usize) -
     file.build()
 }
 
-/// Creates a file of `count` U8 tensors of `bytes` bytes each.
+/// Returns a file of `count` U8 tensors of `bytes` bytes each.
 pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u8> {
     let mut rng = Rng::new(seed);
     let file = (0..count).fold(FileBuilder::new(), |file, index| {
@@ -45,7 +45,7 @@ pub(crate) fn even(prefix: &str, seed: u64, count: usize, bytes: usize) -> Vec<u
     file.build()
 }
 
-/// Creates an index that places tensors in shards: name and file.
+/// Returns an index that maps tensors to shards: name and file.
 pub(crate) fn index(placed: &[(String, &str)]) -> Vec<u8> {
     let map: serde_json::Map<_, _> = placed
         .iter()
@@ -66,7 +66,7 @@ pub(crate) fn in_file_order() -> Options {
     options(|it| it.order = Order::File)
 }
 
-/// Loads everything, and returns the report too.
+/// Loads everything and returns it with the report.
 pub(crate) fn load(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Report)> {
     let loader = Loader::new(checkpoint.clone()).options(options);
     let mut stream = loader.stream()?;
@@ -76,7 +76,7 @@ pub(crate) fn load(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Ten
 
 /// Loads from a local folder or file, in file order.
 pub(crate) fn load_local(path: &Path) -> Vec<Tensor> {
-    let checkpoint = Checkpoint::open(&Location::from_path(path)).expect("a good checkpoint");
+    let checkpoint = Checkpoint::open(&Location::from_path(path)).expect("a valid checkpoint");
     load(&checkpoint, in_file_order()).expect("loads").0
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn assert_same(found: &[Tensor], wanted: &[Tensor]) {
         let name = found.name();
         assert_eq!(found.dtype(), wanted.dtype(), "{name}");
         assert_eq!(found.shape(), wanted.shape(), "{name}");
-        assert!(found.bytes() == wanted.bytes(), "{name}: other bytes");
+        assert!(found.bytes() == wanted.bytes(), "{name}: wrong bytes");
         let address = found.as_ptr().addr();
         assert_eq!(address % found.dtype().alignment(), 0, "{name}: alignment");
     }
@@ -105,20 +105,20 @@ pub(crate) fn assert_all(tensors: &[Tensor], files: &[&[u8]]) {
         for (name, view) in theirs.iter() {
             let mut named = tensors.iter().filter(|tensor| tensor.name() == name);
             let tensor = named.next().expect(name);
-            assert!(named.next().is_none(), "{name} came twice");
+            assert!(named.next().is_none(), "{name} arrived twice");
             assert_eq!(tensor.shape(), view.shape(), "{name}");
-            assert!(tensor.bytes() == view.data(), "{name}: other bytes");
+            assert!(tensor.bytes() == view.data(), "{name}: wrong bytes");
             found += 1;
         }
     }
-    assert_eq!(tensors.len(), found, "no others");
+    assert_eq!(tensors.len(), found, "no other tensors");
 }
 
-/// Reads a local file.
+/// Returns the bytes of a local file.
 #[expect(
     clippy::disallowed_methods,
-    reason = "a file that a test looks into, not a file of a checkpoint"
+    reason = "a test reads a file that is not opened as a checkpoint"
 )]
 pub(crate) fn read(path: &Path) -> Vec<u8> {
-    std::fs::read(path).expect("the file is there")
+    std::fs::read(path).expect("the file exists")
 }

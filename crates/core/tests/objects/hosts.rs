@@ -1,7 +1,7 @@
-//! Credentials and the hosts that receive them: tests the rows of the table in SECURITY.md by what
-//! servers received.
+//! Credentials and the hosts that receive them: the rows of the table in SECURITY.md, checked by
+//! what servers receive.
 //!
-//! The environment holds credentials for everything; each case is a process of its own.
+//! The environment holds credentials for every store; each case is a process of its own.
 
 use tload_lab::{FaultyServer, Hub};
 
@@ -10,12 +10,12 @@ use crate::fixtures::{even, folder};
 use crate::listener::Listener;
 
 /// Loads `CASE_LOCATION` with `CASE_OPTIONS`.
-const CHILD: &str = "credentials::loads_somewhere";
+const CHILD: &str = "credentials::loads_case_location";
 
 /// Part of every secret.
 const MARK: &str = "hunter2";
 
-/// Credentials for every kind of store.
+/// Credentials for every store.
 const AMBIENT: [(&str, &str); 9] = [
     ("AWS_ACCESS_KEY_ID", "AKIAhunter2"),
     ("AWS_SECRET_ACCESS_KEY", "hunter2secret"),
@@ -58,7 +58,7 @@ fn served() -> FaultyServer {
     server
 }
 
-/// Returns the values of a header, in all requests.
+/// Returns the values of a header in all requests.
 fn sent(server: &FaultyServer, name: &str) -> Vec<String> {
     let requests = server.requests();
     let values = requests
@@ -68,7 +68,7 @@ fn sent(server: &FaultyServer, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn azure_credentials_of_the_environment_go_to_no_host_that_only_the_url_names() {
+fn azure_credentials_skip_hosts_named_only_by_url() {
     let listener = silent();
     let port = listener.address.port();
     for location in [
@@ -90,7 +90,7 @@ fn azure_credentials_of_the_environment_go_to_no_host_that_only_the_url_names() 
 }
 
 #[test]
-fn azure_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_variable() {
+fn azure_credentials_go_to_configured_endpoint() {
     let server = served();
     let endpoint = format!("{}/account", server.url());
     let option = format!("endpoint={endpoint} account=account");
@@ -100,7 +100,7 @@ fn azure_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_var
     ];
     for (location, options, variables) in [
         ("az://models/m.safetensors", &*option, &[][..]),
-        // The option is required: the URL alone does not suffice.
+        // The option is required: the URL alone would not be trusted.
         ("abfss://models@account.example/m.safetensors", &option, &[]),
         ("az://models/m.safetensors", "", &variables),
     ] {
@@ -113,7 +113,7 @@ fn azure_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_var
 }
 
 #[test]
-fn the_key_of_an_azure_connection_string_goes_to_the_endpoint_that_it_names() {
+fn azure_connection_string_key_goes_to_its_endpoint() {
     let server = served();
     let connection = format!(
         "AccountName=account;AccountKey=aHVudGVyMg==;BlobEndpoint={}/account",
@@ -132,7 +132,7 @@ fn the_key_of_an_azure_connection_string_goes_to_the_endpoint_that_it_names() {
 }
 
 #[test]
-fn aws_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_variable() {
+fn aws_credentials_go_to_configured_endpoint() {
     let server = served();
     let option = format!("endpoint={}", server.url());
     let variable = ("AWS_ENDPOINT_URL_S3", &*server.url());
@@ -146,7 +146,7 @@ fn aws_credentials_of_the_environment_go_to_the_endpoint_of_an_option_or_a_varia
 }
 
 #[test]
-fn aws_credentials_of_the_environment_go_to_no_host_that_a_bucket_names() {
+fn aws_credentials_skip_hosts_named_by_bucket() {
     let listener = silent();
     let port = listener.address.port();
     let is_virtual = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
@@ -180,7 +180,7 @@ fn aws_credentials_of_the_environment_go_to_no_host_that_a_bucket_names() {
 }
 
 #[test]
-fn google_credentials_of_the_environment_go_to_the_endpoint_whatever_the_bucket() {
+fn google_credentials_go_to_endpoint_for_any_bucket() {
     let (server, listener) = (served(), silent());
     let endpoint = format!("endpoint={}", server.url());
     let outcome_of =
@@ -193,9 +193,9 @@ fn google_credentials_of_the_environment_go_to_the_endpoint_whatever_the_bucket(
     assert_eq!(listener.received(), [""; 0]);
 }
 
-/// A key file names the host that its requests go to, and the environment names the file.
+/// A key file names the host of its requests, and the environment names the file.
 #[test]
-fn requests_with_a_google_key_file_go_to_the_base_url_that_it_names() {
+fn google_key_file_requests_go_to_its_base_url() {
     let server = served();
     let folder = folder();
     let path = folder.path().join("key.json");
@@ -219,7 +219,7 @@ fn requests_with_a_google_key_file_go_to_the_base_url_that_it_names() {
 }
 
 #[test]
-fn the_token_of_a_hub_goes_to_its_endpoint_and_not_to_where_it_redirects() {
+fn hub_token_goes_to_endpoint_and_not_to_redirects() {
     let hub = Hub::start();
     hub.commit(
         "org/model",
@@ -251,7 +251,7 @@ fn the_token_of_a_hub_goes_to_its_endpoint_and_not_to_where_it_redirects() {
 }
 
 #[test]
-fn web_servers_get_nothing_of_the_environment() {
+fn web_servers_get_no_environment_credentials() {
     let server = served();
     for location in [
         format!("{}/models/m.safetensors", server.url()),
@@ -279,7 +279,7 @@ fn web_servers_get_nothing_of_the_environment() {
 }
 
 #[test]
-fn a_password_of_a_proxy_goes_to_the_proxy_only() {
+fn proxy_password_goes_to_proxy_only() {
     let server = served();
     let proxy = Listener::start(|_| "HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n".to_owned());
     let option = format!("proxy=http://user:hunter2proxy@{}", proxy.address);
@@ -302,7 +302,7 @@ fn a_password_of_a_proxy_goes_to_the_proxy_only() {
 }
 
 #[test]
-fn headers_of_options_go_to_the_store_and_not_to_where_credentials_come_from() {
+fn option_headers_go_to_store_not_to_credential_services() {
     let google: fn(&str) -> Vec<(&str, &str)> = |host| {
         vec![
             ("GOOGLE_BEARER_TOKEN", ""),
@@ -338,7 +338,7 @@ fn headers_of_options_go_to_the_store_and_not_to_where_credentials_come_from() {
         let location = format!("{scheme}://models/m.safetensors");
         outcome(&location, &options, &variables(&address));
         let heads = service.received();
-        assert!(!heads.is_empty(), "{scheme}: no credentials were asked for");
+        assert!(!heads.is_empty(), "{scheme}: no credentials were requested");
         for head in heads {
             assert!(!head.contains(MARK) && !head.contains("x-team"), "{head}");
         }

@@ -1,4 +1,5 @@
-//! Models of a hub, read from the hub: one commit, the right bytes, no token for anybody else, and refusals that say what to do.
+//! Models on a hub: one commit, the right bytes, a token that only the hub receives, and errors
+//! with hints.
 
 use std::path::Path;
 
@@ -13,7 +14,7 @@ use crate::sites;
 const MODEL: &str = "org/Model-1.5";
 const TOKEN: &str = "hf_hunter2";
 
-/// How a hub is reached, and nothing else of this machine is looked at.
+/// Returns options that reach the hub and ignore everything else on this machine.
 fn store(hub: &Hub, pairs: &[(&str, &str)]) -> StoreOptions {
     let mut store = sites::options(&[("endpoint", &hub.url())]);
     for (key, value) in pairs {
@@ -30,7 +31,7 @@ fn open(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
     Checkpoint::open_with(&location(rest), store(hub, pairs))
 }
 
-/// Two shards, an index, and what lies beside them.
+/// Two shards, an index, and other files of a repository.
 struct Model {
     shards: [Vec<u8>; 2],
     index: Vec<u8>,
@@ -84,7 +85,7 @@ fn asked_of_the_model(hub: &Hub) -> Vec<HubRequest> {
 }
 
 #[test]
-fn a_model_is_a_folder() {
+fn hub_model_opens_like_folder() {
     let (hub, model) = hub();
     hub.commit(MODEL, "refs/pr/1", &model.files());
     hub.commit(MODEL, "a/b", &model.files());
@@ -123,7 +124,7 @@ fn a_model_is_a_folder() {
 }
 
 #[test]
-fn one_commit_is_read_whatever_becomes_of_the_branch() {
+fn one_commit_is_read_while_branch_moves() {
     let (hub, model) = hub();
     let checkpoint = open(&hub, "", &[]).expect("opens");
     let other = Model::new(7);
@@ -146,7 +147,7 @@ fn one_commit_is_read_whatever_becomes_of_the_branch() {
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_nowhere_else() {
+fn token_goes_to_hub_only() {
     let (hub, model) = hub();
     for access in [
         Access::Private(TOKEN.to_owned()),
@@ -158,7 +159,7 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
         assert_all(&tensors, &model.shards());
     }
     let requests = hub.requests();
-    // Redirects within the hub take it along: the small files are there.
+    // Redirects within the hub keep the token: small files are served there.
     assert!(
         requests
             .iter()
@@ -178,7 +179,7 @@ fn the_token_goes_to_the_hub_and_nowhere_else() {
     }
 }
 
-/// Everything that can be shown of an error has no secret.
+/// Opens a location, asserts that it fails without showing a secret, and returns the error.
 fn refused(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Error {
     let error = open(hub, rest, pairs).expect_err(rest);
     let shown = format!("{error:?} {}", error.chain());
@@ -192,7 +193,7 @@ fn refused(hub: &Hub, rest: &str, pairs: &[(&str, &str)]) -> Error {
 }
 
 #[test]
-fn refusals_say_what_to_do() {
+fn hub_refusals_have_hints() {
     use ErrorKind::{NotFound, PermissionDenied};
     let (hub, _) = hub();
     let token = [("token", TOKEN)];
@@ -243,8 +244,8 @@ fn refusals_say_what_to_do() {
         );
         assert!(error.hint().expect("checked").contains(hint), "{shown}");
     }
-    let nobody = Location::parse("hf://org/none").expect("a location");
-    let error = Checkpoint::open_with(&nobody, store(&hub, &[])).expect_err("no such model");
+    let missing = Location::parse("hf://org/none").expect("a location");
+    let error = Checkpoint::open_with(&missing, store(&hub, &[])).expect_err("no such model");
     assert_eq!(error.kind(), NotFound);
     hub.grant(MODEL, Access::Public);
     let error = ObjectSource::at(&location("/no.safetensors"), &store(&hub, &[]));
@@ -252,17 +253,17 @@ fn refusals_say_what_to_do() {
 }
 
 #[test]
-fn servers_that_are_no_hub_are_named() {
+fn non_hub_server_is_reported_with_endpoint_hint() {
     let server = FaultyServer::start();
     let store = sites::options(&[("endpoint", &server.url()), ("retries", "0")]);
-    let error = Checkpoint::open_with(&location(""), &store).expect_err("no hub");
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("not a hub");
     assert!(
         error.hint().expect("a hint").contains("endpoint"),
         "{}",
         error.chain()
     );
     server.put("api/models/org/Model-1.5/revision/main", "[]");
-    let error = Checkpoint::open_with(&location(""), &store).expect_err("no hub");
+    let error = Checkpoint::open_with(&location(""), &store).expect_err("not a hub");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
     assert!(
         error.hint().expect("a hint").contains("endpoint"),
@@ -272,7 +273,7 @@ fn servers_that_are_no_hub_are_named() {
 }
 
 #[test]
-fn links_that_have_expired_are_asked_for_anew() {
+fn expired_links_are_requested_again() {
     let (hub, model) = hub();
     let checkpoint = open(&hub, "", &[]).expect("opens");
     hub.files()
@@ -298,14 +299,14 @@ fn links_that_have_expired_are_asked_for_anew() {
 }
 
 #[test]
-fn a_file_that_is_not_the_one_that_the_hub_lists_is_an_error() {
+fn file_differing_from_hub_list_is_error() {
     let (hub, _) = hub();
     let commit = hub.commit(MODEL, "main", &Model::new(3).files());
     hub.files().put(
         &format!("{MODEL}/{commit}/a 1.safetensors"),
         even("a", 3, 20, 80_000),
     );
-    let error = open(&hub, "", &[]).expect_err("another length");
+    let error = open(&hub, "", &[]).expect_err("the length differs");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
     assert!(
         error.message().contains("the hub lists"),
@@ -331,7 +332,7 @@ fn assert_copied(target: &Path, model: &Model) {
 }
 
 #[test]
-fn copies_have_everything_that_the_hub_lists() {
+fn copy_has_every_listed_file() {
     let (hub, model) = hub();
     let target = folder();
     let report = copy(&hub, "", target.path());
@@ -339,7 +340,7 @@ fn copies_have_everything_that_the_hub_lists() {
     assert_eq!((report.copied_files, report.skipped_files), (6, 0));
     let report = copy(&hub, "", target.path());
     assert_eq!((report.copied_files, report.skipped_files), (0, 6));
-    // As long as the one before.
+    // Of the same lengths as before.
     let other = Model::new(11);
     hub.commit(MODEL, "main", &other.files());
     let report = copy(&hub, "", target.path());
@@ -354,9 +355,10 @@ fn copies_have_everything_that_the_hub_lists() {
     assert_eq!(read(&one.path().join("config.json")), b"{}");
 }
 
-/// Mirrors of hubs leave out when a repository was changed; what is left tells one commit from another.
+/// Mirrors of hubs omit the modification time of a repository; the remaining fields tell commits
+/// apart.
 #[test]
-fn copies_from_a_mirror_without_times_are_of_one_commit() {
+fn copy_from_mirror_without_times_is_of_one_commit() {
     for is_terse in [false, true] {
         let (hub, model) = hub();
         hub.be_undated();
@@ -368,14 +370,14 @@ fn copies_from_a_mirror_without_times_are_of_one_commit() {
         assert_copied(target.path(), &model);
         assert_eq!(copy(&hub, "", target.path()).skipped_files, 6);
 
-        // As long as the one before, each file of it.
+        // Each file of the same length as before.
         let other = Model::new(11);
         hub.commit(MODEL, "main", &other.files());
         let report = copy(&hub, "", target.path());
         assert_copied(target.path(), &other);
         assert!(report.copied_files >= 3, "{report:?}");
         assert_eq!(copy(&hub, "", target.path()).skipped_files, 6);
-        // Without a time of the source, it is that of the copy.
+        // Without a modification time of the source, the copy's time is kept.
         let copied = target.path().join("config.json");
         let modified = std::fs::metadata(copied).and_then(|found| found.modified());
         assert_ne!(modified.expect("a time"), std::time::UNIX_EPOCH);
@@ -383,7 +385,7 @@ fn copies_from_a_mirror_without_times_are_of_one_commit() {
 }
 
 #[test]
-fn a_branch_that_moves_during_a_copy_does_not_mix_commits() {
+fn branch_moving_during_copy_does_not_mix_commits() {
     for path in ["config.json", "a 1.safetensors", "b 1.safetensors"] {
         let (hub, model) = hub();
         let other = Model::new(7);
@@ -397,9 +399,9 @@ fn a_branch_that_moves_during_a_copy_does_not_mix_commits() {
     }
 }
 
-/// A copy that stopped between two files, and a branch that has moved on since.
+/// The copy stopped between two files, and the branch has moved since.
 #[test]
-fn a_copy_that_goes_on_after_its_branch_has_moved_has_one_commit() {
+fn resumed_copy_after_branch_moved_has_one_commit() {
     let (hub, _) = hub();
     hub.be_undated();
     let target = folder();
@@ -421,7 +423,7 @@ fn a_copy_that_goes_on_after_its_branch_has_moved_has_one_commit() {
 }
 
 #[test]
-fn hubs_need_not_say_more_than_names() {
+fn hub_listing_only_names_loads_and_copies() {
     let (hub, model) = hub();
     hub.be_terse();
     let checkpoint = open(&hub, "", &[]).expect("opens");
@@ -433,7 +435,7 @@ fn hubs_need_not_say_more_than_names() {
 }
 
 #[test]
-fn small_files_may_come_as_a_whole() {
+fn small_files_load_without_range_support() {
     let (hub, model) = hub();
     hub.ignore_ranges();
     let checkpoint = open(&hub, "", &[]).expect("opens");
@@ -442,7 +444,7 @@ fn small_files_may_come_as_a_whole() {
     let target = folder();
     copy(&hub, "", target.path());
     assert_copied(target.path(), &model);
-    // In ranges of its own, none of which begins at the start.
+    // Ranges that do not begin at the start are served from the whole file.
     let file = ObjectSource::at(
         &location("/model.safetensors.index.json"),
         &store(&hub, &[]),
@@ -452,10 +454,10 @@ fn small_files_may_come_as_a_whole() {
         let bytes = file.fetch(start as u64, end - start).expect("a range");
         assert_eq!(bytes, model.index[start..end]);
     }
-    // Large ones may not.
+    // Large files without ranges are refused.
     let large = even("t", 1, 17, 1 << 20);
     hub.commit(MODEL, "large", &[("model.safetensors", &large)]);
     hub.files().fault(Rule::always(Fault::IgnoreRange));
-    let error = open(&hub, "@large", &[]).expect_err("not with ranges");
+    let error = open(&hub, "@large", &[]).expect_err("ranges are required");
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
 }

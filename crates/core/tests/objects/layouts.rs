@@ -1,4 +1,4 @@
-//! Checkpoints in every layout, on every store, byte for byte as from a local disk.
+//! Checkpoints in every layout, on every store: byte for byte as from a local disk.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -79,14 +79,14 @@ on_sites!(
 fn one_file(both: &Both) {
     both.put("one/model.safetensors", &mixed("one.", 1, 30, 200_000));
     assert_eq!(both.compare("one/model.safetensors").len(), 30);
-    // The name does not tell that it is a file.
+    // The name does not tell the format.
     both.put("one/weights", &even("w", 2, 3, 1000));
     if both.site.lists() {
         assert_eq!(both.compare("one/weights").len(), 3);
     }
 }
 
-/// Names that URLs, signatures and indexes have to encode.
+/// Names that URLs, signatures and indexes must encode.
 const ODD_NAMES: [&str; 11] = [
     "with space",
     "grüße-模型",
@@ -104,7 +104,7 @@ const ODD_NAMES: [&str; 11] = [
 fn odd_names(both: &Both) {
     for (seed, name) in ODD_NAMES.iter().enumerate() {
         if name.contains('#') && both.site.redirects() {
-            // nginx does not encode it in the address that it redirects to.
+            // nginx does not encode `#` in the address that it redirects to.
             continue;
         }
         let folder = format!("odd/{name}");
@@ -120,8 +120,8 @@ fn odd_names(both: &Both) {
     }
 }
 
-/// Tests a header that does not fit into the first read, and more small tensors than one request
-/// should cost.
+/// A header that does not fit into the first read, and more small tensors than one request should
+/// cost.
 fn big_header(both: &Both) {
     let mut rng = Rng::new(3);
     let name = "n".repeat(200);
@@ -139,7 +139,7 @@ fn big_header(both: &Both) {
     assert_eq!(both.compare("big/model.safetensors").len(), 3000);
 }
 
-/// Tests tensors without bytes, files without tensors, an object without bytes.
+/// Tensors without bytes, files without tensors, and an object without bytes.
 fn nothing(both: &Both) {
     let file = FileBuilder::new()
         .tensor("a", Dtype::F32, &[0], &[])
@@ -158,7 +158,7 @@ fn nothing(both: &Both) {
         both.put(&key, bytes);
         let error = both.site.checkpoint(&key).expect_err("no header");
         assert_eq!(error.kind(), ErrorKind::InvalidFormat, "{}", error.chain());
-        let location = error.location().expect("of an object");
+        let location = error.location().expect("an error of an object");
         assert!(
             location.ends_with(&format!("{name}.safetensors")),
             "{location}"
@@ -169,7 +169,7 @@ fn nothing(both: &Both) {
 fn with_index(both: &Both) {
     both.put("index/a.safetensors", &mixed("a", 5, 9, 50_000));
     both.put("index/b.safetensors", &mixed("b", 6, 9, 50_000));
-    // Not in the index, and not a checkpoint.
+    // Neither in the index nor a valid file.
     both.put("index/stray.safetensors", b"stray");
     let mut placed: Vec<_> = (0..9)
         .map(|at| (format!("b{at}"), "b.safetensors"))
@@ -201,7 +201,7 @@ fn without_index(both: &Both) {
         let file = even(&format!("{number}."), seed as u64, 2, 700);
         both.put(&format!("plain/m-{number}.safetensors"), &file);
     }
-    // Neither hidden files nor files in folders below.
+    // Hidden files and nested folders are ignored.
     both.put("plain/.hidden.safetensors", b"hidden");
     both.put("plain/below/x.safetensors", b"below");
     both.put("plain/readme.txt", b"text");
@@ -218,15 +218,15 @@ fn without_index(both: &Both) {
     let error = both
         .site
         .checkpoint("deep")
-        .expect_err("nothing right in it");
+        .expect_err("no checkpoint at this level");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
     assert!(
-        error.hint().expect("what is below").contains("below"),
+        error.hint().expect("a hint").contains("below"),
         "{}",
         error.chain()
     );
     for path in ["none", "none/"] {
-        let error = both.site.checkpoint(path).expect_err("nothing there");
+        let error = both.site.checkpoint(path).expect_err("no such path");
         assert_eq!(
             error.kind(),
             ErrorKind::NotFound,
@@ -236,7 +236,7 @@ fn without_index(both: &Both) {
     }
 }
 
-/// Tests web servers, which list nothing.
+/// Web servers do not list.
 fn unlisted(both: &Both) {
     both.put("single/model.safetensors", &even("s", 9, 2, 700));
     assert_eq!(both.compare("single").len(), 2);
@@ -245,7 +245,7 @@ fn unlisted(both: &Both) {
     let error = both.site.checkpoint("neither").expect_err("no known name");
     assert_eq!(error.kind(), ErrorKind::NotFound);
     assert!(
-        error.hint().expect("what to do").contains("index"),
+        error.hint().expect("a hint").contains("index"),
         "{}",
         error.chain()
     );

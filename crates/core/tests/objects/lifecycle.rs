@@ -1,4 +1,4 @@
-//! However a load ends: at once, and nothing of it is left.
+//! Ends of a load: every one is immediate and leaks nothing.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -25,7 +25,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// Nothing but the caller ends a request that gets no answer.
+    /// Creates a store whose unanswered requests only the caller ends.
     fn new() -> Self {
         let server = Arc::new(FaultyServer::start());
         let mut site = faulty_at(&server);
@@ -39,7 +39,7 @@ impl Bench {
         self.site.checkpoint(KEY).expect("opens")
     }
 
-    /// A load with 64 requests in flight that stall.
+    /// Starts a load and waits until 64 of its requests are in flight and stalled.
     fn stalled(&self, loader: &Loader, fault: Fault) -> TensorStream {
         self.server.fault(Rule::always(fault).from_byte(1));
         let stream = loader.clone().options(wide()).stream().expect("starts");
@@ -60,7 +60,7 @@ fn wide() -> Options {
     options(|it| (it.depth, it.extent_bytes) = (Some(64), Some(1 << 18)))
 }
 
-/// Waits until `holds`.
+/// Waits until `holds` returns true.
 fn eventually(what: &str, holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
@@ -69,7 +69,7 @@ fn eventually(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// Threads of this process whose name begins so.
+/// Counts the threads of this process whose names begin with `name`.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("procfs");
     let names = tasks.filter_map(|task| {
@@ -84,8 +84,8 @@ fn open_files() -> usize {
 }
 
 #[test]
-fn dropped_with_requests_in_flight() {
-    if !is_alone("lifecycle::dropped_with_requests_in_flight") {
+fn drop_with_requests_in_flight_leaks_nothing() {
+    if !is_alone("lifecycle::drop_with_requests_in_flight_leaks_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -95,22 +95,25 @@ fn dropped_with_requests_in_flight() {
         Fault::StallBody(0),
     ] {
         let loader = Loader::new(bench.open());
-        assert!(threads("tload-net") > 0, "requests have threads");
+        assert!(
+            threads("tload-net") > 0,
+            "requests run on threads of their own"
+        );
         let stream = bench.stalled(&loader, fault);
         drop(stream);
-        // While the checkpoint lives, its threads may.
+        // The threads may live as long as the checkpoint.
         bench.server.clear_faults();
         let (tensors, report) = load(loader.checkpoint(), wide()).expect("loads");
         assert_all(&tensors, &[&bench.file]);
         assert_eq!(report.outcome, "complete");
         drop(loader);
         bench.assert_no_connections();
-        eventually("threads are left", || threads("tload-") == 0);
+        eventually("threads leaked", || threads("tload-") == 0);
     }
 }
 
 #[test]
-fn cancelled_with_requests_in_flight() {
+fn cancel_with_requests_in_flight_leaks_no_connection() {
     let bench = Bench::new();
     for fault in [Fault::StallHeaders, Fault::StallBody(1000)] {
         let loader = Loader::new(bench.open());
@@ -123,7 +126,7 @@ fn cancelled_with_requests_in_flight() {
         });
         assert_eq!(stream.report().outcome, "cancelled");
         bench.server.clear_faults();
-        // The same loader again, with the memory of before.
+        // The same loader again, with its cached memory.
         let again = loader.clone().options(wide()).stream().expect("starts");
         let tensors: Result<Vec<_>> = again.collect();
         assert_all(&tensors.expect("loads"), &[&bench.file]);
@@ -132,9 +135,9 @@ fn cancelled_with_requests_in_flight() {
     }
 }
 
-/// Nobody waits for the end of a wait.
+/// Cancellation interrupts the backoff.
 #[test]
-fn cancelled_between_two_tries() {
+fn cancel_interrupts_backoff() {
     let bench = Bench::new();
     let loader = Loader::new(bench.open()).options(options(|it| it.depth = Some(1)));
     bench.server.forget_requests();
@@ -150,12 +153,12 @@ fn cancelled_between_two_tries() {
     assert_eq!(
         bench.server.requests().len(),
         1,
-        "the wait was not waited for"
+        "no retry after the cancellation"
     );
 }
 
 #[test]
-fn a_time_limit_during_silence_and_between_two_tries() {
+fn timeout_applies_to_silence_and_backoff() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     for fault in [
@@ -173,7 +176,7 @@ fn a_time_limit_during_silence_and_between_two_tries() {
 }
 
 #[test]
-fn a_load_after_a_failed_one() {
+fn load_succeeds_after_failed_one() {
     let bench = Bench::new();
     let loader = Loader::new(bench.open()).options(options(|it| it.retries = Some(0)));
     for fault in [
@@ -184,7 +187,7 @@ fn a_load_after_a_failed_one() {
         bench.server.fault(Rule::always(fault));
         let mut stream = loader.stream().expect("starts");
         assert!(stream.find_map(Result::err).is_some());
-        assert!(stream.next().is_none(), "nothing after an error");
+        assert!(stream.next().is_none(), "no item follows an error");
         bench.server.clear_faults();
         let tensors: Result<Vec<_>> = loader.stream().expect("starts").collect();
         assert_all(&tensors.expect("loads"), &[&bench.file]);
@@ -192,7 +195,7 @@ fn a_load_after_a_failed_one() {
 }
 
 #[test]
-fn two_loads_at_a_time() {
+fn concurrent_loads_do_not_interfere() {
     let bench = Bench::new();
     let checkpoint = bench.open();
     std::thread::scope(|scope| {
@@ -205,7 +208,7 @@ fn two_loads_at_a_time() {
             });
         }
     });
-    // And one stalled does not hold the other up.
+    // A stalled load does not delay another one.
     let loader = Loader::new(checkpoint);
     let stalled = bench.stalled(&loader, Fault::StallHeaders);
     bench.server.fault(Rule::always(Fault::StallHeaders));
@@ -213,10 +216,10 @@ fn two_loads_at_a_time() {
     assert_eq!(stalled.map(Result::unwrap).count(), 80);
 }
 
-/// Fifty loads that end in every way leave neither files nor threads.
+/// Fifty loads that end in every way leak neither descriptors nor threads.
 #[test]
-fn nothing_leaks() {
-    if !is_alone("lifecycle::nothing_leaks") {
+fn loads_ending_in_every_way_leak_nothing() {
+    if !is_alone("lifecycle::loads_ending_in_every_way_leak_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -247,18 +250,18 @@ fn nothing_leaks() {
         bench.server.clear_faults();
         drop(loader);
         bench.assert_no_connections();
-        eventually("threads are left", || threads("tload-") == 0);
-        // The first round may open what stays open.
+        eventually("threads leaked", || threads("tload-") == 0);
+        // The first round may open descriptors that stay open.
         let wanted = *wanted.get_or_insert_with(open_files);
-        eventually("files are left", || open_files() <= wanted);
+        eventually("descriptors leaked", || open_files() <= wanted);
     }
 }
 
-/// Moments are counted in requests that the server has taken up: before the first, after the last, and between. Some of them fail
-/// or stall, so some moments lie in the wait for another try.
+/// Moments are counted in requests that the server has accepted: before the first, after the last,
+/// and between. Some of them fail or stall, so that some moments fall into a backoff.
 #[test]
-fn ended_at_any_moment() {
-    if !is_alone("lifecycle::ended_at_any_moment") {
+fn end_at_any_moment_leaks_nothing() {
+    if !is_alone("lifecycle::end_at_any_moment_leaks_nothing") {
         return;
     }
     let bench = Bench::new();
@@ -288,17 +291,17 @@ fn ended_at_any_moment() {
         end_at(&bench.server, &mut rng, loader, &file, round % 3);
         bench.server.clear_faults();
         bench.assert_no_connections();
-        eventually("threads are left", || threads("tload-") == 0);
+        eventually("threads leaked", || threads("tload-") == 0);
         let wanted = *wanted.get_or_insert_with(open_files);
-        eventually("files are left", || open_files() <= wanted);
+        eventually("descriptors leaked", || open_files() <= wanted);
     }
 }
 
-/// Starts a load and ends it when the server has seen some requests of it.
+/// Starts a load and ends it once the server has seen some of its requests.
 fn end_at(server: &FaultyServer, rng: &mut Rng, loader: Loader, file: &[u8], ending: usize) {
     let at = server.counts().requests + rng.index(45);
     let has_come = || server.counts().requests >= at;
-    // What stalls never comes: then the moment is soon.
+    // Stalled requests never add up: the number of turns limits the wait.
     let turns = 100 + rng.below(1000);
     let mut stream = loader.stream().expect("starts");
     let mut kept = Vec::new();
@@ -328,26 +331,26 @@ fn end_at(server: &FaultyServer, rng: &mut Rng, loader: Loader, file: &[u8], end
             match stream.wait(Duration::from_micros(50)) {
                 Poll::Pending => {}
                 Poll::Ready(None) => break,
-                Poll::Ready(Some(tensor)) => kept.push(tensor.expect("no failure that stays")),
+                Poll::Ready(Some(tensor)) => kept.push(tensor.expect("only transient faults")),
             }
         }
         if ending == 1 {
             drop(stream);
         } else {
             let dropping = std::thread::spawn(move || drop((stream, loader)));
-            dropping.join().expect("drops anywhere");
+            dropping.join().expect("drops on any thread");
         }
     }
     let theirs = safetensors::SafeTensors::deserialize(file).expect("a valid file");
     for tensor in kept {
         let view = theirs.tensor(tensor.name()).expect("in the file");
-        assert!(tensor.bytes() == view.data(), "{tensor:?}: other bytes");
+        assert!(tensor.bytes() == view.data(), "{tensor:?}: wrong bytes");
     }
 }
 
-/// A server that says nothing does not hold whoever opens a checkpoint longer than they said.
+/// A server that does not respond delays the opening of a checkpoint at most until `open_timeout`.
 #[test]
-fn opening_ends_at_its_own_timeout() {
+fn opening_ends_at_open_timeout() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", vec![0; 64]);
     server.fault(Rule::always(Fault::StallHeaders));
@@ -356,18 +359,19 @@ fn opening_ends_at_its_own_timeout() {
         ("anonymous", "true".to_owned()),
         ("open_timeout", "0.3".to_owned()),
     ])
-    .expect("good options");
+    .expect("valid options");
     for location in ["s3://models/m.safetensors", "s3://models/m"] {
         let location = Location::parse(location).expect("a URL");
-        let error = Checkpoint::open_with(&location, &options).expect_err("nobody answers");
+        let error =
+            Checkpoint::open_with(&location, &options).expect_err("the server does not respond");
         assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
         assert_eq!(error.location(), Some(&*location.to_string()));
     }
 }
 
-/// What has been opened is read as long as that takes, and so is what is asked for it.
+/// Neither loads nor requests of an opened checkpoint are limited by `open_timeout`.
 #[test]
-fn the_timeout_of_opening_is_over_when_it_is_open() {
+fn open_timeout_does_not_limit_loads() {
     const LIMIT: Duration = Duration::from_millis(300);
     let server = FaultyServer::start();
     let file = even("t", 3, 4, 1000);
@@ -377,9 +381,9 @@ fn the_timeout_of_opening_is_over_when_it_is_open() {
         ("anonymous", "true".to_owned()),
         ("open_timeout", LIMIT.as_secs_f64().to_string()),
     ])
-    .expect("good options");
+    .expect("valid options");
     let location = Location::parse("s3://models/m.safetensors").expect("a URL");
-    // A busy machine may take longer, and then again.
+    // Retries on a busy machine, which may need longer.
     let checkpoint = loop {
         match Checkpoint::open_with(&location, &store) {
             Ok(checkpoint) => break checkpoint,
@@ -388,7 +392,7 @@ fn the_timeout_of_opening_is_over_when_it_is_open() {
     };
     let (_open, opened) = std::sync::mpsc::channel::<()>();
     opened.recv_timeout(LIMIT * 2).expect_err("nothing is sent");
-    // SHA-256 of a whole file has the header read again.
+    // With a SHA-256 of the whole file, the header is read again.
     let expected = Expectation::Of(Expected {
         by: "the test".to_owned(),
         whole: Some(Digest::of(Algorithm::Sha256, &file)),
@@ -400,7 +404,7 @@ fn the_timeout_of_opening_is_over_when_it_is_open() {
         if let Some(expected) = expectations {
             loader = loader.expectations([expected]);
         }
-        let mut stream = loader.stream().expect("nothing limits it");
+        let mut stream = loader.stream().expect("open_timeout does not apply");
         let tensors: Vec<_> = stream.by_ref().collect::<Result<_, _>>().expect("loads");
         assert_eq!(tensors.len(), 4);
     }

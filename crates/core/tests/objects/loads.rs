@@ -1,4 +1,5 @@
-//! Loads that only some stores can show: several stores at once, kinds of URLs, proxies, runtimes, limits of memory.
+//! Loads that need particular stores: several stores at once, kinds of URLs, proxies, runtimes,
+//! memory limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,10 @@ use crate::sites::{self, BUCKET, azure_options, faulty_at, s3_options};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn parse(text: &str) -> Location {
-    Location::parse(text).expect("a good URL")
+    Location::parse(text).expect("a valid URL")
 }
 
-/// A file, an object of S3 and one of a web server are one checkpoint.
-/// What reads a file that is not in the page cache.
+/// Returns the engine that reads a file outside of the page cache.
 fn engine_of(path: &std::path::Path) -> &'static str {
     tload::probe::evict(path).expect("just written");
     if tload::probe::ring().error.is_none() {
@@ -28,8 +28,9 @@ fn engine_of(path: &std::path::Path) -> &'static str {
     }
 }
 
+/// A local file, objects of S3 and one of a web server form one checkpoint.
 #[test]
-fn one_checkpoint_in_several_places() {
+fn checkpoint_spans_files_and_stores() {
     let (folder, s3, web) = (
         folder(),
         Arc::new(FaultyServer::start()),
@@ -89,9 +90,9 @@ fn one_checkpoint_in_several_places() {
             assert_all(&tensors, &files);
         }
     }
-    // One of them missing.
+    // One of them is missing.
     let list = [local, parse("s3://models/none.safetensors")];
-    let error = Checkpoint::open_all_with(&list, &store).expect_err("not there");
+    let error = Checkpoint::open_all_with(&list, &store).expect_err("missing");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
     assert_eq!(error.location(), Some("s3://models/none.safetensors"));
     let twice = [a.clone(), a];
@@ -99,7 +100,7 @@ fn one_checkpoint_in_several_places() {
     assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{}", error.chain());
 }
 
-/// The query of a signed URL goes with every request, also below a folder, and is shown nowhere.
+/// The query of a signed URL is sent with every request, also below a folder, and is never shown.
 #[test]
 fn signed_urls_keep_their_query() {
     let server = FaultyServer::start();
@@ -140,14 +141,14 @@ fn signed_urls_keep_their_query() {
 }
 
 #[test]
-fn every_form_of_an_azure_url() {
+fn every_azure_url_form_loads() {
     let Some(server) = require(Azurite::start()) else {
         return;
     };
     let file = mixed("t", 3, 10, 100_000);
     server
         .put(BUCKET, "a/model.safetensors", &file)
-        .expect("the server takes it");
+        .expect("the server accepts it");
     let account = server.account();
     for url in [
         format!("az://{BUCKET}/a/model.safetensors"),
@@ -162,9 +163,10 @@ fn every_form_of_an_azure_url() {
     }
 }
 
-/// With the bucket in the host's name or in the path, and through a proxy: nginx takes requests for any host.
+/// The bucket in the host's name or in the path, through a proxy: nginx accepts requests for any
+/// host.
 #[test]
-fn a_bucket_in_the_host_and_a_proxy() {
+fn bucket_in_host_or_path_loads_through_proxy() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -182,7 +184,7 @@ fn a_bucket_in_the_host_and_a_proxy() {
         let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
         assert_all(&tensors, &[file]);
     }
-    // No such name without the proxy, and an address has no names below it.
+    // Without the proxy the name does not exist, and an address cannot have a bucket as subdomain.
     for (endpoint, kind) in [
         ("http://s3.invalid", ErrorKind::Remote),
         ("http://127.0.0.1:1", ErrorKind::InvalidRequest),
@@ -197,9 +199,9 @@ fn a_bucket_in_the_host_and_a_proxy() {
     }
 }
 
-/// Whoever is slow stops the requests, not the limit.
+/// A slow caller stops requests at the memory limit.
 #[test]
-fn a_slow_caller_and_a_limit_of_memory() {
+fn slow_caller_stops_requests_at_memory_limit() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 60, 500_000);
@@ -222,7 +224,7 @@ fn a_slow_caller_and_a_limit_of_memory() {
         received += tensor.byte_len();
         tensors.push(tensor);
         if tensors.len() % 8 == 1 {
-            // All that the limit allows has come.
+            // Waits for all bytes that the limit allows.
             assert!(server.wait_for_idle(PATIENCE), "{:?}", server.counts());
         }
         let sent = server.counts().body_bytes - opened;
@@ -239,9 +241,9 @@ fn a_slow_caller_and_a_limit_of_memory() {
     assert_all(&tensors, &[&file]);
 }
 
-/// Callers that are inside of a runtime of their own may open, load and drop.
+/// Callers inside a runtime of their own may open, load and drop.
 #[test]
-fn inside_of_a_runtime() {
+fn loads_run_inside_async_runtime() {
     let site = sites::faulty();
     let file = mixed("t", 4, 20, 100_000);
     site.put("a/m.safetensors", &file);
@@ -255,7 +257,7 @@ fn inside_of_a_runtime() {
             let (tensors, _) = load(&checkpoint, Options::default()).expect("loads");
             assert_all(&tensors, &[&file]);
             drop(checkpoint);
-            // Half of a load.
+            // Drops a load half-way.
             let checkpoint = site.checkpoint("a/m.safetensors").expect("opens");
             let mut stream = Loader::new(checkpoint).stream().expect("starts");
             let _ = stream.next();
@@ -263,9 +265,9 @@ fn inside_of_a_runtime() {
     }
 }
 
-/// The same options serve all stores of a checkpoint; keys of others are ignored.
+/// One set of options serves all stores of a checkpoint; keys of other stores are ignored.
 #[test]
-fn options_for_several_stores() {
+fn options_of_other_stores_are_ignored() {
     let site = sites::faulty_web();
     let file = even("t", 4, 2, 1000);
     site.put("m.safetensors", &file);
@@ -275,7 +277,10 @@ fn options_for_several_stores() {
         ("account", "x"),
         ("header.x-team", "weights"),
     ]);
-    let checkpoint = Checkpoint::open_with(&site.location("m.safetensors"), store.expect("good"));
+    let checkpoint = Checkpoint::open_with(
+        &site.location("m.safetensors"),
+        store.expect("valid options"),
+    );
     let loaded: Result<Vec<_>> = Loader::new(checkpoint.expect("opens"))
         .stream()
         .expect("starts")

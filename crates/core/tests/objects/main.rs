@@ -1,8 +1,8 @@
-//! Object stores: the contracts, whole loads, failures and secrets, with real servers and one that
+//! Object stores: contracts, whole loads, failures and secrets, against real servers and one that
 //! fails on command.
 //!
-//! Servers come from `tload-lab`; a test whose server is not installed is skipped with a message
-//! (`TLOAD_REQUIRE=servers` forbids that).
+//! Servers come from `tload-lab`; a test whose server is not installed is skipped loudly
+//! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;
 mod changes;

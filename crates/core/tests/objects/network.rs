@@ -1,4 +1,4 @@
-//! What goes wrong below HTTP: names, ports, certificates, silence, slowness.
+//! Failures below HTTP: names, ports, certificates, silence, slowness.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{self, Site, faulty_at, s3_options};
 
 fn open(url: &str, store: &StoreOptions) -> Result<Checkpoint> {
-    Checkpoint::open_with(&Location::parse(url).expect("a good URL"), store)
+    Checkpoint::open_with(&Location::parse(url).expect("a valid URL"), store)
 }
 
-/// Options with these and one retry.
+/// Returns options with these pairs and one retry.
 fn impatient(pairs: &[(&str, &str)]) -> StoreOptions {
     let mut store = sites::options(&[
         ("retries", "1"),
@@ -47,7 +47,7 @@ fn expect(error: &Error, kind: ErrorKind, attempts: u32, says: &str) {
 }
 
 #[test]
-fn a_host_that_does_not_exist() {
+fn unknown_host_is_reported() {
     for url in [
         "http://host.invalid/m.safetensors",
         "https://host.invalid:8443/a",
@@ -60,9 +60,9 @@ fn a_host_that_does_not_exist() {
     expect(&error, ErrorKind::Remote, 2, "s3.invalid");
 }
 
-/// A port that nobody listens on, and one that is tried again a few times only.
+/// A port without a listener is retried only a few times.
 #[test]
-fn a_port_that_refuses() {
+fn refused_connection_is_retried_few_times() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     drop(listener);
@@ -70,22 +70,22 @@ fn a_port_that_refuses() {
     let error = open(&url, &impatient(&[])).expect_err("refused");
     expect(&error, ErrorKind::Remote, 2, "refuses connections");
     assert_eq!(error.errno(), Some(libc_econnrefused()));
-    // Not the eight tries of other failures, unless asked for.
+    // Four attempts rather than the eight of other failures, unless `retries` is set.
     let error = open(&url, &sites::options(&[("connect_timeout", "30")])).expect_err("refused");
     expect(&error, ErrorKind::Remote, 4, "refuses connections");
 }
 
-/// From the system itself, so that the test needs no crate for it.
+/// Returns the system's own number, so that the test needs no crate for it.
 fn libc_econnrefused() -> i32 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("bound");
     drop(listener);
-    let error = std::net::TcpStream::connect(address).expect_err("nobody listens");
-    error.raw_os_error().expect("of the system")
+    let error = std::net::TcpStream::connect(address).expect_err("no listener");
+    error.raw_os_error().expect("an error of the system")
 }
 
 #[test]
-fn certificates_of_nobody() {
+fn untrusted_certificate_is_refused() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -94,11 +94,11 @@ fn certificates_of_nobody() {
     let url = format!("{}/m.safetensors", nginx.tls_url());
     let error = open(&url, &impatient(&[])).expect_err("not trusted");
     expect(&error, ErrorKind::Remote, 1, "ca_file");
-    // The name in the certificate is another one.
+    // The certificate has a different name.
     let ca_file = nginx.ca_file().to_str().expect("a path");
     let elsewhere = url.replace("127.0.0.1", "127.0.0.2");
     let error =
-        open(&elsewhere, &impatient(&[("ca_file", ca_file)])).expect_err("refused or another name");
+        open(&elsewhere, &impatient(&[("ca_file", ca_file)])).expect_err("refused or a wrong name");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
     for trusting in [("ca_file", ca_file), ("tls_verify", "false")] {
         let checkpoint = open(&url, &impatient(&[trusting])).expect("trusted");
@@ -111,7 +111,7 @@ fn certificates_of_nobody() {
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
     assert_eq!(error.location(), Some("/none.pem"));
 
-    // TLS to a port without, and the other way round.
+    // TLS to a port without it, and the other way round.
     let plain = nginx.url().replace("http:", "https:");
     let error = open(&format!("{plain}/m.safetensors"), &impatient(&[])).expect_err("no TLS there");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
@@ -128,7 +128,7 @@ fn certificates_of_nobody() {
 }
 
 #[test]
-fn certificates_of_nobody_for_s3() {
+fn untrusted_certificate_is_refused_for_s3() {
     let Some(server) = require(Versitygw::start_tls()) else {
         return;
     };
@@ -136,11 +136,11 @@ fn certificates_of_nobody_for_s3() {
     let error = open("s3://models/m.safetensors", &store).expect_err("not trusted");
     expect(&error, ErrorKind::Remote, 1, "ca_file");
     store.set("tls_verify", "false").expect("an option");
-    let error = open("s3://models/m.safetensors", &store).expect_err("not there");
+    let error = open("s3://models/m.safetensors", &store).expect_err("the object is missing");
     assert_eq!(error.kind(), ErrorKind::NotFound, "{}", error.chain());
 }
 
-/// A server that fails on command behind a proxy that does so too.
+/// A server that fails on command, behind a proxy that does so too.
 struct Bench {
     server: Arc<FaultyServer>,
     proxy: Proxy,
@@ -184,22 +184,24 @@ impl Bench {
     }
 }
 
-/// Nothing comes any more: the load ends by its own time limit, or by the patience of the store.
+/// No bytes arrive any more: the load ends by its own timeout, or by the read timeout of the store.
 #[test]
-fn a_black_hole() {
+fn silent_connection_times_out() {
     let Some(bench) = Bench::new() else {
         return;
     };
     let checkpoint = bench.open();
     bench.toxic("timeout", &json!({"timeout": 0}));
     let limited = options(|it| it.timeout = Some(Duration::from_millis(300)));
-    let error = load(&checkpoint, limited).expect_err("nothing comes");
+    let error = load(&checkpoint, limited).expect_err("no bytes arrive");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
-    let error = load(&checkpoint, options(|it| it.retries = Some(1))).expect_err("nothing comes");
+    let error = load(&checkpoint, options(|it| it.retries = Some(1))).expect_err("no bytes arrive");
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     let mut site = bench.site;
     site.options.set("retries", "1").expect("an option");
-    let error = site.checkpoint("m.safetensors").expect_err("nothing comes");
+    let error = site
+        .checkpoint("m.safetensors")
+        .expect_err("no bytes arrive");
     expect(&error, ErrorKind::TimedOut, 2, "read_timeout");
     bench.proxy.clear().expect("no toxics");
     assert_all(
@@ -208,13 +210,13 @@ fn a_black_hole() {
     );
 }
 
-/// Slow is not silent.
+/// A slow connection is not a silent one.
 #[test]
-fn slow_lines_are_waited_for() {
+fn slow_connection_does_not_time_out() {
     let Some(mut bench) = Bench::new() else {
         return;
     };
-    // So long that a busy machine is not silent either.
+    // Long enough that a busy machine does not appear silent either.
     let patience = bench.site.options.set("read_timeout", "2.5");
     patience.expect("an option");
     let checkpoint = bench.open();
@@ -225,7 +227,7 @@ fn slow_lines_are_waited_for() {
     assert_eq!(report.retries, 0);
     bench.proxy.clear().expect("no toxics");
 
-    // Longer than a read may take in all, but never silent for so long.
+    // Longer than the read timeout in total, but with shorter pauses.
     let pause = Duration::from_millis(80);
     bench.server.fault(
         Rule::times(
@@ -243,9 +245,9 @@ fn slow_lines_are_waited_for() {
     assert_eq!(report.retries, 0);
 }
 
-/// Connections that break again and again, each after a while.
+/// Connections that break repeatedly, each after a while.
 #[test]
-fn connections_that_do_not_last() {
+fn breaking_connections_are_retried() {
     let Some(bench) = Bench::new() else {
         return;
     };
@@ -257,9 +259,9 @@ fn connections_that_do_not_last() {
     assert!(report.retries > 0, "{report}");
 }
 
-/// The server goes away in the middle, for good or for a moment.
+/// The server disappears during a load, for good or for a moment.
 #[test]
-fn a_server_that_goes_away() {
+fn disappearing_server_fails_load() {
     let Some(bench) = Bench::new() else {
         return;
     };
@@ -275,7 +277,10 @@ fn a_server_that_goes_away() {
             .expect("starts");
         assert!(bench.server.wait_for_in_flight(1, Duration::from_secs(60)));
         bench.proxy.enable(false).expect("closed");
-        let error = stream.by_ref().find_map(Result::err).expect("gone");
+        let error = stream
+            .by_ref()
+            .find_map(Result::err)
+            .expect("the server is gone");
         assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
         assert!(error.hint().is_some(), "{}", error.chain());
         bench.proxy.enable(true).expect("open again");
@@ -287,9 +292,9 @@ fn a_server_that_goes_away() {
     );
 }
 
-/// Servers without ranges: said once, and not tried again.
+/// Each refusal has a hint of its own; only the 503 is retried.
 #[test]
-fn servers_without_ranges() {
+fn web_server_errors_have_specific_hints() {
     let Some(nginx) = require(Nginx::start()) else {
         return;
     };
@@ -321,9 +326,9 @@ fn servers_without_ranges() {
     assert!(!error.chain().contains("wrong"), "{}", error.chain());
 }
 
-/// A proxy that is not there is not the store that is not there.
+/// An unreachable proxy is not reported as an unreachable store.
 #[test]
-fn a_proxy_that_is_not_there() {
+fn unreachable_proxy_is_reported() {
     let store = impatient(&[("proxy", "http://user:hunter2@127.0.0.1:1")]);
     let error = open("http://host.invalid/m.safetensors", &store).expect_err("no proxy");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());

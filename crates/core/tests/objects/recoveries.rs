@@ -1,4 +1,4 @@
-//! Failures that pass: the load succeeds, and asks again only for what is missing.
+//! Transient failures: the load succeeds, and requests only the missing bytes again.
 
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tload_lab::{Fault, FaultyServer, Operation, Request, Rule};
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{Site, faulty_at, faulty_web_at};
 
-/// A server with one file of three reads.
+/// Server with one file of three reads.
 struct Bench {
     server: Arc<FaultyServer>,
     site: Site,
@@ -18,8 +18,8 @@ struct Bench {
 }
 
 impl Bench {
-    /// A silent store is noticed by `read_timeout`; where none is silent, a busy machine is not to
-    /// be taken for one.
+    /// `read_timeout` detects a silent store; it must be long where no fault is silence, so that a
+    /// busy machine does not appear silent.
     fn new(site: impl Fn(&Arc<FaultyServer>) -> Site, read_timeout: &str) -> Self {
         let server = Arc::new(FaultyServer::start());
         let mut site = site(&server);
@@ -37,7 +37,7 @@ impl Bench {
     }
 }
 
-/// One request after the other.
+/// Loads with one request at a time.
 fn load_serially(checkpoint: &Checkpoint, retries: Option<u32>) -> Result<(Vec<Tensor>, Report)> {
     let serial = options(|it| {
         (it.depth, it.extent_bytes, it.retries) = (Some(1), Some(1 << 20), retries);
@@ -50,7 +50,7 @@ fn ranges(requests: &[Request]) -> Vec<Range<u64>> {
     requests.iter().map(range).collect()
 }
 
-/// A fault of the second read, and how many of its bytes may have come.
+/// Returns faults of the second read, with the number of its bytes that may have arrived.
 fn passing() -> Vec<(&'static str, Fault, RangeInclusive<u64>)> {
     let status = |status, code| Fault::status(status, code);
     let asks = |status: u16, code: &str| Fault::StatusWithHeaders {
@@ -65,7 +65,7 @@ fn passing() -> Vec<(&'static str, Fault, RangeInclusive<u64>)> {
         ("500", status(500, "InternalError"), 0..=0),
         ("502", status(502, "BadGateway"), 0..=0),
         ("503", Fault::slow_down(0), 0..=0),
-        ("503 without words", status(503, ""), 0..=0),
+        ("503 without a code", status(503, ""), 0..=0),
         ("504", status(504, "GatewayTimeout"), 0..=0),
         ("closed before headers", Fault::CutBeforeHeaders, 0..=0),
         ("reset before headers", Fault::ResetBeforeHeaders, 0..=0),
@@ -91,7 +91,7 @@ fn passing() -> Vec<(&'static str, Fault, RangeInclusive<u64>)> {
     ]
 }
 
-/// Seconds of silence before a retry: few where silence is the fault.
+/// Returns the read timeout in seconds: short where silence is the fault.
 fn patience_with(fault: &Fault) -> &'static str {
     if matches!(fault, Fault::StallHeaders | Fault::StallBody(_)) {
         "1"
@@ -101,7 +101,7 @@ fn patience_with(fault: &Fault) -> &'static str {
 }
 
 #[test]
-fn once_and_then_what_is_missing() {
+fn retry_requests_only_missing_bytes() {
     for site in [faulty_at, faulty_web_at] {
         let bench = Bench::new(site, "60");
         let checkpoint = bench.open();
@@ -128,7 +128,7 @@ fn once_and_then_what_is_missing() {
             assert_eq!(asked, undisturbed, "{name}");
             assert_eq!(again.end, undisturbed[1].end, "{name}");
             let came = again.start - undisturbed[1].start;
-            assert!(kept.contains(&came), "{name}: {came} bytes came");
+            assert!(kept.contains(&came), "{name}: {came} bytes arrived");
             let missing: u64 = again.end - again.start;
             let whole: u64 = undisturbed
                 .iter()
@@ -136,15 +136,15 @@ fn once_and_then_what_is_missing() {
                 .sum();
             assert_eq!(
                 report.remote_bytes, whole,
-                "{name}: {missing} asked for again"
+                "{name}: {missing} requested again"
             );
         }
     }
 }
 
-/// What a server asks for is waited for.
+/// The delay that a server asks for is respected.
 #[test]
-fn a_server_that_wants_to_be_left_alone() {
+fn retry_after_is_respected() {
     let bench = Bench::new(faulty_at, "60");
     let checkpoint = bench.open();
     bench
@@ -157,9 +157,9 @@ fn a_server_that_wants_to_be_left_alone() {
     assert_eq!(report.retries, 1);
 }
 
-/// Opening, listing and reading an index are tried again like reads.
+/// Opening, listing and reading an index are retried like reads.
 #[test]
-fn opening_is_tried_again_too() {
+fn opening_is_retried() {
     for (name, fault, _) in passing() {
         let bench = Bench::new(faulty_at, patience_with(&fault));
         bench
@@ -168,7 +168,7 @@ fn opening_is_tried_again_too() {
         bench
             .server
             .fault(Rule::once(fault.clone()).on(Operation::Get));
-        // The body of a list is shorter than what these let pass.
+        // The body of a list is shorter than the bytes that these faults let pass.
         let in_body = matches!(
             fault,
             Fault::ShortBody(_) | Fault::CutBody(_) | Fault::ResetBody(_) | Fault::StallBody(_)
@@ -181,7 +181,8 @@ fn opening_is_tried_again_too() {
         if let Err(error) = &opened {
             panic!("{name}: {}", error.chain());
         }
-        let (tensors, _) = load(&opened.expect("just seen"), Options::default()).expect("loads");
+        let (tensors, _) =
+            load(&opened.expect("checked above"), Options::default()).expect("loads");
         assert_eq!(tensors.len(), 2);
         let requests = bench.server.requests();
         let count = |operation| {
@@ -201,9 +202,10 @@ fn opening_is_tried_again_too() {
     }
 }
 
-/// Each request gets somewhere, if not far: as many as it takes. One that gets nowhere ends it.
+/// Progress resets the count of attempts: as many as needed are made. A request without enough
+/// progress counts.
 #[test]
-fn progress_starts_the_count_anew() {
+fn progress_resets_retry_count() {
     let bench = Bench::new(faulty_at, "60");
     let checkpoint = bench.open();
     bench
@@ -224,7 +226,7 @@ fn progress_starts_the_count_anew() {
     bench
         .server
         .fault(Rule::always(Fault::CutBody(10_000)).from_byte(1));
-    let error = load_serially(&checkpoint, Some(3)).expect_err("too little each time");
+    let error = load_serially(&checkpoint, Some(3)).expect_err("too little progress each time");
     assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
     assert_eq!(error.request().expect("a request").attempts, 4);
     let range = error.range().expect("a range");
@@ -236,9 +238,9 @@ fn progress_starts_the_count_anew() {
     );
 }
 
-/// Many requests in flight and many failures: every byte is right all the same.
+/// Many requests in flight and many failures: every byte is right.
 #[test]
-fn a_bad_day() {
+fn many_concurrent_faults_are_survived() {
     let server = Arc::new(FaultyServer::start());
     let mut site = faulty_at(&server);
     site.options.set("read_timeout", "1").expect("an option");
@@ -257,7 +259,7 @@ fn a_bad_day() {
         .filter(|request| request.faulted)
         .count();
     assert_eq!(faulted, 2 * passing().len());
-    // One of a body's faults may meet a request for little, and lets all of it pass.
+    // A body fault may hit a request for fewer bytes, and let all of them pass.
     let retries = usize::try_from(report.retries).expect("few");
     assert!((faulted - 10..=faulted).contains(&retries), "{report}");
 }

@@ -1,4 +1,4 @@
-//! Redirects: what is sent to the next server, byte by byte, and where they may not lead.
+//! Redirects: the exact bytes sent to the next server, and targets that are refused.
 
 use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions};
 use tload_lab::{Fault, FaultyServer, Nginx, Rule, require};
@@ -7,7 +7,7 @@ use crate::fixtures::{assert_all, even, load, options};
 use crate::listener::Listener;
 use crate::sites;
 
-/// In every secret.
+/// Part of every secret.
 const MARK: &str = "hunter2";
 
 fn store(pairs: &[(&str, &str)]) -> StoreOptions {
@@ -23,10 +23,10 @@ fn open(url: &str, pairs: &[(&str, &str)]) -> Result<Checkpoint> {
 }
 
 fn failure(url: &str, pairs: &[(&str, &str)]) -> Error {
-    open(url, pairs).expect_err("a redirect that is not followed")
+    open(url, pairs).expect_err("the redirect is not followed")
 }
 
-/// A server that redirects everything, with this status.
+/// Starts a server that redirects everything, with this status.
 fn redirecting(status: u16, to: &str) -> Listener {
     let to = to.to_owned();
     Listener::start(move |_| {
@@ -36,7 +36,7 @@ fn redirecting(status: u16, to: &str) -> Listener {
     })
 }
 
-/// Ways to ask the server at `url`, each with all the secrets that it takes.
+/// Returns ways to access the server at `url`, each with all the secrets that it accepts.
 fn ways(url: &str) -> Vec<(String, Vec<(&'static str, String)>)> {
     let host = url.strip_prefix("http://").expect("plain");
     let endpoint = || ("endpoint", url.to_owned());
@@ -85,7 +85,7 @@ fn ways(url: &str) -> Vec<(String, Vec<(&'static str, String)>)> {
 }
 
 #[test]
-fn another_origin_gets_the_range_and_nothing_of_who_asks() {
+fn cross_origin_redirect_forwards_only_range() {
     let second = FaultyServer::start();
     let file = even("t", 1, 2, 5000);
     second.put("there/m.safetensors", file.clone());
@@ -101,7 +101,7 @@ fn another_origin_gets_the_range_and_nothing_of_who_asks() {
             let sent = first.received();
             assert!(
                 sent.iter().all(|head| head.contains(MARK)),
-                "{url}: asked without secrets"
+                "{url}: requested without secrets"
             );
             let requests = second.requests();
             assert!(requests.len() >= 2, "{url}: {} requests", requests.len());
@@ -116,7 +116,7 @@ fn another_origin_gets_the_range_and_nothing_of_who_asks() {
                         "if-match" | "if-unmodified-since" => !value.contains(MARK),
                         _ => false,
                     };
-                    assert!(wanted, "{status} {url}: {name} was sent along");
+                    assert!(wanted, "{status} {url}: {name} was forwarded");
                 }
             }
         }
@@ -124,7 +124,7 @@ fn another_origin_gets_the_range_and_nothing_of_who_asks() {
 }
 
 #[test]
-fn the_head_that_another_origin_gets_is_this_one() {
+fn cross_origin_redirect_sends_exact_headers() {
     let second =
         Listener::start(|_| "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned());
     let first = redirecting(302, &format!("http://u:p@{}/there?a=b#c", second.address));
@@ -151,7 +151,7 @@ fn the_head_that_another_origin_gets_is_this_one() {
 }
 
 #[test]
-fn the_origin_itself_gets_all_again_but_a_referer() {
+fn same_origin_redirect_keeps_headers_without_referer() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", even("t", 1, 2, 5000));
     server.fault(Rule::once(Fault::redirect(
@@ -173,9 +173,9 @@ fn the_origin_itself_gets_all_again_but_a_referer() {
     }
 }
 
-/// Headers that were dropped on the way stay dropped.
+/// Headers that were dropped on a redirect stay dropped.
 #[test]
-fn secrets_do_not_come_back_behind_another_origin() {
+fn dropped_headers_are_not_restored_by_redirect_back() {
     let first = Listener::start(|head| {
         let back = head.starts_with("GET /back") || head.starts_with("HEAD /back");
         let second = head
@@ -206,7 +206,7 @@ fn secrets_do_not_come_back_behind_another_origin() {
 }
 
 #[test]
-fn circles_end_and_are_not_tried_again() {
+fn redirect_loop_fails_without_retry() {
     let server = FaultyServer::start();
     server.put("models/m.safetensors", even("t", 1, 2, 5000));
     let url = format!("{}/models/m.safetensors", server.url());
@@ -216,7 +216,7 @@ fn circles_end_and_are_not_tried_again() {
     assert!(error.message().contains("in a loop"), "{}", error.chain());
     let requests = server.requests();
     let asked = requests.iter().filter(|request| request.method == "GET");
-    assert_eq!(asked.count(), 11, "one and ten redirects");
+    assert_eq!(asked.count(), 11, "the request and ten redirects");
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn redirects_from_https_to_http_are_refused() {
         .expect("a file");
     let ca_file = server.ca_file().to_str().expect("a path");
     let url = format!("{}/plain/m.safetensors", server.tls_url());
-    // A plain proxy setting or not: https stays https.
+    // With and without secrets, https stays https.
     for pairs in [
         &[("ca_file", ca_file)][..],
         &[("ca_file", ca_file), ("header.x-team", MARK)],
@@ -247,12 +247,12 @@ fn redirects_from_https_to_http_are_refused() {
 }
 
 #[test]
-fn redirects_into_narrower_networks_are_refused() {
+fn redirects_into_private_networks_are_refused() {
     let inside = Listener::start(|_| String::new());
     let port = inside.address.port();
     let local = format!("http://127.0.0.1:{port}/");
     let metadata = "http://169.254.169.254/latest/meta-data/iam/security-credentials/".to_owned();
-    // A proxy stands for the server of a public address: tests reach no other.
+    // A proxy stands for the server of a public address, which tests cannot reach.
     for (host, to, wanted) in [
         ("http://8.8.8.8", local.clone(), "private network"),
         (
@@ -276,7 +276,7 @@ fn redirects_into_narrower_networks_are_refused() {
             "file:///etc/passwd".to_owned(),
             "neither http nor https",
         ),
-        // The proxy's own address, one of this machine, says nothing of a server behind it.
+        // The proxy's own address, on this machine, does not make a private target acceptable.
         ("http://host.invalid", local.clone(), "private network"),
         ("http://10.0.0.1", local.clone(), "private network"),
         ("http://10.0.0.1", metadata.clone(), "private network"),
@@ -292,7 +292,7 @@ fn redirects_into_narrower_networks_are_refused() {
         );
         let asked = proxy.received();
         let asked = asked.iter().filter(|head| head.starts_with("GET"));
-        assert_eq!(asked.count(), 1, "{host} to {to}: not tried again");
+        assert_eq!(asked.count(), 1, "{host} to {to}: retried");
         assert_eq!(inside.received(), [""; 0], "{host} to {to}");
     }
 }

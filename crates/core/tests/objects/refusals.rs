@@ -1,4 +1,4 @@
-//! Failures that stay: which error, after how many requests, and what it says.
+//! Persistent failures: the error, the number of requests, and the error's text.
 
 use std::sync::Arc;
 
@@ -14,17 +14,17 @@ use ErrorKind::{
 
 const RETRIES: u32 = 2;
 
-/// A fault, and what comes of it.
+/// Fault, with its outcome.
 struct Row {
     fault: Fault,
-    /// Of opening, if that fails.
+    /// Kind of the error of opening, if opening fails.
     opening: Option<ErrorKind>,
-    /// Of reading.
+    /// Kind of the error of reading.
     reading: ErrorKind,
     attempts: u32,
     status: Option<u16>,
     code: Option<&'static str>,
-    /// In message or hint, whatever the phase.
+    /// Fragment of the message or the hint, in either phase.
     says: &'static str,
 }
 
@@ -40,7 +40,7 @@ fn row(fault: Fault, kinds: (ErrorKind, ErrorKind), attempts: u32, says: &'stati
     }
 }
 
-/// An answer with this status and code.
+/// Returns the row of a response with this status and code.
 fn answer(
     status: u16,
     code: &'static str,
@@ -59,7 +59,7 @@ fn both(kind: ErrorKind) -> (ErrorKind, ErrorKind) {
     (kind, kind)
 }
 
-/// Answers that say no.
+/// Error responses.
 fn answers() -> Vec<Row> {
     let all = RETRIES + 1;
     let denied = both(PermissionDenied);
@@ -108,7 +108,7 @@ fn answers() -> Vec<Row> {
     ]
 }
 
-/// Connections that break, and answers that make no sense.
+/// Connections that break, and malformed responses.
 fn misbehaviour() -> Vec<Row> {
     let all = RETRIES + 1;
     vec![
@@ -142,8 +142,8 @@ fn misbehaviour() -> Vec<Row> {
     ]
 }
 
-/// Silence is noticed soon where it is the fault, and elsewhere a busy machine is not taken for a
-/// silent store.
+/// Creates a site. The read timeout is short where silence is the fault, and long elsewhere, so
+/// that a busy machine does not appear silent.
 fn site(server: &Arc<FaultyServer>, fault: &Fault) -> Site {
     let is_silent = matches!(fault, Fault::StallHeaders | Fault::StallBody(_));
     let read_timeout = if is_silent { "0.3" } else { "60" };
@@ -159,7 +159,7 @@ fn site(server: &Arc<FaultyServer>, fault: &Fault) -> Site {
     site
 }
 
-/// Reading after a good opening.
+/// Reads after a successful opening.
 fn read(server: &Arc<FaultyServer>, site: &Site, fault: Fault) -> Option<Error> {
     let checkpoint = site.checkpoint("m.safetensors").expect("opens");
     server.forget_requests();
@@ -167,7 +167,7 @@ fn read(server: &Arc<FaultyServer>, site: &Site, fault: Fault) -> Option<Error> 
     load(&checkpoint, options(|_| {})).err()
 }
 
-/// What is wrong with an error, one line each.
+/// Returns the deviations of an error from its row, one line each.
 fn check(
     row: &Row,
     phase: &str,
@@ -176,14 +176,14 @@ fn check(
     server: &FaultyServer,
 ) -> Vec<String> {
     let hint = error.hint().unwrap_or_default();
-    // A question for the length after a refusal does not count.
+    // A HEAD request for the length after a refusal does not count.
     let mut requests = server.requests();
     requests.retain(|request| request.operation == Operation::Get);
     let mut claims = vec![
         (error.kind() == kind, format!("is not {kind:?}")),
         (
             error.location() == Some("s3://models/m.safetensors"),
-            "is of another place".to_owned(),
+            "has a wrong location".to_owned(),
         ),
         (
             phase == "opening" || error.range().is_some(),
@@ -204,7 +204,7 @@ fn check(
         .map(|request| format!("REQ{:04}", request.order));
     match error.request() {
         Some(request) => claims.extend(claims_of(row, request, last.as_deref())),
-        // Bytes that are wrong need none.
+        // Errors about wrong bytes need no request.
         None => claims.push((
             matches!(kind, Changed | InvalidFormat) && row.status.is_none(),
             "has no request".to_owned(),
@@ -221,7 +221,7 @@ fn claims_of(row: &Row, request: &FailedRequest, last: Option<&str>) -> Vec<(boo
     vec![
         (
             request.operation == "GET",
-            "is of another operation".to_owned(),
+            "has a wrong operation".to_owned(),
         ),
         (
             request.attempts == row.attempts,
@@ -229,11 +229,11 @@ fn claims_of(row: &Row, request: &FailedRequest, last: Option<&str>) -> Vec<(boo
         ),
         (
             request.code.as_deref() == row.code,
-            "has another code".to_owned(),
+            "has a wrong code".to_owned(),
         ),
         (
             !answered || request.status == row.status,
-            "has another status".to_owned(),
+            "has a wrong status".to_owned(),
         ),
         (
             !answered || request.request_id.as_deref() == last,
@@ -241,13 +241,13 @@ fn claims_of(row: &Row, request: &FailedRequest, last: Option<&str>) -> Vec<(boo
         ),
         (
             !answered || credentials == Some("option access_key_id"),
-            "names other credentials".to_owned(),
+            "names wrong credentials".to_owned(),
         ),
     ]
 }
 
 #[test]
-fn what_stays_is_reported() {
+fn persistent_failures_are_reported() {
     let mut complaints = Vec::new();
     let rows: Vec<_> = answers().into_iter().chain(misbehaviour()).collect();
     assert!(rows.len() >= 30, "the table has shrunk to {}", rows.len());
@@ -281,9 +281,9 @@ fn what_stays_is_reported() {
     );
 }
 
-/// Lists fail like reads.
+/// Failed lists are reported like failed reads.
 #[test]
-fn lists_are_refused_too() {
+fn failed_lists_are_reported() {
     let mut complaints = Vec::new();
     for (fault, kind, attempts, says) in [
         (
@@ -333,7 +333,7 @@ fn lists_are_refused_too() {
 
 /// The retries of a load win over those of the store.
 #[test]
-fn retries_of_the_load_and_of_the_store() {
+fn load_retries_override_store_retries() {
     let server = Arc::new(FaultyServer::start());
     let fault = Fault::status(500, "InternalError");
     let site = site(&server, &fault);
@@ -353,9 +353,9 @@ fn retries_of_the_load_and_of_the_store() {
     }
 }
 
-/// What a web server says, which has no codes, no request ids and other credentials.
+/// Error responses of a web server, which have no codes, no request ids and other credentials.
 #[test]
-fn web_servers_refuse_in_fewer_words() {
+fn web_server_refusals_are_classified() {
     for (status, kind, says) in [
         (401, PermissionDenied, "user:password"),
         (403, PermissionDenied, "signed URL"),

@@ -1,4 +1,4 @@
-//! Which requests a load makes: as few as can be, for no byte that is not wanted, and many at a time.
+//! Requests of a load: as few as possible, without unneeded bytes, and many at a time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::sites::{Site, faulty_at};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Of a load, a tensor's first byte may lie this far behind the start of the read that brings it.
+/// Maximum distance between the start of a read and the first tensor byte in it.
 const ALIGNMENT: u64 = 64;
 
 fn server() -> (Arc<FaultyServer>, Site) {
@@ -41,7 +41,8 @@ fn neighbours_share_requests() {
     let (tensors, report) = load(&checkpoint, Options::default()).expect("loads");
     assert_all(&tensors, &[&file]);
     let requests = gets(&server.requests());
-    // Not one: idle connections get a share. Not one each: none is shorter than 3 MB, but for what is left.
+    // More than one request, because idle connections get a share. Fewer than one per connection,
+    // because none is shorter than 3 MB, apart from the remainder.
     assert!(requests.len() <= 7, "{requests:?}");
     assert_eq!(report.requests, requests.len() as u64);
     let bytes: u64 = requests.iter().map(|range| range.end - range.start).sum();
@@ -50,7 +51,7 @@ fn neighbours_share_requests() {
 }
 
 #[test]
-fn a_large_tensor_is_many_requests() {
+fn large_tensor_is_split_into_requests() {
     let (server, site) = server();
     let file = even("t", 2, 1, 20_000_000);
     site.put("m.safetensors", &file);
@@ -77,9 +78,9 @@ fn a_large_tensor_is_many_requests() {
     assert_eq!(report.retries, 0);
 }
 
-/// One request for each shard: it brings header, length and identity. And not one after the other.
+/// One request per shard, several at a time, returns header, length and identity.
 #[test]
-fn shards_are_opened_at_the_same_time_with_one_request_each() {
+fn shards_open_concurrently_with_one_request_each() {
     let (server, site) = server();
     let shards: Vec<_> = (0..200)
         .map(|at| even(&format!("{at}."), at, 2, 3000))
@@ -121,7 +122,7 @@ fn shards_are_opened_at_the_same_time_with_one_request_each() {
     assert_all(&tensors, &shards);
     let requests = server.requests();
     assert_eq!(gets(&requests).len(), 200);
-    // Every one says which state of the object it wants.
+    // Every request names the state of the object that it wants.
     assert!(
         requests
             .iter()
@@ -129,9 +130,9 @@ fn shards_are_opened_at_the_same_time_with_one_request_each() {
     );
 }
 
-/// Neither the same page again and again nor ever another one.
+/// Neither a repeated page nor an endless sequence of pages hangs.
 #[test]
-fn a_list_without_end_is_an_error() {
+fn endless_list_is_error() {
     let (server, site) = server();
     site.put("m/a.safetensors", &even("t", 1, 1, 10));
     for (fault, requests) in [
@@ -140,7 +141,7 @@ fn a_list_without_end_is_an_error() {
     ] {
         server.forget_requests();
         server.fault(Rule::always(fault).on(Operation::List));
-        let error = site.checkpoint("m").expect_err("no list has no end");
+        let error = site.checkpoint("m").expect_err("an endless list");
         assert_eq!(error.kind(), ErrorKind::Remote, "{}", error.chain());
         assert!(error.message().contains("endless"), "{}", error.chain());
         assert!(error.location().is_some() && error.hint().is_some());
@@ -151,9 +152,9 @@ fn a_list_without_end_is_an_error() {
     site.checkpoint("m").expect("opens");
 }
 
-/// As many as were asked for, and never more.
+/// As many requests as requested, and never more.
 #[test]
-fn a_load_has_many_requests_in_flight() {
+fn load_keeps_depth_requests_in_flight() {
     let (server, site) = server();
     site.put("m.safetensors", &even("t", 3, 1, 40 << 20));
     let checkpoint = site.checkpoint("m.safetensors").expect("opens");
@@ -163,7 +164,7 @@ fn a_load_has_many_requests_in_flight() {
             it.depth = Some(depth);
         });
         let loader = Loader::new(checkpoint.clone()).options(wanted);
-        // None is answered before all are there, so one request too many meets the others.
+        // No request is answered before all are in flight, so that an extra one would be counted.
         server.fault(Rule::always(Fault::StallHeaders));
         let mut stream = loader.stream().expect("starts");
         let reached = server.wait_for_in_flight(depth, PATIENCE);
@@ -176,7 +177,7 @@ fn a_load_has_many_requests_in_flight() {
 }
 
 #[test]
-fn a_selection_reads_what_it_selects() {
+fn selection_reads_only_selected_tensors() {
     let (server, site) = server();
     for shard in 0..4 {
         let file = even(&format!("{shard}."), shard, 4, 3_000_000);
@@ -200,9 +201,9 @@ fn a_selection_reads_what_it_selects() {
     }
 }
 
-/// What a first request brought is not asked for again, and a longer header costs one more.
+/// Bytes of the first request are not requested again, and a longer header costs one more.
 #[test]
-fn headers_cost_one_request_or_two() {
+fn header_costs_at_most_two_requests() {
     let (server, site) = server();
     site.put("small.safetensors", &even("t", 1, 100, 10));
     site.checkpoint("small.safetensors").expect("opens");

@@ -1,4 +1,4 @@
-//! Secrets are shown nowhere: not in errors, not in what they are about, not in reports.
+//! Secrets are never shown: not in errors, not in debug output, not in reports.
 
 use std::fmt::{self, Write};
 use std::net::TcpListener;
@@ -11,25 +11,26 @@ use tload_lab::{Fault, FaultyServer, Rule};
 use crate::fixtures::{even, load, options};
 use crate::sites;
 
-/// In every secret, and nowhere else.
+/// Part of every secret, and of nothing else.
 pub(crate) const MARK: &str = "hunter2";
 
-/// A way to ask a server, with secrets wherever there is a place for one.
+/// Way to access a server, with a secret in every place that accepts one.
 struct Way {
     name: &'static str,
     url: String,
     store: StoreOptions,
 }
 
-/// What clouds sign URLs with.
+/// Parameters with which clouds sign URLs.
 const SIGNED: &str = "X-Amz-Credential=AKIAhunter2&X-Amz-Security-Token=hunter2&X-Amz-Signature=hunter2&sv=2024-01-01&sig=hunter2\
      &X-Goog-Credential=hunter2&X-Goog-Signature=hunter2&Key-Pair-Id=hunter2&token=hunter2";
 
-/// A key of a service account, whole but for the key.
+/// Key of a service account, complete except for the private key itself.
 const SERVICE_ACCOUNT: &str = r#"{"type": "service_account", "private_key": "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----\n",
     "private_key_id": "hunter2", "client_email": "a@b", "disable_oauth": false}"#;
 
-/// A key of an Azure account has to be base64: this one says the mark when decoded, and has its own mark.
+/// Keys of Azure accounts must be base64: this one contains the mark only when decoded, and is a
+/// mark of its own.
 const AZURE_KEY: &str = "aHVudGVyMmh1bnRlcjI=";
 
 fn way(name: &'static str, url: impl Into<String>, pairs: &[(&str, &str)]) -> Way {
@@ -115,7 +116,7 @@ fn ways_of_the_web(server: &str) -> Vec<Way> {
     ]
 }
 
-/// Everything that can be shown of an error.
+/// Writes every representation of an error.
 pub(crate) fn show_error(shown: &mut String, error: &Error) {
     let _ = write!(
         shown,
@@ -137,7 +138,7 @@ fn assert_no_secret(way: &str, shown: &str) {
             let before: String = shown[..at].chars().rev().take(150).collect();
             before.chars().rev().collect::<String>()
         });
-        assert_eq!(leak, None, "{way}: shows a secret after this");
+        assert_eq!(leak, None, "{way}: shows a secret after this text");
     }
 }
 
@@ -197,25 +198,28 @@ fn faults() -> Vec<Fault> {
     ]
 }
 
-/// Everything that the core tells who listens.
+/// Everything that the core logs.
 #[derive(Debug, Default)]
 pub(crate) struct Told(Mutex<String>);
 
 impl Told {
-    /// The one of this process, from the first call on.
+    /// Returns the subscriber of this process, installed at the first call.
     pub(crate) fn of_process() -> &'static Self {
         static LISTENER: OnceLock<&'static Told> = OnceLock::new();
         LISTENER.get_or_init(|| {
             let listener: &'static Self = Box::leak(Box::default());
-            tracing::subscriber::set_global_default(listener).expect("the only one");
-            // Events that other tests reached meanwhile count as unwanted until asked for again.
+            tracing::subscriber::set_global_default(listener).expect("the only subscriber");
+            // Callsites that other tests reached before are cached as disabled; this enables them.
             tracing::callsite::rebuild_interest_cache();
             listener
         })
     }
 
     pub(crate) fn told(&self) -> String {
-        self.0.lock().expect("nobody panics there").clone()
+        self.0
+            .lock()
+            .expect("no thread panics with the lock")
+            .clone()
     }
 }
 
@@ -233,7 +237,7 @@ impl tracing::Subscriber for &'static Told {
     fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut told = self.0.lock().expect("nobody panics there");
+        let mut told = self.0.lock().expect("no thread panics with the lock");
         event.record(
             &mut |field: &tracing::field::Field, value: &dyn fmt::Debug| {
                 let _ = write!(told, "{field}={value:?} ");
@@ -259,7 +263,7 @@ fn errors_show_no_secret() {
             server.put("models/m.safetensors", file.clone());
             server.put("models/model.safetensors", file.clone());
             server.put("account/models/m.safetensors", file.clone());
-            let location = Location::parse(&way.url).expect("a good URL");
+            let location = Location::parse(&way.url).expect("a valid URL");
             let _ = write!(shown, "{location} {location:?} {location:#?}");
             server.fault(Rule::always(fault.clone()));
             if let Err(error) = Checkpoint::open_with(&location, &way.store) {
@@ -281,14 +285,14 @@ fn errors_show_no_secret() {
         assert_no_secret(way.name, &shown);
     }
     let told = listener.told();
-    // Of requests that are tried again, for one.
-    assert!(!told.is_empty(), "nobody is told of anything");
-    assert_no_secret("what listeners are told", &told);
+    // Retries are logged, for example.
+    assert!(!told.is_empty(), "nothing was logged");
+    assert_no_secret("the log", &told);
 }
 
-/// Whatever is open shows none either.
+/// Open checkpoints, streams and reports show no secret either.
 #[test]
-fn what_is_open_shows_no_secret() {
+fn open_objects_show_no_secret() {
     let server = Arc::new(FaultyServer::start());
     let file = even("t", 1, 2, 5000);
     for path in [
@@ -301,7 +305,7 @@ fn what_is_open_shows_no_secret() {
     let mut opened = 0;
     let mut complaints = Vec::new();
     for way in ways(&server.url()) {
-        let location = Location::parse(&way.url).expect("a good URL");
+        let location = Location::parse(&way.url).expect("a valid URL");
         let Ok(checkpoint) = Checkpoint::open_with(&location, &way.store) else {
             continue;
         };
@@ -338,7 +342,7 @@ fn what_is_open_shows_no_secret() {
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
 }
 
-/// Nor do errors of what never got an answer.
+/// Errors of requests without a response show no secret either.
 #[test]
 fn unreachable_servers_show_no_secret() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -346,8 +350,8 @@ fn unreachable_servers_show_no_secret() {
     drop(listener);
     for server in [refusing.as_str(), "http://host.invalid"] {
         for way in ways(server) {
-            let location = Location::parse(&way.url).expect("a good URL");
-            let error = Checkpoint::open_with(&location, &way.store).expect_err("nobody there");
+            let location = Location::parse(&way.url).expect("a valid URL");
+            let error = Checkpoint::open_with(&location, &way.store).expect_err("no server there");
             let mut shown = String::new();
             show_error(&mut shown, &error);
             assert_no_secret(way.name, &shown);
@@ -356,9 +360,9 @@ fn unreachable_servers_show_no_secret() {
     }
 }
 
-/// Nor do options in the wrong form, and URLs that are none.
+/// Malformed options and URLs show no secret either.
 #[test]
-fn what_is_refused_at_once_shows_no_secret() {
+fn malformed_options_and_urls_show_no_secret() {
     let mut shown = String::new();
     for text in [
         "s3://key:hunter2@bucket/x",
@@ -420,7 +424,7 @@ fn what_is_refused_at_once_shows_no_secret() {
         pairs.push(("retries", "0"));
         let store = sites::options(&pairs);
         let _ = write!(shown, "{store:?}");
-        let location = Location::parse(url).expect("a good URL");
+        let location = Location::parse(url).expect("a valid URL");
         if let Err(error) = Checkpoint::open_with(&location, &store) {
             show_error(&mut shown, &error);
         }

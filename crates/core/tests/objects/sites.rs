@@ -1,4 +1,4 @@
-//! Object stores with one interface: put objects, and open them. One function per kind of store.
+//! Object stores behind one interface: put objects and open them. One function per kind of store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +26,14 @@ pub(crate) struct Site {
     put: Put,
 }
 
-/// Function that stores bytes under a key.
+/// Stores bytes under a key.
 type Put = Box<dyn Fn(&str, &[u8])>;
 
-/// Means of access to objects.
+/// Access to the objects.
 enum Door {
-    /// URLs that begin with this text.
+    /// By URLs that begin with this text.
     Url(String),
-    /// Store that the caller opened.
+    /// Through a store that the caller opened.
     Custom(Arc<dyn ObjectStore>),
 }
 
@@ -63,8 +63,8 @@ impl Site {
         (self.put)(key, bytes);
     }
 
-    /// Returns the location of an object or a prefix, on a site that has URLs; its text is
-    /// percent-encoded where URLs are.
+    /// Returns the location of an object or a prefix on a site that has URLs; encodes it where URLs
+    /// are.
     pub(crate) fn location(&self, key: &str) -> Location {
         match &self.door {
             Door::Url(base) if base.starts_with("http") => {
@@ -73,7 +73,7 @@ impl Site {
             Door::Url(base) => Location::parse(&format!("{base}/{key}")),
             Door::Custom(_) => Location::parse(""),
         }
-        .expect("a good URL")
+        .expect("a valid URL")
     }
 
     pub(crate) fn has_urls(&self) -> bool {
@@ -95,7 +95,7 @@ impl Site {
             Door::Url(_) => ObjectSource::at(&self.location(key), &self.options),
             Door::Custom(store) => ObjectSource::of(Arc::clone(store), key, &self.options),
         }
-        .expect("the object is there")
+        .expect("the object exists")
     }
 
     pub(crate) fn checkpoint(&self, path: &str) -> Result<Checkpoint> {
@@ -106,10 +106,10 @@ impl Site {
     }
 }
 
-/// Returns options of these pairs that use nothing else on this machine.
+/// Returns options of these pairs that ignore everything else on this machine.
 pub(crate) fn options(pairs: &[(&str, &str)]) -> StoreOptions {
     let alone = [("environment", "false")];
-    StoreOptions::from_pairs(alone.iter().chain(pairs).copied()).expect("good options")
+    StoreOptions::from_pairs(alone.iter().chain(pairs).copied()).expect("valid options")
 }
 
 /// Puts an object into a store of `object_store`.
@@ -121,7 +121,7 @@ pub(crate) fn put_in(store: &dyn ObjectStore, key: &str, bytes: &[u8]) {
         .build()
         .expect("a runtime")
         .block_on(store.put(&path, bytes.into()))
-        .expect("memory takes objects");
+        .expect("puts in memory succeed");
 }
 
 /// Encodes a key for the path of a URL.
@@ -142,7 +142,7 @@ pub(crate) fn in_memory() -> Site {
     Site::of(Arc::clone(&memory) as _, memory)
 }
 
-/// Starts a store whose responses take two milliseconds each.
+/// Every response is delayed by two milliseconds.
 pub(crate) fn throttled() -> Site {
     let memory = Arc::new(InMemory::new());
     let config = ThrottleConfig {
@@ -154,7 +154,7 @@ pub(crate) fn throttled() -> Site {
     Site::of(Arc::new(throttled), memory)
 }
 
-/// Starts a store that handles three requests at a time.
+/// At most three requests at a time.
 pub(crate) fn limited() -> Site {
     let memory = Arc::new(InMemory::new());
     let limited = LimitStore::new(Arc::clone(&memory), 3);
@@ -183,7 +183,7 @@ pub(crate) fn faulty_at(server: &Arc<FaultyServer>) -> Site {
     })
 }
 
-/// Starts the same server, as a plain web server.
+/// A server that fails on command, as a plain web server.
 pub(crate) fn faulty_web() -> Site {
     let server = Arc::new(FaultyServer::start());
     faulty_web_at(&server)
@@ -200,12 +200,12 @@ pub(crate) fn faulty_web_at(server: &Arc<FaultyServer>) -> Site {
 fn s3<Kind: 'static>(server: S3Server<Kind>) -> Site {
     let mut options = s3_options(&server.endpoint());
     if let Some(file) = server.ca_file() {
-        let file = file.to_str().expect("a path of ours");
+        let file = file.to_str().expect("a UTF-8 path");
         options.set("ca_file", file).expect("an option");
     }
     let base = format!("s3://{BUCKET}");
     Site::at(base, options, move |key, bytes| {
-        server.put(BUCKET, key, bytes).expect("the server takes it");
+        server.put(BUCKET, key, bytes).expect("the put succeeds");
     })
 }
 
@@ -234,7 +234,7 @@ pub(crate) fn proxied() -> Option<(Site, Arc<Proxy>)> {
     let kept = Arc::clone(&proxy);
     let put = move |key: &str, bytes: &[u8]| {
         let _ = &kept;
-        server.put(BUCKET, key, bytes).expect("the server takes it");
+        server.put(BUCKET, key, bytes).expect("the put succeeds");
     };
     Some((Site::at(format!("s3://{BUCKET}"), options, put), proxy))
 }
@@ -259,7 +259,7 @@ pub(crate) fn fake_gcs() -> Option<Site> {
     Some(Site::at(
         format!("gs://{BUCKET}"),
         options,
-        move |key, bytes| server.put(BUCKET, key, bytes).expect("the server takes it"),
+        move |key, bytes| server.put(BUCKET, key, bytes).expect("the put succeeds"),
     ))
 }
 
@@ -277,11 +277,11 @@ pub(crate) fn azurite() -> Option<Site> {
     Some(Site::at(
         format!("az://{BUCKET}"),
         options,
-        move |key, bytes| server.put(BUCKET, key, bytes).expect("the server takes it"),
+        move |key, bytes| server.put(BUCKET, key, bytes).expect("the put succeeds"),
     ))
 }
 
-/// Starts an nginx whose files are below `path` of the address that `url` selects.
+/// Starts an nginx whose files are below `path` of the address that `url` picks.
 fn nginx_at(
     url: impl Fn(&Nginx) -> String,
     path: &str,
@@ -318,12 +318,12 @@ pub(crate) fn nginx_basic() -> Option<Site> {
     nginx_at(url, "/basic", |_| Vec::new())
 }
 
-/// Starts an nginx that sends neither `ETag` nor `Last-Modified`.
+/// Sends neither `ETag` nor `Last-Modified`.
 pub(crate) fn nginx_bare() -> Option<Site> {
     nginx_at(Nginx::url, "/bare", |_| Vec::new())
 }
 
-/// Starts an nginx with each file behind a redirect.
+/// Every file is behind a redirect.
 pub(crate) fn nginx_redirect() -> Option<Site> {
     nginx_at(Nginx::url, "/redirect", |_| Vec::new())
 }

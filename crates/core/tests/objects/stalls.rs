@@ -1,4 +1,5 @@
-//! Requests that take much longer than others: a second one, a limit on how slow is slow, and none of it when it is not wanted.
+//! Requests that take much longer than others: hedged, limited by a minimum speed, and neither if
+//! disabled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use crate::sites::{Site, faulty_at};
 
 const MIB: usize = 1 << 20;
 
-/// A server with one file of 32 reads.
+/// Server with one file of 32 reads.
 struct Bench {
     server: Arc<FaultyServer>,
     site: Site,
@@ -37,7 +38,7 @@ impl Bench {
     }
 }
 
-/// One request after another, each for one read.
+/// Returns options for one request at a time, each for one read.
 fn serially(set: impl FnOnce(&mut Options)) -> Options {
     options(|it| {
         (it.depth, it.extent_bytes) = (Some(1), Some(MIB as u64 / 4));
@@ -50,12 +51,12 @@ fn loaded(checkpoint: &Checkpoint, options: Options) -> Result<(Vec<Tensor>, Rep
 }
 
 #[test]
-fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
-    // Silence of a minute is not noticed otherwise.
+fn stalled_request_is_hedged_and_first_response_wins() {
+    // A read timeout of a minute does not detect the stall.
     let bench = Bench::new("60");
     for fault in [Fault::StallBody(100_000), Fault::StallHeaders] {
         let checkpoint = bench.open();
-        // When enough have been seen to know what is usual.
+        // After enough requests to know the usual latency.
         bench
             .server
             .fault(Rule::once(fault.clone()).from_byte(1).after(24));
@@ -74,7 +75,7 @@ fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
         );
         let requests = bench.server.requests();
         assert_eq!(requests.len() as u64, report.requests, "{fault:?}");
-        // Only what was missing was asked for again.
+        // Only missing bytes are requested again.
         let range = |index: usize| requests[index].range.clone().expect("a range");
         let (stalled, second) = (range(24), range(25));
         assert_eq!(stalled.end, second.end);
@@ -90,7 +91,7 @@ fn a_request_that_stalls_is_sent_a_second_time_and_the_first_answer_counts() {
 }
 
 #[test]
-fn nothing_is_sent_twice_when_that_is_not_wanted() {
+fn disabled_hedging_sends_nothing_twice() {
     let bench = Bench::new("1.5");
     let checkpoint = bench.open();
     bench
@@ -101,13 +102,13 @@ fn nothing_is_sent_twice_when_that_is_not_wanted() {
     assert_all(&tensors, &[&bench.file]);
     assert_eq!((report.hedges, report.stalls), (0, 1), "{report}");
     assert_eq!((report.retries, report.request_retries), (1, 1), "{report}");
-    let last = report.last_retry.expect("says why");
+    let last = report.last_retry.expect("has a last retry");
     assert!(last.contains("m.safetensors ["), "{last}");
 }
 
-/// At most one request in twenty, however many stall.
+/// At most one request in twenty is hedged, however many stall.
 #[test]
-fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
+fn hedging_is_limited_when_whole_store_is_slow() {
     let bench = Bench::new("0.9");
     let checkpoint = bench.open();
     bench.server.fault(
@@ -121,9 +122,10 @@ fn a_store_that_is_slow_all_over_is_not_asked_twice_for_everything() {
     assert!(report.stalls > report.hedges, "{report}");
 }
 
-/// A byte now and then is no progress: not the silence that a timeout waits for, and not what anybody waits for.
+/// A trickle of bytes is not progress: neither the silence that the timeout detects nor a usable
+/// transfer.
 #[test]
-fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
+fn dripping_server_times_out_without_load_timeout() {
     let bench = Bench::new("1");
     let checkpoint = bench.open();
     let drip = Fault::Drip {
@@ -132,11 +134,11 @@ fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
     };
     bench.server.fault(Rule::always(drip.clone()).from_byte(1));
     let impatient = serially(|it| it.retries = Some(1));
-    let error = loaded(&checkpoint, impatient).expect_err("drips for ever");
+    let error = loaded(&checkpoint, impatient).expect_err("drips forever");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
     assert_eq!(error.request().expect("a request").attempts, 2);
     bench.server.clear_faults();
-    // Once is not for ever, and what came by then is kept.
+    // A single drip is transient, and the bytes that arrived are kept.
     bench.server.forget_requests();
     bench.server.fault(Rule::once(drip).from_byte(1).after(3));
     let (tensors, report) = loaded(&checkpoint, serially(|_| ())).expect("loads");
@@ -144,19 +146,23 @@ fn a_server_that_drips_is_given_up_without_a_timeout_of_the_load() {
     assert_eq!(report.request_retries, 1, "{report}");
     let requests = bench.server.requests();
     let range = |index: usize| requests[index].range.clone().expect("a range");
-    assert!(range(4).start > range(3).start, "goes on where it stopped");
+    assert!(
+        range(4).start > range(3).start,
+        "continues where it stopped"
+    );
     assert_eq!(range(4).end, range(3).end);
 }
 
-/// A server that takes requests and says nothing ever: all memory is back, since nobody else writes to it.
+/// A server that accepts requests and never responds: all memory is freed, since nothing else
+/// writes to it.
 #[test]
-fn a_blackhole_ends_in_a_timeout_and_leaves_nothing_behind() {
+fn silent_server_times_out_and_leaks_nothing() {
     let bench = Bench::new("60");
     let checkpoint = bench.open();
     bench
         .server
         .fault(Rule::always(Fault::StallHeaders).from_byte(1));
-    // On a busy machine a short time may be over before there is a request.
+    // On a busy machine, a short timeout may expire before the first request.
     let has_asked = [400, 4000, 40_000]
         .map(Duration::from_millis)
         .into_iter()
@@ -166,7 +172,7 @@ fn a_blackhole_ends_in_a_timeout_and_leaves_nothing_behind() {
             let Ok(mut stream) = loader.stream() else {
                 return false;
             };
-            let error = stream.find_map(Result::err).expect("nothing comes");
+            let error = stream.find_map(Result::err).expect("no bytes arrive");
             assert_eq!(error.kind(), ErrorKind::TimedOut, "{}", error.chain());
             assert!(!error.message().contains("still held"), "{error}");
             assert_eq!(stream.report().parked_bytes, 0, "{}", stream.report());

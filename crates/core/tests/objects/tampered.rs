@@ -1,5 +1,5 @@
-//! Checkpoints whose files all match a manifest, and that differ nevertheless: by their index, or
-//! by a missing file. On a file system and in an object store.
+//! Checkpoints whose files all match a manifest and which are a different checkpoint nonetheless:
+//! by their index, or by a missing file. On a file system and in an object store.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Files of a checkpoint, by name.
 type Files = BTreeMap<String, Vec<u8>>;
 
-/// Returns an index that places each tensor in the shard of its first letter, except `x0`.
+/// Returns an index that maps each tensor to the shard of its first letter, except `x0`.
 fn placing(tensors: &[&str], x: &str) -> Vec<u8> {
     let shard = |tensor: &str| match tensor {
         "x0" => format!("{x}.safetensors"),
@@ -62,7 +62,7 @@ fn with_index() -> Files {
 
 const SHARED: [&str; 5] = ["a0", "a1", "b0", "b1", "x0"];
 
-/// Both shards have a tensor `x0`, and the index decides which one counts.
+/// Both shards have a tensor `x0`; the index says which one is used.
 fn shared() -> Files {
     let shard = |prefix: &str, seed| {
         let mut rng = Rng::new(seed);
@@ -85,19 +85,19 @@ struct Attack {
     name: &'static str,
     files: fn() -> Files,
     change: fn(&mut Files),
-    /// True if all of each file is read: only then SHA-256 can be compared.
+    /// All bytes of each file are read; only then can SHA-256 be compared.
     reads_all: bool,
     kind: ErrorKind,
-    /// Text that the error contains.
+    /// Fragment of the error's message.
     message: &'static str,
-    /// File and outcome that a verification of the whole reports.
+    /// File and outcome in the report of a full verification.
     found: (&'static str, FileOutcome),
 }
 
 fn attacks() -> [Attack; 5] {
     [
         Attack {
-            name: "an index that leaves a shard out",
+            name: "an index that omits a shard",
             files: with_index,
             change: |files| drop(files.insert(INDEX.to_owned(), placing(&["a0", "a1"], ""))),
             reads_all: true,
@@ -115,7 +115,7 @@ fn attacks() -> [Attack; 5] {
             found: (INDEX, FileOutcome::Differs),
         },
         Attack {
-            name: "an index where there was none",
+            name: "an index that is added",
             files: without_index,
             change: |files| drop(files.insert(INDEX.to_owned(), placing(&["a0", "a1"], ""))),
             reads_all: true,
@@ -124,7 +124,7 @@ fn attacks() -> [Attack; 5] {
             found: (INDEX, FileOutcome::Extra),
         },
         Attack {
-            name: "no index where there was one",
+            name: "an index that is removed",
             files: with_index,
             change: |files| drop(files.remove(INDEX)),
             reads_all: true,
@@ -133,7 +133,7 @@ fn attacks() -> [Attack; 5] {
             found: (INDEX, FileOutcome::Missing),
         },
         Attack {
-            name: "a shard that nothing names is gone",
+            name: "a missing shard that no index names",
             files: without_index,
             change: |files| drop(files.remove("b.safetensors")),
             reads_all: true,
@@ -144,7 +144,7 @@ fn attacks() -> [Attack; 5] {
     ]
 }
 
-/// Copies of the same files in a folder and in a store, and their manifest in another place.
+/// Files in a folder and in a store, with their manifest apart from both.
 struct Places {
     model: TempDir,
     site: Site,
@@ -170,13 +170,14 @@ impl Places {
         places
     }
 
-    /// Puts exactly these files into the folder, and into the store under a prefix of their own.
+    /// Replaces the files of the folder with these, and puts them into the store under a prefix of
+    /// their own.
     fn fill(&self, files: &Files) {
-        for entry in std::fs::read_dir(self.model.path()).expect("ours") {
-            std::fs::remove_file(entry.expect("listed").path()).expect("ours");
+        for entry in std::fs::read_dir(self.model.path()).expect("readable") {
+            std::fs::remove_file(entry.expect("listed").path()).expect("removable");
         }
         for (name, bytes) in files {
-            std::fs::write(self.model.path().join(name), bytes).expect("ours");
+            std::fs::write(self.model.path().join(name), bytes).expect("writable");
             self.site.put(&format!("{}/{name}", prefix(files)), bytes);
         }
     }
@@ -192,7 +193,7 @@ impl Places {
         format!("sha256:{path}").parse().expect("a choice")
     }
 
-    /// Returns the choices that name the manifest.
+    /// Returns the verification modes that name the manifest.
     fn choices(&self, reads_all: bool) -> Vec<Verify> {
         let sha256 = reads_all.then(|| self.sha256());
         sha256.into_iter().chain([self.crc()]).collect()
@@ -203,7 +204,7 @@ impl Places {
         path.parse().expect("a choice")
     }
 
-    /// Returns reports of verifications of the whole.
+    /// Returns the reports of full verifications.
     fn verified(&self, files: &Files) -> [VerifyReport; 2] {
         let local = Location::from_path(self.model.path());
         let remote = self.site.location(&prefix(files));
@@ -217,7 +218,7 @@ impl Places {
     }
 }
 
-/// Returns a prefix for these files only.
+/// Returns a prefix unique to these files.
 fn prefix(files: &Files) -> String {
     let bytes = files.iter().flat_map(|(name, bytes)| {
         let name = name.bytes();
@@ -246,7 +247,7 @@ fn glob() -> Selection {
 }
 
 #[test]
-fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
+fn tampered_index_or_file_set_is_refused() {
     for attack in attacks() {
         let what = attack.name;
         let mut files = (attack.files)();
@@ -255,7 +256,7 @@ fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
             for choice in places.choices(attack.reads_all) {
                 let (tensors, report) = load(&checkpoint, &choice, Selection::all()).expect(what);
                 assert_eq!(tensors.len(), checkpoint.tensors().len());
-                let verification = report.verification.expect("was asked for");
+                let verification = report.verification.expect("was requested");
                 assert_eq!(verification.unverified_files, 0, "{what}");
             }
         }
@@ -267,7 +268,7 @@ fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
         places.fill(&files);
         for checkpoint in places.checkpoints(&files) {
             let unseen = load(&checkpoint, &Verify::Off, Selection::all());
-            unseen.expect("a good checkpoint by itself");
+            unseen.expect("a valid checkpoint by itself");
             for choice in places.choices(attack.reads_all) {
                 for selection in [Selection::all(), glob()] {
                     let error = load(&checkpoint, &choice, selection).expect_err(what);
@@ -293,7 +294,7 @@ fn a_checkpoint_that_is_another_by_its_index_or_files_is_refused() {
 }
 
 #[test]
-fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
+fn named_files_and_tensors_may_be_part_of_manifest() {
     let mut files = without_index();
     let places = Places::new(&files);
     files.remove("b.safetensors");
@@ -301,7 +302,7 @@ fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
     let names = || Selection::names(["a0", "a1"]);
     for checkpoint in places.checkpoints(&files) {
         for choice in [places.sha256(), places.crc()] {
-            let (tensors, _) = load(&checkpoint, &choice, names()).expect("named");
+            let (tensors, _) = load(&checkpoint, &choice, names()).expect("the tensors were named");
             assert_eq!(tensors.len(), 2);
         }
     }
@@ -314,25 +315,25 @@ fn files_and_tensors_that_were_named_need_not_be_all_that_a_manifest_lists() {
         places.site.checkpoint(&remote).expect("opens"),
     ] {
         for choice in [places.sha256(), places.crc()] {
-            load(&checkpoint, &choice, Selection::all()).expect("a file that was named");
+            load(&checkpoint, &choice, Selection::all()).expect("the file was named");
         }
     }
-    // An index that differs is refused for names as well: it decides which file they are in.
+    // A different index is an error also for named tensors: it decides which file they are in.
     let mut files = with_index();
     let places = Places::new(&files);
     files.insert(INDEX.to_owned(), placing(&["a0", "a1"], ""));
     places.fill(&files);
     for checkpoint in places.checkpoints(&files) {
         for choice in [places.sha256(), places.crc()] {
-            let error = load(&checkpoint, &choice, names()).expect_err("another index");
+            let error = load(&checkpoint, &choice, names()).expect_err("the index differs");
             assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
         }
     }
 }
 
-/// Older versions, or other programs, may have written such a manifest.
+/// As older versions or other programs may have written it.
 #[test]
-fn a_manifest_without_the_index_is_refused_with_what_to_do() {
+fn manifest_without_index_is_refused_with_hint() {
     let files = with_index();
     let places = Places::new(&files);
     let path = &places.manifest.1;
@@ -340,13 +341,14 @@ fn a_manifest_without_the_index_is_refused_with_what_to_do() {
         let text = read(path);
         let mut manifest: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
         edit(manifest["files"].as_object_mut().expect("files"));
-        std::fs::write(path, manifest.to_string()).expect("ours");
+        std::fs::write(path, manifest.to_string()).expect("writable");
     };
     edit(&|files| assert!(files.remove(INDEX).is_some()));
     for checkpoint in places.checkpoints(&files) {
         for choice in [places.sha256(), places.crc()] {
             for selection in [Selection::all(), Selection::names(["a0"])] {
-                let error = load(&checkpoint, &choice, selection).expect_err("is not listed");
+                let error =
+                    load(&checkpoint, &choice, selection).expect_err("the index is not listed");
                 assert_eq!(error.kind(), ErrorKind::InvalidRequest, "{}", error.chain());
                 let hint = error.hint().expect("a hint");
                 assert!(hint.contains("tload verify --write --force"), "{hint}");
@@ -357,10 +359,10 @@ fn a_manifest_without_the_index_is_refused_with_what_to_do() {
     }
 }
 
-/// A manifest beside the checkpoint counts even if the caller does not name it, and so does a
+/// A manifest beside the checkpoint is used even if the caller does not name it, and so is a
 /// signature.
 #[test]
-fn an_index_is_compared_with_what_is_beside_it() {
+fn index_is_compared_with_adjacent_manifest_or_signature() {
     let all = [Verify::Auto, Verify::Require, Verify::Sha256(None)];
     for (beside, choices) in [
         ("tload-manifest.json", &all[..]),
@@ -376,14 +378,15 @@ fn an_index_is_compared_with_what_is_beside_it() {
         places.fill(&files);
         for checkpoint in places.checkpoints(&files) {
             for choice in choices {
-                load(&checkpoint, choice, Selection::all()).expect("all is right");
+                load(&checkpoint, choice, Selection::all()).expect("everything matches");
             }
         }
         files.insert(INDEX.to_owned(), placing(&["a0", "a1"], ""));
         places.fill(&files);
         for checkpoint in places.checkpoints(&files) {
             for choice in choices {
-                let error = load(&checkpoint, choice, Selection::all()).expect_err("another");
+                let error =
+                    load(&checkpoint, choice, Selection::all()).expect_err("the index differs");
                 assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.chain());
                 let location = error.location().expect("a location");
                 assert!(location.ends_with(INDEX), "{}", error.chain());
@@ -392,7 +395,7 @@ fn an_index_is_compared_with_what_is_beside_it() {
     }
 }
 
-/// Returns a signature of these files in the format of model-signing.
+/// Returns a signature of these files, as model-signing makes it.
 fn signature(files: &Files) -> Vec<u8> {
     let kind = "application/vnd.in-toto+json";
     let digests = files.values().map(Sha256::digest);

@@ -1,4 +1,5 @@
-//! Objects of servers that send neither `ETag` nor `Last-Modified`: refused, or compared once more at the end.
+//! Objects of servers that send neither `ETag` nor `Last-Modified`: refused, or compared once more
+//! at the end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,14 +14,14 @@ use crate::sites::{Site, faulty_at, faulty_web_at, nginx_bare};
 
 const KEY: &str = "m.safetensors";
 
-/// The site, with what allows it to say nothing.
+/// Allows the site to send no validators.
 fn allowing(mut site: Site) -> Site {
     let set = site.options.set("allow_unversioned", "true");
     set.expect("an option");
     site
 }
 
-/// A server that says nothing of the state of its objects, as S3 and as a web server.
+/// Starts a server that sends no validators, as S3 and as a web server.
 fn bare() -> [(Arc<FaultyServer>, Site); 2] {
     [faulty_at, faulty_web_at].map(|site| {
         let server = Arc::new(FaultyServer::start());
@@ -30,14 +31,14 @@ fn bare() -> [(Arc<FaultyServer>, Site); 2] {
     })
 }
 
-/// Two states of one file, of the same length and with the same header.
+/// Returns two states of one file, of the same length and with the same header.
 fn states() -> [Vec<u8>; 2] {
     let states = [1, 2].map(|seed| even("t", seed, 4, 1 << 20));
     assert_eq!(states[0].len(), states[1].len());
     states
 }
 
-/// One request after the other, of 256 KiB each.
+/// Returns a loader with one request at a time, of 256 KiB each.
 fn serially(checkpoint: Checkpoint) -> Loader {
     let serial = options(|it| (it.depth, it.extent_bytes) = (Some(1), Some(256 << 10)));
     Loader::new(checkpoint).options(serial)
@@ -53,16 +54,16 @@ fn expect_refusal(error: &Error) {
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{}", error.chain());
     let says = "neither ETag nor Last-Modified";
     assert!(error.message().contains(says), "{}", error.chain());
-    let location = error.location().expect("of an object");
+    let location = error.location().expect("an error of an object");
     assert!(location.ends_with(KEY), "{location}");
-    let hint = error.hint().expect("what to do");
+    let hint = error.hint().expect("a hint");
     assert!(hint.contains("allow_unversioned=true"), "{hint}");
 }
 
 fn expect_changed(error: &Error, says: &str) {
     assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
     assert!(error.message().contains(says), "{}", error.chain());
-    let location = error.location().expect("of an object");
+    let location = error.location().expect("an error of an object");
     assert!(location.ends_with(KEY), "{location}");
     assert!(error.hint().is_some(), "{}", error.chain());
 }
@@ -73,26 +74,26 @@ fn copy(site: &Site, key: &str, target: &Path) -> Result<CopyReport> {
 }
 
 #[test]
-fn objects_without_a_validator_are_refused_by_default() {
+fn objects_without_validator_are_refused_by_default() {
     for (_server, site) in bare() {
-        // Also one that comes whole with its header: its tensors are asked for once more.
+        // Includes a file that arrives whole with its header: its tensors are requested once more.
         for file in [even("t", 1, 4, 1 << 20), even("t", 1, 4, 100)] {
             site.put(KEY, &file);
-            expect_refusal(&site.checkpoint(KEY).expect_err("cannot be told apart"));
+            expect_refusal(&site.checkpoint(KEY).expect_err("no validator"));
             if file.len() > 1 << 20 {
                 let target = folder();
-                let error = copy(&site, KEY, target.path()).expect_err("cannot be told apart");
+                let error = copy(&site, KEY, target.path()).expect_err("no validator");
                 expect_refusal(&error);
-                let left = std::fs::read_dir(target.path()).expect("made").count();
+                let left = std::fs::read_dir(target.path()).expect("created").count();
                 assert_eq!(left, 0, "nothing was written");
             }
         }
     }
 }
 
-/// One answer is of one state.
+/// A single response is of one state.
 #[test]
-fn a_small_file_without_a_validator_is_copied() {
+fn small_file_without_validator_is_copied() {
     for (_server, site) in bare() {
         site.put("config.json", b"{}");
         let target = folder();
@@ -102,7 +103,7 @@ fn a_small_file_without_a_validator_is_copied() {
 }
 
 #[test]
-fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so() {
+fn allowed_objects_without_validator_load_with_note() {
     for (_server, site) in bare() {
         let site = allowing(site);
         for file in [
@@ -132,9 +133,9 @@ fn objects_without_a_validator_load_where_that_is_allowed_and_the_report_says_so
     }
 }
 
-/// Right before the third read of tensors.
+/// Replaced right before the third read of tensors.
 #[test]
-fn an_object_without_a_validator_that_is_replaced_during_a_load_has_changed() {
+fn unversioned_object_replaced_during_load_is_changed() {
     let [old, new] = states();
     for (replacement, says) in [
         (new, "first or last bytes"),
@@ -147,15 +148,16 @@ fn an_object_without_a_validator_that_is_replaced_during_a_load_has_changed() {
             let replaced = Fault::ChangeBefore(replacement.clone());
             server.fault(Rule::once(replaced).from_byte(1).after(2));
             let (tensors, report) = load(&loader);
-            expect_changed(&tensors.expect_err("another object"), says);
+            expect_changed(&tensors.expect_err("the object was replaced"), says);
             assert_eq!(report.outcome, "changed");
         }
     }
 }
 
-/// The header is longer than what opening brings, and the same in both states: only the end tells.
+/// The header is longer than the first read and equal in both states: only the end of the object
+/// differs.
 #[test]
-fn objects_that_differ_behind_a_long_header_are_told_apart() {
+fn objects_differing_after_long_header_are_distinguished() {
     let [old, new] = [1, 2].map(|seed| even(&"n".repeat(300), seed, 2000, 100));
     assert_eq!(old[..1 << 19], new[..1 << 19], "the same header");
     for (server, site) in bare() {
@@ -163,19 +165,22 @@ fn objects_that_differ_behind_a_long_header_are_told_apart() {
         site.put(KEY, &old);
         let loader = serially(site.checkpoint(KEY).expect("opens"));
         server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
-        expect_changed(&load(&loader).0.expect_err("another object"), "last bytes");
+        expect_changed(
+            &load(&loader).0.expect_err("the object was replaced"),
+            "last bytes",
+        );
     }
 }
 
-/// Only the middle of the header differs, behind what opening brings.
+/// Only the middle of the header differs, behind the first read.
 #[test]
-fn objects_that_differ_in_a_long_header_are_told_apart() {
+fn objects_differing_inside_long_header_are_distinguished() {
     let old = even(&"n".repeat(300), 1, 2000, 100);
     let mut new = old.clone();
     let header_end = 8 + u64::from_le_bytes(*old.first_chunk().expect("a header"));
     let middle = 400_000;
     assert!(header_end > 1 << 19);
-    // Another letter in a tensor's name: still a header.
+    // Changes a letter in a tensor's name, which keeps the header valid.
     let at = middle
         + old[middle..]
             .iter()
@@ -188,12 +193,15 @@ fn objects_that_differ_in_a_long_header_are_told_apart() {
         let loader = serially(site.checkpoint(KEY).expect("opens"));
         server.fault(Rule::once(Fault::ChangeBefore(new.clone())).from_byte(1 << 19));
         let error = load(&loader).0.err();
-        expect_changed(&error.expect("another object"), "first or last bytes");
+        expect_changed(
+            &error.expect("the object was replaced"),
+            "first or last bytes",
+        );
     }
 }
 
 #[test]
-fn single_tensors_of_an_object_that_was_replaced_have_changed() {
+fn tensor_of_replaced_unversioned_object_is_changed() {
     let [old, new] = states();
     for (_server, site) in bare() {
         let site = allowing(site);
@@ -202,17 +210,20 @@ fn single_tensors_of_an_object_that_was_replaced_have_changed() {
         let read = || checkpoint.read("t1", &tload::Slice::default(), &tload::Options::default());
         read().expect("reads");
         site.put(KEY, &new);
-        expect_changed(&read().expect_err("another object"), "first or last bytes");
+        expect_changed(
+            &read().expect_err("the object was replaced"),
+            "first or last bytes",
+        );
         let some = Loader::new(checkpoint.clone()).tensors(Selection::names(["t2"]));
         expect_changed(
-            &load(&some).0.expect_err("another object"),
+            &load(&some).0.expect_err("the object was replaced"),
             "first or last bytes",
         );
     }
 }
 
 #[test]
-fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file() {
+fn unversioned_object_replaced_during_copy_leaves_no_file() {
     let [old, new] = states();
     for (server, site) in bare() {
         let site = allowing(site);
@@ -223,10 +234,10 @@ fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file
                 .after(1),
         );
         let target = folder();
-        let error = copy(&site, KEY, target.path()).expect_err("another object");
+        let error = copy(&site, KEY, target.path()).expect_err("the object was replaced");
         expect_changed(&error, "first or last bytes");
         assert!(!target.path().join(KEY).exists(), "half old, half new");
-        // What came of the old state is not taken over.
+        // Bytes of the old state are not resumed.
         copy(&site, KEY, target.path()).expect("copies");
         let copied = read(&target.path().join(KEY));
         assert!(copied == new);
@@ -234,7 +245,7 @@ fn a_copy_of_an_object_that_is_replaced_meanwhile_has_changed_and_leaves_no_file
 }
 
 #[test]
-fn a_verification_of_an_object_that_is_replaced_meanwhile_fails() {
+fn unversioned_object_replaced_during_verification_fails() {
     let [old, new] = states();
     for (server, site) in bare() {
         let site = allowing(site);
@@ -272,7 +283,7 @@ fn a_verification_of_an_object_that_is_replaced_meanwhile_fails() {
 
 /// An index without a validator is compared like its shards.
 #[test]
-fn an_index_without_a_validator_that_is_replaced_has_changed() {
+fn replaced_unversioned_index_is_changed() {
     const INDEX: &str = "m/model.safetensors.index.json";
     let file = even("t", 1, 2, 1000);
     let placed = |total: u64| {
@@ -287,21 +298,23 @@ fn an_index_without_a_validator_that_is_replaced_has_changed() {
         let checkpoint = site.checkpoint("m").expect("opens");
         load(&serially(checkpoint.clone())).0.expect("loads");
         site.put(INDEX, &placed(2));
-        let error = load(&serially(checkpoint)).0.expect_err("another index");
+        let error = load(&serially(checkpoint))
+            .0
+            .expect_err("the index was replaced");
         assert_eq!(error.kind(), ErrorKind::Changed, "{}", error.chain());
-        let location = error.location().expect("of the index");
+        let location = error.location().expect("an error of the index");
         assert!(location.ends_with(INDEX), "{location}");
     }
 }
 
 #[test]
-fn nginx_without_validators() {
+fn nginx_without_validators_is_refused_unless_allowed() {
     let (Some(refusing), Some(site)) = (nginx_bare(), nginx_bare()) else {
         return;
     };
     let [old, new] = states();
     refusing.put(KEY, &old);
-    expect_refusal(&refusing.checkpoint(KEY).expect_err("cannot be told apart"));
+    expect_refusal(&refusing.checkpoint(KEY).expect_err("no validator"));
     let site = allowing(site);
     site.put(KEY, &old);
     let loader = serially(site.checkpoint(KEY).expect("opens"));
@@ -315,7 +328,7 @@ fn nginx_without_validators() {
     );
     site.put(KEY, &new);
     expect_changed(
-        &load(&loader).0.expect_err("another file"),
+        &load(&loader).0.expect_err("the file was replaced"),
         "first or last bytes",
     );
 }

@@ -1,5 +1,5 @@
-//! Objects that arrive with wrong bytes: a digest detects changes that neither length nor identity
-//! reveals.
+//! Objects that arrive with wrong bytes: a digest detects corruption that lengths and identities do
+//! not show.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::sites::faulty_at;
 const KEY: &str = "m.safetensors";
 
 #[test]
-fn a_byte_that_a_server_garbles_is_found() {
+fn corrupt_byte_from_server_is_detected() {
     let server = Arc::new(FaultyServer::start());
     let site = faulty_at(&server);
     let file = even("t", 1, 4, 1 << 20);
@@ -32,7 +32,7 @@ fn a_byte_that_a_server_garbles_is_found() {
     let mut stream = loader.stream().expect("starts");
     let tensors: Vec<_> = stream.by_ref().collect::<Result<_, _>>().expect("loads");
     assert_all(&tensors, &[&file]);
-    let verification = stream.report().verification.expect("was asked for");
+    let verification = stream.report().verification.expect("was requested");
     assert_eq!(verification.bytes, file.len() as u64);
 
     server.fault(Rule::once(Fault::Corrupt(3 << 20)).from_byte(1));

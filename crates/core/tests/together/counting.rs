@@ -1,4 +1,4 @@
-//! Outcomes of all loads, as a table.
+//! Table of the outcomes of all loads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,15 +12,15 @@ pub(crate) enum Ended {
     Complete,
     Cancelled,
     Dropped,
-    /// Failed with an error that says what failed.
+    /// Failed with an error.
     Failed,
 }
 
-/// Result of one load.
+/// Outcome of one load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Outcome {
     pub(crate) ended: Ended,
-    /// Number of tensors received and compared.
+    /// Tensors that were received and compared.
     pub(crate) tensors: u64,
     pub(crate) bytes: u64,
 }
@@ -36,7 +36,7 @@ struct Row {
     bytes: u64,
 }
 
-/// Counts loads by place; wrong bytes are not counted but end the test.
+/// Counts of loads by place. Wrong bytes are not counted: they fail the test.
 #[derive(Debug, Default)]
 pub(crate) struct Table(Mutex<BTreeMap<String, Row>>);
 
@@ -56,13 +56,13 @@ impl Table {
         row.bytes += outcome.bytes;
     }
 
-    /// Returns how many loads of `place` were complete.
+    /// Returns the number of complete loads of `place`.
     pub(crate) fn complete(&self, place: Place) -> u64 {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(&place.name()).map_or(0, |row| row.complete)
     }
 
-    /// Returns how many of them failed.
+    /// Returns the number of failed loads of `place`.
     pub(crate) fn failed(&self, place: Place) -> u64 {
         let rows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         rows.get(&place.name()).map_or(0, |row| row.failed)

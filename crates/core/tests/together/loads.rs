@@ -1,6 +1,6 @@
-//! One load: random options, a random end, and every tensor compared with what was written.
+//! One load with random options and a random end; every tensor is compared with what was written.
 
-#![expect(unsafe_code, reason = "looks into memory that the stub calls a device")]
+#![expect(unsafe_code, reason = "reads memory that the stub calls a device")]
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,7 +20,7 @@ const ELEMENTS_MAX: usize = 60_000;
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Complete,
-    /// Cancelled by another thread at an arbitrary time.
+    /// Cancelled by another thread after so many yields.
     Cancel {
         turns: u64,
     },
@@ -44,7 +44,7 @@ impl Ending {
     }
 }
 
-/// Runs one load. Panics if bytes are wrong, or if it fails unexpectedly.
+/// Runs one load. Panics on wrong bytes, and on failures where no fault is injected.
 pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
     let mut rng = Rng::new(seed);
     if place == Place::Simulated {
@@ -77,7 +77,7 @@ pub(crate) fn run(land: &Land, place: Place, seed: u64) -> Outcome {
     outcome
 }
 
-/// Asserts that a failure occurs where faults are injected, and says what failed and where.
+/// Asserts that a failure is expected at this place and names its location.
 fn assert_fair(place: Place, error: &Error, seed: u64) {
     assert!(
         place.may_fail(),
@@ -155,7 +155,7 @@ fn receive(
         }
         drop(stream);
         is_over.store(true, Ordering::Relaxed);
-        // Tensors kept are still right after the load.
+        // Kept tensors are still right after the load.
         kept.iter().for_each(check);
         failure
     });
@@ -180,8 +180,8 @@ fn assert_right(contents: &Contents, tensor: &Tensor, seed: u64) {
         return;
     }
     let found = if tensor.ordinal().is_some() {
-        // SAFETY: the stub's memory is host memory, the tensor keeps it, and all of its bytes have
-        // arrived.
+        // SAFETY: the stub's memory is host memory, the tensor keeps it alive, and all of its bytes
+        // have arrived.
         unsafe { std::slice::from_raw_parts(tensor.as_ptr(), wanted.len()) }
     } else {
         tensor.bytes()

@@ -1,6 +1,6 @@
-//! Many loads in one process, from every kind of source, while some are cancelled and some fail:
-//! the others have the right bytes. Runs for seconds with the other tests, and for any time with
-//! `make soak`.
+//! Many concurrent loads in one process, from every kind of storage, while some are cancelled and
+//! some fail: all others have the right bytes. Runs for seconds with the other tests, and for as
+//! long as wanted with `make soak`.
 
 mod counting;
 mod loads;

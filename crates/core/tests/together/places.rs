@@ -26,32 +26,32 @@ const SHARDS: usize = 3;
 /// Number of tensors of each shard.
 const TENSORS: usize = 20;
 
-/// Bytes of every tensor.
+/// Bytes of every tensor, by name.
 pub(crate) type Contents = BTreeMap<String, Vec<u8>>;
 
-/// Process that a slow file system runs in; not a test.
+/// Not a test: the process that serves a slow file system.
 #[test]
 fn serves() {
     serve_if_asked();
 }
 
-/// Everything that loads read from, kept alive while they run.
+/// Checkpoint in all places, with everything that must outlive its loads.
 pub(crate) struct Land {
     pub(crate) contents: Contents,
     folder: TempDir,
     slow: Option<Mount>,
-    /// Mount on which some reads return a wrong byte.
+    /// A mount on which some reads return a wrong byte.
     garbled: Option<Mount>,
-    /// Overlay over the same files; only `mincore` tells about their pages.
+    /// The files again, on overlayfs, where only `mincore` tells which pages are cached.
     overlay: Option<Overlay>,
     server: Arc<FaultyServer>,
     garbling: Arc<FaultyServer>,
-    /// Answers without `ETag` and `Last-Modified`.
+    /// Responds without `ETag` and `Last-Modified`.
     unversioned: Arc<FaultyServer>,
     pub(crate) places: Vec<Place>,
 }
 
-/// Way of loading.
+/// Way to load the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     Files(EngineChoice, Cache),
@@ -59,11 +59,11 @@ pub(crate) enum Place {
     Views,
     /// A file system that is slow, returns short reads, and fails from time to time.
     Slow(EngineChoice),
-    /// A server with every kind of fault.
+    /// A server with all faults of object stores.
     Objects,
-    /// Like `Objects`, with objects whose server does not distinguish versions.
+    /// A server with the same faults that sends no validators.
     UnversionedObjects,
-    /// Files and objects that arrive with wrong bytes, and are verified.
+    /// Files with wrong bytes, verified.
     GarbledFiles(EngineChoice),
     GarbledObjects,
     Gpu(usize),
@@ -84,12 +84,12 @@ impl Place {
                 format!("files with wrong bytes, {engine}, verify=require")
             }
             Self::GarbledObjects => "objects with wrong bytes, verify=require".to_owned(),
-            Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (a stand-in)"),
+            Self::Gpu(ordinal) => format!("files to cuda:{ordinal} (simulated)"),
             Self::Simulated => "a simulator".to_owned(),
         }
     }
 
-    /// Returns whether a load may fail here even if nothing is wrong with it.
+    /// Returns whether a load may fail here through an injected fault.
     pub(crate) fn may_fail(self) -> bool {
         let fails = matches!(
             self,
@@ -98,20 +98,19 @@ impl Place {
         fails || self.is_garbled()
     }
 
-    /// Returns whether wrong bytes occur here, and must be found.
+    /// Returns whether bytes are corrupted here, which verification must detect.
     pub(crate) fn is_garbled(self) -> bool {
         matches!(self, Self::GarbledFiles(_) | Self::GarbledObjects)
     }
 }
 
-/// Prints past the test harness, which shows the output of a test only when it fails.
+/// Prints past the test harness, which shows a test's output only when it fails.
 pub(crate) fn say(line: &str) {
     // A closed stderr is no reason to fail.
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Like `requirement` of the other tests: skips with a message, or fails if `TLOAD_REQUIRE` demands
-/// it.
+/// Like `requirement` of the other tests: a loud skip, or a failure when `TLOAD_REQUIRE` says so.
 fn required<T>(name: &str, found: Result<T, String>) -> Option<T> {
     let reason = match found {
         Ok(found) => return Some(found),
@@ -139,7 +138,7 @@ fn shard_name(shard: usize) -> String {
     format!("m-{shard}.safetensors")
 }
 
-/// Creates tensors of a few bytes to some hundred thousand, some unaligned.
+/// Builds a shard of tensors of a few bytes to some hundred thousand, half of the time unaligned.
 fn shard(rng: &mut Rng, shard: usize, contents: &mut Contents) -> Vec<u8> {
     let mut file = FileBuilder::new();
     for tensor in 0..TENSORS {
@@ -163,7 +162,7 @@ impl Land {
         let servers = [(); 3].map(|()| Arc::new(FaultyServer::start()));
         let put = |name: &str, bytes: &[u8]| {
             std::fs::write(folder.path().join(name), bytes)
-                .expect("the temporary folder takes files");
+                .expect("the temporary folder is writable");
             for server in &servers {
                 server.put(&format!("models/m/{name}"), bytes.to_vec());
             }
@@ -222,8 +221,8 @@ impl Land {
         }
     }
 
-    /// Creates a loader of everything at `place`, with random options; injects a fault there, if it
-    /// is such a place.
+    /// Returns a loader of the checkpoint at `place` with random options, after injecting a fault
+    /// if the place is faulty.
     pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
         let mut options = Options::default();
         options.lanes = Some(1 + rng.index(3));
@@ -250,7 +249,7 @@ impl Land {
             }
             Place::Overlay(engine) => {
                 options.engine = engine;
-                let overlay = self.overlay.as_ref().expect("only where there is one");
+                let overlay = self.overlay.as_ref().expect("mounted for this place");
                 local(&overlay.path())
             }
             Place::Views => {
@@ -259,10 +258,9 @@ impl Land {
             }
             Place::Slow(engine) => {
                 options.engine = engine;
-                // A reader cannot detect what the page cache makes of short reads:
-                // tests/it/slow.rs.
+                // Readers cannot notice how the page cache treats short answers: tests/it/slow.rs.
                 options.cache = Cache::Direct;
-                let mount = self.slow.as_ref().expect("only where there is one");
+                let mount = self.slow.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
             Place::Objects | Place::UnversionedObjects => {
@@ -283,7 +281,7 @@ impl Land {
             }
             Place::GarbledFiles(engine) => {
                 (options.engine, options.cache) = (engine, Cache::Direct);
-                let mount = self.garbled.as_ref().expect("only where there is one");
+                let mount = self.garbled.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
             Place::GarbledObjects => {
@@ -301,7 +299,7 @@ impl Land {
     }
 }
 
-/// Injects a fault into one of the next responses. Nothing that lasts: stalls end with a retry.
+/// Injects a transient fault into one of the next responses; stalls end with a retry.
 fn misbehave(server: &FaultyServer, rng: &mut Rng) {
     let at = rng.index(60_000);
     let fault = match rng.below(9) {
@@ -331,10 +329,10 @@ fn store(server: &FaultyServer) -> StoreOptions {
         ("secret_access_key", "testtest".to_owned()),
         ("read_timeout", "1".to_owned()),
     ])
-    .expect("good options")
+    .expect("valid options")
 }
 
-/// Reads what is in `folder`.
+/// Writes the manifest of `folder` and returns its bytes.
 #[expect(clippy::disallowed_methods, reason = "a test reads what was written")]
 fn manifest(folder: &Path) -> Vec<u8> {
     let mut options = VerifyOptions::default();
@@ -342,12 +340,11 @@ fn manifest(folder: &Path) -> Vec<u8> {
     let report = Verification::new(&Location::from(folder))
         .options(options)
         .run();
-    let written = report.expect("what was just written can be read").written;
+    let written = report.expect("the files are readable").written;
     std::fs::read(written.expect("was asked for")).expect("was just written")
 }
 
-/// From now on, one read in six of one byte of each shard, somewhere behind its header, returns
-/// another byte.
+/// Corrupts, from now on, one byte behind the header of each shard in one read of six.
 fn garble(rng: &mut Rng, shards: &[Vec<u8>], mount: Option<&Mount>, server: &FaultyServer) {
     for (index, bytes) in shards.iter().enumerate() {
         let half = bytes.len() / 2;
@@ -365,20 +362,20 @@ fn local(folder: &Path) -> Result<Loader> {
     Loader::open(&Location::from(folder))
 }
 
-/// Asserts that no memory of a GPU was used or freed without being ordered behind its other uses.
+/// Asserts that no use or release of GPU memory was unordered with its other uses.
 pub(crate) fn assert_gpus_are_clean() {
     let stub = Stub::load();
     tload::release_staging();
     assert_eq!(stub.count("violations"), 0, "{}", stub.last_violation());
 }
 
-/// Returns options for late, short, and sometimes failing reads.
+/// Returns options of a file system that is slow, returns short reads, and fails from time to time.
 fn failing() -> slowfs::Options {
     slowfs::Options {
         latency: Duration::from_micros(500),
         short_every: 7,
         eio_every: 211,
-        // Headers are spared.
+        // Spares the headers.
         fault_from: 4096,
         ..slowfs::Options::default()
     }

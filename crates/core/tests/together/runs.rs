@@ -1,4 +1,4 @@
-//! Number of loads, threads and duration of a run.
+//! Number of loads, number of threads, and duration of a run.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -7,14 +7,14 @@ use crate::counting::Table;
 use crate::loads;
 use crate::places::{Land, assert_gpus_are_clean, say, variable};
 
-/// Number of concurrent streams in one process.
+/// Number of concurrent streams.
 const STREAMS: usize = 32;
 
-/// Number of loads of each stream's thread, in a run with the other tests.
+/// Loads per stream in a run with the other tests.
 const LOADS: u64 = 6;
 
-/// Runs loads, one after another on each of [`STREAMS`] threads, until there are `enough`. Their
-/// outcomes go into `table`.
+/// Runs loads, one after another on each of [`STREAMS`] threads, until `enough` returns true; adds
+/// their outcomes to `table`.
 fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Sync) {
     let begun = AtomicU64::new(0);
     std::thread::scope(|scope| {
@@ -25,7 +25,7 @@ fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Syn
                     if enough(load) {
                         return;
                     }
-                    let turn = usize::try_from(load).expect("not so many");
+                    let turn = usize::try_from(load).expect("few loads");
                     let place = land.places[turn % land.places.len()];
                     let outcome = loads::run(land, place, seed.wrapping_add(load));
                     table.add(place, outcome);
@@ -36,9 +36,9 @@ fn run(land: &Land, table: &Table, seed: u64, enough: impl Fn(u64) -> bool + Syn
     assert_gpus_are_clean();
 }
 
-/// Runs for as many minutes as `TLOAD_SOAK_MINUTES` says, if it is set.
+/// Runs for `TLOAD_SOAK_MINUTES` minutes if that is set.
 #[test]
-fn streams_of_all_kinds_do_not_disturb_one_another() {
+fn concurrent_streams_do_not_interfere() {
     if let Some(minutes) = variable("TLOAD_SOAK_MINUTES") {
         return soak(minutes.parse().expect("a number"));
     }
@@ -51,7 +51,7 @@ fn streams_of_all_kinds_do_not_disturb_one_another() {
         );
         assert!(
             !place.is_garbled() || table.failed(place) > 0,
-            "{place:?}: nothing was found\n{table}"
+            "{place:?}: no corruption was detected\n{table}"
         );
     }
 }
@@ -77,7 +77,7 @@ impl Holdings {
         }
     }
 
-    /// Asserts that rounds do not grow, except by what allocators keep.
+    /// Asserts that resources do not grow between rounds, apart from memory that allocators keep.
     fn assert_not_beyond(self, first: Self) {
         assert!(
             self.descriptors <= first.descriptors
@@ -92,7 +92,7 @@ fn soak(minutes: u32) {
     let started = Instant::now();
     let (table, mut seed) = (Table::default(), 0);
     let mut first = None;
-    // Each round creates its own files, so that it reuses no state of the previous one.
+    // Each round has files of its own, so that content varies.
     let rounds = 4 * minutes.max(1);
     for round in 1..=rounds {
         let land = Land::new(u64::from(round));
