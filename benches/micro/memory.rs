@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::memory::{Bell, Pool};
+use tload::memory::{EventCount, Pool};
 
 /// Number of regions held at a time, as in a load.
 const HELD: usize = 32;
@@ -12,7 +12,7 @@ pub(crate) fn pool(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("pool");
     group.throughput(Throughput::Elements(HELD as u64));
     for bytes in [64 << 10, 4 << 20] {
-        let pool = Pool::new(1 << 30, Arc::<Bell>::default());
+        let pool = Pool::new(1 << 30, Arc::<EventCount>::default());
         group.bench_function(BenchmarkId::new("take_and_give_back", bytes), |bencher| {
             bencher.iter(|| {
                 let regions: Vec<_> = (0..HELD)

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use criterion::{BenchmarkId, Criterion, Throughput};
-use tload::Cache;
+use tload::CacheMode;
 use tload::engine::{self, Engine, EngineKind, EngineSetup, Job, Wait};
-use tload::memory::{Bell, Slab};
+use tload::memory::{EventCount, Slab};
 use tload::plan::Layout;
 use tload::schedule::Depth;
 use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
@@ -105,7 +105,7 @@ struct Reading {
 impl Reading {
     fn open(
         source: &Arc<FileSource>,
-        cache: Cache,
+        cache: CacheMode,
         kind: EngineKind,
         choice: EngineChoice,
     ) -> Result<Self> {
@@ -118,7 +118,7 @@ impl Reading {
         };
         Ok(Self {
             engine: engine::open(kind, choice, &setup)?.engine,
-            slab: Slab::new(READ_BYTES, DEPTH, Arc::<Bell>::default())?,
+            slab: Slab::new(READ_BYTES, DEPTH, Arc::<EventCount>::default())?,
             bytes: bytes.expect("it is small"),
         })
     }
@@ -160,7 +160,7 @@ pub(crate) fn engines(criterion: &mut Criterion) {
     group.throughput(Throughput::Bytes(bytes as u64));
     // One iteration takes as long as many of the other benches.
     group.sample_size(20);
-    for cache in [Cache::Auto, Cache::Buffered] {
+    for cache in [CacheMode::Auto, CacheMode::Buffered] {
         for (name, kind, choice) in ENGINES {
             match Reading::open(&source, cache, kind, choice) {
                 Ok(mut reading) => {

@@ -15,10 +15,10 @@ const REDRAW: Duration = Duration::from_millis(50);
 
 /// Extra time after the core's own timeout for opening, whose error names the file that did not
 /// answer.
-pub(crate) const LAST_WORDS: Duration = Duration::from_secs(1);
+pub(crate) const ERROR_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for a cancelled task to end, so that it can save its state.
-const PATIENCE: Duration = Duration::from_secs(1);
+const CANCEL_GRACE: Duration = Duration::from_secs(1);
 
 /// Conditions under which a task ends, and its callbacks.
 pub(crate) struct Watch<'a> {
@@ -66,7 +66,7 @@ impl Watch<'_> {
         if let Some(why) = why {
             let patience = self.cancel.map_or(Duration::ZERO, |cancel| {
                 cancel();
-                PATIENCE
+                CANCEL_GRACE
             });
             if closes.recv_timeout(patience) == Err(RecvTimeoutError::Timeout) {
                 return Err(why);

@@ -61,14 +61,14 @@ pub use checkpoint::{Checkpoint, OpenOptions, Shard};
 pub use error::{Comparison, Error, ErrorKind, FailedRequest, Result, printable};
 pub use format::{Dtype, HeaderError};
 pub use load::device_alloc::DeviceAllocator;
-pub use load::load_target::{Receiver, ReceiverLayout, ReceiverRules};
+pub use load::load_target::{LoadTarget, LoadTargetLayout, LoadTargetRules};
 pub use load::orphaned::parked_bytes;
 pub use load::pipeline;
 pub use load::stream::{Canceller, Progress, TensorStream};
 pub use load::{Ceiling, Loader};
 pub use memory::{KeepAlive, Target, release_staging};
 pub use options::{
-    Cache, Device, EngineChoice, Location, Options, Order, Protocol, StoreKey, StoreOptions,
+    CacheMode, Device, EngineChoice, Location, Options, Order, Protocol, StoreKey, StoreOptions,
     format_bytes, parse_bytes,
 };
 pub use plan::{Selection, Slice, Steps};
@@ -77,6 +77,6 @@ pub use report::{
     VerificationReport, VerifiedBy,
 };
 pub use sink::DeviceMemory;
-pub use sync::cancel::Over;
+pub use sync::cancel::CancelFlag;
 pub use tensor::{Tensor, TensorInfo};
 pub use verify::Verify;

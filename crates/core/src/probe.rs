@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::options::Location;
 use crate::storage::{FileSource, ReadFile};
 
-pub use crate::memory::cgroup::{GroupLimit, group_limit};
+pub use crate::memory::cgroup::{CgroupMemory, cgroup_memory};
 pub use crate::memory::prefault;
 pub use crate::storage::residency;
 pub use crate::storage::{DirectIo, FileSystem, Residency, evict};

@@ -1,7 +1,7 @@
 //! Reads make no allocations: a load of many reads makes as many as a load of few. Runs in a
 //! process of its own, since it counts allocations.
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, Loader, Location, Options};
 
@@ -14,7 +14,12 @@ const TENSOR_BYTES: usize = 32 << 20;
 const GROWTH: u64 = 64;
 
 /// Loads with reads of `extent` bytes. Returns the number of allocations and of reads.
-fn allocations(location: &Location, engine: EngineChoice, cache: Cache, extent: u64) -> (u64, u64) {
+fn allocations(
+    location: &Location,
+    engine: EngineChoice,
+    cache: CacheMode,
+    extent: u64,
+) -> (u64, u64) {
     let mut options = Options::default();
     options.engine = engine;
     options.cache = cache;
@@ -45,7 +50,7 @@ fn a_read_allocates_nothing() {
     let location = Location::from_path(&path);
 
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
-        for cache in [Cache::Buffered, Cache::Direct] {
+        for cache in [CacheMode::Buffered, CacheMode::Direct] {
             // Create the state that a process creates once, such as thread-local variables.
             allocations(&location, engine, cache, 1 << 20);
             let (few, few_reads) = allocations(&location, engine, cache, 1 << 20);

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Ceiling, Dtype, EngineChoice, Loader, Location, Options, TensorStream};
 
@@ -152,7 +152,7 @@ fn shard_path(folder: &Path, shard: usize) -> std::path::PathBuf {
 }
 
 /// Returns every engine and cache mode that this machine supports.
-fn ways() -> Vec<(EngineChoice, Cache)> {
+fn ways() -> Vec<(EngineChoice, CacheMode)> {
     let mut engines = vec![EngineChoice::Pread];
     // Other tests print that there is no ring.
     if tload::probe::ring().available {
@@ -161,9 +161,9 @@ fn ways() -> Vec<(EngineChoice, Cache)> {
             engines.push(EngineChoice::TokioUring);
         }
     }
-    let mut ways = vec![(EngineChoice::Auto, Cache::Map)];
+    let mut ways = vec![(EngineChoice::Auto, CacheMode::Map)];
     for engine in engines {
-        ways.extend([(engine, Cache::Auto), (engine, Cache::Buffered)]);
+        ways.extend([(engine, CacheMode::Auto), (engine, CacheMode::Buffered)]);
     }
     ways
 }
@@ -185,7 +185,7 @@ const ENDINGS: usize = 9;
 
 /// Runs one load that ends in one of [`ENDINGS`] ways: before its first tensor, after the last, or
 /// in between.
-fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, Cache), ending: usize) {
+fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, CacheMode), ending: usize) {
     let mut options = Options::default();
     (options.engine, options.cache) = (engine, cache);
     options.lanes = Some(1 + rng.index(4));
@@ -194,7 +194,7 @@ fn load(rng: &mut Rng, folder: &Path, (engine, cache): (EngineChoice, Cache), en
     options.timeout = rng.once_in(3).then_some(Duration::from_secs(100));
     let loader = Loader::open(&Location::from(folder)).expect("opens");
     let loader = loader.options(options);
-    if ending == 5 && cache != Cache::Map {
+    if ending == 5 && cache != CacheMode::Map {
         let ceiling = rng.pick(&[Ceiling::Recycled, Ceiling::Fresh]);
         loader.ceiling(ceiling).expect("reads");
         return;

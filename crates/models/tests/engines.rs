@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::{Dtype, EngineChoice, ErrorKind, Loader, Location, Options, Order, Result, Tensor};
 
@@ -60,9 +60,9 @@ fn assert_right(tensor: &Tensor) {
 fn load(folder: &Path, engine: EngineChoice, rng: &mut Rng) -> Result<()> {
     let mut options = Options::default();
     (options.engine, options.order) = (engine, rng.pick(&[Order::Ready, Order::File]));
-    options.cache = rng.pick(&[Cache::Auto, Cache::Buffered, Cache::Drop]);
+    options.cache = rng.pick(&[CacheMode::Auto, CacheMode::Buffered, CacheMode::Drop]);
     if engine == EngineChoice::Pread && rng.once_in(4) {
-        (options.engine, options.cache) = (EngineChoice::Auto, Cache::Map);
+        (options.engine, options.cache) = (EngineChoice::Auto, CacheMode::Map);
     }
     options.lanes = Some(1 + rng.index(3));
     options.extent_bytes = Some(rng.pick(&[8192, 65_536, 1 << 20]));

@@ -12,7 +12,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
-use tload_models::memory::{Bell, Gate, Pool, Slab};
+use tload_models::memory::{EventCount, Pool, Slab, WriteGate};
 use tload_models::received;
 
 /// Size of a page in bytes.
@@ -62,23 +62,26 @@ unsafe impl Sync for Watched {}
 #[test]
 fn event_count_waiters_are_never_lost() {
     model(3, || {
-        let (bell, free) = (Arc::new(Bell::default()), Arc::new(AtomicBool::new(false)));
+        let (events, free) = (
+            Arc::new(EventCount::default()),
+            Arc::new(AtomicBool::new(false)),
+        );
         let waiters: Vec<_> = (0..2)
             .map(|_| {
-                let (bell, free) = (Arc::clone(&bell), Arc::clone(&free));
+                let (events, free) = (Arc::clone(&events), Arc::clone(&free));
                 thread::spawn(move || {
                     loop {
-                        let rung = bell.count();
+                        let rung = events.count();
                         if free.load(Ordering::Acquire) {
                             return;
                         }
-                        bell.wait_past(rung);
+                        events.wait_past(rung);
                     }
                 })
             })
             .collect();
         free.store(true, Ordering::Release);
-        bell.ring();
+        events.notify();
         // A sleeper that is never woken is a deadlock, which loom detects.
         for waiter in waiters {
             waiter.join().expect("ends");
@@ -92,8 +95,8 @@ fn event_count_waiters_are_never_lost() {
 fn dropped_tensors_memory_reused_by_one_region() {
     for [first, second] in [[true, true], [true, false], [false, false]] {
         model(2, move || {
-            let bell = Plain::new(Bell::default());
-            let pool = Plain::new(Pool::new(PAGE as u64, Plain::clone(&bell)));
+            let events = Plain::new(EventCount::default());
+            let pool = Plain::new(Pool::new(PAGE as u64, Plain::clone(&events)));
             let memory = Arc::new(Watched::default());
             let mut writer = pool.try_region(PAGE, 2).expect("maps").expect("fits");
             let tensors = [writer.carve(PAGE / 2), writer.carve(PAGE / 2)];
@@ -117,10 +120,10 @@ fn dropped_tensors_memory_reused_by_one_region() {
                 .collect();
             // A lane, whose new region must belong to it alone.
             let next = loop {
-                let rung = bell.count();
+                let rung = events.count();
                 match pool.try_region(PAGE, 1).expect("maps") {
                     Some(region) => break region,
-                    None => bell.wait_past(rung),
+                    None => events.wait_past(rung),
                 }
             };
             // After the caller has received both, the memory is the caller's, and the pool may map
@@ -167,19 +170,19 @@ fn pool_closed_concurrently_keeps_and_leaks_nothing() {
 #[test]
 fn slot_has_single_owner() {
     model(2, || {
-        let bell = Plain::new(Bell::default());
-        let slab = Slab::new(PAGE, 1, Plain::clone(&bell)).expect("maps");
+        let events = Plain::new(EventCount::default());
+        let slab = Slab::new(PAGE, 1, Plain::clone(&events)).expect("maps");
         let memory = Arc::new(Watched::default());
         let owners: Vec<_> = (0..2)
             .map(|_| {
-                let (slab, bell) = (Plain::clone(&slab), Plain::clone(&bell));
+                let (slab, events) = (Plain::clone(&slab), Plain::clone(&events));
                 let memory = Arc::clone(&memory);
                 thread::spawn(move || {
                     let lease = loop {
-                        let rung = bell.count();
+                        let rung = events.count();
                         match slab.try_lease(PAGE) {
                             Some(lease) => break lease,
-                            None => bell.wait_past(rung),
+                            None => events.wait_past(rung),
                         }
                     };
                     memory.write();
@@ -199,7 +202,7 @@ fn slot_has_single_owner() {
 #[test]
 fn closed_gate_blocks_writes() {
     model(2, || {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(WriteGate::default());
         let memory = Arc::new(Watched::default());
         {
             // Writes queued inside the gate happen until it is drained.
@@ -234,7 +237,7 @@ fn closed_gate_blocks_writes() {
 #[test]
 fn gate_close_drains_queued_work() {
     model(3, || {
-        let gate = Arc::new(Gate::default());
+        let gate = Arc::new(WriteGate::default());
         let queued = Arc::new(AtomicBool::new(false));
         let drained = Arc::new(AtomicBool::new(false));
         {

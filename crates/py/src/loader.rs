@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use pyo3::prelude::*;
-use tload::{Device, ReceiverRules, Selection};
+use tload::{Device, LoadTargetRules, Selection};
 
 use crate::allocator::{PythonAllocator, Raised};
 use crate::checkpoint::{Checkpoint, Described, describe};
@@ -78,7 +78,7 @@ impl Loader {
             let receivers = receivers.into_iter().map(|receiver| receiver.read(py));
             let receivers = receivers.collect::<PyResult<_>>()?;
             inner = inner
-                .into_receivers(receivers, ReceiverRules { strict, cast })
+                .into_targets(receivers, LoadTargetRules { strict, cast })
                 .map_err(failed)?;
         }
         Ok(Self {

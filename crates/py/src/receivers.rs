@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use tload::{Device, Dtype, KeepAlive, Receiver, ReceiverLayout, Target};
+use tload::{Device, Dtype, KeepAlive, LoadTarget, LoadTargetLayout, Target};
 
 use crate::error::{exception, invalid_request};
 
@@ -39,20 +39,22 @@ type MemoryDescribed = (u64, usize, u64, Py<PyAny>);
 pub(crate) struct ReceiverArgument(Described);
 
 impl ReceiverArgument {
-    pub(crate) fn read(self, py: Python<'_>) -> PyResult<Receiver> {
+    pub(crate) fn read(self, py: Python<'_>) -> PyResult<LoadTarget> {
         let (name, dtype, shape, device, memory, layout) = self.0;
         let device: Device = device.parse().map_err(|error| exception(py, &error))?;
         let dtype = dtype.map(|dtype| named(py, &dtype)).transpose()?;
         let memory = memory
             .map(|memory| target(py, device, memory))
             .transpose()?;
-        let layout = layout.map(|(address, element_bytes, dims, elements)| ReceiverLayout {
-            address,
-            element_bytes,
-            dims,
-            elements,
-        });
-        Ok(Receiver {
+        let layout = layout.map(
+            |(address, element_bytes, dims, elements)| LoadTargetLayout {
+                address,
+                element_bytes,
+                dims,
+                elements,
+            },
+        );
+        Ok(LoadTarget {
             name,
             dtype,
             shape,

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tload::{Cache, EngineChoice, Order, Verify};
+use tload::{CacheMode, EngineChoice, Order, Verify};
 
 use super::sizes;
 
@@ -198,7 +198,7 @@ pub(crate) struct LimitArgs {
         env = "TLOAD_CACHE",
         hide_env_values = true
     )]
-    pub(crate) cache: Cache,
+    pub(crate) cache: CacheMode,
     /// Compare the bytes read with known digests during the load: auto (if there are any), require
     /// (fail if there are none), sha256 (like require, but CRCs do not count, because they can be
     /// forged), sha256:MANIFEST, off, or a tload manifest; --verify alone means auto [default: off]

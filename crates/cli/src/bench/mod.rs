@@ -24,7 +24,7 @@ pub(crate) mod warnings;
 use std::fmt;
 
 use serde::{Serialize, Serializer};
-use tload::{Cache, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result, Verify};
+use tload::{CacheMode, Checkpoint, Device, EngineChoice, Loader, Options, Report, Result, Verify};
 
 pub(crate) use fio::Fio;
 pub(crate) use gpu::Gpu;
@@ -66,7 +66,7 @@ pub(crate) struct Configuration {
     pub(crate) memory_limit: Option<u64>,
     pub(crate) device_memory_limit: Option<u64>,
     #[serde(serialize_with = "as_text")]
-    pub(crate) cache: Cache,
+    pub(crate) cache: CacheMode,
     #[serde(serialize_with = "as_text")]
     pub(crate) verify: Verify,
     pub(crate) retries: Option<u32>,

@@ -1,6 +1,6 @@
 //! Benchmark without a disk, for tests of everything around the runs.
 
-use tload::{Cache, Device, EngineChoice, Result, Verify};
+use tload::{CacheMode, Device, EngineChoice, Result, Verify};
 
 use super::page_cache::{Found, Residency};
 use super::results::{CheckpointRecord, Results, Sample, SyntheticRecord};
@@ -22,7 +22,7 @@ pub(crate) fn plan(cells: usize, rounds: u32) -> Plan {
             in_flight_bytes: None,
             memory_limit: None,
             device_memory_limit: None,
-            cache: Cache::Auto,
+            cache: CacheMode::Auto,
             verify: Verify::Off,
             retries: None,
         },

@@ -17,7 +17,7 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
-use crate::watched::{LAST_WORDS, Watch};
+use crate::watched::{ERROR_GRACE, Watch};
 
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(
@@ -79,7 +79,7 @@ fn look_at(
         let watch = Watch {
             interrupt,
             // The core names the file that does not answer, so its timeout comes first.
-            timeout: Some(timeout + LAST_WORDS),
+            timeout: Some(timeout + ERROR_GRACE),
             cancel: None,
             redraw: &|| (),
             late: &late,

@@ -8,7 +8,7 @@ use tload::{Checkpoint, Error, ErrorKind, Result};
 use crate::args::{LinkArgs, StoreArgs};
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::watched::{LAST_WORDS, Watch};
+use crate::watched::{ERROR_GRACE, Watch};
 
 pub(super) fn open(
     location: &OsStr,
@@ -21,7 +21,7 @@ pub(super) fn open(
     let watch = Watch {
         interrupt,
         // The core names the file that does not answer, so its timeout comes first.
-        timeout: timeout.map(|timeout| timeout + LAST_WORDS),
+        timeout: timeout.map(|timeout| timeout + ERROR_GRACE),
         cancel: None,
         redraw: &|| (),
         late: &|_| {

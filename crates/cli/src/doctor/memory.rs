@@ -1,6 +1,6 @@
 //! Memory: amount, limits, locked memory and huge pages.
 
-use tload::probe::GroupLimit;
+use tload::probe::CgroupMemory;
 use tload::{Checkpoint, TensorInfo, format_bytes};
 
 use super::{Finding, Level, Urgency};
@@ -52,7 +52,7 @@ fn largest(checkpoint: &Checkpoint) -> u64 {
 }
 
 /// Compares the memory left in the control group with the `largest` tensor.
-fn group(limit: &GroupLimit, largest: u64) -> Finding {
+fn group(limit: &CgroupMemory, largest: u64) -> Finding {
     let (left, file) = (limit.left(), limit.file.display());
     let value = format!(
         "{}, {} left ({file})",

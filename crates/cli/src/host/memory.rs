@@ -1,6 +1,6 @@
 //! Memory available to a load: that of the machine, limited by the control groups of this process.
 
-use tload::probe::{self, GroupLimit};
+use tload::probe::{self, CgroupMemory};
 
 use super::System;
 
@@ -14,8 +14,8 @@ pub(crate) fn available(system: &System) -> Option<u64> {
 }
 
 /// Returns the limit of the control group with the least memory left, if there is one.
-pub(crate) fn limit(system: &System) -> Option<GroupLimit> {
-    probe::group_limit(&system.path(""))
+pub(crate) fn limit(system: &System) -> Option<CgroupMemory> {
+    probe::cgroup_memory(&system.path(""))
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use crate::options::HubId;
 use crate::options::{Location, Protocol, StoreOptions};
 #[cfg(feature = "object")]
 use crate::storage::{self, ObjectSource, Remote};
-use crate::storage::{FileSource, Root, Source, cannot_open, path_of};
-use crate::sync::detached::Underway;
+use crate::storage::{ConfinedDir, FileSource, Source, cannot_open, path_of};
+use crate::sync::detached::PendingOps;
 
 /// One opened shard.
 #[derive(Clone, Debug)]
@@ -40,10 +40,10 @@ pub(super) enum Found {
 
 /// Access to the locations of one checkpoint.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct Backend {
     store: StoreOptions,
     /// Operations in progress, named in timeout errors.
-    pub(super) underway: Underway,
+    pub(super) pending: PendingOps,
     pub(super) follow_symlinks: bool,
     /// Deadline for opening.
     #[cfg(feature = "object")]
@@ -116,14 +116,14 @@ impl Source for ShardSource {
     }
 }
 
-impl Places {
+impl Backend {
     pub(super) fn new(options: OpenOptions) -> Self {
         Self {
             #[cfg(feature = "object")]
             deadline: storage::open_deadline(&options.store),
             store: options.store,
             follow_symlinks: options.follow_symlinks,
-            underway: Underway::default(),
+            pending: PendingOps::default(),
             #[cfg(feature = "object")]
             remote: OnceLock::new(),
         }
@@ -149,11 +149,11 @@ impl Places {
 
     /// Returns the folder that files found in it must not leave; `None` if they may, or in an
     /// object store, which has no links.
-    pub(super) fn root(&self, folder: &Location) -> Result<Option<Root>> {
+    pub(super) fn root(&self, folder: &Location) -> Result<Option<ConfinedDir>> {
         if self.follow_symlinks || folder.as_path().is_none() {
             return Ok(None);
         }
-        Root::open(folder).map(Some)
+        ConfinedDir::open(folder).map(Some)
     }
 
     /// Opens a file or object, and returns its first bytes with it: up to `first` of them. A file
@@ -161,17 +161,17 @@ impl Places {
     pub(super) fn open(
         &self,
         location: &Location,
-        root: Option<&Root>,
+        root: Option<&ConfinedDir>,
         first: usize,
     ) -> Result<(ShardSource, Vec<u8>)> {
-        self.underway
+        self.pending
             .during(location, || self.open_now(location, root, first))
     }
 
     fn open_now(
         &self,
         location: &Location,
-        root: Option<&Root>,
+        root: Option<&ConfinedDir>,
         first: usize,
     ) -> Result<(ShardSource, Vec<u8>)> {
         if location.as_path().is_some() {
@@ -184,7 +184,7 @@ impl Places {
 
     /// Looks up whether `location` is a file or a folder, and lists a folder.
     pub(super) fn find(&self, location: &Location) -> Result<Found> {
-        self.underway.during(location, || self.find_now(location))
+        self.pending.during(location, || self.find_now(location))
     }
 
     fn find_now(&self, location: &Location) -> Result<Found> {
@@ -204,7 +204,7 @@ impl Places {
 }
 
 #[cfg(feature = "object")]
-impl Places {
+impl Backend {
     /// Creates access to a store that the caller opened: all locations are in `objects`.
     pub(super) fn custom(
         objects: Arc<dyn object_store::ObjectStore>,
@@ -215,7 +215,7 @@ impl Places {
         let remote = Remote::with_store(store, objects, url).map_err(|error| error.chain());
         Self {
             store: store.clone(),
-            underway: Underway::default(),
+            pending: PendingOps::default(),
             follow_symlinks: false,
             deadline: storage::open_deadline(store),
             remote: OnceLock::from(remote),
@@ -277,7 +277,7 @@ impl Places {
 }
 
 #[cfg(not(feature = "object"))]
-impl Places {
+impl Backend {
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
         Error::new(ErrorKind::Unsupported, "this build reads no object stores")

@@ -2,15 +2,15 @@
 //! checks that visit one after the other and go on after a bad one.
 
 use super::OpenOptions;
-use super::backend::{Found, Places, ShardSource};
+use super::backend::{Backend, Found, ShardSource};
 use super::shards::ShardSet;
 use crate::error::Result;
 use crate::options::Location;
-use crate::storage::{Root, Source};
+use crate::storage::{ConfinedDir, Source};
 
 /// Files of a checkpoint.
 #[derive(Debug)]
-pub(crate) struct Outline {
+pub(crate) struct FileSet {
     /// Folder that the paths of files are relative to.
     pub(crate) folder: Location,
     /// True if the location is a folder: then everything in it belongs together.
@@ -19,25 +19,25 @@ pub(crate) struct Outline {
     pub(crate) shards: Vec<Location>,
     /// Index that names them.
     pub(crate) index: Option<Location>,
-    places: Places,
+    backend: Backend,
     /// Folder that files found in it must not leave.
-    root: Option<Root>,
+    root: Option<ConfinedDir>,
 }
 
-impl Outline {
+impl FileSet {
     /// Finds the files of a location, as [`crate::checkpoint::Checkpoint::open_with`] does.
     ///
     /// # Errors
     ///
     /// As for [`crate::checkpoint::Checkpoint::open_with`], except for errors about shards.
     pub(crate) fn find(location: &Location, options: &OpenOptions) -> Result<Self> {
-        let places = Places::new(options.clone());
-        let nearest = places.nearest(std::slice::from_ref(location))?;
+        let backend = Backend::new(options.clone());
+        let nearest = backend.nearest(std::slice::from_ref(location))?;
         let at = nearest
             .into_iter()
             .next()
             .unwrap_or_else(|| location.clone());
-        let set = ShardSet::named(&at, &places)?;
+        let set = ShardSet::named(&at, &backend)?;
         let index = set
             .index
             .map(|placement| placement.file.source.location().clone());
@@ -48,24 +48,24 @@ impl Outline {
             is_folder,
             shards: set.files,
             index,
-            places,
+            backend,
             root: set.root,
         })
     }
 
     /// Creates the outline of a folder before its files are known.
     pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
-        let places = Places::new(options.clone());
-        let nearest = places.nearest(std::slice::from_ref(location))?;
+        let backend = Backend::new(options.clone());
+        let nearest = backend.nearest(std::slice::from_ref(location))?;
         let nearest = nearest.into_iter().next();
         let folder = nearest.unwrap_or_else(|| location.clone());
-        let root = places.root(&folder)?;
+        let root = backend.root(&folder)?;
         Ok(Self {
             folder,
             is_folder: true,
             shards: Vec::new(),
             index: None,
-            places,
+            backend,
             root,
         })
     }
@@ -77,7 +77,7 @@ impl Outline {
     ///
     /// Errors of the store.
     pub(crate) fn list(&self, folder: &Location) -> Result<Option<(Vec<String>, Vec<String>)>> {
-        Ok(match self.places.find(folder)? {
+        Ok(match self.backend.find(folder)? {
             Found::Folder { names, below } => Some((names, below)),
             // A prefix that has the name of a file.
             Found::File => Some((vec![String::new()], Vec::new())),
@@ -88,7 +88,7 @@ impl Outline {
 
     /// Returns whether symbolic links may lead out of the folder.
     pub(crate) fn follows_symlinks(&self) -> bool {
-        self.places.follow_symlinks
+        self.backend.follow_symlinks
     }
 
     /// Opens one of the files, or another one beside them, and returns its first bytes with it: up
@@ -98,6 +98,6 @@ impl Outline {
     ///
     /// The file does not exist, or may not be read.
     pub(crate) fn open(&self, file: &Location, first: usize) -> Result<(ShardSource, Vec<u8>)> {
-        self.places.open(file, self.root.as_ref(), first)
+        self.backend.open(file, self.root.as_ref(), first)
     }
 }

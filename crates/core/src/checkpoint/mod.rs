@@ -17,8 +17,8 @@ use crate::options::Location;
 #[cfg(feature = "object")]
 use crate::options::StoreOptions;
 use crate::storage::{Source, is_network, of_many};
-use crate::sync::detached::within;
-use crate::sync::parallel::side_by_side;
+use crate::sync::detached::run_with_timeout;
+use crate::sync::parallel::parallel_map;
 use crate::tensor::TensorInfo;
 
 mod backend;
@@ -26,9 +26,9 @@ mod file_set;
 mod open_options;
 mod shards;
 
-use backend::Places;
+use backend::Backend;
 pub(crate) use backend::ShardSource;
-pub(crate) use file_set::Outline;
+pub(crate) use file_set::FileSet;
 pub use open_options::OpenOptions;
 use shards::ShardSet;
 
@@ -180,26 +180,26 @@ impl Checkpoint {
     /// alone.
     pub fn open_with(location: &Location, options: impl Into<OpenOptions>) -> Result<Self> {
         let location = location.clone();
-        Self::within(Places::new(options.into()), move |places, started| {
-            let nearest = places.nearest(std::slice::from_ref(&location))?;
-            let set = ShardSet::find(nearest.first().unwrap_or(&location), places)?;
-            Self::of(location, &set, places, started)
+        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+            let nearest = backend.nearest(std::slice::from_ref(&location))?;
+            let set = ShardSet::find(nearest.first().unwrap_or(&location), backend)?;
+            Self::of(location, &set, backend, started)
         })
     }
 
     /// Calls `open` with the timeout that the store options give.
-    fn within(
-        places: Places,
-        open: impl FnOnce(&Places, Instant) -> Result<Self> + Send + 'static,
+    fn run_with_timeout(
+        backend: Backend,
+        open: impl FnOnce(&Backend, Instant) -> Result<Self> + Send + 'static,
     ) -> Result<Self> {
         let started = Instant::now();
-        let underway = places.underway.clone();
+        let pending = backend.pending.clone();
         // Requests have the same limit, and their own errors are more detailed.
-        let limit = places
+        let limit = backend
             .store()
             .seconds("open_timeout")
             .map(|limit| limit + LAST_WORDS);
-        within(limit, &underway, TOO_LONG, move || open(&places, started))
+        run_with_timeout(limit, &pending, TOO_LONG, move || open(&backend, started))
     }
 
     /// Opens a list of files as one checkpoint, in this order. Some may be on file systems and some
@@ -227,9 +227,9 @@ impl Checkpoint {
             Location::shown_as(format!("{first} and {} more", rest.len()))
         };
         let locations = locations.to_vec();
-        Self::within(Places::new(options.into()), move |places, started| {
-            let set = ShardSet::of_files(places.nearest(&locations)?);
-            Self::of(shown, &set, places, started)
+        Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
+            let set = ShardSet::of_files(backend.nearest(&locations)?);
+            Self::of(shown, &set, backend, started)
         })
     }
 
@@ -259,15 +259,15 @@ impl Checkpoint {
         store: &StoreOptions,
     ) -> Result<Self> {
         let location = Location::custom(&objects.to_string(), path);
-        let places = Places::custom(objects, &location, store);
-        Self::within(places, move |places, started| {
-            let set = ShardSet::find(&location, places)?;
-            Self::of(location, &set, places, started)
+        let backend = Backend::custom(objects, &location, store);
+        Self::run_with_timeout(backend, move |backend, started| {
+            let set = ShardSet::find(&location, backend)?;
+            Self::of(location, &set, backend, started)
         })
     }
 
-    fn of(location: Location, set: &ShardSet, places: &Places, started: Instant) -> Result<Self> {
-        let opened = open_shards(set, places)?;
+    fn of(location: Location, set: &ShardSet, backend: &Backend, started: Instant) -> Result<Self> {
+        let opened = open_shards(set, backend)?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();
         let mut metadata = BTreeMap::new();
@@ -279,7 +279,7 @@ impl Checkpoint {
             let entries = header.tensors.into_iter().filter(|entry| {
                 set.index
                     .as_ref()
-                    .is_none_or(|placement| placement.places(&entry.name, index))
+                    .is_none_or(|placement| placement.backend(&entry.name, index))
             });
             tensors.extend(entries.map(|entry| TensorInfo::new(entry, index)));
             shards.push(Shard {
@@ -299,7 +299,7 @@ impl Checkpoint {
             location,
             index: set.index.as_ref().map(|index| index.file.clone()),
             is_whole: set.is_whole,
-            follow_symlinks: places.follow_symlinks,
+            follow_symlinks: backend.follow_symlinks,
             shards,
             tensors,
             by_name,
@@ -410,14 +410,14 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
 
 /// Opens all files and reads their headers, many at a time, so that none waits for the ones before
 /// it. Returns the first error in the order of the files.
-fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Header, Crcs)>> {
+fn open_shards(set: &ShardSet, backend: &Backend) -> Result<Vec<(ShardSource, Header, Crcs)>> {
     let is_far = |file: &Location| file.as_path().is_none_or(is_network);
     let threads = if set.files.first().is_some_and(is_far) {
         FAR_HEADERS_MAX
     } else {
         HEADER_THREADS_MAX
     };
-    let opened = side_by_side(&set.files, threads, |file| open_shard(file, set, places));
+    let opened = parallel_map(&set.files, threads, |file| open_shard(file, set, backend));
     let each = set.files.iter().zip(opened);
     each.map(|(file, opened)| {
         let opened = opened.map_err(|error| set.missing(file, error));
@@ -429,7 +429,7 @@ fn open_shards(set: &ShardSet, places: &Places) -> Result<Vec<(ShardSource, Head
 fn open_shard(
     location: &Location,
     set: &ShardSet,
-    places: &Places,
+    backend: &Backend,
 ) -> Result<(ShardSource, Header, Crcs)> {
     let is_mount = location.as_path().is_some_and(is_network);
     let first_bytes = if is_mount {
@@ -437,7 +437,7 @@ fn open_shard(
     } else {
         FIRST_READ_BYTES
     };
-    let (source, first) = places.open(location, set.root.as_ref(), first_bytes)?;
+    let (source, first) = backend.open(location, set.root.as_ref(), first_bytes)?;
     source.require_versioned()?;
     let (header, crcs) = read_header(&source, first)?;
     Ok((source, header, crcs))
@@ -485,7 +485,7 @@ impl Placement {
     }
 
     /// Returns whether the index places `tensor` in this shard.
-    fn places(&self, tensor: &str, shard: usize) -> bool {
+    fn backend(&self, tensor: &str, shard: usize) -> bool {
         self.shard_of.get(tensor) == Some(&self.shards[shard])
     }
 

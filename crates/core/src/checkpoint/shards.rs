@@ -2,11 +2,11 @@
 //! the same on file systems and in object stores.
 
 use super::Placement;
-use super::backend::{Found, Places, ShardSource};
+use super::backend::{Backend, Found, ShardSource};
 use crate::error::{Error, ErrorKind, Result, counted, shortened};
 use crate::format::{INDEX_BYTES_MAX, SUFFIX, missing_shard, natural_cmp, parse_index};
 use crate::options::Location;
-use crate::storage::{Root, Source};
+use crate::storage::{ConfinedDir, Source};
 
 const INDEX_SUFFIX: &str = ".safetensors.index.json";
 /// Index name that `transformers` writes; it takes precedence over other indexes in the folder.
@@ -24,7 +24,7 @@ pub(super) struct ShardSet {
     /// `None` selects everything.
     pub(super) index: Option<Placement>,
     /// Folder that the files must be in; `None` for files that the caller listed.
-    pub(super) root: Option<Root>,
+    pub(super) root: Option<ConfinedDir>,
     /// True for all files of a folder or an index, false for files that the caller listed.
     pub(super) is_whole: bool,
 }
@@ -41,8 +41,8 @@ impl ShardSet {
 
     /// Finds the files, and requires those on file systems to exist before any is opened. In an
     /// object store existence is only known by opening all of them.
-    pub(super) fn find(location: &Location, places: &Places) -> Result<Self> {
-        let set = Self::named(location, places)?;
+    pub(super) fn find(location: &Location, backend: &Backend) -> Result<Self> {
+        let set = Self::named(location, backend)?;
         let gone = |file: &&Location| file.as_path().is_some_and(|path| !path.exists());
         match set.files.iter().find(gone).filter(|_| set.index.is_some()) {
             Some(file) => Err(set.missing(file, Error::new(ErrorKind::NotFound, ""))),
@@ -51,33 +51,32 @@ impl ShardSet {
     }
 
     /// Like [`Self::find`], without requiring the files that an index names to exist.
-    pub(super) fn named(location: &Location, places: &Places) -> Result<Self> {
-        match places.find(location)? {
-            Found::Folder { names, below } => {
-                Self::in_folder(location, &names, places).map_err(|error| name_below(error, &below))
-            }
+    pub(super) fn named(location: &Location, backend: &Backend) -> Result<Self> {
+        match backend.find(location)? {
+            Found::Folder { names, below } => Self::in_folder(location, &names, backend)
+                .map_err(|error| name_below(error, &below)),
             #[cfg(feature = "object")]
-            Found::Unlisted => Self::in_unlisted(location, places),
+            Found::Unlisted => Self::in_unlisted(location, backend),
             Found::File if location.has_extension("json") => {
                 // An index that the caller named may be a link; its shards are beside the link, not
                 // beside its target.
-                let opened = places.open(location, None, INDEX_FIRST_BYTES)?;
-                let root = places.root(&location.parent())?;
+                let opened = backend.open(location, None, INDEX_FIRST_BYTES)?;
+                let root = backend.root(&location.parent())?;
                 Self::of_index(location, opened, root)
             }
             Found::File => Ok(Self::of_files(vec![location.clone()])),
         }
     }
 
-    fn in_folder(location: &Location, names: &[String], places: &Places) -> Result<Self> {
+    fn in_folder(location: &Location, names: &[String], backend: &Backend) -> Result<Self> {
         let indexes: Vec<_> = names
             .iter()
             .filter(|name| name.ends_with(INDEX_SUFFIX))
             .collect();
-        let root = places.root(location)?;
+        let root = backend.root(location)?;
         let of_index = |name: &str| {
             let index = location.join(name);
-            let opened = places.open(&index, root.as_ref(), INDEX_FIRST_BYTES)?;
+            let opened = backend.open(&index, root.as_ref(), INDEX_FIRST_BYTES)?;
             Ok((index, opened))
         };
         match indexes[..] {
@@ -101,9 +100,9 @@ impl ShardSet {
 
     /// Finds the files of a folder on a web server by trying the names that model hubs use.
     #[cfg(feature = "object")]
-    fn in_unlisted(location: &Location, places: &Places) -> Result<Self> {
+    fn in_unlisted(location: &Location, backend: &Backend) -> Result<Self> {
         let index = location.join(INDEX_NAME);
-        let found = places
+        let found = backend
             .open(&index, None, INDEX_FIRST_BYTES)
             .and_then(|opened| Self::of_index(&index, opened, None));
         match found {
@@ -116,7 +115,7 @@ impl ShardSet {
             found => return found,
         }
         let single = location.join(SINGLE_NAME);
-        match places.open(&single, None, 1) {
+        match backend.open(&single, None, 1) {
             Ok(_) => Ok(Self {
                 is_whole: true,
                 ..Self::of_files(vec![single])
@@ -134,7 +133,11 @@ impl ShardSet {
         }
     }
 
-    fn without_index(location: &Location, names: &[String], root: Option<Root>) -> Result<Self> {
+    fn without_index(
+        location: &Location,
+        names: &[String],
+        root: Option<ConfinedDir>,
+    ) -> Result<Self> {
         let mut shards: Vec<_> = names.iter().filter(|name| name.ends_with(SUFFIX)).collect();
         if shards.is_empty() {
             return Err(Error::new(
@@ -161,7 +164,7 @@ impl ShardSet {
     fn of_index(
         location: &Location,
         (source, mut bytes): (ShardSource, Vec<u8>),
-        root: Option<Root>,
+        root: Option<ConfinedDir>,
     ) -> Result<Self> {
         if source.len() > INDEX_BYTES_MAX {
             return Err(Error::new(

@@ -30,14 +30,14 @@ pub(super) struct Stop {
 }
 
 impl Stop {
-    pub(super) fn raise(&self) {
+    pub(super) fn cancel(&self) {
         self.raised.store(true, Ordering::SeqCst);
         #[cfg(feature = "object")]
         self.told.send_replace(true);
         self.changes.tell();
     }
 
-    pub(super) fn is_raised(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         self.raised.load(Ordering::SeqCst)
     }
 

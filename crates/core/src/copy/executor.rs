@@ -19,7 +19,7 @@ use super::cancel::cannot_start;
 use super::fetch::{Opened, Sources};
 use super::journal::{Origin, Ranges};
 use super::list::Entry;
-use super::target::{Partial, Root, cannot_write};
+use super::target::{Partial, TargetDir, cannot_write};
 use super::{CopyOptions, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 
@@ -56,7 +56,7 @@ struct Queue {
 
 struct Work<'a> {
     queue: Mutex<Queue>,
-    root: &'a Root,
+    root: &'a TargetDir,
     sources: &'a Sources,
     options: &'a CopyOptions,
     shared: &'a Arc<Shared>,
@@ -70,7 +70,7 @@ enum Job {
 /// Copies all entries, or returns the first failure.
 pub(super) fn run(
     entries: Vec<Entry>,
-    root: &Root,
+    root: &TargetDir,
     sources: &Sources,
     options: &CopyOptions,
     shared: &Arc<Shared>,
@@ -130,7 +130,7 @@ impl Work<'_> {
         let changes = self.shared.stop.changes();
         loop {
             let seen = changes.count();
-            if self.shared.stop.is_raised() {
+            if self.shared.stop.is_cancelled() {
                 return None;
             }
             let mut queue = self.lock();
@@ -156,7 +156,7 @@ impl Work<'_> {
         let mut queue = self.lock();
         queue.failed = Some(cause(queue.failed.take(), error));
         drop(queue);
-        self.shared.stop.raise();
+        self.shared.stop.cancel();
     }
 
     fn open(&self, mut entry: Entry) -> Result<()> {
@@ -279,7 +279,7 @@ impl Drop for Opening<'_> {
     fn drop(&mut self) {
         self.0.lock().opening -= 1;
         if std::thread::panicking() {
-            self.0.shared.stop.raise();
+            self.0.shared.stop.cancel();
         }
         self.0.shared.stop.changes().tell();
     }
@@ -336,7 +336,7 @@ mod tests {
     #[track_caller]
     fn workers_are_woken_by(end: impl FnOnce(&Work<'_>) + Send) {
         let folder = tempfile::tempdir().expect("a folder");
-        let root = Root::open(folder.path()).expect("opens");
+        let root = TargetDir::open(folder.path()).expect("opens");
         let (shared, options) = (Arc::<Shared>::default(), CopyOptions::default());
         let work = Work {
             queue: Mutex::new(Queue {
@@ -368,7 +368,7 @@ mod tests {
                 std::panic::resume_unwind(Box::new("a bug"));
             }));
             assert!(panic.is_err());
-            assert!(work.shared.stop.is_raised());
+            assert!(work.shared.stop.is_cancelled());
         });
     }
 }

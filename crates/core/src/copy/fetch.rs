@@ -198,16 +198,16 @@ impl Opened {
         match self {
             Self::File(source) => {
                 let mut at = range.start;
-                let outcome = bring_file(source, &mut at, range.end, file, path, shared);
+                let outcome = fetch_file(source, &mut at, range.end, file, path, shared);
                 (at, outcome)
             }
             #[cfg(feature = "object")]
-            Self::Object(object, _) => bring_object(object, range, file, path, shared),
+            Self::Object(object, _) => fetch_object(object, range, file, path, shared),
         }
     }
 }
 
-fn bring_file(
+fn fetch_file(
     source: &FileSource,
     at: &mut u64,
     end: u64,
@@ -216,7 +216,7 @@ fn bring_file(
     shared: &Shared,
 ) -> Result<()> {
     while *at < end {
-        if shared.stop.is_raised() {
+        if shared.stop.is_cancelled() {
             return Err(cancelled());
         }
         let wanted = usize::try_from(end - *at).map_or(READ_BYTES, |left| left.min(READ_BYTES));
@@ -257,14 +257,14 @@ impl Receive for Writer {
             Err(error) => {
                 self.failed = Some(error);
                 // No further writes would succeed, so the copy ends, and this request with it.
-                self.shared.stop.raise();
+                self.shared.stop.cancel();
             }
         }
     }
 }
 
 #[cfg(feature = "object")]
-fn bring_object(
+fn fetch_object(
     object: &ObjectSource,
     range: Range<u64>,
     file: &Arc<File>,

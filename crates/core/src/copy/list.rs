@@ -162,7 +162,7 @@ impl Walk<'_> {
             |error| Error::from_io("cannot list the folder", error).with_location(folder);
         let path = folder.as_path().expect("a local folder");
         for entry in std::fs::read_dir(path).map_err(unreadable)? {
-            if self.shared.stop.is_raised() {
+            if self.shared.stop.is_cancelled() {
                 return Err(cancelled());
             }
             self.entry(&entry.map_err(unreadable)?, name)?;
@@ -358,13 +358,13 @@ fn level(
     let url = folder.remote().expect("a location in an object store");
     let failed = |error: Error| error.or_location(folder);
     let (store, prefix) = remote.store(url).map_err(failed)?;
-    let (retries, tally) = (remote.options().retries(), remote.tally().clone());
+    let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
     let (asked, shared) = (prefix.clone(), Arc::clone(shared));
     let listing = async move {
         let prefix = Some(&asked).filter(|prefix| !prefix.as_ref().is_empty());
         unless_stopped(
             &shared,
-            with_retries(retries, &tally, || store.list(prefix)),
+            with_retries(retries, &retry_counter, || store.list(prefix)),
         )
         .await
     };

@@ -28,7 +28,7 @@ use cancel::Stop;
 use fetch::Sources;
 use list::Entry;
 use paths::Filter;
-use target::Root;
+use target::TargetDir;
 
 /// Maximum length of a request, bytes. Shorter than the maximum of a load: a file of few requests
 /// would not keep all connections busy.
@@ -224,7 +224,7 @@ impl CopyControl {
     /// Cancels the copy; it ends soon. The bytes that have arrived are kept for the next copy.
     pub fn cancel(&self) {
         self.0.cancelled.store(true, Ordering::SeqCst);
-        self.0.stop.raise();
+        self.0.stop.cancel();
     }
 
     /// Returns the progress.
@@ -305,7 +305,7 @@ impl Copy {
         for entry in &entries {
             paths::components(&entry.name).map_err(|error| error.with_location(&self.source))?;
         }
-        let root = Root::open(&self.target)?;
+        let root = TargetDir::open(&self.target)?;
         let entries = self.absent(entries, &root)?;
         executor::run(entries, &root, &sources, &self.options, &self.shared)?;
         Ok(self.report(started))
@@ -336,7 +336,7 @@ impl Copy {
     }
 
     /// Returns the files to copy, and requires enough disk space for them.
-    fn absent(&self, entries: Vec<Entry>, root: &Root) -> Result<Vec<Entry>> {
+    fn absent(&self, entries: Vec<Entry>, root: &TargetDir) -> Result<Vec<Entry>> {
         let mut absent = Vec::new();
         let mut needed = 0u64;
         for entry in entries {

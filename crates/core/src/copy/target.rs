@@ -34,7 +34,7 @@ const JOURNAL_BYTES_MAX: u64 = 16 << 20;
 
 /// Target folder.
 #[derive(Debug)]
-pub(super) struct Root {
+pub(super) struct TargetDir {
     path: PathBuf,
     folder: OwnedFd,
 }
@@ -52,7 +52,7 @@ pub(super) struct Partial {
     recording: Mutex<()>,
 }
 
-impl Root {
+impl TargetDir {
     /// Opens the folder, and creates it if it does not exist.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let failed = |error: io::Error| {
@@ -519,7 +519,7 @@ mod tests {
             names
         };
         std::fs::write(path("elsewhere"), "mine").expect("writes");
-        let root = Root::open(folder.path()).expect("opens");
+        let root = TargetDir::open(folder.path()).expect("opens");
         let (partial, _) = root.begin("a/x", &origin(), false).expect("begins");
         std::fs::hard_link(path("elsewhere"), &fresh).expect("links");
         let mut done = Ranges::default();
@@ -543,7 +543,7 @@ mod tests {
     #[test]
     fn one_copy_at_a_time_writes_a_file() {
         let folder = tempfile::tempdir().expect("a folder");
-        let root = Root::open(folder.path()).expect("opens");
+        let root = TargetDir::open(folder.path()).expect("opens");
         let origin = origin();
         let (first, _) = root.begin("deep/a", &origin, false).expect("begins");
         let error = root.begin("deep/a", &origin, false).expect_err("is locked");

@@ -37,7 +37,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Filled, Lease};
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 
 /// Extent on its way to an engine.
 #[derive(Debug)]
@@ -140,10 +140,10 @@ pub trait Engine {
     /// scale other resources with it.
     fn allow(&mut self, _bytes: u64) {}
 
-    /// Makes the engine stop when `over` is raised: jobs that wait for a read or for a retry fail
+    /// Makes the engine stop when `cancel` is raised: jobs that wait for a read or for a retry fail
     /// as cancelled, and reads that the system can cancel are cancelled. The other reads end when
     /// the system completes them. Called once, before the first job.
-    fn stop_when(&mut self, _over: &Over) {}
+    fn stop_when(&mut self, _over: &CancelFlag) {}
 }
 
 /// Bytes of windows that are never freed because the kernel may write to them at any time.
@@ -198,7 +198,7 @@ impl<E: Engine + ?Sized> Engine for Box<E> {
         (**self).allow(bytes);
     }
 
-    fn stop_when(&mut self, over: &Over) {
-        (**self).stop_when(over);
+    fn stop_when(&mut self, cancel: &CancelFlag) {
+        (**self).stop_when(cancel);
     }
 }

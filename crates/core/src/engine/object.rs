@@ -21,7 +21,7 @@ use super::{Done, Engine, Job, Transfer, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Filling;
 use crate::storage::{Hedging, ObjectSource, Receive, Source};
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 use crate::sync::retry::Retries;
 
 /// Minimum length to which requests are split to give work to idle connections, bytes: with 30 ms
@@ -53,7 +53,7 @@ pub struct ObjectSetup {
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
     /// Cancels the requests in flight when raised.
-    pub over: Arc<Over>,
+    pub cancel: Arc<CancelFlag>,
 }
 
 /// Engine that reads objects.
@@ -107,7 +107,7 @@ impl ObjectEngine {
         let (news, reports) = unbounded();
         let stop = Arc::new(watch::Sender::new(false));
         let stopper = Arc::clone(&stop);
-        setup.over.listen(move || {
+        setup.cancel.on_cancel(move || {
             stopper.send_replace(true);
         });
         Self {

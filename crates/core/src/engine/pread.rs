@@ -18,7 +18,7 @@ use super::work::Work;
 use super::{Done, Engine, Job, Wait, cancelled};
 use crate::error::{Error, ErrorKind, Result};
 use crate::storage::ReadFile;
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 
 /// Pool of reading threads.
 #[derive(Debug)]
@@ -200,9 +200,9 @@ impl Engine for PreadEngine {
     }
 
     /// Ends pauses and jobs that have not begun. A `pread` cannot be cancelled.
-    fn stop_when(&mut self, over: &Over) {
+    fn stop_when(&mut self, cancel: &CancelFlag) {
         let work = Arc::clone(&self.work);
-        over.listen(move || work.stop());
+        cancel.on_cancel(move || work.stop());
     }
 }
 

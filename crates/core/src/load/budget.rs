@@ -3,7 +3,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::Mapping;
-use crate::memory::cgroup::GroupLimit;
+use crate::memory::cgroup::CgroupMemory;
 use crate::options::{Options, format_bytes};
 use crate::plan::Plan;
 use crate::tensor::TensorInfo;
@@ -43,7 +43,7 @@ pub(crate) struct Demand<'a> {
     /// Number of reads of the largest size that may be in flight.
     pub(crate) reads: usize,
     /// The limit of this process's control group, if it has one.
-    pub(crate) group: Option<&'a GroupLimit>,
+    pub(crate) group: Option<&'a CgroupMemory>,
     /// Bytes that earlier loads have left for this one: the control group counts them as used.
     pub(crate) kept: u64,
 }
@@ -127,7 +127,7 @@ impl Demand<'_> {
     /// of 16, that is 112 MiB.
     fn within(
         &self,
-        group: &GroupLimit,
+        group: &CgroupMemory,
         host: Option<usize>,
         needed: u64,
         wanted: u64,
@@ -264,14 +264,14 @@ impl Demand<'_> {
 }
 
 /// Returns the bytes of `wanted` that reads without tensors may take in a control group.
-pub(crate) fn raw_bytes(group: Option<&GroupLimit>, wanted: usize) -> usize {
+pub(crate) fn raw_bytes(group: Option<&CgroupMemory>, wanted: usize) -> usize {
     let most = group.map(|group| share(group, group.left()));
     most.and_then(|most| usize::try_from(most).ok())
         .map_or(wanted, |most| most.min(wanted))
 }
 
 /// Returns the share that one load takes of the bytes that a group has left.
-fn share(group: &GroupLimit, left: u64) -> u64 {
+fn share(group: &CgroupMemory, left: u64) -> u64 {
     let step = (group.bytes / ROOM_STEPS).max(1);
     left / ROOM_SHARE / step * step
 }
@@ -361,7 +361,7 @@ mod tests {
         })
     }
 
-    fn group(bytes: u64, used: u64) -> GroupLimit {
+    fn group(bytes: u64, used: u64) -> CgroupMemory {
         let mut group = crate::memory::cgroup::testing::limit(bytes);
         group.used = Some(used);
         group
@@ -369,7 +369,7 @@ mod tests {
 
     #[test]
     fn default_budget_stays_within_control_group() {
-        let budget = |sizes: &[u64], group: &GroupLimit, kept, limit| {
+        let budget = |sizes: &[u64], group: &CgroupMemory, kept, limit| {
             with(sizes, sizes.len(), |demand| {
                 let demand = Demand {
                     group: Some(group),
@@ -379,7 +379,7 @@ mod tests {
                 demand.host(Some(0), false, &options(limit, None))
             })
         };
-        let pool = |group: &GroupLimit, kept, limit| {
+        let pool = |group: &CgroupMemory, kept, limit| {
             budget(&[32 * MIB, MIB], group, kept, limit)
                 .expect("fits")
                 .pool

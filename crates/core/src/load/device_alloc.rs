@@ -31,13 +31,13 @@ pub trait DeviceAllocator: Send {
 }
 
 /// The caller's allocator and the regions that need memory.
-pub(crate) struct Provider {
+pub(crate) struct AllocatorBridge {
     allocator: Box<dyn DeviceAllocator>,
     regions: Vec<Arc<DeviceRegions>>,
     feed: Arc<Feed>,
 }
 
-impl Provider {
+impl AllocatorBridge {
     pub(crate) fn new(
         allocator: Box<dyn DeviceAllocator>,
         regions: Vec<Arc<DeviceRegions>>,
@@ -51,14 +51,14 @@ impl Provider {
     }
 
     /// Allocates regions as far as the budgets allow; a failure ends the load.
-    pub(crate) fn serve(provider: &mut Option<Self>, end: impl Fn(Error)) {
+    pub(crate) fn serve(allocator_bridge: &mut Option<Self>, end: impl Fn(Error)) {
         // Taken out meanwhile: an allocator that panics is not called again, and its load does not
         // wait for it.
-        let Some(mut taken) = provider.take() else {
+        let Some(mut taken) = allocator_bridge.take() else {
             return;
         };
         match catch_unwind(AssertUnwindSafe(|| taken.top_up())) {
-            Ok(Ok(())) => *provider = Some(taken),
+            Ok(Ok(())) => *allocator_bridge = Some(taken),
             Ok(Err(error)) => end(error),
             Err(panic) => {
                 let message = "the caller's allocator panicked";
@@ -96,8 +96,8 @@ impl Provider {
     }
 }
 
-impl std::fmt::Debug for Provider {
+impl std::fmt::Debug for AllocatorBridge {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Provider").finish_non_exhaustive()
+        f.debug_struct("AllocatorBridge").finish_non_exhaustive()
     }
 }

@@ -10,16 +10,16 @@ use crate::error::Result;
 #[cfg(feature = "object")]
 use crate::error::{Error, ErrorKind};
 use crate::memory::FileView;
-use crate::options::Cache;
+use crate::options::CacheMode;
 use crate::options::Options;
 use crate::schedule::Member;
 #[cfg(feature = "object")]
 use crate::storage::{ObjectSource, unversioned_note};
 use crate::storage::{ReadFile, ReadHints, RefusedDirect, Source, of_many};
-use crate::sync::detached::{Underway, within};
-use crate::sync::parallel::side_by_side;
+use crate::sync::detached::{PendingOps, run_with_timeout};
+use crate::sync::parallel::parallel_map;
 use crate::sync::retry::Retries;
-use crate::sync::retry_counter::Tally;
+use crate::sync::retry_counter::RetryCounter;
 
 /// Number of files opened at a time. On a network file system each takes one or two round trips.
 const OPENED_AT_A_TIME: usize = 16;
@@ -68,11 +68,11 @@ impl Sources {
     ) -> Result<Self> {
         let count = shards.len();
         let opened = {
-            let (options, underway) = (options.clone(), Underway::default());
-            let waits = underway.clone();
-            within(options.timeout, &underway, TOO_LONG, move || {
+            let (options, pending) = (options.clone(), PendingOps::default());
+            let waits = pending.clone();
+            run_with_timeout(options.timeout, &pending, TOO_LONG, move || {
                 let refused = RefusedDirect::default();
-                Ok(side_by_side(
+                Ok(parallel_map(
                     &shards,
                     OPENED_AT_A_TIME,
                     |(shard, wanted)| {
@@ -139,7 +139,7 @@ impl Sources {
         {
             let objects: Vec<_> = self.objects().collect();
             let verify = |object: &&ObjectSource| object.verify_unchanged();
-            let verified = side_by_side(&objects, OPENED_AT_A_TIME, verify);
+            let verified = parallel_map(&objects, OPENED_AT_A_TIME, verify);
             verified.into_iter().collect::<Result<()>>()?;
         }
         Ok(())
@@ -174,8 +174,8 @@ impl Sources {
         // Objects of one checkpoint share a counter.
         let mut seen = HashSet::new();
         let tallies = self.groups.iter().flat_map(Group::tallies);
-        let tallies = tallies.filter(|tally| seen.insert(tally.address()));
-        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(Tally::so_far).unzip();
+        let tallies = tallies.filter(|retry_counter| seen.insert(retry_counter.address()));
+        let (counts, reasons): (Vec<u64>, Vec<_>) = tallies.map(RetryCounter::so_far).unzip();
         (counts.iter().sum(), reasons.into_iter().flatten().last())
     }
 
@@ -259,13 +259,16 @@ impl Group {
     }
 
     /// Returns each source's counter of retries outside of reads.
-    fn tallies(&self) -> Vec<&Tally> {
+    fn tallies(&self) -> Vec<&RetryCounter> {
         match self {
-            Self::Files(files) => files.iter().map(|file| file.source().tally()).collect(),
+            Self::Files(files) => files
+                .iter()
+                .map(|file| file.source().retry_counter())
+                .collect(),
             #[cfg(feature = "object")]
             Self::Objects(objects) => objects
                 .iter()
-                .map(|object| object.remote().tally())
+                .map(|object| object.remote().retry_counter())
                 .collect(),
         }
     }
@@ -293,13 +296,13 @@ fn open(
                 .map_or_else(|| file.retries(), Retries::up_to);
             let mut file =
                 ReadFile::open_with(Arc::clone(file), options.cache, refused, retries, wanted)?;
-            if options.cache == Cache::Map {
+            if options.cache == CacheMode::Map {
                 file.map(options.writable)?;
             }
             Ok(Opened::File(file))
         }
         #[cfg(feature = "object")]
-        ShardSource::Object(object) if options.cache == Cache::Map => Err(Error::new(
+        ShardSource::Object(object) if options.cache == CacheMode::Map => Err(Error::new(
             ErrorKind::Unsupported,
             "cache=map shows files, and this is an object in a store",
         )

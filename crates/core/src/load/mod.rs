@@ -29,16 +29,16 @@ use crate::engine;
 use crate::error::{Error, Result};
 use crate::load::budget::raw_bytes;
 use crate::load::destinations::{Destinations, DeviceRules};
-use crate::load::device_alloc::{DeviceAllocator, Provider};
+use crate::load::device_alloc::{AllocatorBridge, DeviceAllocator};
 use crate::load::lane::{LaneEvents, OpenSink, Refused};
-use crate::load::load_target::{Receiver, ReceiverRules};
-use crate::load::outputs::Delivery;
+use crate::load::load_target::{LoadTarget, LoadTargetRules};
+use crate::load::outputs::Outputs;
 use crate::load::pipeline::{Feed, Memory};
 use crate::load::prepare::Prepared;
 use crate::load::stream::{Shared, StreamSetup, TensorStream};
-use crate::memory::cgroup::group_limit;
-use crate::memory::{Pool, Shelf, Slab, Target};
-use crate::options::{Cache, Location};
+use crate::memory::cgroup::cgroup_memory;
+use crate::memory::{Pool, RegionCache, Slab, Target};
+use crate::options::{CacheMode, Location};
 use crate::options::{Device, Options, Order};
 use crate::plan::{Plan, Selection, Slice};
 use crate::report::{Counters, Report};
@@ -85,7 +85,7 @@ pub struct Loader {
     /// True for a load of one tensor, which cannot mix shards: even if the index changes, the
     /// tensor is consistent.
     is_one_tensor: bool,
-    shelf: Shelf,
+    region_cache: RegionCache,
 }
 
 /// Kind of baseline to compare a load with: the same reads without tensors.
@@ -131,7 +131,7 @@ impl Loader {
             expectations: None,
             by_name: false,
             is_one_tensor: false,
-            shelf: Shelf::default(),
+            region_cache: RegionCache::default(),
         }
     }
 
@@ -264,7 +264,7 @@ impl Loader {
     ///
     /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
     /// that case.
-    pub fn into_receivers(self, receivers: Vec<Receiver>, rules: ReceiverRules) -> Result<Self> {
+    pub fn into_targets(self, receivers: Vec<LoadTarget>, rules: LoadTargetRules) -> Result<Self> {
         let selected = self.selected()?;
         let by_name = self.by_name;
         let matched = load_target::matched(&selected, receivers, rules)
@@ -340,17 +340,17 @@ impl Loader {
         let borrowed = allocator
             .as_mut()
             .map(|allocator| &mut **allocator as &mut dyn DeviceAllocator);
-        let delivery = Delivery::new(&prepared, &self.options, &self.shelf, borrowed)?;
-        let (slab, regions) = (delivery.slab().cloned(), delivery.regions());
-        let (bell, gate) = (Arc::clone(delivery.bell()), Arc::clone(delivery.gate()));
-        let delivered = delivery.split();
+        let outputs = Outputs::new(&prepared, &self.options, &self.region_cache, borrowed)?;
+        let (slab, regions) = (outputs.slab().cloned(), outputs.regions());
+        let (events, gate) = (Arc::clone(outputs.events()), Arc::clone(outputs.gate()));
+        let wiring = outputs.split();
         let schedule = Schedule::new(plan, self.options.order, prepared.groups());
         let feed = Feed::new(
             Arc::clone(plan),
             schedule,
-            delivered.memories,
+            wiring.memories,
             slab.clone(),
-            bell,
+            events,
         );
         let feed = Arc::new(feed.checked(check.clone()));
         let counters = Arc::<Counters>::default();
@@ -366,7 +366,7 @@ impl Loader {
                 order: self.options.order,
                 lanes,
                 report,
-                complete: completion(&feed, delivered.complete, &prepared.sources, check.as_ref()),
+                complete: completion(&feed, wiring.complete, &prepared.sources, check.as_ref()),
                 verify: verification(self.indexed(), &prepared.sources, check.as_ref()),
             },
             started,
@@ -374,13 +374,13 @@ impl Loader {
         if lanes == 0 {
             return Ok(TensorStream::new(shared, Vec::new()));
         }
-        let mut provider =
-            allocator.map(|allocator| Provider::new(allocator, regions, Arc::clone(&feed)));
-        if let Some(provider) = &mut provider {
-            provider.top_up().inspect_err(|_| feed.close())?;
+        let mut allocator_bridge =
+            allocator.map(|allocator| AllocatorBridge::new(allocator, regions, Arc::clone(&feed)));
+        if let Some(allocator_bridge) = &mut allocator_bridge {
+            allocator_bridge.top_up().inspect_err(|_| feed.close())?;
         }
         let (threads, opened) =
-            match lane::start(setups, &delivered.open_sink, || lane_events(&shared)) {
+            match lane::start(setups, &wiring.open_sink, || lane_events(&shared)) {
                 Ok(started) => started,
                 Err(refused) => return Err(TensorStream::refused(shared, refused)),
             };
@@ -388,8 +388,8 @@ impl Loader {
         say_unpinned_once(slab.as_ref());
         let mut stream = TensorStream::new(shared, threads);
         stream.set_engine(opened);
-        if let Some(provider) = provider {
-            stream.set_provider(provider);
+        if let Some(allocator_bridge) = allocator_bridge {
+            stream.set_provider(allocator_bridge);
         }
         if let Some(timeout) = self.options.timeout {
             stream.limit(timeout)?;
@@ -409,9 +409,9 @@ impl Loader {
         let selected = self.selected()?;
         let destinations = Destinations::host(&selected);
         let mut options = self.options.clone();
-        if options.cache == Cache::Map {
+        if options.cache == CacheMode::Map {
             // A mapped load reads nothing and so has no ceiling; measure the copy that it saves.
-            options.cache = Cache::Auto;
+            options.cache = CacheMode::Auto;
         }
         let prepared = Prepared::new(&self.checkpoint, selected, destinations, &options)?;
         let plan = &prepared.plan;
@@ -492,7 +492,7 @@ fn raw_memory(
     match ceiling {
         Ceiling::Recycled => {
             let window = plan.window_bytes_max().max(1);
-            let group = group_limit(Path::new("/"));
+            let group = cgroup_memory(Path::new("/"));
             let most = raw_bytes(group.as_ref(), SLAB_BYTES_MAX) / window;
             let slots = prepared.raw_slots(most).min(most).max(1);
             let slab = Slab::new(plan.window_bytes_max(), slots, Arc::default())?;

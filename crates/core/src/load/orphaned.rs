@@ -17,7 +17,7 @@ use crate::sync::per_process::PerProcess;
 static LEFT: PerProcess<Vec<Weak<Feed>>> = PerProcess::new();
 
 /// Registers a load that has ended while its lanes still have reads in flight.
-pub(crate) fn leave(feed: &Arc<Feed>) {
+pub(crate) fn register(feed: &Arc<Feed>) {
     let mut left = LEFT.lock();
     // Drop the entries of loads that have no reads in flight by now.
     left.retain(|feed| feed.upgrade().is_some_and(|feed| feed.waiting().reads > 0));

@@ -11,8 +11,10 @@ use super::pipeline::Memory;
 use super::prepare::Prepared;
 use crate::cuda::Context;
 use crate::error::Result;
-use crate::memory::cgroup::group_limit;
-use crate::memory::{DeviceBudget, Gate, Shelf, Slab, Staging, StagingNeed, kept_staging};
+use crate::memory::cgroup::cgroup_memory;
+use crate::memory::{
+    DeviceBudget, RegionCache, Slab, Staging, StagingNeed, WriteGate, kept_staging,
+};
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::report::{DeviceReport, Report, StagingReport};
@@ -21,35 +23,35 @@ use crate::sink::{
     CudaLoad, CudaPlaces, CudaSink, DeviceRegions, HostSink, RouteSink, Sink, TargetPlaces,
     TargetSink,
 };
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 use crate::tensor::Tensor;
 
 /// Memory and sinks of one load.
-pub(crate) struct Delivery {
+pub(crate) struct Outputs {
     plan: Arc<Plan>,
     /// By destination.
-    arrivals: Vec<Arrival>,
+    outputs: Vec<Output>,
     slab: Option<Arc<Slab>>,
-    bell: Arc<Bell>,
+    events: Arc<EventCount>,
     /// Gate of the caller's memory.
-    gate: Arc<Gate>,
+    gate: Arc<WriteGate>,
 }
 
 /// Memory and sink of one destination.
-struct Arrival {
+struct Output {
     memory: Memory,
-    sink: Maker,
+    sink: SinkFactory,
 }
 
 /// Factory for the sinks of one destination, one for each lane.
 #[derive(Clone)]
-enum Maker {
+enum SinkFactory {
     Host(HostSink),
     Targets(TargetSink),
     Cuda(Arc<CudaLoad>),
 }
 
-impl Delivery {
+impl Outputs {
     /// Allocates memory for the load, within its budgets. With an `allocator`, device memory is
     /// left to it.
     ///
@@ -60,11 +62,11 @@ impl Delivery {
     pub(crate) fn new(
         prepared: &Prepared,
         options: &Options,
-        shelf: &Shelf,
+        region_cache: &RegionCache,
         mut allocator: Option<&mut dyn DeviceAllocator>,
     ) -> Result<Self> {
         let destinations = &prepared.destinations;
-        let group = group_limit(Path::new("/"));
+        let group = cgroup_memory(Path::new("/"));
         let demand = Demand {
             plan: &prepared.plan,
             tensors: &prepared.tensors,
@@ -72,7 +74,7 @@ impl Delivery {
             staged: prepared.staged_bytes(),
             reads: prepared.reads_in_flight(),
             group: group.as_ref(),
-            kept: kept_bytes(shelf, destinations),
+            kept: kept_bytes(region_cache, destinations),
         };
         let in_place = |destination: &Destination| matches!(destination, Destination::Host);
         // Views need no host memory, except for tensors that they cannot align.
@@ -84,15 +86,15 @@ impl Delivery {
         let budget = demand.host(host, destinations.staged(), options)?;
         let device_budgets = device_budgets(&demand, prepared, options, &mut allocator)?;
 
-        let pool = shelf.pool(budget.pool);
-        let bell = Arc::clone(pool.bell());
+        let pool = region_cache.pool(budget.pool);
+        let events = Arc::clone(pool.events());
         let staged = destinations.staged() && !prepared.plan.extents.is_empty();
-        let slab = staged.then(|| staging(budget, destinations.gpu(), &bell));
+        let slab = staged.then(|| staging(budget, destinations.gpu(), &events));
         let mut pool = Some(pool);
-        let gate = Arc::<Gate>::default();
-        let mut arrivals = Vec::new();
+        let gate = Arc::<WriteGate>::default();
+        let mut outputs = Vec::new();
         for (destination, device) in destinations.list().iter().zip(device_budgets) {
-            let arrival = match destination {
+            let output = match destination {
                 Destination::Host => {
                     let pool = pool.take().expect("there is one such destination");
                     let memory = match &prepared.views {
@@ -102,27 +104,27 @@ impl Delivery {
                         },
                         None => Memory::Regions(pool),
                     };
-                    Arrival::host(prepared, memory)
+                    Output::host(prepared, memory)
                 }
-                Destination::HostTargets => Arrival::host_targets(prepared, &gate),
+                Destination::HostTargets => Output::host_targets(prepared, &gate),
                 Destination::CudaTargets(context) => {
-                    Arrival::cuda_targets(prepared, context, &gate)?
+                    Output::cuda_targets(prepared, context, &gate)?
                 }
                 Destination::Cuda(context) => {
                     let limit = device.expect("every such destination has a budget");
-                    let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&bell));
+                    let budget = DeviceBudget::new(context.ordinal(), limit, Arc::clone(&events));
                     let given = allocator.is_some();
                     let regions = regions(prepared, context, budget, options, given)?;
-                    Arrival::cuda(prepared, context, regions)
+                    Output::cuda(prepared, context, regions)
                 }
             };
-            arrivals.push(arrival);
+            outputs.push(output);
         }
         Ok(Self {
             plan: Arc::clone(&prepared.plan),
-            arrivals,
+            outputs,
             slab: slab.transpose()?,
-            bell,
+            events,
             gate,
         })
     }
@@ -134,36 +136,39 @@ impl Delivery {
 
     /// Returns the gate of the caller's memory, which is closed before the caller is told of an
     /// early end.
-    pub(crate) fn gate(&self) -> &Arc<Gate> {
+    pub(crate) fn gate(&self) -> &Arc<WriteGate> {
         &self.gate
     }
 
-    /// Returns the bell that rings when memory is freed.
-    pub(crate) fn bell(&self) -> &Arc<Bell> {
-        &self.bell
+    /// Returns the event count that rings when memory is freed.
+    pub(crate) fn events(&self) -> &Arc<EventCount> {
+        &self.events
     }
 
     /// Returns the regions that the caller's allocator must provide memory for.
     pub(crate) fn regions(&self) -> Vec<Arc<DeviceRegions>> {
-        let regions = |arrival: &Arrival| match &arrival.memory {
+        let regions = |output: &Output| match &output.memory {
             Memory::Device(regions) => Some(Arc::clone(regions)),
             Memory::Regions(_) | Memory::Views { .. } | Memory::Slots | Memory::Whole(_) => None,
         };
-        self.arrivals.iter().filter_map(regions).collect()
+        self.outputs.iter().filter_map(regions).collect()
     }
 
     /// Splits into the memories of a feed, the function that opens a lane's sinks, and the function
     /// that completes a report.
-    pub(crate) fn split(self) -> Delivered {
+    pub(crate) fn split(self) -> Wiring {
         let plan = self.plan;
         let (memories, makers): (Vec<_>, Vec<_>) = self
-            .arrivals
+            .outputs
             .into_iter()
-            .map(|arrival| (arrival.memory, arrival.sink))
+            .map(|output| (output.memory, output.sink))
             .unzip();
         let reported = makers.clone();
         let open_sink = move || {
-            let sinks = makers.iter().map(Maker::open).collect::<Result<_>>()?;
+            let sinks = makers
+                .iter()
+                .map(SinkFactory::open)
+                .collect::<Result<_>>()?;
             Ok(RouteSink::new(Arc::clone(&plan), sinks))
         };
         let staging = self.slab.as_deref().and_then(staging_report);
@@ -173,14 +178,14 @@ impl Delivery {
                     report.add_usage(pool.usage());
                 }
             }
-            for maker in &reported {
-                maker.complete(report);
+            for sink_factory in &reported {
+                sink_factory.complete(report);
             }
             if let Some(staging) = &staging {
                 report.add_staging(staging);
             }
         };
-        Delivered {
+        Wiring {
             memories,
             open_sink: Arc::new(open_sink),
             complete: Box::new(complete),
@@ -192,36 +197,36 @@ impl Delivery {
 pub(crate) type Complete = Box<dyn Fn(&mut Report, &[Memory]) + Send + Sync>;
 
 /// Parts of a delivery that a running load uses.
-pub(crate) struct Delivered {
+pub(crate) struct Wiring {
     pub(crate) memories: Vec<Memory>,
     pub(crate) open_sink: Arc<OpenSink<RouteSink>>,
     pub(crate) complete: Complete,
 }
 
-impl Arrival {
+impl Output {
     fn host(prepared: &Prepared, memory: Memory) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         Self {
             memory,
-            sink: Maker::Host(HostSink::new(plan, tensors)),
+            sink: SinkFactory::Host(HostSink::new(plan, tensors)),
         }
     }
 
-    fn host_targets(prepared: &Prepared, gate: &Arc<Gate>) -> Self {
+    fn host_targets(prepared: &Prepared, gate: &Arc<WriteGate>) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         let targets = Arc::clone(prepared.destinations.targets());
         Self {
             memory: Memory::Slots,
-            sink: Maker::Targets(TargetSink::new(plan, tensors, targets, Arc::clone(gate))),
+            sink: SinkFactory::Targets(TargetSink::new(plan, tensors, targets, Arc::clone(gate))),
         }
     }
 
-    fn cuda_targets(prepared: &Prepared, context: &Context, gate: &Arc<Gate>) -> Result<Self> {
+    fn cuda_targets(prepared: &Prepared, context: &Context, gate: &Arc<WriteGate>) -> Result<Self> {
         let targets = Arc::clone(prepared.destinations.targets());
         let places = CudaPlaces::Targets(TargetPlaces::new(context, targets, Arc::clone(gate))?);
         Ok(Self {
             memory: Memory::Slots,
-            sink: Maker::cuda(prepared, context, places),
+            sink: SinkFactory::cuda(prepared, context, places),
         })
     }
 
@@ -229,7 +234,7 @@ impl Arrival {
         let regions = Arc::new(regions);
         Self {
             memory: Memory::Device(Arc::clone(&regions)),
-            sink: Maker::cuda(prepared, context, CudaPlaces::Regions(regions)),
+            sink: SinkFactory::cuda(prepared, context, CudaPlaces::Regions(regions)),
         }
     }
 }
@@ -245,7 +250,7 @@ fn staging_report(slab: &Slab) -> Option<StagingReport> {
     })
 }
 
-impl Maker {
+impl SinkFactory {
     fn cuda(prepared: &Prepared, context: &Context, places: CudaPlaces) -> Self {
         let (plan, tensors) = (Arc::clone(&prepared.plan), Arc::clone(&prepared.tensors));
         Self::Cuda(CudaLoad::new(plan, tensors, context.clone(), places))
@@ -296,16 +301,20 @@ impl Maker {
 }
 
 /// Returns the bytes of host memory that earlier loads have left for this one.
-fn kept_bytes(shelf: &Shelf, destinations: &Destinations) -> u64 {
+fn kept_bytes(region_cache: &RegionCache, destinations: &Destinations) -> u64 {
     let staging = if destinations.staged() {
         kept_staging() as u64
     } else {
         0
     };
-    shelf.kept_bytes() + staging
+    region_cache.kept_bytes() + staging
 }
 
-fn staging(budget: HostBudget, context: Option<&Context>, bell: &Arc<Bell>) -> Result<Arc<Slab>> {
+fn staging(
+    budget: HostBudget,
+    context: Option<&Context>,
+    events: &Arc<EventCount>,
+) -> Result<Arc<Slab>> {
     let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
     let staging = Staging::take(&StagingNeed {
         slot_bytes: bytes(budget.slot),
@@ -317,7 +326,7 @@ fn staging(budget: HostBudget, context: Option<&Context>, bell: &Arc<Bell>) -> R
         staging,
         bytes(budget.slot),
         bytes(budget.slots),
-        Arc::clone(bell),
+        Arc::clone(events),
     ))
 }
 

@@ -12,7 +12,7 @@ use crate::checkpoint::Checkpoint;
 use crate::engine::{self, EngineKind, EngineSetup};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{FileView, Slab};
-use crate::options::Cache;
+use crate::options::CacheMode;
 use crate::options::{EngineChoice, Options, format_bytes};
 use crate::plan::{self, Layout, Plan, Wanted};
 use crate::report::Counters;
@@ -85,7 +85,7 @@ impl Prepared {
         options: &Options,
     ) -> Result<Self> {
         let tensors: Arc<[TensorInfo]> = tensors.into();
-        if options.cache == Cache::Map && destinations.staged() {
+        if options.cache == CacheMode::Map && destinations.staged() {
             return Err(Error::new(
                 ErrorKind::Unsupported,
                 "cache=map shows files in host memory; tensors on a GPU, or in caller memory, are copies",
@@ -93,7 +93,7 @@ impl Prepared {
             .with_location(checkpoint.location())
             .with_hint("use cache=auto"));
         }
-        if options.cache == Cache::Map && options.engine != EngineChoice::Auto {
+        if options.cache == CacheMode::Map && options.engine != EngineChoice::Auto {
             let engine = options.engine;
             return Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -101,7 +101,7 @@ impl Prepared {
             )
             .with_hint("omit one of the two options"));
         }
-        if options.cache == Cache::Map
+        if options.cache == CacheMode::Map
             && let Some(tensor) = tensors.iter().find(|tensor| tensor.strides().is_some())
         {
             return Err(Error::new(
@@ -290,7 +290,7 @@ impl Prepared {
                         retries: options.retries.map(Retries::up_to),
                         hedge: options.hedge.unwrap_or(true),
                         depth,
-                        over: Arc::clone(feed.over()),
+                        cancel: Arc::clone(feed.cancel()),
                     };
                     let setup = Arc::new(setup);
                     let choice = options.engine;

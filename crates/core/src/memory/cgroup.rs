@@ -24,7 +24,7 @@ const RECLAIMABLE: [&str; 5] = [
 /// The memory limit of a control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct GroupLimit {
+pub struct CgroupMemory {
     /// The limit, in bytes.
     pub bytes: u64,
     /// Bytes that count against the limit and cannot be reclaimed, if the kernel tells.
@@ -33,7 +33,7 @@ pub struct GroupLimit {
     pub file: PathBuf,
 }
 
-impl GroupLimit {
+impl CgroupMemory {
     /// Returns the bytes that can still be allocated.
     pub fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.used.unwrap_or(0))
@@ -66,7 +66,7 @@ const TWO: Version = Version {
 /// Returns the limit with the least memory left, among those of the groups in `proc/self/cgroup`
 /// and of their ancestors; none if there is no limit. `root` contains `proc` and `sys`: `/`, except
 /// in tests.
-pub fn group_limit(root: &Path) -> Option<GroupLimit> {
+pub fn cgroup_memory(root: &Path) -> Option<CgroupMemory> {
     let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let limits = groups.lines().flat_map(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -78,12 +78,12 @@ pub fn group_limit(root: &Path) -> Option<GroupLimit> {
             _ => Vec::new(),
         }
     });
-    limits.min_by_key(GroupLimit::left)
+    limits.min_by_key(CgroupMemory::left)
 }
 
 /// Returns the limits of a group and its ancestors. A container sees its own group as the root, so
 /// the root is included whatever `group` says.
-fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<GroupLimit> {
+fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<CgroupMemory> {
     let mut limits = Vec::new();
     let mut group = group.trim_matches('/');
     loop {
@@ -94,7 +94,7 @@ fn limits_of(root: &Path, version: &Version, group: &str) -> Vec<GroupLimit> {
         };
         if let Some(bytes) = number(version.limit).filter(|bytes| *bytes < UNLIMITED) {
             let used = number(version.used);
-            limits.push(GroupLimit {
+            limits.push(CgroupMemory {
                 bytes,
                 used: used.map(|used| used.saturating_sub(reclaimable(&folder, version))),
                 file: Path::new("/")
@@ -129,8 +129,8 @@ pub(crate) mod testing {
     use super::*;
 
     /// Limit of a version 2 group.
-    pub(crate) fn limit(bytes: u64) -> GroupLimit {
-        GroupLimit {
+    pub(crate) fn limit(bytes: u64) -> CgroupMemory {
+        CgroupMemory {
             bytes,
             used: None,
             file: Path::new("/sys/fs/cgroup/memory.max").to_owned(),
@@ -143,14 +143,14 @@ mod tests {
     use super::*;
 
     /// Limit found on a machine with these files.
-    fn limit(files: &[(&str, &str)]) -> Option<GroupLimit> {
+    fn limit(files: &[(&str, &str)]) -> Option<CgroupMemory> {
         let folder = tempfile::tempdir().expect("a folder");
         for (path, text) in files {
             let path = folder.path().join(path);
             std::fs::create_dir_all(path.parent().expect("below")).expect("a folder");
             std::fs::write(path, text).expect("a file");
         }
-        group_limit(folder.path())
+        cgroup_memory(folder.path())
     }
 
     #[test]

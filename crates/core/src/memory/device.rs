@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::target::KeepAlive;
 use crate::cuda::Allocation;
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 
 /// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ struct Shared {
     ordinal: usize,
     limit: u64,
     usage: Mutex<Usage>,
-    bell: Arc<Bell>,
+    events: Arc<EventCount>,
     process: u32,
 }
 
@@ -37,14 +37,14 @@ pub struct DeviceCharge {
 }
 
 impl DeviceBudget {
-    /// Creates a budget of `limit` bytes on GPU `ordinal`, which rings `bell` whenever bytes come
+    /// Creates a budget of `limit` bytes on GPU `ordinal`, which rings `events` whenever bytes come
     /// back.
-    pub fn new(ordinal: usize, limit: u64, bell: Arc<Bell>) -> Self {
+    pub fn new(ordinal: usize, limit: u64, events: Arc<EventCount>) -> Self {
         Self(Arc::new(Shared {
             ordinal,
             limit,
             usage: Mutex::default(),
-            bell,
+            events,
             process: process::id(),
         }))
     }
@@ -89,7 +89,7 @@ impl Drop for DeviceCharge {
             return;
         }
         self.budget.usage().charged -= self.bytes;
-        self.budget.0.bell.ring();
+        self.budget.0.events.notify();
     }
 }
 
@@ -255,11 +255,11 @@ mod tests {
 
     #[test]
     fn released_charge_notifies_waiters() {
-        let bell = Arc::<Bell>::default();
-        let budget = DeviceBudget::new(0, 1, Arc::clone(&bell));
-        let before = bell.count();
+        let events = Arc::<EventCount>::default();
+        let budget = DeviceBudget::new(0, 1, Arc::clone(&events));
+        let before = events.count();
         drop(budget.try_charge(1).expect("fits"));
-        assert_ne!(bell.count(), before);
+        assert_ne!(events.count(), before);
         assert!(budget.try_charge(u64::MAX).is_none());
     }
 }

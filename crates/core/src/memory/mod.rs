@@ -20,16 +20,16 @@ mod staging;
 mod target;
 mod write_gate;
 
-pub use crate::sync::event_count::Bell;
+pub use crate::sync::event_count::EventCount;
 pub use device::{DeviceBudget, DeviceBytes, DeviceCharge, DeviceRegion, ForeignMemory};
 pub use file_view::FileView;
 pub use lease::{Filled, Filling, Lease};
 #[cfg(feature = "testing")]
 pub use mapping::mapped_bytes;
 pub use mapping::{HUGE_PAGE_BYTES, Mapping, prefault};
-pub use pool::{Pool, PoolUsage, Shelf};
+pub use pool::{Pool, PoolUsage, RegionCache};
 pub use region::{Region, RegionBytes, RegionWriter};
 pub use slab::Slab;
 pub use staging::{Staging, StagingFacts, StagingNeed, kept_staging, release_staging};
 pub use target::{KeepAlive, Target};
-pub use write_gate::{Gate, Inside};
+pub use write_gate::{Inside, WriteGate};

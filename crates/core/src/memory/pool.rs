@@ -3,7 +3,7 @@
 //! A pool charges regions whose tensors the caller has not received, and free mappings kept for the
 //! next region. Tensors that the caller has received are the caller's. First touch of fresh memory
 //! is expensive (a zeroed page per fault), so returned mappings are reused while they fit into the
-//! budget. A [`Shelf`] keeps them for the next load.
+//! budget. A [`RegionCache`] keeps them for the next load.
 
 use std::collections::BTreeMap;
 use std::process;
@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock, PoisonError, Weak};
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
 use crate::error::Result;
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Minimum size of a mapping if the budget allows it. Small regions then share huge pages: with a
@@ -26,7 +26,7 @@ const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 pub struct Pool {
     link: PoolLink,
     /// Shelf that takes the memory when the load is over.
-    shelf: Weak<Mutex<Option<Shelved>>>,
+    region_cache: Weak<Mutex<Option<Shelved>>>,
     /// Usage at the end of the load.
     ended: OnceLock<PoolUsage>,
 }
@@ -36,12 +36,12 @@ pub struct Pool {
 ///
 /// It is empty in a forked child process: the parent's threads may hold its locks.
 #[derive(Clone, Debug)]
-pub struct Shelf {
+pub struct RegionCache {
     shelved: Arc<Mutex<Option<Shelved>>>,
     process: u32,
 }
 
-impl Default for Shelf {
+impl Default for RegionCache {
     fn default() -> Self {
         Self {
             shelved: Arc::new(Mutex::new(None)),
@@ -64,7 +64,7 @@ impl Drop for Shelved {
     }
 }
 
-impl Shelf {
+impl RegionCache {
     /// Returns the pool of the last load if it had the same limit and the caller has received or
     /// dropped everything from it, else a new pool.
     pub fn pool(&self, limit: u64) -> Pool {
@@ -79,12 +79,12 @@ impl Shelf {
         let mut pool = match link {
             Some(link) => Pool {
                 link,
-                shelf: Weak::new(),
+                region_cache: Weak::new(),
                 ended: OnceLock::new(),
             },
             None => Pool::new(limit, Arc::default()),
         };
-        pool.shelf = Arc::downgrade(&self.shelved);
+        pool.region_cache = Arc::downgrade(&self.shelved);
         pool
     }
 
@@ -112,7 +112,7 @@ pub(super) struct PoolLink(Arc<Shared>);
 struct Shared {
     limit: u64,
     state: Mutex<State>,
-    bell: Arc<Bell>,
+    events: Arc<EventCount>,
     process: u32,
 }
 
@@ -143,24 +143,24 @@ pub struct PoolUsage {
 }
 
 impl Pool {
-    /// Creates a pool of at most `limit` bytes that rings `bell` whenever memory comes back.
-    pub fn new(limit: u64, bell: Arc<Bell>) -> Self {
+    /// Creates a pool of at most `limit` bytes that rings `events` whenever memory comes back.
+    pub fn new(limit: u64, events: Arc<EventCount>) -> Self {
         let link = PoolLink(Arc::new(Shared {
             limit,
             state: Mutex::default(),
-            bell,
+            events,
             process: process::id(),
         }));
         Self {
             link,
-            shelf: Weak::new(),
+            region_cache: Weak::new(),
             ended: OnceLock::new(),
         }
     }
 
     /// Bell that rings whenever memory comes back.
-    pub fn bell(&self) -> &Arc<Bell> {
-        &self.link.0.bell
+    pub fn events(&self) -> &Arc<EventCount> {
+        &self.link.0.events
     }
 
     /// Allocates a region of `len` bytes for `tensors` tensors, or returns `None` while the budget
@@ -208,7 +208,7 @@ impl Pool {
         })
     }
 
-    /// Ends the load: frees unused memory unless a shelf keeps it.
+    /// Ends the load: frees unused memory unless a region cache keeps it.
     pub fn close(&self) {
         let mut first = false;
         self.ended.get_or_init(|| {
@@ -218,7 +218,7 @@ impl Pool {
         if !first {
             return;
         }
-        match self.shelf.upgrade() {
+        match self.region_cache.upgrade() {
             Some(keeper) => {
                 let shelved = Shelved(Some(self.link.clone()));
                 let before = keeper
@@ -283,7 +283,7 @@ impl Shared {
         };
         // Unmapped without the lock: that can take a while.
         drop(free);
-        self.bell.ring();
+        self.events.notify();
     }
 }
 
@@ -358,7 +358,7 @@ impl PoolLink {
     /// Removes `len` bytes from the charge: they now belong to the caller, or were never mapped.
     pub(super) fn uncharge(&self, len: usize) {
         self.0.lock().charged -= len as u64;
-        self.0.bell.ring();
+        self.0.events.notify();
     }
 
     /// Takes back the memory of a dropped region. `charged`: not all of its tensors had been
@@ -384,7 +384,7 @@ impl PoolLink {
             }
         };
         drop(unmapped);
-        self.0.bell.ring();
+        self.0.events.notify();
     }
 }
 
@@ -440,11 +440,11 @@ mod tests {
 
     #[test]
     fn region_cache_same_limit_reuses_memory() {
-        let shelf = Shelf::default();
-        let first = shelf.pool(8192);
+        let region_cache = RegionCache::default();
+        let first = region_cache.pool(8192);
         drop(first.try_region(8192, 1).expect("maps").expect("fits"));
         first.close();
-        let second = shelf.pool(8192);
+        let second = region_cache.pool(8192);
         drop(second.try_region(8192, 1).expect("maps").expect("fits"));
         assert_eq!((second.usage().fresh, second.usage().recycled), (0, 1));
         assert_eq!(
@@ -454,7 +454,7 @@ mod tests {
         );
         second.close();
         assert_eq!(second.usage().charged, 8192);
-        let other = shelf.pool(4096);
+        let other = region_cache.pool(4096);
         assert_eq!(
             (second.usage().charged, other.usage().charged),
             (0, 0),
@@ -464,18 +464,18 @@ mod tests {
 
     #[test]
     fn region_cache_frees_on_drop_and_skips_pool_with_unreceived_regions() {
-        let shelf = Shelf::default();
-        let owing = shelf.pool(8192);
+        let region_cache = RegionCache::default();
+        let owing = region_cache.pool(8192);
         let unreceived = owing.try_region(4096, 1).expect("maps").expect("fits");
         owing.close();
-        let pool = shelf.pool(8192);
+        let pool = region_cache.pool(8192);
         assert_eq!(pool.usage().charged, 0, "a new one");
         drop(unreceived);
         assert_eq!(owing.usage().charged, 0);
         drop(pool.try_region(4096, 1).expect("maps").expect("fits"));
         pool.close();
         assert_eq!(pool.usage().charged, 4096);
-        drop(shelf);
+        drop(region_cache);
         assert_eq!(pool.usage().charged, 0);
     }
 

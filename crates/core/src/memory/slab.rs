@@ -16,7 +16,7 @@ use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::staging::{Staging, StagingFacts};
 use crate::error::Result;
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 use crate::sync::{Mutex, MutexGuard};
 
 /// Maximum number of entries in the kernel's table of registered buffers (`IORING_MAX_REG_BUFFERS`,
@@ -31,7 +31,7 @@ pub struct Slab {
     /// Offset of each slot in the memory.
     offsets: Vec<usize>,
     free: Mutex<Vec<usize>>,
-    bell: Arc<Bell>,
+    events: Arc<EventCount>,
 }
 
 #[derive(Debug)]
@@ -43,35 +43,45 @@ enum Memory {
 }
 
 impl Slab {
-    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and rings `bell`
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and rings `events`
     /// when one comes back.
     ///
     /// # Errors
     ///
     /// [`crate::ErrorKind::OutOfMemory`] when the system has no memory to map.
-    pub fn new(slot_bytes: usize, slots: usize, bell: Arc<Bell>) -> Result<Arc<Self>> {
+    pub fn new(slot_bytes: usize, slots: usize, events: Arc<EventCount>) -> Result<Arc<Self>> {
         let slot_bytes = Mapping::charge(slot_bytes);
         let mapping = Mapping::anonymous(slot_bytes * slots)?;
         let offsets = (0..slots).map(|index| index * slot_bytes).collect();
-        Ok(Self::over(Memory::Own(mapping), slot_bytes, offsets, bell))
+        Ok(Self::over(
+            Memory::Own(mapping),
+            slot_bytes,
+            offsets,
+            events,
+        ))
     }
 
     /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as
-    /// `staging` has room for, and rings `bell` when one comes back.
+    /// `staging` has room for, and rings `events` when one comes back.
     pub fn staging(
         staging: Staging,
         slot_bytes: usize,
         slots: usize,
-        bell: Arc<Bell>,
+        events: Arc<EventCount>,
     ) -> Arc<Self> {
         let slot_bytes = Mapping::charge(slot_bytes);
         let mut offsets = staging.offsets(slot_bytes);
         offsets.truncate(slots);
         let memory = Memory::Staging(ManuallyDrop::new(staging));
-        Self::over(memory, slot_bytes, offsets, bell)
+        Self::over(memory, slot_bytes, offsets, events)
     }
 
-    fn over(memory: Memory, slot_bytes: usize, offsets: Vec<usize>, bell: Arc<Bell>) -> Arc<Self> {
+    fn over(
+        memory: Memory,
+        slot_bytes: usize,
+        offsets: Vec<usize>,
+        events: Arc<EventCount>,
+    ) -> Arc<Self> {
         // Popped from the back: the lowest slots are used first, so the end of an oversized slab
         // stays untouched.
         let free = Mutex::new((0..offsets.len()).rev().collect());
@@ -80,7 +90,7 @@ impl Slab {
             slot_bytes,
             offsets,
             free,
-            bell,
+            events,
         })
     }
 
@@ -169,7 +179,7 @@ impl SlotGuard {
 impl Drop for SlotGuard {
     fn drop(&mut self) {
         self.slab.free().push(self.index);
-        self.slab.bell.ring();
+        self.slab.events.notify();
     }
 }
 

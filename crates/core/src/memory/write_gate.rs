@@ -12,7 +12,7 @@ use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
 /// Gate that is open while the load may write into the caller's memory.
 #[derive(Default)]
-pub struct Gate {
+pub struct WriteGate {
     closed: RwLock<bool>,
     /// Callbacks that wait for writes queued inside the gate.
     drains: Mutex<Vec<Drain>>,
@@ -26,7 +26,7 @@ pub struct Inside<'a> {
     _open: RwLockReadGuard<'a, bool>,
 }
 
-impl Gate {
+impl WriteGate {
     /// Enters the gate; returns `None` once it is closed.
     pub fn enter(&self) -> Option<Inside<'_>> {
         let open = self.closed.read().unwrap_or_else(PoisonError::into_inner);
@@ -53,9 +53,9 @@ impl Gate {
     }
 }
 
-impl fmt::Debug for Gate {
+impl fmt::Debug for WriteGate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Gate")
+        f.debug_struct("WriteGate")
             .field("closed", &self.closed)
             .finish_non_exhaustive()
     }
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     fn gate_close_waits_for_writers_and_drains() {
-        let gate = Gate::default();
+        let gate = WriteGate::default();
         let (written, drained) = (AtomicBool::new(false), Arc::new(AtomicBool::new(false)));
         let seen = Arc::clone(&drained);
         gate.on_close(move || seen.store(true, Ordering::SeqCst));

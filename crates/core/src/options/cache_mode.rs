@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// Page cache mode of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Cache {
+pub enum CacheMode {
     /// Copies resident bytes from the page cache. Reads the rest with direct I/O where the file
     /// system supports it, else through the page cache.
     #[default]
@@ -26,7 +26,7 @@ pub enum Cache {
     Map,
 }
 
-impl Cache {
+impl CacheMode {
     const ALL: [Self; 5] = [
         Self::Auto,
         Self::Direct,
@@ -47,13 +47,13 @@ impl Cache {
     }
 }
 
-impl fmt::Display for Cache {
+impl fmt::Display for CacheMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Cache {
+impl FromStr for CacheMode {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {

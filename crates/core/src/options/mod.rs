@@ -14,7 +14,7 @@ mod options;
 mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
-pub use cache_mode::Cache;
+pub use cache_mode::CacheMode;
 #[cfg(feature = "object")]
 pub(crate) use hub_id::HubId;
 pub use location::{Location, Protocol};

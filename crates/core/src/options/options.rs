@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::Cache;
+use super::CacheMode;
 use super::Verify;
 use crate::error::{Error, ErrorKind, Result};
 
@@ -160,9 +160,9 @@ impl FromStr for Order {
 pub struct Options {
     /// Engine that performs the reads. Default: [`EngineChoice::Auto`].
     pub engine: EngineChoice,
-    /// Page cache mode of file reads. Default: [`Cache::Auto`].
-    pub cache: Cache,
-    /// With [`Cache::Map`], makes tensors writable: the process gets a private copy of each page
+    /// Page cache mode of file reads. Default: [`CacheMode::Auto`].
+    pub cache: CacheMode,
+    /// With [`CacheMode::Map`], makes tensors writable: the process gets a private copy of each page
     /// that it writes to; the file is not changed. Otherwise writing to a tensor kills the process
     /// (`SIGSEGV`). Other tensors are always writable. Default: no.
     pub writable: bool,
@@ -270,13 +270,16 @@ mod tests {
             assert_eq!(order.to_string().parse::<Order>().expect("a name"), order);
         }
         for cache in [
-            Cache::Auto,
-            Cache::Direct,
-            Cache::Buffered,
-            Cache::Drop,
-            Cache::Map,
+            CacheMode::Auto,
+            CacheMode::Direct,
+            CacheMode::Buffered,
+            CacheMode::Drop,
+            CacheMode::Map,
         ] {
-            assert_eq!(cache.to_string().parse::<Cache>().expect("a name"), cache);
+            assert_eq!(
+                cache.to_string().parse::<CacheMode>().expect("a name"),
+                cache
+            );
         }
         let error = "aio".parse::<EngineChoice>().expect_err("unknown");
         assert_eq!(

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::meter::{Meter, Needs, Sample};
-use super::{Depth, DepthReport, InFlight, Settled};
+use super::{Depth, DepthReport, InFlight, LimitReason};
 
 /// Requirements for a sample during the search: its steps are large, so the sample can be short.
 const SEARCH: Needs = Needs {
@@ -104,7 +104,7 @@ enum Phase {
     Middle { low: Point, high: Point },
     /// Tries a lower limit than `base`. `why`: the reason why more than `base` was rejected or not
     /// tried.
-    Descend { base: Point, why: Settled },
+    Descend { base: Point, why: LimitReason },
     /// Measures at the limit. `last` is the previous sample there, if it directly precedes.
     Hold { last: Option<f64> },
     /// Measures at another limit.
@@ -169,9 +169,9 @@ impl Controller {
     pub(super) fn new(depth: Depth) -> Self {
         let limit = depth.limit_of(depth.start().bytes);
         let settled = if depth.is_fixed() {
-            Settled::Fixed
+            LimitReason::Fixed
         } else {
-            Settled::NeverDeep
+            LimitReason::NeverDeep
         };
         Self {
             depth,
@@ -225,8 +225,8 @@ impl Controller {
 
     /// Records that a read would have started if there had been memory for it.
     pub(super) fn starved(&mut self) {
-        if self.report.settled == Settled::NeverDeep {
-            self.report.settled = Settled::Memory;
+        if self.report.settled == LimitReason::NeverDeep {
+            self.report.settled = LimitReason::Memory;
         }
     }
 
@@ -283,14 +283,14 @@ impl Controller {
                 if high.rate >= here.rate * SEARCH_GAIN && high.rate >= low.rate * SEARCH_GAIN {
                     self.climb(high, 2, remaining, now);
                 } else if here.rate >= low.rate * SEARCH_GAIN {
-                    self.settle(here, Settled::by(high.rate / here.rate), now);
+                    self.settle(here, LimitReason::by(high.rate / here.rate), now);
                 } else {
-                    self.settle(low, Settled::by(here.rate / low.rate), now);
+                    self.settle(low, LimitReason::by(here.rate / low.rate), now);
                     self.above.add(here.rate / low.rate - 1.0, MEMORY);
                 }
             }
             Phase::Descend { base, .. } if here.rate >= base.rate => {
-                self.descend(here, Settled::by(base.rate / here.rate), now);
+                self.descend(here, LimitReason::by(base.rate / here.rate), now);
             }
             Phase::Descend { base, why } => self.settle(base, why, now),
             Phase::Hold { last } => self.held(last, sample, remaining, now),
@@ -323,13 +323,13 @@ impl Controller {
         let bytes = self.scaled(base.bytes, times, 1);
         if bytes <= base.bytes && self.report.changes == 0 {
             // The load began at the maximum: less may be enough.
-            self.descend(base, Settled::Ceiling, now);
+            self.descend(base, LimitReason::Ceiling, now);
         } else if bytes <= base.bytes {
-            self.settle(base, Settled::Ceiling, now);
+            self.settle(base, LimitReason::Ceiling, now);
         } else if remaining / WORTH < bytes {
-            self.settle(base, Settled::Unfinished, now);
+            self.settle(base, LimitReason::Unfinished, now);
         } else {
-            self.accept(base.bytes, Settled::Unfinished, now);
+            self.accept(base.bytes, LimitReason::Unfinished, now);
             self.phase = Phase::Climb { base };
             self.measure_at(bytes, SEARCH);
         }
@@ -350,16 +350,16 @@ impl Controller {
             self.climb(here, if nearly_all { 4 } else { 2 }, remaining, now);
         } else if gain < 1.0 - FAR_BELOW {
             // Past a knee, and `base` may be past it as well.
-            self.descend(base, Settled::by(gain), now);
+            self.descend(base, LimitReason::by(gain), now);
         } else {
-            self.settle(base, Settled::by(gain), now);
+            self.settle(base, LimitReason::by(gain), now);
             // A first estimate for smaller steps.
             self.above.add(gain - 1.0, MEMORY);
         }
     }
 
     /// Tries half of `base`, the best limit so far. `why`: the reason why the limit is not higher.
-    fn descend(&mut self, base: Point, why: Settled, now: Duration) {
+    fn descend(&mut self, base: Point, why: LimitReason, now: Duration) {
         let bytes = self.scaled(base.bytes, 1, 2);
         if bytes >= base.bytes {
             self.settle(base, why, now);
@@ -371,7 +371,7 @@ impl Controller {
     }
 
     /// Ends the search: smaller steps from here on.
-    fn settle(&mut self, at: Point, settled: Settled, now: Duration) {
+    fn settle(&mut self, at: Point, settled: LimitReason, now: Duration) {
         self.accept(at.bytes, settled, now);
         self.above = Evidence::default();
         self.below = Evidence::default();
@@ -397,7 +397,7 @@ impl Controller {
                 rate: f64::midpoint(rate, last),
             };
             if rate < self.usual.mean {
-                self.descend(base, Settled::Unfinished, now);
+                self.descend(base, LimitReason::Unfinished, now);
             } else {
                 self.climb(base, 2, remaining, now);
             }
@@ -454,7 +454,7 @@ impl Controller {
         if self.usual.mean >= before.rate * (1.0 + UP_GAIN / 2.0) {
             return false;
         }
-        self.settle(before, Settled::OnlyQueued, now);
+        self.settle(before, LimitReason::OnlyQueued, now);
         self.rest.length = REST_MAX;
         self.rest.left = REST_MAX;
         true
@@ -469,9 +469,9 @@ impl Controller {
             if mean * weight / (weight + 1.0) > UP_GAIN {
                 let ceiling = self.scaled(tried.bytes, 3, 2) <= tried.bytes;
                 let settled = if ceiling {
-                    Settled::Ceiling
+                    LimitReason::Ceiling
                 } else {
-                    Settled::Unfinished
+                    LimitReason::Unfinished
                 };
                 let before = Point {
                     bytes: self.report.limit.bytes,
@@ -482,16 +482,16 @@ impl Controller {
                 self.rest.left = PROVING;
                 return;
             }
-            self.report.settled = Settled::by(1.0 + mean);
+            self.report.settled = LimitReason::by(1.0 + mean);
         } else {
             self.below.add(gain, MEMORY);
             let Evidence { mean, weight } = self.below;
             if mean > FAR_BELOW {
-                self.descend(tried, Settled::by(1.0 - mean), now);
+                self.descend(tried, LimitReason::by(1.0 - mean), now);
                 return;
             }
             if mean - DOUBT / weight > -DOWN_COST {
-                self.settle(tried, Settled::by(1.0 - mean), now);
+                self.settle(tried, LimitReason::by(1.0 - mean), now);
                 return;
             }
         }
@@ -499,7 +499,7 @@ impl Controller {
     }
 
     /// Makes `bytes` the limit until a better one is found.
-    fn accept(&mut self, bytes: u64, settled: Settled, now: Duration) {
+    fn accept(&mut self, bytes: u64, settled: LimitReason, now: Duration) {
         let limit = self.depth.limit_of(bytes);
         if limit != self.report.limit {
             self.report.limit = limit;
@@ -521,19 +521,19 @@ impl Controller {
         self.meter.restart(needs, skip, self.usual.mean);
     }
 
-    /// Returns `bytes` times `by` over `over`, in whole reads: at least one read more or less, if
+    /// Returns `bytes` times `by` over `cancel`, in whole reads: at least one read more or less, if
     /// the range allows it.
-    fn scaled(&self, bytes: u64, by: u64, over: u64) -> u64 {
+    fn scaled(&self, bytes: u64, by: u64, cancel: u64) -> u64 {
         let read = self.meter.turn().read_bytes();
         let reads = (bytes + read / 2) / read;
-        let wanted = match by.cmp(&over) {
+        let wanted = match by.cmp(&cancel) {
             std::cmp::Ordering::Equal => reads,
-            std::cmp::Ordering::Greater => ((reads * by + over / 2) / over).max(reads + 1),
-            std::cmp::Ordering::Less => ((reads * by + over / 2) / over).min(reads.max(1) - 1),
+            std::cmp::Ordering::Greater => ((reads * by + cancel / 2) / cancel).max(reads + 1),
+            std::cmp::Ordering::Less => ((reads * by + cancel / 2) / cancel).min(reads.max(1) - 1),
         };
         // At least two: see `Depth::limit_of`.
         let scaled = self.depth.limit_of(wanted.max(2) * read).bytes;
-        match by.cmp(&over) {
+        match by.cmp(&cancel) {
             std::cmp::Ordering::Less => scaled.min(bytes),
             std::cmp::Ordering::Greater => scaled.max(bytes),
             std::cmp::Ordering::Equal => scaled,

@@ -6,7 +6,7 @@ use super::InFlight;
 
 /// Reason for the current limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Settled {
+pub enum LimitReason {
     /// The caller set it.
     Fixed,
     /// Depth never limited the load: it was too short to tell.
@@ -27,7 +27,7 @@ pub enum Settled {
     Slower,
 }
 
-impl Settled {
+impl LimitReason {
     /// Returns the reason in words.
     pub fn text(self) -> &'static str {
         match self {
@@ -64,5 +64,5 @@ pub struct DepthReport {
     /// Highest rate measured over a sample, bytes per second; 0 if there was none.
     pub best_rate: u64,
     /// Why the limit is not higher.
-    pub settled: Settled,
+    pub settled: LimitReason,
 }

@@ -10,7 +10,7 @@ const NONE: usize = usize::MAX;
 
 /// Sources that have something to read, by reads in flight.
 #[derive(Debug)]
-pub(super) struct Turns {
+pub(super) struct LeastLoaded {
     /// Indexed by source.
     links: Vec<Link>,
     /// Indexed by reads in flight, up to [`BUSIEST`].
@@ -33,7 +33,7 @@ struct List {
     last: usize,
 }
 
-impl Turns {
+impl LeastLoaded {
     /// Creates empty lists for `sources` sources.
     pub(super) fn new(sources: usize) -> Self {
         let link = Link {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn least_busy_source_is_first_and_equals_rotate() {
-        let mut turns = Turns::new(4);
+        let mut turns = LeastLoaded::new(4);
         assert_eq!(turns.first(), None);
         for (source, reads) in [(0, 2), (1, 1), (2, 1), (3, 500)] {
             turns.put(source, reads);
@@ -141,7 +141,7 @@ mod tests {
                 .wrapping_add(1);
             usize::try_from(random >> 33).expect("31 bits") % bound
         };
-        let mut turns = Turns::new(20);
+        let mut turns = LeastLoaded::new(20);
         let mut model: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
         for clock in 0..20_000 {
             let source = below(20);

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use controller::Controller;
 pub use depth::{Depth, InFlight};
-pub use depth_report::{DepthReport, Settled};
+pub use depth_report::{DepthReport, LimitReason};
 pub use groups::{Groups, Member};
 pub use lanes::{LaneCount, WINDOW};
 use queues::{Candidate, Queues};

@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::Order;
-use super::least_loaded::Turns;
+use super::least_loaded::LeastLoaded;
 use crate::plan::Plan;
 
 /// Maximum number of regions without memory that are skipped in one call while something else can
@@ -21,7 +21,7 @@ pub(super) struct Queues {
     /// Sources whose next region has not begun.
     waiting: VecDeque<usize>,
     /// Sources with a begun region that has extents left to read.
-    open: Turns,
+    open: LeastLoaded,
     /// Source that continues its turn, until it has read its stride.
     current: Option<usize>,
     /// Bytes of extents that have not been taken.
@@ -82,7 +82,7 @@ impl Queues {
         let queues = queues.into_iter().zip(remaining);
         let queues = queues.map(|(sources, remaining)| Self {
             waiting: (0..sources.len()).collect(),
-            open: Turns::new(sources.len()),
+            open: LeastLoaded::new(sources.len()),
             current: None,
             remaining,
             sources,

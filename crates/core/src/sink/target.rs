@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::Sink;
 use crate::engine::Wait;
 use crate::error::Result;
-use crate::memory::{Filled, Gate, Target};
+use crate::memory::{Filled, Target, WriteGate};
 use crate::plan::{Extent, Plan};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
@@ -27,7 +27,7 @@ struct Shared {
     plan: Arc<Plan>,
     tensors: Arc<[TensorInfo]>,
     targets: Arc<[Option<Target>]>,
-    gate: Arc<Gate>,
+    gate: Arc<WriteGate>,
     /// Pieces not yet arrived, by tensor.
     missing: Box<[AtomicU32]>,
     copied_bytes: AtomicU64,
@@ -40,7 +40,7 @@ impl TargetSink {
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
         targets: Arc<[Option<Target>]>,
-        gate: Arc<Gate>,
+        gate: Arc<WriteGate>,
     ) -> Self {
         let missing = plan.targets.iter();
         let missing = missing

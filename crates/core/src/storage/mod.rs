@@ -10,7 +10,7 @@ mod memory;
 #[cfg(feature = "object")]
 pub(crate) mod object;
 
-pub(crate) use crate::storage::file::confined_dir::Root;
+pub(crate) use crate::storage::file::confined_dir::ConfinedDir;
 pub(crate) use crate::storage::file::file_system::is_network;
 pub use crate::storage::file::file_system::{FileSystem, file_system};
 pub use crate::storage::file::identity::Identity;

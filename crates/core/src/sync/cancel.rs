@@ -4,56 +4,56 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-type Listener = Box<dyn Fn() + Send>;
+type Callback = Box<dyn Fn() + Send>;
 
 /// Flag that is raised once, when the load must start nothing more.
 #[derive(Default)]
-pub struct Over {
-    raised: AtomicBool,
-    listeners: Mutex<Vec<Listener>>,
+pub struct CancelFlag {
+    cancelled: AtomicBool,
+    callbacks: Mutex<Vec<Callback>>,
 }
 
-impl Over {
+impl CancelFlag {
     /// Raises the flag and calls every listener. Further calls do nothing.
-    pub(crate) fn raise(&self) {
-        let listeners = {
-            let mut listeners = self
-                .listeners
+    pub(crate) fn cancel(&self) {
+        let callbacks = {
+            let mut callbacks = self
+                .callbacks
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            self.raised.store(true, Ordering::SeqCst);
-            std::mem::take(&mut *listeners)
+            self.cancelled.store(true, Ordering::SeqCst);
+            std::mem::take(&mut *callbacks)
         };
-        for listener in listeners {
-            listener();
+        for callback in callbacks {
+            callback();
         }
     }
 
     /// Returns whether the flag has been raised.
-    pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::SeqCst)
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Calls `listener` when the flag is raised, or at once if it has been. Listeners must not
+    /// Calls `callback` when the flag is raised, or at once if it has been. Listeners must not
     /// block.
-    pub fn listen(&self, listener: impl Fn() + Send + 'static) {
-        let mut listeners = self
-            .listeners
+    pub fn on_cancel(&self, callback: impl Fn() + Send + 'static) {
+        let mut callbacks = self
+            .callbacks
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        if self.is_raised() {
-            drop(listeners);
-            listener();
+        if self.is_cancelled() {
+            drop(callbacks);
+            callback();
         } else {
-            listeners.push(Box::new(listener));
+            callbacks.push(Box::new(callback));
         }
     }
 }
 
-impl fmt::Debug for Over {
+impl fmt::Debug for CancelFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Over")
-            .field("raised", &self.is_raised())
+        f.debug_struct("CancelFlag")
+            .field("raised", &self.is_cancelled())
             .finish_non_exhaustive()
     }
 }
@@ -67,20 +67,20 @@ mod tests {
 
     #[test]
     fn listeners_are_called_once_before_or_after_raise() {
-        let over = Over::default();
+        let cancel = CancelFlag::default();
         let heard = Arc::<AtomicU32>::default();
-        let listen = || {
+        let on_cancel = || {
             let heard = Arc::clone(&heard);
-            over.listen(move || {
+            cancel.on_cancel(move || {
                 heard.fetch_add(1, Ordering::SeqCst);
             });
         };
-        listen();
+        on_cancel();
         assert_eq!(heard.load(Ordering::SeqCst), 0);
-        over.raise();
-        over.raise();
+        cancel.cancel();
+        cancel.cancel();
         assert_eq!(heard.load(Ordering::SeqCst), 1);
-        listen();
+        on_cancel();
         assert_eq!(heard.load(Ordering::SeqCst), 2);
     }
 }

@@ -15,30 +15,30 @@ use crate::error::{Error, ErrorKind, Result, counted};
 /// Names of the operations that a task is waiting for, to be reported if it takes too long. Clones
 /// share one list.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Underway(Arc<Mutex<Vec<String>>>);
+pub(crate) struct PendingOps(Arc<Mutex<Vec<String>>>);
 
-impl Underway {
+impl PendingOps {
     /// Runs `task`, which waits for `what`.
     pub(crate) fn during<T>(&self, what: &dyn ToString, task: impl FnOnce() -> T) -> T {
         let what = what.to_string();
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         lock().push(what.clone());
         let done = task();
-        let mut underway = lock();
-        if let Some(index) = underway.iter().position(|other| *other == what) {
-            underway.remove(index);
+        let mut pending = lock();
+        if let Some(index) = pending.iter().position(|other| *other == what) {
+            pending.remove(index);
         }
         done
     }
 
     /// Returns the error for a task that exceeded its timeout.
     fn timed_out(&self, message: &str, hint: &str) -> Error {
-        let underway = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
-        let Some(first) = underway.first() else {
+        let Some(first) = pending.first() else {
             return error;
         };
-        let others = underway.len() - 1;
+        let others = pending.len() - 1;
         if others == 0 {
             return error.with_location(first);
         }
@@ -52,9 +52,9 @@ impl Underway {
 /// Runs `task` and returns its result. With a `limit`, `task` runs on a thread that is abandoned
 /// when the limit expires; the error is then `message`, with `hint`, and names the first operation
 /// that is still pending.
-pub(crate) fn within<T: Send + 'static>(
+pub(crate) fn run_with_timeout<T: Send + 'static>(
     limit: Option<Duration>,
-    underway: &Underway,
+    pending: &PendingOps,
     (message, hint): (&str, &str),
     task: impl FnOnce() -> Result<T> + Send + 'static,
 ) -> Result<T> {
@@ -75,7 +75,7 @@ pub(crate) fn within<T: Send + 'static>(
         })?;
     match receiver.recv_timeout(limit) {
         Ok(result) => result,
-        Err(RecvTimeoutError::Timeout) => Err(underway.timed_out(message, hint)),
+        Err(RecvTimeoutError::Timeout) => Err(pending.timed_out(message, hint)),
         Err(RecvTimeoutError::Disconnected) => match thread.join() {
             Err(panic) => resume_unwind(panic),
             Ok(()) => unreachable!("sends before it ends"),
@@ -93,17 +93,17 @@ mod tests {
 
     #[test]
     fn run_with_timeout_returns_in_time_or_names_pending_operation() {
-        let underway = Underway::default();
+        let pending = PendingOps::default();
         for limit in [None, LONG] {
             assert_eq!(
-                within(limit, &underway, WORDS, || Ok(7)).expect("in time"),
+                run_with_timeout(limit, &pending, WORDS, || Ok(7)).expect("in time"),
                 7
             );
         }
         let (never, hung) = bounded::<()>(0);
-        let inside = underway.clone();
+        let inside = pending.clone();
         let (reached, is_there) = bounded(1);
-        let error = within(SHORT, &underway, WORDS, move || {
+        let error = run_with_timeout(SHORT, &pending, WORDS, move || {
             inside.during(&"/mnt/a", || {
                 inside.during(&"/mnt/b", || {
                     reached.send(()).expect("the test waits");
@@ -115,7 +115,7 @@ mod tests {
         let error = error.expect_err("hangs");
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         is_there.recv().expect("begins");
-        let error = underway.timed_out(WORDS.0, WORDS.1);
+        let error = pending.timed_out(WORDS.0, WORDS.1);
         assert_eq!(error.to_string(), "/mnt/a: took too long, as did 1 other");
         drop(never);
     }
@@ -123,6 +123,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "ours")]
     fn task_panic_propagates() {
-        let _ = within::<()>(LONG, &Underway::default(), WORDS, || panic!("ours"));
+        let _ = run_with_timeout::<()>(LONG, &PendingOps::default(), WORDS, || panic!("ours"));
     }
 }

@@ -1,6 +1,6 @@
 //! Wakes lanes that wait for memory or for depth.
 //!
-//! A lane takes the bell's count, looks for work, finds none, and sleeps until the count has
+//! A lane takes the event count's count, looks for work, finds none, and sleeps until the count has
 //! changed. Because the count is taken before the lane looks for work, an event between the look
 //! and the sleep is never missed.
 
@@ -10,7 +10,7 @@ use super::{Condvar, Mutex, MutexGuard};
 
 /// Event counter that threads can sleep on.
 #[derive(Debug, Default)]
-pub struct Bell {
+pub struct EventCount {
     state: Mutex<State>,
     moved: Condvar,
 }
@@ -23,7 +23,7 @@ struct State {
     sleepers: usize,
 }
 
-impl Bell {
+impl EventCount {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -34,7 +34,7 @@ impl Bell {
     }
 
     /// Counts an event (memory came back, a job ended, the load stopped) and wakes the sleepers.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         let mut state = self.lock();
         state.rung = state.rung.wrapping_add(1);
         if state.sleepers > 0 {
@@ -62,19 +62,19 @@ mod tests {
 
     #[test]
     fn event_before_wait_is_not_missed() {
-        let bell = Bell::default();
-        let seen = bell.count();
-        bell.ring();
-        bell.wait_past(seen);
+        let events = EventCount::default();
+        let seen = events.count();
+        events.notify();
+        events.wait_past(seen);
     }
 
     #[test]
     fn event_wakes_sleeper() {
-        let bell = Bell::default();
-        let seen = bell.count();
+        let events = EventCount::default();
+        let seen = events.count();
         std::thread::scope(|scope| {
-            scope.spawn(|| bell.wait_past(seen));
-            bell.ring();
+            scope.spawn(|| events.wait_past(seen));
+            events.notify();
         });
     }
 }

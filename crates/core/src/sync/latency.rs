@@ -19,7 +19,7 @@ const OBSERVED_MIN: u32 = 16;
 /// Multiple of the 95th percentile beyond which an operation is stalled. Hedging at the 95th
 /// percentile itself costs 5 % more requests for a shorter tail (Dean and Barroso); this factor
 /// detects broken operations, not slow ones.
-const TIMES: u32 = 4;
+const STALL_FACTOR: u32 = 4;
 
 /// Minimum time before an operation counts as stalled.
 const FLOOR: Duration = Duration::from_millis(500);
@@ -32,13 +32,13 @@ const HEDGED_ONE_IN: u32 = 20;
 
 /// Histogram of latencies, with the limit beyond which an operation is stalled.
 #[derive(Clone, Debug)]
-pub(crate) struct Usual {
+pub(crate) struct LatencyHistogram {
     /// Number of observations by latency: each bucket is 2^(1/4) times as long as the one before.
     buckets: [u32; BUCKETS],
     observed: u32,
 }
 
-impl Default for Usual {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self {
             buckets: [0; BUCKETS],
@@ -47,7 +47,7 @@ impl Default for Usual {
     }
 }
 
-impl Usual {
+impl LatencyHistogram {
     /// Adds an observation.
     pub(crate) fn observe(&mut self, took: Duration) {
         let bucket = &mut self.buckets[bucket(took)];
@@ -65,7 +65,7 @@ impl Usual {
         for (index, count) in self.buckets.iter().enumerate().rev() {
             longer += count;
             if longer > beyond {
-                return FLOOR.max(upper(index) * TIMES);
+                return FLOOR.max(upper(index) * STALL_FACTOR);
             }
         }
         UNKNOWN
@@ -118,40 +118,40 @@ impl Hedges {
 mod tests {
     use super::*;
 
-    fn usual(millis: impl IntoIterator<Item = u64>) -> Usual {
-        let mut usual = Usual::default();
+    fn latencies(millis: impl IntoIterator<Item = u64>) -> LatencyHistogram {
+        let mut latencies = LatencyHistogram::default();
         for millis in millis {
-            usual.observe(Duration::from_millis(millis));
+            latencies.observe(Duration::from_millis(millis));
         }
-        usual
+        latencies
     }
 
     #[test]
     fn limit_is_default_with_few_observations() {
-        assert_eq!(usual([]).limit(), UNKNOWN);
-        assert_eq!(usual([1; 15]).limit(), UNKNOWN);
-        assert_eq!(usual([1; 16]).limit(), FLOOR);
+        assert_eq!(latencies([]).limit(), UNKNOWN);
+        assert_eq!(latencies([1; 15]).limit(), UNKNOWN);
+        assert_eq!(latencies([1; 16]).limit(), FLOOR);
     }
 
     #[test]
     fn limit_is_four_times_p95() {
-        let limit = usual([1000; 100]).limit();
+        let limit = latencies([1000; 100]).limit();
         let expected = Duration::from_secs(4)..Duration::from_secs(5);
         assert!(expected.contains(&limit), "{limit:?}");
-        let five_of_a_hundred = usual([1000; 95].into_iter().chain([60_000; 5]));
+        let five_of_a_hundred = latencies([1000; 95].into_iter().chain([60_000; 5]));
         assert_eq!(five_of_a_hundred.limit(), limit);
-        let six_of_a_hundred = usual([1000; 94].into_iter().chain([60_000; 6]));
+        let six_of_a_hundred = latencies([1000; 94].into_iter().chain([60_000; 6]));
         assert!(six_of_a_hundred.limit() > Duration::from_secs(200));
     }
 
     #[test]
     fn extreme_latencies_are_counted() {
-        let mut usual = usual([0; 40]);
-        assert_eq!(usual.limit(), FLOOR);
+        let mut latencies = latencies([0; 40]);
+        assert_eq!(latencies.limit(), FLOOR);
         for _ in 0..40 {
-            usual.observe(Duration::MAX);
+            latencies.observe(Duration::MAX);
         }
-        assert!(usual.limit() > Duration::from_secs(3600));
+        assert!(latencies.limit() > Duration::from_secs(3600));
     }
 
     #[cfg(feature = "object")]

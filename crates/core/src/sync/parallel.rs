@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Returns the results of `task` for `items`, in order, computed by at most `threads` threads. The
 /// calling thread is one of them, so all the work is done even if the system cannot start a thread.
-pub(crate) fn side_by_side<T: Sync, R: Send>(
+pub(crate) fn parallel_map<T: Sync, R: Send>(
     items: &[T],
     threads: usize,
     task: impl Fn(&T) -> R + Sync,
@@ -42,13 +42,13 @@ pub(crate) fn side_by_side<T: Sync, R: Send>(
 
 #[cfg(test)]
 mod tests {
-    use super::side_by_side;
+    use super::parallel_map;
 
     #[test]
     fn results_keep_item_order_for_any_thread_count() {
         let items: Vec<usize> = (0..1000).collect();
         for threads in [0, 1, 2, 7, 2000] {
-            let doubled = side_by_side(&items, threads, |item| item * 2);
+            let doubled = parallel_map(&items, threads, |item| item * 2);
             assert!(
                 doubled
                     .iter()

@@ -9,12 +9,12 @@ use crate::error::Error;
 /// count, in the process that created the first of them: in a forked child, the lock may be held by
 /// a thread that does not exist there.
 #[derive(Clone, Debug)]
-pub(crate) struct Tally {
+pub(crate) struct RetryCounter {
     counted: Arc<Mutex<(u64, Option<String>)>>,
     process: u32,
 }
 
-impl Default for Tally {
+impl Default for RetryCounter {
     fn default() -> Self {
         Self {
             counted: Arc::default(),
@@ -23,16 +23,17 @@ impl Default for Tally {
     }
 }
 
-impl Tally {
+impl RetryCounter {
     pub(crate) fn tried_again(&self, why: &Error) {
-        if let Some(mut tally) = self.lock() {
-            *tally = (tally.0 + 1, Some(why.to_string()));
+        if let Some(mut retry_counter) = self.lock() {
+            *retry_counter = (retry_counter.0 + 1, Some(why.to_string()));
         }
     }
 
     /// Returns the number of retries and the reason of the last one.
     pub(crate) fn so_far(&self) -> (u64, Option<String>) {
-        self.lock().map_or((0, None), |tally| tally.clone())
+        self.lock()
+            .map_or((0, None), |retry_counter| retry_counter.clone())
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, (u64, Option<String>)>> {

@@ -17,10 +17,10 @@ use crate::report::{Counters, Report};
 use crate::schedule::{Depth, Groups, InFlight, Schedule};
 use crate::sink::HostSink;
 use crate::storage::{MemorySource, Source};
-use crate::sync::detached::Underway;
-use crate::sync::event_count::Bell;
+use crate::sync::detached::PendingOps;
+use crate::sync::event_count::EventCount;
 use crate::tensor::TensorInfo;
-use crate::verify::{Check, Expectation, Facts, Verify};
+use crate::verify::{Check, Expectation, SourceFacts, Verify};
 
 /// Simulated load.
 #[derive(Debug)]
@@ -110,7 +110,7 @@ impl Simulation {
             let start = |tensor: &TensorInfo| tensor.file_range().start;
             let header_bytes = tensors.first().map_or(source.len(), start);
             let header = &source.bytes()[..usize::try_from(header_bytes).expect("small")];
-            Facts {
+            SourceFacts {
                 source,
                 header_bytes,
                 header: Crcs::of(&[header]),
@@ -125,17 +125,17 @@ impl Simulation {
             &facts,
             expectations,
             choice,
-            &Underway::default(),
+            &PendingOps::default(),
         )?;
         Ok(Comparison(Arc::new(check)))
     }
 
     fn feed(&self, plan: &Arc<Plan>, check: Option<Arc<Check>>) -> Arc<Feed> {
-        let bell = Arc::new(Bell::default());
-        let pool = Pool::new(self.memory_limit, Arc::clone(&bell));
+        let events = Arc::new(EventCount::default());
+        let pool = Pool::new(self.memory_limit, Arc::clone(&events));
         let schedule = Schedule::new(plan, self.order, Groups::one(self.depth));
         let memories = vec![Memory::Regions(pool)];
-        let feed = Feed::new(Arc::clone(plan), schedule, memories, None, bell);
+        let feed = Feed::new(Arc::clone(plan), schedule, memories, None, events);
         Arc::new(feed.checked(check))
     }
 

@@ -18,18 +18,18 @@ pub(super) enum Counting {
 
 /// Digests of one source by one authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Statement {
+pub(super) struct Claim {
     /// Display name of the authority.
     pub(super) by: String,
     pub(super) len: Option<u64>,
     /// Digests of all bytes, one per algorithm.
     pub(super) whole: Vec<Digest>,
-    pub(super) tensors: BTreeMap<String, TensorStatement>,
+    pub(super) tensors: BTreeMap<String, TensorClaim>,
 }
 
 /// Digests of one tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TensorStatement {
+pub(super) struct TensorClaim {
     /// Byte range from the start of the source.
     pub(super) range: Range<u64>,
     pub(super) digests: Vec<Digest>,
@@ -38,12 +38,12 @@ pub(super) struct TensorStatement {
 /// Statements about one source, the strongest authority first, and the reasons why others state
 /// nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Known {
-    pub(super) statements: Vec<Statement>,
+pub(super) struct Claims {
+    pub(super) claims: Vec<Claim>,
     pub(super) silent: Vec<String>,
 }
 
-impl Statement {
+impl Claim {
     /// Creates a statement about the whole source only.
     pub(super) fn of_whole(by: impl Into<String>, whole: Vec<Digest>) -> Self {
         Self {
@@ -57,7 +57,7 @@ impl Statement {
     /// Converts the entry of a manifest.
     pub(super) fn of_manifest(by: impl Into<String>, file: &ManifestFile) -> Self {
         let tensors = file.tensors.iter().map(|(name, tensor)| {
-            let said = TensorStatement {
+            let said = TensorClaim {
                 range: tensor.range.clone(),
                 digests: vec![tensor.crc64nvme, tensor.sha256],
             };
@@ -72,33 +72,33 @@ impl Statement {
     }
 }
 
-impl Known {
+impl Claims {
     /// Returns whether any authority has an accepted digest.
     pub(super) fn suffices(&self, counting: Counting) -> bool {
-        let mut statements = self.statements.iter();
-        statements.any(|statement| statement.counts(counting))
+        let mut claims = self.claims.iter();
+        claims.any(|claim| claim.counts(counting))
     }
 
     /// Returns the expectation for a load: from the strongest authority with an accepted digest,
     /// and of its digests the cheapest.
     pub(super) fn into_expectation(self, counting: Counting) -> Expectation {
-        let is_it = |statement: &Statement| statement.counts(counting);
-        let Some(at) = self.statements.iter().position(is_it) else {
-            let without = self.statements.iter();
-            let without = without.map(|statement| no_sha256(&statement.by));
+        let is_it = |claim: &Claim| claim.counts(counting);
+        let Some(at) = self.claims.iter().position(is_it) else {
+            let without = self.claims.iter();
+            let without = without.map(|claim| no_sha256(&claim.by));
             let why: Vec<_> = without.chain(self.silent).collect();
             return Expectation::Nothing {
                 why: why.join("; "),
             };
         };
-        let statement = &self.statements[at];
-        let of_tensor = |said: &TensorStatement| counting.cheapest(&said.digests);
-        let tensors = statement.tensors.iter();
+        let claim = &self.claims[at];
+        let of_tensor = |said: &TensorClaim| counting.cheapest(&said.digests);
+        let tensors = claim.tensors.iter();
         Expectation::Of(Expected {
-            by: statement.by.clone(),
-            len: statement.len,
-            header: statement.header(counting),
-            whole: counting.cheapest(&statement.whole),
+            by: claim.by.clone(),
+            len: claim.len,
+            header: claim.header(counting),
+            whole: counting.cheapest(&claim.whole),
             tensors: tensors
                 .filter_map(|(name, said)| Some((name.clone(), of_tensor(said)?)))
                 .collect(),
@@ -106,7 +106,7 @@ impl Known {
     }
 }
 
-impl Statement {
+impl Claim {
     fn counts(&self, counting: Counting) -> bool {
         let tensors = self.tensors.values().flat_map(|said| &said.digests);
         let mut digests = self.whole.iter().chain(tensors);
@@ -171,10 +171,10 @@ mod tests {
             digest("crc64nvme:0123456789abcdef"),
             digest("crc32c:01234567"),
         );
-        let first = Statement::of_whole("the first", vec![sha, short, crc]);
-        let second = Statement::of_whole("the second", vec![short]);
-        let known = Known {
-            statements: vec![first, second],
+        let first = Claim::of_whole("the first", vec![sha, short, crc]);
+        let second = Claim::of_whole("the second", vec![short]);
+        let known = Claims {
+            claims: vec![first, second],
             silent: vec!["no third".to_owned()],
         };
         let Expectation::Of(expected) = known.clone().into_expectation(Counting::All) else {
@@ -190,16 +190,16 @@ mod tests {
             panic!("the first knows");
         };
         assert_eq!(expected.whole, Some(sha));
-        let known = Known {
-            statements: vec![Statement::of_whole("the store", vec![crc])],
+        let known = Claims {
+            claims: vec![Claim::of_whole("the store", vec![crc])],
             silent: vec!["no other".to_owned()],
         };
         assert!(known.suffices(Counting::All) && !known.suffices(Counting::Sha256));
         let why = "the store has no SHA-256 of it; no other".to_owned();
         let nothing = Expectation::Nothing { why };
         assert_eq!(known.into_expectation(Counting::Sha256), nothing);
-        let known = Known {
-            statements: Vec::new(),
+        let known = Claims {
+            claims: Vec::new(),
             silent: vec!["one".to_owned(), "two".to_owned()],
         };
         let why = "one; two".to_owned();

@@ -17,7 +17,7 @@ use crate::tensor::TensorInfo;
 
 /// Facts known about a source since it was opened.
 #[derive(Clone, Copy)]
-pub(crate) struct Facts<'a> {
+pub(crate) struct SourceFacts<'a> {
     pub(crate) source: &'a dyn Source,
     /// Offset of the first tensor.
     pub(crate) header_bytes: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Facts<'a> {
 /// Outcome for one source.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decision {
-    pub(super) way: Way,
+    pub(super) way: Coverage,
     /// Expected digest of the header; `None` if the header is compared as part of the whole, or if
     /// no digest of it is known.
     pub(super) header: Option<Digest>,
@@ -39,7 +39,7 @@ pub(super) struct Decision {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Coverage {
     Nothing,
     /// Digest for each requested tensor, in order.
     Tensors(Vec<Option<Digest>>),
@@ -76,14 +76,14 @@ pub(super) fn decide(
     let read: u64 = wanted.iter().map(TensorInfo::byte_len).sum::<u64>() + header_bytes;
     if missing == 0 && header.is_some() {
         return Decision {
-            way: Way::Tensors(digests),
+            way: Coverage::Tensors(digests),
             header,
             why: None,
         };
     }
     if let Some(whole) = expected.whole.filter(|_| read == len) {
         return Decision {
-            way: Way::Whole(whole),
+            way: Coverage::Whole(whole),
             header: None,
             why: None,
         };
@@ -120,9 +120,9 @@ pub(super) fn decide(
     };
     Decision {
         way: if missing == wanted.len() && missing > 0 {
-            Way::Nothing
+            Coverage::Nothing
         } else {
-            Way::Tensors(digests)
+            Coverage::Tensors(digests)
         },
         header,
         why: Some(why),
@@ -181,10 +181,10 @@ mod tests {
     fn decided(wanted: &[TensorInfo], expected: &Expected) -> (&'static str, Option<String>) {
         let decision = decide(18, 6, &tensors(), wanted, expected);
         let way = match decision.way {
-            Way::Nothing => "nothing",
-            Way::Whole(_) => "whole",
-            Way::Tensors(digests) if digests.contains(&None) => "some",
-            Way::Tensors(_) => "tensors",
+            Coverage::Nothing => "nothing",
+            Coverage::Whole(_) => "whole",
+            Coverage::Tensors(digests) if digests.contains(&None) => "some",
+            Coverage::Tensors(_) => "tensors",
         };
         (way, decision.why)
     }

@@ -23,7 +23,7 @@ mod setup;
 mod write;
 
 pub(crate) use check::Check;
-pub(crate) use coverage::Facts;
+pub(crate) use coverage::SourceFacts;
 pub use digest::{Algorithm, Digest};
 #[cfg(feature = "testing")]
 pub(crate) use discover::parse_signature;
@@ -42,7 +42,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, ErrorKind, Result};
 pub use crate::options::Verify;
 use crate::plan::Plan;
-use crate::sync::detached::{Underway, within};
+use crate::sync::detached::{PendingOps, run_with_timeout};
 use crate::tensor::TensorInfo;
 
 /// Message and hint for a lookup that exceeds the load's timeout.
@@ -89,9 +89,9 @@ pub(crate) fn check(
         return Ok(None);
     }
     let (checkpoint, choice, given) = (checkpoint.clone(), choice.clone(), given.cloned());
-    let underway = Underway::default();
-    let waits = underway.clone();
-    let check = within(limit, &underway, TOO_LONG, move || {
+    let pending = PendingOps::default();
+    let waits = pending.clone();
+    let check = run_with_timeout(limit, &pending, TOO_LONG, move || {
         let found = match given {
             Some(given) => given,
             None => discover::find_now(&checkpoint, &choice, loaded.by_name, &waits)?.into(),
@@ -106,7 +106,7 @@ fn new_check(
     loaded: Loaded,
     expectations: &[Expectation],
     choice: &Verify,
-    underway: &Underway,
+    pending: &PendingOps,
 ) -> Result<Check> {
     let shards = checkpoint.shards();
     if expectations.len() != shards.len() {
@@ -121,7 +121,7 @@ fn new_check(
     }
     let facts: Vec<_> = shards
         .iter()
-        .map(|shard| Facts {
+        .map(|shard| SourceFacts {
             source: shard.source(),
             header_bytes: shard.header_bytes(),
             header: shard.header_crcs(),
@@ -129,5 +129,5 @@ fn new_check(
         })
         .collect();
     let Loaded { plan, tensors, .. } = loaded;
-    Check::new(plan, tensors, &facts, expectations, choice, underway)
+    Check::new(plan, tensors, &facts, expectations, choice, pending)
 }

@@ -8,14 +8,14 @@ use std::sync::atomic::AtomicU64;
 use sha2::{Digest as _, Sha256};
 
 use super::check::{Check, HINT, SourceCheck, TensorCheck, corrupt};
-use super::coverage::{Decision, Facts, Way, decide};
+use super::coverage::{Coverage, Decision, SourceFacts, decide};
 use super::in_order::InOrder;
 use super::{Algorithm, Digest, Expectation, Expected, Verify};
 use crate::crc::{Crcs, Sum};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
 use crate::plan::Plan;
-use crate::sync::detached::Underway;
-use crate::sync::parallel::side_by_side;
+use crate::sync::detached::PendingOps;
+use crate::sync::parallel::parallel_map;
 use crate::tensor::TensorInfo;
 
 /// Number of headers read again concurrently, for digests that do not combine.
@@ -44,10 +44,10 @@ impl Check {
     pub(crate) fn new(
         plan: Arc<Plan>,
         tensors: Arc<[TensorInfo]>,
-        sources: &[Facts<'_>],
+        sources: &[SourceFacts<'_>],
         expectations: &[Expectation],
         choice: &Verify,
-        underway: &Underway,
+        pending: &PendingOps,
     ) -> Result<Self> {
         let mut strong = Vec::new();
         let expectations = if matches!(choice, Verify::Sha256(_)) {
@@ -93,15 +93,15 @@ impl Check {
                 })
             });
         }
-        check.begin(&decided, underway)?;
+        check.begin(&decided, pending)?;
         Ok(check)
     }
 
     /// Creates the sums for all decisions, and compares everything that needs no reading.
-    fn begin(&mut self, decided: &[Option<Decided<'_>>], underway: &Underway) -> Result<()> {
+    fn begin(&mut self, decided: &[Option<Decided<'_>>], pending: &PendingOps) -> Result<()> {
         let wanted = decided.iter().flatten();
         for decided in wanted {
-            let Some((_, Way::Tensors(digests))) = decided.way() else {
+            let Some((_, Coverage::Tensors(digests))) = decided.way() else {
                 continue;
             };
             for (tensor, digest) in decided.wanted.clone().zip(digests) {
@@ -116,10 +116,10 @@ impl Check {
             .iter()
             .map(|decided| decided.as_ref().filter(|decided| decided.hashes_header()))
             .collect();
-        let hashers = side_by_side(&hashed, HEADERS_AT_A_TIME, |decided| {
+        let hashers = parallel_map(&hashed, HEADERS_AT_A_TIME, |decided| {
             let begun = |decided: &Decided<'_>| {
                 let location = decided.facts.source.location();
-                underway.during(location, || decided.hasher())
+                pending.during(location, || decided.hasher())
             };
             decided.map(begun).transpose()
         });
@@ -142,15 +142,15 @@ impl Check {
                 ..SourceCheck::default()
             };
             let sha = match way {
-                Way::Whole(expected) => {
+                Coverage::Whole(expected) => {
                     source.whole = Some((*expected, decided.sum(*expected)));
                     hasher
                 }
-                Way::Tensors(digests) => {
+                Coverage::Tensors(digests) => {
                     let in_order = |digest: &Digest| !digest.algorithm().combines();
                     digests.iter().flatten().any(in_order).then(Sha256::new)
                 }
-                Way::Nothing => None,
+                Coverage::Nothing => None,
             };
             self.compare_empty(&source, decided)?;
             match extents[shard].take() {
@@ -220,8 +220,13 @@ impl Check {
 }
 
 impl Account {
-    fn add(&mut self, facts: &Facts<'_>, decision: &Outcome<'_>, choice: &Verify) -> Result<()> {
-        if let Some(by) = decision.by.filter(|_| decision.way != Way::Nothing) {
+    fn add(
+        &mut self,
+        facts: &SourceFacts<'_>,
+        decision: &Outcome<'_>,
+        choice: &Verify,
+    ) -> Result<()> {
+        if let Some(by) = decision.by.filter(|_| decision.way != Coverage::Nothing) {
             let own = decision.way.algorithms();
             let is_known = |(known, algorithm, _): &&mut (String, String, u64)| {
                 known == by && *algorithm == own
@@ -261,7 +266,7 @@ fn hint(choice: &Verify, decision: &Outcome<'_>) -> &'static str {
 
 /// Decision for one source from which tensors are requested.
 struct Decided<'a> {
-    facts: &'a Facts<'a>,
+    facts: &'a SourceFacts<'a>,
     wanted: Range<usize>,
     decision: Outcome<'a>,
 }
@@ -269,14 +274,14 @@ struct Decided<'a> {
 /// Decision, with the authority of the expectation behind it.
 struct Outcome<'a> {
     by: Option<&'a str>,
-    way: Way,
+    way: Coverage,
     header: Option<Digest>,
     why: Option<String>,
 }
 
 impl Outcome<'_> {
     /// Compares the header if its CRC is known: both CRCs were computed when the source was opened.
-    fn compare_header(&self, facts: &Facts<'_>) -> Result<()> {
+    fn compare_header(&self, facts: &SourceFacts<'_>) -> Result<()> {
         let Some(expected) = self.header else {
             return Ok(());
         };
@@ -290,7 +295,12 @@ impl Outcome<'_> {
         }
     }
 
-    fn require_header(&self, facts: &Facts<'_>, expected: Digest, found: Digest) -> Result<()> {
+    fn require_header(
+        &self,
+        facts: &SourceFacts<'_>,
+        expected: Digest,
+        found: Digest,
+    ) -> Result<()> {
         if found == expected {
             return Ok(());
         }
@@ -300,7 +310,7 @@ impl Outcome<'_> {
     }
 }
 
-impl Way {
+impl Coverage {
     /// Returns the names of the algorithms used.
     fn algorithms(&self) -> String {
         let is_used = |algorithm: &Algorithm| match self {
@@ -318,15 +328,15 @@ impl Way {
 }
 
 impl Decided<'_> {
-    fn way(&self) -> Option<(&str, &Way)> {
+    fn way(&self) -> Option<(&str, &Coverage)> {
         self.decision.by.map(|by| (by, &self.decision.way))
     }
 
     /// Returns whether the header is covered by a digest that does not combine.
     fn hashes_header(&self) -> bool {
         let whole = match &self.decision.way {
-            Way::Whole(digest) => Some(*digest),
-            Way::Nothing | Way::Tensors(_) => None,
+            Coverage::Whole(digest) => Some(*digest),
+            Coverage::Nothing | Coverage::Tensors(_) => None,
         };
         let mut digests = whole.into_iter().chain(self.decision.header);
         digests.any(|digest| !digest.algorithm().combines())
@@ -356,7 +366,7 @@ impl Decided<'_> {
 }
 
 fn decided_of<'a>(
-    facts: &Facts<'_>,
+    facts: &SourceFacts<'_>,
     expectation: &'a Expectation,
     wanted: &[TensorInfo],
 ) -> Result<Outcome<'a>> {
@@ -365,7 +375,7 @@ fn decided_of<'a>(
         Expectation::Nothing { why } => {
             return Ok(Outcome {
                 by: None,
-                way: Way::Nothing,
+                way: Coverage::Nothing,
                 header: None,
                 why: Some(why.clone()),
             });
@@ -384,7 +394,7 @@ fn decided_of<'a>(
     Ok(outcome)
 }
 
-fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {
+fn refuse_other_length(facts: &SourceFacts<'_>, expected: &Expected) -> Result<()> {
     let len = facts.source.len();
     match expected.len {
         Some(wanted) if wanted != len => Err(Error::new(
@@ -408,7 +418,7 @@ fn refuse_other_length(facts: &Facts<'_>, expected: &Expected) -> Result<()> {
 
 /// Returns a hasher that has consumed the header. Reads the header again, since it is not kept in
 /// memory, and requires that it has not changed since it was opened.
-fn hasher(facts: &Facts<'_>) -> Result<Sha256> {
+fn hasher(facts: &SourceFacts<'_>) -> Result<Sha256> {
     let source = facts.source;
     let len = usize::try_from(facts.header_bytes).expect("at most 100 MB");
     let header = source.fetch(0, len)?;

@@ -1,6 +1,6 @@
 //! Whole loads to devices: every byte, for every engine and limit.
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::Rng;
 use tload::{Device, Dtype, EngineChoice, Options, Order};
 
@@ -76,7 +76,7 @@ fn random_loads_are_complete() {
         cuda.stub.set("copy_delay_us", delay);
         let mut options = options(|it| {
             it.engine = rng.pick(&engines);
-            it.cache = rng.pick(&[Cache::Auto, Cache::Buffered]);
+            it.cache = rng.pick(&[CacheMode::Auto, CacheMode::Buffered]);
             it.lanes = Some(1 + rng.index(3));
             it.order = rng.pick(&[Order::Ready, Order::File]);
             (it.extent_bytes, it.memory_limit) = rng.pick(&[

@@ -1,7 +1,7 @@
 //! Staging memory: pinned whole, in pieces or not at all; kept for the next load, and freed on
 //! request.
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::{Device, Loader, Options, StagingReport};
 
 use crate::fixtures::{Files, MIB, load, options};
@@ -20,7 +20,7 @@ fn large(cuda: &Cuda) -> (Files, Options) {
     cuda.stub.set("register_max", &(100 * MIB).to_string());
     let files = Files::of_lengths(1, &[30 * MIB, MIB, MIB, MIB, 30 * MIB - 77]);
     let options = options(|it| {
-        it.cache = Cache::Buffered;
+        it.cache = CacheMode::Buffered;
         (it.depth, it.extent_bytes) = (Some(8), Some(32 << 20));
         it.in_flight_bytes = Some(1 << 30);
     });

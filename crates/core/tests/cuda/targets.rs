@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tload::testing::fixtures::Rng;
 use tload::{
-    Device, ErrorKind, KeepAlive, Loader, Order, Receiver, ReceiverRules, Selection, Target,
+    Device, ErrorKind, KeepAlive, LoadTarget, LoadTargetRules, Loader, Order, Selection, Target,
 };
 
 use crate::fixtures::{Files, MIB, failure, load, options};
@@ -254,7 +254,7 @@ fn receivers_are_filled() {
                 lent.push((info.name().to_owned(), Arc::clone(&memory)));
                 memory.target()
             });
-            Receiver {
+            LoadTarget {
                 name: info.name().to_owned(),
                 dtype: Some(info.dtype()),
                 shape: info.shape().to_vec(),
@@ -272,7 +272,7 @@ fn receivers_are_filled() {
         .collect();
     let loader: Loader = files
         .loader()
-        .into_receivers(receivers, ReceiverRules::default())
+        .into_targets(receivers, LoadTargetRules::default())
         .expect("all receivers match");
     let (tensors, _) = load(&loader).expect("loads");
     files.assert_all(&tensors);

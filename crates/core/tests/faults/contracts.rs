@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tload::Cache;
+use tload::CacheMode;
 use tload::engine::{self, EngineKind, EngineSetup, ObjectSetup};
 use tload::storage::{FileSource, ObjectSource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, Trouble, TroubledEngine, engine_suite,
     source_suite, troubled_engine_suite,
 };
-use tload::{EngineChoice, Location, Over};
+use tload::{CancelFlag, EngineChoice, Location};
 use tload_lab::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
 use tload_lab::{Fault, FaultyServer, Operation, Rule};
 
@@ -68,7 +68,7 @@ impl Shown {
             let name = Path::new(&here).join(index.to_string());
             let path = write(&self.backing.path().join(&name), bytes);
             let source = self.source(&name);
-            let file = ReadFile::open(Arc::new(source), Cache::Auto, &refused).expect("opens");
+            let file = ReadFile::open(Arc::new(source), CacheMode::Auto, &refused).expect("opens");
             if let Some(shrink) = request.shrink.filter(|shrink| shrink.source == index) {
                 let file = std::fs::OpenOptions::new().write(true).open(&path);
                 file.and_then(|file| file.set_len(shrink.len as u64))
@@ -224,7 +224,7 @@ impl Store {
             retries: None,
             hedge: true,
             depth: request.depth,
-            over: Arc::<Over>::default(),
+            cancel: Arc::<CancelFlag>::default(),
         };
         let under_test = EngineUnderTest {
             engine: engine::open_objects(&Arc::new(setup)).engine,

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 use tempfile::TempDir;
 use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOut};
-use tload::{Cache, EngineChoice, Loader, Location, Options, StoreOptions, Tensor, Verify};
+use tload::{CacheMode, EngineChoice, Loader, Location, Options, StoreOptions, Tensor, Verify};
 use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
 use crate::bench::{Oracle, load, watched, write_manifest};
@@ -228,7 +228,7 @@ fn less_hurried(options: &mut Options) {
 }
 
 fn through_the_page_cache(options: &mut Options) {
-    options.cache = Cache::Buffered;
+    options.cache = CacheMode::Buffered;
 }
 
 const BUFFERED: &str = "; `cache=buffered`";
@@ -797,11 +797,11 @@ pub(crate) fn options_of(via: Via) -> Options {
         it.extent_bytes = Some(EXTENT_BYTES);
         it.retries = Some(3);
         (it.engine, it.cache) = match via {
-            Via::Uring => (EngineChoice::Uring, Cache::Auto),
-            Via::TokioUring => (EngineChoice::TokioUring, Cache::Auto),
-            Via::Pread => (EngineChoice::Pread, Cache::Auto),
-            Via::Map => (EngineChoice::Auto, Cache::Map),
-            Via::Object => (EngineChoice::Auto, Cache::Auto),
+            Via::Uring => (EngineChoice::Uring, CacheMode::Auto),
+            Via::TokioUring => (EngineChoice::TokioUring, CacheMode::Auto),
+            Via::Pread => (EngineChoice::Pread, CacheMode::Auto),
+            Via::Map => (EngineChoice::Auto, CacheMode::Map),
+            Via::Object => (EngineChoice::Auto, CacheMode::Auto),
         };
     })
 }

@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use tempfile::TempDir;
-use tload::Cache;
+use tload::CacheMode;
 use tload::engine::{self, Done, Engine, EngineKind, EngineSetup, Job, OpenedEngine, Wait};
-use tload::memory::{Bell, Slab};
+use tload::memory::{EventCount, Slab};
 use tload::storage::{FileSource, MemorySource, ReadFile, RefusedDirect};
 use tload::testing::conformance::{EngineRequest, EngineUnderTest, engine_suite};
 use tload::testing::fixtures::Rng;
@@ -17,7 +17,7 @@ use crate::files::folder;
 use crate::requirement;
 
 /// Writes the request's sources to files in a folder and opens them for a load.
-fn files(request: &EngineRequest<'_>, cache: Cache) -> (TempDir, Arc<[ReadFile]>) {
+fn files(request: &EngineRequest<'_>, cache: CacheMode) -> (TempDir, Arc<[ReadFile]>) {
     let folder = folder();
     let refused = RefusedDirect::default();
     let open = |(index, bytes): (usize, &Vec<u8>)| {
@@ -58,7 +58,7 @@ fn open_engine(
 fn on_files(
     request: &EngineRequest<'_>,
     kind: EngineKind,
-    cache: Cache,
+    cache: CacheMode,
     registered: bool,
 ) -> EngineUnderTest {
     let (folder, files) = files(request, cache);
@@ -85,7 +85,7 @@ fn uring_keeps_the_contract() {
     if requirement::uring().is_none() {
         return;
     }
-    for cache in [Cache::Auto, Cache::Buffered] {
+    for cache in [CacheMode::Auto, CacheMode::Buffered] {
         for registered in [false, true] {
             let name = format!("uring, cache {cache}, registered memory {registered}");
             engine_suite(&name, &|request| {
@@ -100,7 +100,7 @@ fn tokio_uring_keeps_the_contract() {
     if requirement::tokio_uring().is_none() {
         return;
     }
-    for cache in [Cache::Auto, Cache::Buffered] {
+    for cache in [CacheMode::Auto, CacheMode::Buffered] {
         for registered in [false, true] {
             let name = format!("tokio-uring, cache {cache}, registered memory {registered}");
             engine_suite(&name, &|request| {
@@ -112,7 +112,7 @@ fn tokio_uring_keeps_the_contract() {
 
 #[test]
 fn pread_keeps_the_contract() {
-    for cache in [Cache::Auto, Cache::Buffered] {
+    for cache in [CacheMode::Auto, CacheMode::Buffered] {
         engine_suite(&format!("pread, cache {cache}"), &|request| {
             on_files(request, EngineKind::Pread, cache, false)
         });
@@ -145,7 +145,7 @@ fn the_simulation_keeps_the_contract() {
 #[should_panic(expected = "more jobs than the depth of 2")]
 fn simulation_panics_when_depth_is_exceeded() {
     let mut engine = SimEngine::new(vec![MemorySource::new("a", [0; 64])], SimConfig::new(0, 2));
-    let slab = Slab::new(64, 3, Arc::<Bell>::default()).expect("maps");
+    let slab = Slab::new(64, 3, Arc::<EventCount>::default()).expect("maps");
     for extent in 0..3 {
         engine.submit(job(&slab, extent, 0, 64, 64));
     }
@@ -162,9 +162,9 @@ fn job(slab: &Arc<Slab>, extent: usize, offset: u64, window: usize, needed: usiz
 }
 
 /// Runs an aligned job and a misaligned one on a file that is open for direct I/O.
-fn misaligned(kind: EngineKind, cache: Cache) -> (Vec<Done>, Arc<[ReadFile]>, Vec<u8>) {
+fn misaligned(kind: EngineKind, cache: CacheMode) -> (Vec<Done>, Arc<[ReadFile]>, Vec<u8>) {
     let contents = vec![Rng::new(1).bytes(100_000)];
-    let slab = Slab::new(1 << 16, 4, Arc::<Bell>::default()).expect("maps");
+    let slab = Slab::new(1 << 16, 4, Arc::<EventCount>::default()).expect("maps");
     let request = EngineRequest {
         contents: &contents,
         shrink: None,
@@ -194,7 +194,7 @@ fn refused_direct_read_uses_page_cache_and_is_remembered() {
         return;
     }
     for kind in kinds() {
-        let (done, files, bytes) = misaligned(kind, Cache::Auto);
+        let (done, files, bytes) = misaligned(kind, CacheMode::Auto);
         let filled = |done: &Done| done.result.as_ref().expect("filled").bytes().to_vec();
         assert_eq!(filled(&done[0])[..], bytes[4096..12288]);
         assert_eq!(filled(&done[1])[..777], bytes[4097..4874]);
@@ -216,7 +216,7 @@ fn refused_direct_read_is_error_with_cache_direct() {
         return;
     }
     for kind in kinds() {
-        let (done, files, _) = misaligned(kind, Cache::Direct);
+        let (done, files, _) = misaligned(kind, CacheMode::Direct);
         assert!(done[0].result.is_ok());
         let error = done[1].result.as_ref().expect_err("refused");
         assert_eq!(error.kind(), ErrorKind::Unsupported);
@@ -268,7 +268,7 @@ fn opened_on(
         depth,
         slab: Arc::clone(slab),
     };
-    let (folder, files) = files(&request, Cache::Auto);
+    let (folder, files) = files(&request, CacheMode::Auto);
     (
         folder,
         open_engine(files, kind, depth, Some(Arc::clone(slab))),
@@ -281,7 +281,7 @@ fn opened_on(
 fn engines_read_into_more_slots_than_can_be_registered() {
     const SLOTS: usize = 1030;
     for kind in kinds() {
-        let slab = Slab::new(4096, SLOTS, Arc::<Bell>::default()).expect("maps");
+        let slab = Slab::new(4096, SLOTS, Arc::<EventCount>::default()).expect("maps");
         let contents = vec![Rng::new(2).bytes(SLOTS * 4096)];
         let (_folder, mut opened) = opened_on(kind, &contents, SLOTS, &slab);
         let registered = opened.features.contains(&"registered_buffers".to_owned());
@@ -300,7 +300,7 @@ fn tokio_uring_reads_into_slots_of_unregistered_slab() {
     }
     let contents = vec![Rng::new(3).bytes(1 << 20)];
     let [registered, other] =
-        [(); 2].map(|()| Slab::new(4096, 8, Arc::<Bell>::default()).expect("maps"));
+        [(); 2].map(|()| Slab::new(4096, 8, Arc::<EventCount>::default()).expect("maps"));
     let (_folder, mut opened) = opened_on(EngineKind::TokioUring, &contents, 8, &registered);
     read_pages(&mut opened, &other, &contents, 8);
     read_pages(&mut opened, &registered, &contents, 8);
@@ -311,7 +311,7 @@ fn tokio_uring_reads_into_slots_of_unregistered_slab() {
 fn panic_with_reads_in_flight_frees_none_of_their_memory() {
     const SLOT_BYTES: usize = 1 << 20;
     for kind in kinds() {
-        let slab = Slab::new(SLOT_BYTES, 16, Arc::<Bell>::default()).expect("maps");
+        let slab = Slab::new(SLOT_BYTES, 16, Arc::<EventCount>::default()).expect("maps");
         let contents = vec![Rng::new(4).bytes(16 * SLOT_BYTES)];
         let (folder, mut opened) = opened_on(kind, &contents, 16, &slab);
         let panicked = catch_unwind(AssertUnwindSafe(move || {

@@ -12,7 +12,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::{Ceiling, EngineChoice, ErrorKind, Loader, Location};
 
 use crate::files::{assert_all, even, evict, folder, location, mixed, options, write};
@@ -326,7 +326,7 @@ fn refused_direct_io_falls_back_to_page_cache() {
             "{:?}",
             report.notes
         );
-        let direct = options(|it| (it.engine, it.cache) = (engine, Cache::Direct));
+        let direct = options(|it| (it.engine, it.cache) = (engine, CacheMode::Direct));
         let error = loader
             .options(direct)
             .stream()
@@ -346,7 +346,7 @@ fn sectors_of_4_kib_are_respected() {
     for engine in [EngineChoice::Auto, EngineChoice::Pread] {
         for extent_bytes in [None, Some(4096), Some(5000)] {
             let direct = options(|it| {
-                (it.engine, it.cache, it.extent_bytes) = (engine, Cache::Direct, extent_bytes);
+                (it.engine, it.cache, it.extent_bytes) = (engine, CacheMode::Direct, extent_bytes);
             });
             let loader = Loader::open(&Location::from_path(&path))
                 .expect("opens")

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::plan::Layout;
 use tload::schedule::Depth;
 use tload::storage::MemorySource;
@@ -39,19 +39,19 @@ fn failure(mut stream: TensorStream) -> Error {
 }
 
 /// Returns every engine and cache mode that this machine supports.
-fn variants() -> Vec<(EngineChoice, Cache)> {
+fn variants() -> Vec<(EngineChoice, CacheMode)> {
     let uring = requirement::uring().map(|()| EngineChoice::Uring);
     let tokio_uring = requirement::tokio_uring().map(|()| EngineChoice::TokioUring);
     let rings = uring.into_iter().chain(tokio_uring);
     let engines = rings.chain([EngineChoice::Pread]);
     engines
-        .flat_map(|engine| [(engine, Cache::Auto), (engine, Cache::Buffered)])
+        .flat_map(|engine| [(engine, CacheMode::Auto), (engine, CacheMode::Buffered)])
         .collect()
 }
 
 /// Returns options with a budget so small that most of a file is unread while the caller has one
 /// tensor.
-fn tight(engine: EngineChoice, cache: Cache, lanes: usize) -> Options {
+fn tight(engine: EngineChoice, cache: CacheMode, lanes: usize) -> Options {
     options(|it| {
         (it.engine, it.cache, it.lanes) = (engine, cache, Some(lanes));
         it.order = Order::File;
@@ -103,7 +103,7 @@ fn file_truncated_during_load_has_changed_and_range_is_named() {
 /// file, even if the load fails.
 fn load_and(
     engine: EngineChoice,
-    cache: Cache,
+    cache: CacheMode,
     path: &Path,
     old: &[u8],
     meanwhile: impl FnOnce(),
@@ -219,7 +219,7 @@ fn file_written_to_during_load_has_changed() {
     for round in 0..40 {
         let lanes = 1 + round % 4;
         let loader = Loader::open(&location(&path)).expect("opens");
-        let loader = loader.options(tight(EngineChoice::Auto, Cache::Buffered, lanes));
+        let loader = loader.options(tight(EngineChoice::Auto, CacheMode::Buffered, lanes));
         let file = OpenOptions::new().write(true).open(&path).expect("ours");
         let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1000 + round as u64);
         file.set_modified(time).expect("ours");

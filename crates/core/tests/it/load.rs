@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Wake};
 use std::time::Duration;
 
 use futures_core::Stream;
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
 use tload::{
     Ceiling, Dtype, EngineChoice, ErrorKind, Loader, Options, Order, Report, Selection, Tensor,
@@ -84,8 +84,8 @@ fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
         {
             continue;
         }
-        for cache in [Cache::Auto, Cache::Buffered, Cache::Direct] {
-            if cache == Cache::Direct && !is_direct {
+        for cache in [CacheMode::Auto, CacheMode::Buffered, CacheMode::Direct] {
+            if cache == CacheMode::Direct && !is_direct {
                 continue;
             }
             for (order, lanes) in [
@@ -117,9 +117,9 @@ fn every_engine_cache_order_and_lane_count_loads_right_bytes() {
                     }
                 };
                 assert_eq!(report.engine.name, used);
-                if cache == Cache::Buffered {
+                if cache == CacheMode::Buffered {
                     assert_eq!(report.direct_bytes, 0);
-                } else if is_direct && (is_cold || cache == Cache::Direct) {
+                } else if is_direct && (is_cold || cache == CacheMode::Direct) {
                     assert_eq!((report.buffered_bytes, report.copied_bytes), (0, 0));
                 }
             }
@@ -198,7 +198,7 @@ fn misaligned_tensors_are_copied_and_counted() {
                 misaligned += tensor.byte_len();
             }
         }
-        for cache in [Cache::Auto, Cache::Buffered] {
+        for cache in [CacheMode::Auto, CacheMode::Buffered] {
             for lanes in [1, 3] {
                 let options = options(|it| {
                     it.cache = cache;

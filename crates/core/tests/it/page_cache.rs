@@ -4,7 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::probe;
 use tload::storage::FileSource;
 use tload::testing::fixtures::{FileBuilder, Rng, byte_len};
@@ -133,7 +133,7 @@ fn drop_leaves_nothing_in_the_page_cache() {
             // The advice does not bind the kernel: it keeps pages that it is moving at that moment
             // (compaction). So most loads leave no page, but not all.
             let drops = || {
-                let drop = options(|it| (it.engine, it.cache) = (engine, Cache::Drop));
+                let drop = options(|it| (it.engine, it.cache) = (engine, CacheMode::Drop));
                 let (tensors, _) = load_with_report(&path, drop);
                 assert_all(&tensors, &[&file]);
                 resident(&path)
@@ -159,7 +159,7 @@ fn views_map_files_without_copying() {
         }
         for (writable, lanes) in [(false, None), (true, Some(3))] {
             let map = options(|it| {
-                (it.cache, it.writable, it.lanes) = (Cache::Map, writable, lanes);
+                (it.cache, it.writable, it.lanes) = (CacheMode::Map, writable, lanes);
                 // Views take no memory of the budget.
                 it.memory_limit = Some(1);
             });
@@ -184,13 +184,18 @@ fn views_map_files_without_copying() {
 fn tensors_other_than_views_survive_file_truncation() {
     let folder = folder();
     let file = even("t", 4, 6, 1 << 20);
-    for cache in [Cache::Auto, Cache::Buffered, Cache::Drop, Cache::Map] {
+    for cache in [
+        CacheMode::Auto,
+        CacheMode::Buffered,
+        CacheMode::Drop,
+        CacheMode::Map,
+    ] {
         let path = write(&folder.path().join("m.safetensors"), &file);
         let (tensors, _) = load_with_report(&path, options(|it| it.cache = cache));
         let maps = read(Path::new("/proc/self/maps"));
         let maps = String::from_utf8(maps).expect("paths of this test are UTF-8");
         let is_mapped = maps.contains(path.to_str().expect("UTF-8"));
-        assert_eq!(is_mapped, cache == Cache::Map, "{cache}");
+        assert_eq!(is_mapped, cache == CacheMode::Map, "{cache}");
         if !is_mapped {
             write(&path, b"");
             assert_all(&tensors, &[&file]);
@@ -212,7 +217,7 @@ fn misaligned_tensors_are_copied_instead_of_mapped() {
     }
     let file = file.build();
     let path = write(&folder.path().join("m.safetensors"), &file);
-    let (tensors, report) = load_with_report(&path, options(|it| it.cache = Cache::Map));
+    let (tensors, report) = load_with_report(&path, options(|it| it.cache = CacheMode::Map));
     assert_all(&tensors, &[&file]);
     assert!(report.copied_bytes >= 5000 * 4, "{report}");
     let copied = tensors.iter().find(|tensor| tensor.name() == "t1");
@@ -227,7 +232,7 @@ fn a_view_outlives_its_stream_and_its_loader() {
     let folder = folder();
     let file = even("t", 5, 3, 300_000);
     let path = write(&folder.path().join("m.safetensors"), &file);
-    let (tensors, _) = load_with_report(&path, options(|it| it.cache = Cache::Map));
+    let (tensors, _) = load_with_report(&path, options(|it| it.cache = CacheMode::Map));
     std::fs::remove_file(&path).expect("the view needs no name");
     assert_all(&tensors, &[&file]);
 }
@@ -244,7 +249,9 @@ fn file_truncated_before_mapping_is_error_and_no_signal() {
     shrink
         .and_then(|file| file.set_len(3 << 20))
         .expect("truncates");
-    let stream = loader.options(options(|it| it.cache = Cache::Map)).stream();
+    let stream = loader
+        .options(options(|it| it.cache = CacheMode::Map))
+        .stream();
     let error = stream
         .expect("starts")
         .find_map(Result::err)
@@ -260,7 +267,9 @@ fn views_into_memory_of_caller_are_unsupported() {
     let target = crate::sinks::lend(4096);
     let loader = Loader::open(&location(&path)).expect("opens");
     let loader = loader.targets([("t0".to_owned(), target)]);
-    let stream = loader.options(options(|it| it.cache = Cache::Map)).stream();
+    let stream = loader
+        .options(options(|it| it.cache = CacheMode::Map))
+        .stream();
     let error = stream.expect_err("would be a copy");
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert_eq!(error.hint(), Some("use cache=auto"));

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use tload::engine::Wait;
-use tload::memory::{Bell, KeepAlive, Slab, Target};
+use tload::memory::{EventCount, KeepAlive, Slab, Target};
 use tload::plan::{Arrangement, Extent};
 use tload::sink::{DiscardSink, HostSink, Sink, TargetSink};
 use tload::testing::conformance::sink_suite;
@@ -70,7 +70,7 @@ fn the_discard_sink_gives_windows_back_at_once_or_at_the_end() {
         pieces: 0..0,
     };
     for (mut sink, kept) in [(DiscardSink::recycling(), 0), (DiscardSink::keeping(), 2)] {
-        let slab = Slab::new(10, 2, Arc::<Bell>::default()).expect("maps");
+        let slab = Slab::new(10, 2, Arc::<EventCount>::default()).expect("maps");
         for _ in 0..2 {
             let filled = slab.try_lease(10).expect("free").fill_from(&[1; 10]);
             sink.submit(&extent, filled).expect("takes everything");

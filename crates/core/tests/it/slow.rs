@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tload::Cache;
+use tload::CacheMode;
 use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
 use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
 
@@ -118,13 +118,18 @@ fn engines() -> Vec<EngineChoice> {
     rings.chain([EngineChoice::Pread]).collect()
 }
 
-fn variants() -> Vec<(EngineChoice, Cache)> {
-    let caches = [Cache::Auto, Cache::Direct, Cache::Buffered, Cache::Drop];
+fn variants() -> Vec<(EngineChoice, CacheMode)> {
+    let caches = [
+        CacheMode::Auto,
+        CacheMode::Direct,
+        CacheMode::Buffered,
+        CacheMode::Drop,
+    ];
     let with = |engine| caches.map(|cache| (engine, cache));
     engines().into_iter().flat_map(with).collect()
 }
 
-fn wanted(engine: EngineChoice, cache: Cache) -> Options {
+fn wanted(engine: EngineChoice, cache: CacheMode) -> Options {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 
@@ -152,7 +157,7 @@ fn every_mount_mode_returns_right_bytes() {
             let (tensors, failure, report) = slow.load(wanted(engine, cache));
             assert!(failure.is_none(), "{engine:?}, {cache}: {failure:?}");
             slow.assert_all(&tensors);
-            let is_direct = cache != Cache::Buffered;
+            let is_direct = cache != CacheMode::Buffered;
             assert_eq!(report.direct_bytes > 0, is_direct, "{engine:?}, {cache}");
         }
         let served = slow.mount.stop().expect("reports its counts");
@@ -170,7 +175,7 @@ fn a_ring_keeps_many_direct_reads_in_flight() {
         return;
     };
     let options = options(|it| {
-        (it.engine, it.cache) = (EngineChoice::Uring, Cache::Direct);
+        (it.engine, it.cache) = (EngineChoice::Uring, CacheMode::Direct);
         it.extent_bytes = Some(MIB as u64);
     });
     // No read is answered before eight are in flight.
@@ -221,7 +226,7 @@ fn a_direct_read_that_comes_back_short_is_continued() {
         let Some(slow) = Slow::start(&large(), faults) else {
             return;
         };
-        let (tensors, failure, report) = slow.load(wanted(engine, Cache::Direct));
+        let (tensors, failure, report) = slow.load(wanted(engine, CacheMode::Direct));
         assert!(failure.is_none(), "{engine:?}: {failure:?}");
         slow.assert_all(&tensors);
         assert!(report.short_reads > 0 || engine == EngineChoice::Pread);
@@ -243,7 +248,7 @@ fn short_answer_to_page_cache_never_yields_wrong_bytes() {
         let Some(slow) = Slow::start(&large(), faults) else {
             return;
         };
-        let (tensors, failure, _) = slow.load(wanted(engine, Cache::Buffered));
+        let (tensors, failure, _) = slow.load(wanted(engine, CacheMode::Buffered));
         slow.assert_right(&tensors);
         match failure {
             None => slow.assert_all(&tensors),
@@ -305,7 +310,7 @@ fn load_times_out_while_storage_hangs() {
             return;
         };
         let (tensors, failure, _) = until_it_hangs(|timeout| {
-            let mut options = wanted(engine, Cache::Direct);
+            let mut options = wanted(engine, CacheMode::Direct);
             options.timeout = Some(timeout);
             let ended = slow.load(options);
             (ended.2.parked_reads > 0).then_some(ended)

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
 use tempfile::TempDir;
-use tload::Cache;
+use tload::CacheMode;
 use tload::{
     Checkpoint, EngineChoice, ErrorKind, Loader, Options, StoreOptions, TensorStream, parked_bytes,
 };
@@ -73,14 +73,14 @@ fn engines() -> Vec<EngineChoice> {
 
 /// Returns the ways to read a file: by every engine, directly and through the page cache, and
 /// mapped.
-fn variants() -> Vec<(EngineChoice, Cache)> {
+fn variants() -> Vec<(EngineChoice, CacheMode)> {
     let read = engines()
         .into_iter()
-        .flat_map(|engine| [(engine, Cache::Direct), (engine, Cache::Buffered)]);
-    read.chain([(EngineChoice::Auto, Cache::Map)]).collect()
+        .flat_map(|engine| [(engine, CacheMode::Direct), (engine, CacheMode::Buffered)]);
+    read.chain([(EngineChoice::Auto, CacheMode::Map)]).collect()
 }
 
-fn wanted(engine: EngineChoice, cache: Cache) -> Options {
+fn wanted(engine: EngineChoice, cache: CacheMode) -> Options {
     options(|it| (it.engine, it.cache) = (engine, cache))
 }
 
@@ -103,7 +103,7 @@ fn failed_read_of_network_file_system_is_retried_and_counted() {
     for (engine, cache) in variants() {
         let Some(faulty) = Faulty::start(|it| {
             // Reads through the page cache are requests of the kernel.
-            it.direct = cache == Cache::Buffered;
+            it.direct = cache == CacheMode::Buffered;
             (it.eio_every, it.fault_from, it.fault_max) = (1, PAST_HEADERS, 3);
         }) else {
             return;
@@ -116,7 +116,7 @@ fn failed_read_of_network_file_system_is_retried_and_counted() {
         };
         assert_all(&tensors, &[&faulty.file]);
         let report = stream.report();
-        if cache == Cache::Map && report.read_retries == 0 {
+        if cache == CacheMode::Map && report.read_retries == 0 {
             // The faults hit the kernel's readahead, which reports no errors: the kernel reads such
             // pages again on demand.
             continue;
@@ -135,7 +135,7 @@ fn read_retries_can_be_disabled_and_exhausted() {
     for (engine, cache) in variants() {
         for retries in [0, 2] {
             let Some(faulty) = Faulty::start(|it| {
-                it.direct = cache == Cache::Buffered;
+                it.direct = cache == CacheMode::Buffered;
                 (it.eio_every, it.fault_from) = (1, PAST_HEADERS);
             }) else {
                 return;
@@ -203,7 +203,7 @@ fn hung_mount_ends_in_timeout_and_memory_is_kept_until_answer() {
             return;
         };
         let (error, stream) = until_it_hangs(|timeout| {
-            let mut asked = wanted(engine, Cache::Direct);
+            let mut asked = wanted(engine, CacheMode::Direct);
             asked.timeout = Some(timeout);
             // The timeout may expire before the files are open.
             let mut stream = faulty.try_stream(asked).ok()?;
@@ -234,7 +234,7 @@ fn an_error_does_not_wait_for_reads_that_hang() {
         }) else {
             return;
         };
-        let mut asked = wanted(engine, Cache::Direct);
+        let mut asked = wanted(engine, CacheMode::Direct);
         asked.retries = Some(0);
         // Each read is one request to the file system: of two, one fails and one hangs.
         asked.extent_bytes = Some(128 << 10);
@@ -259,11 +259,11 @@ fn cancel_and_drop_do_not_wait_for_hung_mount() {
         }) else {
             return;
         };
-        let mut stream = faulty.stream(wanted(engine, Cache::Direct));
+        let mut stream = faulty.stream(wanted(engine, CacheMode::Direct));
         stream.cancel();
         assert_eq!(failure(&mut stream).kind(), ErrorKind::Cancelled);
         assert!(stream.next().is_none());
-        drop(faulty.stream(wanted(engine, Cache::Direct)));
+        drop(faulty.stream(wanted(engine, CacheMode::Direct)));
         drop(faulty.mount);
         wait_until_freed(&stream);
     }
@@ -300,7 +300,7 @@ fn backoff_of_read_ends_with_load() {
         }) else {
             return;
         };
-        let mut asked = wanted(engine, Cache::Direct);
+        let mut asked = wanted(engine, CacheMode::Direct);
         // Enough retries for backoffs of many seconds.
         asked.retries = Some(1_000_000);
         // One read after another, each of them one request to the file system.
@@ -338,7 +338,7 @@ fn file_written_to_or_grown_behind_mount_has_changed() {
             }
             // The kernel would answer from the attributes that it received when the file was
             // opened.
-            let asked = wanted(engine, Cache::Buffered);
+            let asked = wanted(engine, CacheMode::Buffered);
             let error = match loader.options(asked).stream() {
                 Ok(mut stream) => failure(&mut stream),
                 Err(error) => error,

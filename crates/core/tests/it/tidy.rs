@@ -40,7 +40,7 @@ const RANKS: [&[&str]; 16] = [
     &["cuda", "no_cuda"],
     &["buffer", "format", "plan", "tally", "within"],
     &["source"],
-    // A request names how a source is read (`Cache`).
+    // A request names how a source is read (`CacheMode`).
     &["request", "tensor"],
     // The report formats sizes as `request` does.
     &[

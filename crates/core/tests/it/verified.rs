@@ -6,7 +6,7 @@ use std::path::Path;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use tload::Cache;
+use tload::CacheMode;
 use tload::plan::Layout;
 use tload::schedule::{Depth, InFlight};
 use tload::storage::{MemorySource, Source};
@@ -406,7 +406,7 @@ fn ways() -> Vec<Options> {
     };
     let mut ways: Vec<_> = engines.into_iter().map(with_engine).collect();
     ways.push(options(|it| {
-        it.cache = Cache::Map;
+        it.cache = CacheMode::Map;
         it.verify = Verify::Require;
     }));
     ways

@@ -10,7 +10,7 @@ use tload::storage::{FileSource, MemorySource, ObjectSource};
 use tload::testing::conformance::{
     EngineRequest, EngineUnderTest, SourceUnderTest, engine_suite, source_suite,
 };
-use tload::{Location, Over};
+use tload::{CancelFlag, Location};
 
 use crate::fixtures::folder;
 use crate::sites::{Site, on_sites};
@@ -53,7 +53,7 @@ fn open_engine(site: &Site, folder: usize, request: &EngineRequest<'_>) -> Engin
         retries: None,
         hedge: true,
         depth: request.depth,
-        over: Arc::<Over>::default(),
+        cancel: Arc::<CancelFlag>::default(),
     };
     let opened = engine::open_objects(&Arc::new(setup));
     assert_eq!((opened.name, opened.refusal), ("object", None));

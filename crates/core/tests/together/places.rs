@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
-use tload::Cache;
+use tload::CacheMode;
 use tload::testing::fixtures::{FileBuilder, Rng};
 use tload::verify::{MANIFEST_NAME, ManifestTarget, Verification, VerifyOptions};
 use tload::{
@@ -54,7 +54,7 @@ pub(crate) struct Land {
 /// Way to load the checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Files(EngineChoice, Cache),
+    Files(EngineChoice, CacheMode),
     Overlay(EngineChoice),
     Views,
     /// A file system that is slow, returns short reads, and fails from time to time.
@@ -197,7 +197,7 @@ impl Land {
             Place::Simulated,
         ];
         for &engine in &engines {
-            let caches = [Cache::Auto, Cache::Buffered, Cache::Drop];
+            let caches = [CacheMode::Auto, CacheMode::Buffered, CacheMode::Drop];
             places.extend(caches.map(|cache| Place::Files(engine, cache)));
             places.extend(overlay.as_ref().map(|_| Place::Overlay(engine)));
             if slow.is_some() && garbled.is_some() {
@@ -253,13 +253,13 @@ impl Land {
                 local(&overlay.path())
             }
             Place::Views => {
-                options.cache = Cache::Map;
+                options.cache = CacheMode::Map;
                 local(self.folder.path())
             }
             Place::Slow(engine) => {
                 options.engine = engine;
                 // Readers cannot notice how the page cache treats short answers: tests/it/slow.rs.
-                options.cache = Cache::Direct;
+                options.cache = CacheMode::Direct;
                 let mount = self.slow.as_ref().expect("mounted for this place");
                 local(mount.path())
             }
@@ -280,7 +280,7 @@ impl Land {
                 Checkpoint::open_with(&location, store).map(Loader::new)
             }
             Place::GarbledFiles(engine) => {
-                (options.engine, options.cache) = (engine, Cache::Direct);
+                (options.engine, options.cache) = (engine, CacheMode::Direct);
                 let mount = self.garbled.as_ref().expect("mounted for this place");
                 local(mount.path())
             }

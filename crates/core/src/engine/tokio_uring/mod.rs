@@ -31,7 +31,7 @@ use super::choose::{EngineSetup, Refusal};
 use super::fill::{Fill, Step};
 use super::refused::refusal;
 use super::{Done, Engine, Job, Wait, cancelled};
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 use files::Files;
 use memory::{RegisteredSlots, read_once};
 use turns::Turns;
@@ -209,9 +209,9 @@ impl Engine for TokioUringEngine {
     }
 
     /// Ends pauses. The crate has no way to cancel a read.
-    fn stop_when(&mut self, over: &Over) {
+    fn stop_when(&mut self, cancel: &CancelFlag) {
         let stop = Arc::clone(&self.shared.stop);
-        over.listen(move || {
+        cancel.on_cancel(move || {
             stop.send_replace(true);
         });
     }

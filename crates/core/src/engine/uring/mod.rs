@@ -24,7 +24,7 @@ use super::fill::{Fill, Read, Step};
 use super::{Done, Engine, Job, Wait, cancelled, give_up};
 use crate::error::Error;
 use crate::storage::ReadFile;
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 
 /// Engine that reads through a ring.
 #[derive(Debug)]
@@ -167,9 +167,9 @@ impl Engine for UringEngine {
         }
     }
 
-    fn stop_when(&mut self, over: &Over) {
+    fn stop_when(&mut self, cancel: &CancelFlag) {
         if let Some(waker) = self.ring.waker() {
-            over.listen(move || {
+            cancel.on_cancel(move || {
                 // The eventfd is full only if it has been written to already.
                 let _ = rustix::io::write(&waker, &1u64.to_ne_bytes());
             });
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
     use crate::engine::given_up_bytes;
     use crate::memory::Slab;
-    use crate::options::{Cache, Location};
+    use crate::options::{CacheMode, Location};
     use crate::storage::{FileSource, RefusedDirect};
 
     const SLOT: usize = 64 << 10;
@@ -217,7 +217,7 @@ mod tests {
         std::fs::write(&path, vec![1; SLOT]).expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
         let slab = Slab::new(SLOT, 2, Arc::default()).expect("little memory");
         let Ok(ring) = Ring::open(2) else {
             // Tests over all engines report this, loudly.

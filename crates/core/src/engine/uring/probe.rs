@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::ring::Ring;
 use crate::engine::choose::Refusal;
 use crate::memory::Slab;
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 
 /// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the
 /// largest single entry 1 GiB. Staging for one load needs 64 MiB.
@@ -53,7 +53,7 @@ fn registers(bytes: usize) -> bool {
     let Ok(mut ring) = Ring::open(1) else {
         return false;
     };
-    let Ok(slab) = Slab::new(bytes, 1, Arc::<Bell>::default()) else {
+    let Ok(slab) = Slab::new(bytes, 1, Arc::<EventCount>::default()) else {
         return false;
     };
     ring.register_slab(slab);

@@ -1,6 +1,6 @@
 //! The bytes that a receiver covers, and the bytes that two of them share. Pure.
 
-use super::Receiver;
+use super::LoadTarget;
 use crate::options::Device;
 
 /// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
@@ -10,7 +10,7 @@ const TRIED_MAX: u32 = 100_000;
 
 /// Positions of a receiver's elements in memory, also if they are not contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReceiverLayout {
+pub struct LoadTargetLayout {
     /// Address of the first element.
     pub address: u64,
     /// Bytes of an element.
@@ -22,10 +22,10 @@ pub struct ReceiverLayout {
     pub elements: String,
 }
 
-impl ReceiverLayout {
+impl LoadTargetLayout {
     /// Returns the layout that a receiver states, or else that of its contiguous memory; none if it
     /// has no bytes.
-    pub(in crate::load) fn of(receiver: &Receiver) -> Option<Self> {
+    pub(in crate::load) fn of(receiver: &LoadTarget) -> Option<Self> {
         let layout = match (&receiver.layout, &receiver.memory) {
             (Some(layout), _) => layout.clone(),
             (None, Some(memory)) => Self {
@@ -77,8 +77,8 @@ struct Step {
 }
 
 impl Footprint {
-    pub(in crate::load) fn of(receiver: &Receiver) -> Option<Self> {
-        let layout = ReceiverLayout::of(receiver)?;
+    pub(in crate::load) fn of(receiver: &LoadTarget) -> Option<Self> {
+        let layout = LoadTargetLayout::of(receiver)?;
         let mut first = i128::from(layout.address);
         let mut steps = vec![Step {
             stride: 1,
@@ -173,13 +173,13 @@ mod tests {
     use crate::testing::fixtures::Rng;
 
     fn footprint(address: u64, element_bytes: usize, dims: &[(usize, isize)]) -> Footprint {
-        let receiver = Receiver {
+        let receiver = LoadTarget {
             name: String::new(),
             dtype: Some(Dtype::F32),
             shape: dims.iter().map(|&(len, _)| len).collect(),
             device: Device::Cpu,
             memory: None,
-            layout: Some(ReceiverLayout {
+            layout: Some(LoadTargetLayout {
                 address,
                 element_bytes,
                 dims: dims.to_vec(),

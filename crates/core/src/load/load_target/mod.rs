@@ -13,14 +13,14 @@ use crate::plan::Selection;
 use crate::tensor::TensorInfo;
 
 use footprint::Footprint;
-pub use footprint::ReceiverLayout;
+pub use footprint::LoadTargetLayout;
 
 /// Maximum number of pairs of receivers sharing memory that an error names.
 const PAIRS_SHOWN: usize = 20;
 
 /// An existing tensor of the caller's, to be filled with the tensor of the same name.
 #[derive(Clone, Debug)]
-pub struct Receiver {
+pub struct LoadTarget {
     /// The tensor's name.
     pub name: String,
     /// Its element type; none if safetensors files have no such type.
@@ -34,12 +34,12 @@ pub struct Receiver {
     pub memory: Option<Target>,
     /// Positions of its elements, by which receivers are compared: no two tensors are written to
     /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
-    pub layout: Option<ReceiverLayout>,
+    pub layout: Option<LoadTargetLayout>,
 }
 
 /// Differences allowed between a checkpoint and its receivers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReceiverRules {
+pub struct LoadTargetRules {
     /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
     pub strict: bool,
     /// A receiver may have another dtype than its tensor; it then gets no bytes directly, and the
@@ -47,7 +47,7 @@ pub struct ReceiverRules {
     pub cast: bool,
 }
 
-impl Default for ReceiverRules {
+impl Default for LoadTargetRules {
     fn default() -> Self {
         Self {
             strict: true,
@@ -71,14 +71,14 @@ pub(crate) struct Matched {
 /// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
-    receivers: Vec<Receiver>,
-    rules: ReceiverRules,
+    receivers: Vec<LoadTarget>,
+    rules: LoadTargetRules,
 ) -> Result<Matched> {
     let by_name: HashMap<&str, &TensorInfo> =
         tensors.iter().map(|info| (info.name(), info)).collect();
     let mut faults = Faults::default();
     faults.doubles(&receivers);
-    let mut written: Vec<(Footprint, &Receiver)> = receivers
+    let mut written: Vec<(Footprint, &LoadTarget)> = receivers
         .iter()
         .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
         .filter_map(|receiver| Some((Footprint::of(receiver)?, receiver)))
@@ -146,7 +146,7 @@ struct Faults {
 }
 
 impl Faults {
-    fn doubles(&mut self, receivers: &[Receiver]) {
+    fn doubles(&mut self, receivers: &[LoadTarget]) {
         let mut seen = HashSet::new();
         for receiver in receivers {
             if !seen.insert(&receiver.name) {
@@ -156,7 +156,7 @@ impl Faults {
         }
     }
 
-    fn differences(&mut self, info: &TensorInfo, receiver: &Receiver, rules: ReceiverRules) {
+    fn differences(&mut self, info: &TensorInfo, receiver: &LoadTarget, rules: LoadTargetRules) {
         let name = info.name();
         if info.shape() != receiver.shape {
             self.differing.push(format!(
@@ -213,7 +213,7 @@ impl Faults {
 
 /// Describes pairs of receivers that share memory and would be filled with two different tensors.
 /// `written` is sorted by memory.
-fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
+fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
     let pairs = written
         .iter()
         .enumerate()
@@ -229,11 +229,11 @@ fn sharing(written: &[(Footprint, &Receiver)]) -> Vec<String> {
 /// Returns how two receivers share memory; none if they share none or are the same tensor.
 fn shared(
     bytes: &Footprint,
-    receiver: &Receiver,
+    receiver: &LoadTarget,
     other: &Footprint,
-    its: &Receiver,
+    its: &LoadTarget,
 ) -> Option<String> {
-    let layouts = (ReceiverLayout::of(receiver)?, ReceiverLayout::of(its)?);
+    let layouts = (LoadTargetLayout::of(receiver)?, LoadTargetLayout::of(its)?);
     let relation = if bytes != other {
         match bytes.shares(other) {
             Some(false) => return None,
@@ -258,7 +258,7 @@ mod tests {
     use super::*;
     use crate::format::Entry;
 
-    const STRICT: ReceiverRules = ReceiverRules {
+    const STRICT: LoadTargetRules = LoadTargetRules {
         strict: true,
         cast: false,
     };
@@ -281,8 +281,8 @@ mod tests {
         unsafe { Target::host(start, len, None) }
     }
 
-    fn receiver(name: &str, dtype: Dtype, shape: &[usize], memory: Option<Target>) -> Receiver {
-        Receiver {
+    fn receiver(name: &str, dtype: Dtype, shape: &[usize], memory: Option<Target>) -> LoadTarget {
+        LoadTarget {
             name: name.to_owned(),
             dtype: Some(dtype),
             shape: shape.to_vec(),
@@ -298,10 +298,10 @@ mod tests {
         address: u64,
         dims: &[(usize, isize)],
         elements: &str,
-    ) -> Receiver {
+    ) -> LoadTarget {
         let shape: Vec<usize> = dims.iter().map(|&(len, _)| len).collect();
-        Receiver {
-            layout: Some(ReceiverLayout {
+        LoadTarget {
+            layout: Some(LoadTargetLayout {
                 address,
                 element_bytes: dtype.bits() / 8,
                 dims: dims.to_vec(),
@@ -345,7 +345,7 @@ mod tests {
             receiver("b", Dtype::F16, &[2], Some(memory(0x2000, 4))),
             receiver("x", Dtype::F16, &[2], None),
         ];
-        let rules = ReceiverRules {
+        let rules = LoadTargetRules {
             strict: false,
             cast: true,
         };
@@ -376,7 +376,7 @@ mod tests {
         assert!(error.expect_err("twice").message().contains("given twice"));
         // A view that receives no tensor is allowed.
         let only = [info("a", Dtype::U8, &[8])];
-        let lenient = ReceiverRules {
+        let lenient = LoadTargetRules {
             strict: false,
             cast: false,
         };
@@ -391,7 +391,7 @@ mod tests {
         ];
         let rows: [(usize, isize); 2] = [(4, 16), (4, 4)];
         let columns: [(usize, isize); 2] = [(4, 4), (4, 16)];
-        let sharing = |a: Receiver, b: Receiver| {
+        let sharing = |a: LoadTarget, b: LoadTarget| {
             let error = matched(&tensors, vec![a, b], STRICT).err()?;
             assert!(
                 error

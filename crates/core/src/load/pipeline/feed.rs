@@ -3,15 +3,15 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::in_flight::{Reads, Waiting};
+use super::in_flight::{InFlightReads, Waiting};
 use crate::engine::Job;
 use crate::error::Result;
 use crate::memory::{FileView, Pool, RegionWriter, Slab};
 use crate::plan::Plan;
 use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
-use crate::sync::cancel::Over;
-use crate::sync::event_count::Bell;
+use crate::sync::cancel::CancelFlag;
+use crate::sync::event_count::EventCount;
 use crate::verify::Check;
 
 /// Origin of leases.
@@ -41,10 +41,10 @@ pub struct Feed {
     /// By destination.
     memories: Vec<Memory>,
     state: Mutex<FeedState>,
-    pub(in crate::load) bell: Arc<Bell>,
+    pub(in crate::load) events: Arc<EventCount>,
     /// Rings when a lane that has not begun should begin, or never will.
-    waiting: Bell,
-    over: Arc<Over>,
+    waiting: EventCount,
+    cancel: Arc<CancelFlag>,
     /// Verification between engine and sink.
     pub(in crate::load) check: Option<Arc<Check>>,
     started: Instant,
@@ -62,14 +62,14 @@ struct FeedState {
     /// By group; groups beyond the end of the list keep the lanes that they began with.
     lanes: Vec<LaneCount>,
     /// Reads in flight and their start times.
-    reads: Reads,
+    reads: InFlightReads,
 }
 
 /// Result of a lane's request for work.
 #[derive(Debug)]
-pub(in crate::load) enum Take {
+pub(in crate::load) enum NextJob {
     Job(Job),
-    /// Nothing at the moment; ask again when the bell has rung.
+    /// Nothing at the moment; ask again when the event count has rung.
     Wait,
     /// Nothing left to read.
     Done,
@@ -94,17 +94,17 @@ impl FeedState {
 
 impl Feed {
     /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
-    /// destination. `slab` is needed if any of them uses its slots; `bell` is the bell that they
+    /// destination. `slab` is needed if any of them uses its slots; `events` is the event count that they
     /// ring.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
         memories: Vec<Memory>,
         slab: Option<Arc<Slab>>,
-        bell: Arc<Bell>,
+        events: Arc<EventCount>,
     ) -> Self {
         let writers = plan.regions.iter().map(|_| None).collect();
-        let reads = Reads::new(schedule.groups());
+        let reads = InFlightReads::new(schedule.groups());
         Self {
             plan,
             memories,
@@ -115,9 +115,9 @@ impl Feed {
                 lanes: Vec::new(),
                 reads,
             }),
-            bell,
-            waiting: Bell::default(),
-            over: Arc::default(),
+            events,
+            waiting: EventCount::default(),
+            cancel: Arc::default(),
             check: None,
             started: Instant::now(),
             names: OnceLock::new(),
@@ -188,8 +188,8 @@ impl Feed {
         if let Some(lanes) = self.lock().lanes.get_mut(group) {
             lanes.failed();
         }
-        self.waiting.ring();
-        self.bell.ring();
+        self.waiting.notify();
+        self.events.notify();
     }
 
     /// Returns the depth of each group, with the reason why it is not greater.
@@ -221,14 +221,14 @@ impl Feed {
             .get_mut(group)
             .is_some_and(|lanes| lanes.observe(now, busy, watched, bytes));
         if changed {
-            self.waiting.ring();
+            self.waiting.notify();
         }
     }
 
     /// Cancellation flag, raised when no more reads are to start: for engines that can cancel reads
     /// in flight.
-    pub fn over(&self) -> &Arc<Over> {
-        &self.over
+    pub fn cancel(&self) -> &Arc<CancelFlag> {
+        &self.cancel
     }
 
     /// Returns the memory that leases come from, by destination.
@@ -238,15 +238,15 @@ impl Feed {
 
     /// Wakes lanes that wait for memory.
     pub fn ring(&self) {
-        self.bell.ring();
+        self.events.notify();
     }
 
     /// Starts no more reads. Reads in flight complete by themselves.
     pub fn stop(&self) {
         self.lock().schedule.stop();
-        self.bell.ring();
-        self.waiting.ring();
-        self.over.raise();
+        self.events.notify();
+        self.waiting.notify();
+        self.cancel.cancel();
         if let Some(check) = &self.check {
             check.close();
         }
@@ -308,25 +308,25 @@ impl Feed {
     }
 
     /// Returns the next job of a lane that has `held` bytes in flight.
-    pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<Take> {
+    pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
         let plan = &*self.plan;
         let mut state = self.lock();
         if let Some(lanes) = state.lanes.get(group) {
             if !lanes.wants(lane) {
-                return Ok(Take::Done);
+                return Ok(NextJob::Done);
             }
             if lanes.wanted() > 1 && held > state.share(group, lanes) {
-                return Ok(Take::Wait);
+                return Ok(NextJob::Wait);
             }
         }
         // The next job might need a slot. Only the owner of this lock takes slots, so a free one is
         // still free below.
         if state.lacks_slots() {
             if state.schedule.is_stopped() {
-                return Ok(Take::Done);
+                return Ok(NextJob::Done);
             }
             state.schedule.starved(group);
-            return Ok(Take::Wait);
+            return Ok(NextJob::Wait);
         }
         let FeedState {
             schedule,
@@ -339,14 +339,14 @@ impl Feed {
             self.begin(region, &mut writers[region])
         })?;
         if schedule.turn() != turn {
-            self.bell.ring();
+            self.events.notify();
         }
         let extent_index = match next {
             Next::Extent(index) => index,
-            Next::Deep | Next::Starved => return Ok(Take::Wait),
+            Next::Deep | Next::Starved => return Ok(NextJob::Wait),
             Next::Done => {
-                self.waiting.ring();
-                return Ok(Take::Done);
+                self.waiting.notify();
+                return Ok(NextJob::Done);
             }
         };
         let extent = &plan.extents[extent_index];
@@ -371,7 +371,7 @@ impl Feed {
                 .carve(extent.window),
         };
         state.reads.began(extent_index, group, now);
-        Ok(Take::Job(Job {
+        Ok(NextJob::Job(Job {
             extent: extent_index,
             source: state.schedule.member(extent.source).index,
             offset: extent.offset,
@@ -386,6 +386,6 @@ impl Feed {
         state.schedule.ended(&self.plan.extents[extent], now);
         state.reads.ended(extent, now);
         drop(state);
-        self.bell.ring();
+        self.events.notify();
     }
 }

@@ -8,18 +8,18 @@ use std::time::Duration;
 use crate::error::counted;
 use crate::options::format_bytes;
 use crate::plan::Plan;
-use crate::sync::latency::Usual;
+use crate::sync::latency::LatencyHistogram;
 
 /// Number of reads that are named; the others are counted.
 const NAMED: usize = 3;
 
 /// Extents in flight, and how long reads usually take.
 #[derive(Debug)]
-pub(in crate::load) struct Reads {
+pub(in crate::load) struct InFlightReads {
     /// By extent: its group, and when the read began.
     began: BTreeMap<usize, (usize, Duration)>,
     /// By group.
-    usual: Vec<Usual>,
+    latencies: Vec<LatencyHistogram>,
     /// By group; all groups are watched if this is empty.
     watched: Vec<bool>,
     stalled: u64,
@@ -39,11 +39,11 @@ pub struct Waiting {
     pub named: Vec<(String, Range<u64>)>,
 }
 
-impl Reads {
+impl InFlightReads {
     pub(in crate::load) fn new(groups: usize) -> Self {
         Self {
             began: BTreeMap::new(),
-            usual: vec![Usual::default(); groups],
+            latencies: vec![LatencyHistogram::default(); groups],
             watched: Vec::new(),
             stalled: 0,
         }
@@ -62,12 +62,12 @@ impl Reads {
             return;
         };
         self.stalled += u64::from(self.is_stalled(group, since, now));
-        self.usual[group].observe(now.saturating_sub(since));
+        self.latencies[group].observe(now.saturating_sub(since));
     }
 
     fn is_stalled(&self, group: usize, since: Duration, now: Duration) -> bool {
         let watched = self.watched.get(group).copied().unwrap_or(true);
-        watched && now.saturating_sub(since) > self.usual[group].limit()
+        watched && now.saturating_sub(since) > self.latencies[group].limit()
     }
 
     /// Returns the number of reads that took much longer than usual, including those still in
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn waiting_names_oldest_reads_and_counts_all() {
-        let mut reads = Reads::new(1);
+        let mut reads = InFlightReads::new(1);
         for (extent, since) in [(4, 9), (3, 2), (1, 4), (0, 3), (2, 1)] {
             reads.began(extent, 0, seconds(since));
         }
@@ -197,13 +197,13 @@ mod tests {
                 .held()
                 .starts_with("16.0 KiB are still held for 4 reads")
         );
-        let none = Reads::new(1).waiting(&plan(), |_| None, seconds(12));
+        let none = InFlightReads::new(1).waiting(&plan(), |_| None, seconds(12));
         assert_eq!(none.to_string(), "nothing is being read");
     }
 
     #[test]
     fn read_much_slower_than_its_group_is_stalled() {
-        let mut reads = Reads::new(2);
+        let mut reads = InFlightReads::new(2);
         for extent in 0..100 {
             reads.began(extent, 0, seconds(0));
             reads.ended(extent, Duration::from_millis(100));

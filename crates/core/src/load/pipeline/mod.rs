@@ -17,7 +17,7 @@ mod in_flight;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use feed::Take;
+use feed::NextJob;
 pub use feed::{Feed, Memory};
 pub use in_flight::Waiting;
 
@@ -41,9 +41,9 @@ pub fn run<E: Engine, S: Sink>(
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
 ) -> Result<()> {
-    let mut watch = Watch::new(lane.counters);
+    let mut watch = StageTimer::new(lane.counters);
     lane.counters.reading_since.get_or_init(Instant::now);
-    engine.stop_when(feed.over());
+    engine.stop_when(feed.cancel());
     let (mut failure, mut failed) = (None, false);
     let mut done: Vec<Done> = Vec::new();
     let mut ready = Vec::new();
@@ -52,17 +52,17 @@ pub fn run<E: Engine, S: Sink>(
     let mut held = 0;
     let mut allowed = 0;
     loop {
-        let rung = feed.bell.count();
+        let rung = feed.events.count();
         let mut exhausted = false;
         while failure.is_none() && engine.in_flight() < engine.depth() {
             match feed.take(group, lane.index, held) {
-                Ok(Take::Job(job)) => {
+                Ok(NextJob::Job(job)) => {
                     out.insert(job.extent, job.lease.start());
                     held += job.lease.len() as u64;
                     engine.submit(job);
                 }
-                Ok(Take::Wait) => break,
-                Ok(Take::Done) => {
+                Ok(NextJob::Wait) => break,
+                Ok(NextJob::Done) => {
                     exhausted = true;
                     break;
                 }
@@ -94,7 +94,7 @@ pub fn run<E: Engine, S: Sink>(
         } else if exhausted || failure.is_some() {
             return failure.map_or(Ok(()), Err);
         } else {
-            feed.bell.wait_past(rung);
+            feed.events.wait_past(rung);
             watch.lap(Stage::MemoryWait);
         }
 
@@ -125,7 +125,7 @@ fn complete<S: Sink>(
     feed: &Feed,
     sink: &mut S,
     lane: &LaneWork<'_, S::Tensor>,
-    watch: &mut Watch<'_>,
+    watch: &mut StageTimer<'_>,
     done: Done,
     start: Option<usize>,
 ) -> Result<()> {
@@ -161,7 +161,9 @@ fn complete<S: Sink>(
     feed.ended(done.extent);
     match result {
         // An engine cancelled the read because the load is over: the cause is reported elsewhere.
-        Err(error) if error.kind() == ErrorKind::Cancelled && feed.over().is_raised() => Ok(()),
+        Err(error) if error.kind() == ErrorKind::Cancelled && feed.cancel().is_cancelled() => {
+            Ok(())
+        }
         result => result,
     }
 }
@@ -198,14 +200,14 @@ impl<T> std::fmt::Debug for LaneWork<'_, T> {
 }
 
 /// Adds the time since the last lap to a stage, and periodically reports how busy the thread is.
-struct Watch<'a> {
+struct StageTimer<'a> {
     counters: &'a Counters,
     since: Instant,
     window_since: Instant,
     busy_before: Duration,
 }
 
-impl<'a> Watch<'a> {
+impl<'a> StageTimer<'a> {
     fn new(counters: &'a Counters) -> Self {
         let now = Instant::now();
         Self {

@@ -80,7 +80,7 @@ impl Shared {
             }
         }
         let closed = self.close_gate();
-        orphaned::leave(&self.feed);
+        orphaned::register(&self.feed);
         // The deadline thread is no longer needed.
         self.lane_ended.notify_all();
         let mut state = self.lock();
@@ -134,7 +134,7 @@ impl Shared {
         let closed = self.close_gate();
         self.lane_ended.notify_all();
         let amended = amended(self).filter(|_| ours);
-        orphaned::leave(&self.feed);
+        orphaned::register(&self.feed);
         let mut state = self.lock();
         state.closing = false;
         if let Some(error) = closed.err().or(amended) {
@@ -202,29 +202,29 @@ mod tests {
     use super::*;
     use crate::load::pipeline::Feed;
     use crate::load::stream::StreamSetup;
-    use crate::memory::Gate;
+    use crate::memory::WriteGate;
     use crate::options::Order;
     use crate::plan::{Arrangement, build};
     use crate::report::Report;
     use crate::schedule::{Depth, Groups, Schedule};
-    use crate::sync::event_count::Bell;
+    use crate::sync::event_count::EventCount;
 
     /// Shared state of a load without tensors, with this number of lanes.
-    fn shared(lanes: usize, gate: &Arc<Gate>) -> Arc<Shared> {
+    fn shared(lanes: usize, gate: &Arc<WriteGate>) -> Arc<Shared> {
         verified(lanes, gate, |_| Ok(()))
     }
 
     /// Like `shared`; the last lane ends with `verify`.
     fn verified(
         lanes: usize,
-        gate: &Arc<Gate>,
+        gate: &Arc<WriteGate>,
         verify: impl Fn(bool) -> Result<()> + Send + Sync + 'static,
     ) -> Arc<Shared> {
         let plan = Arc::new(build(&[], &[], &[Arrangement::InPlace]));
         let schedule = Schedule::new(&plan, Order::Ready, Groups::one(Depth::fixed(1, 1)));
-        let bell = Arc::<Bell>::default();
+        let events = Arc::<EventCount>::default();
         let setup = StreamSetup {
-            feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, bell)),
+            feed: Arc::new(Feed::new(plan, schedule, Vec::new(), None, events)),
             gate: Arc::clone(gate),
             counters: Arc::default(),
             tensors: Arc::new([]),
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_panic_while_the_gate_closes_ends_the_load() {
-        let gate = Arc::<Gate>::default();
+        let gate = Arc::<WriteGate>::default();
         gate.on_close(|| panic!("cannot drain"));
         let shared = shared(1, &gate);
         let mut stream = TensorStream::new(Arc::clone(&shared), Vec::new());
@@ -308,7 +308,7 @@ mod tests {
     /// load and how long queued writes take.
     #[test]
     fn drop_waits_until_gate_is_closed() {
-        let gate = Arc::<Gate>::default();
+        let gate = Arc::<WriteGate>::default();
         let (begins, draining) = channel();
         let (dropped, was_dropped) = channel();
         let was_dropped = std::sync::Mutex::new(was_dropped);

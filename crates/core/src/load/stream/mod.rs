@@ -23,12 +23,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::device_alloc::Provider;
+use super::device_alloc::AllocatorBridge;
 use super::lane;
 use super::pipeline::Feed;
 use crate::engine::cancelled;
 use crate::error::{Error, ErrorKind, Result};
-use crate::memory::Gate;
+use crate::memory::WriteGate;
 use crate::options::Order;
 use crate::report::{Counters, Report};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
@@ -45,7 +45,7 @@ pub struct TensorStream {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     /// The caller's allocator, if the load uses it.
-    provider: Option<Provider>,
+    allocator_bridge: Option<AllocatorBridge>,
 }
 
 /// Handle that cancels a load from another thread. Cheap to clone.
@@ -72,7 +72,7 @@ pub struct Progress {
 pub(crate) struct StreamSetup {
     pub(crate) feed: Arc<Feed>,
     /// Gate of the caller memory that the load writes to.
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) gate: Arc<WriteGate>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tensors: Arc<[TensorInfo]>,
     pub(crate) order: Order,
@@ -89,7 +89,7 @@ pub(crate) struct StreamSetup {
 /// State shared by the lanes and the caller.
 pub(crate) struct Shared {
     feed: Arc<Feed>,
-    gate: Arc<Gate>,
+    gate: Arc<WriteGate>,
     counters: Arc<Counters>,
     tensors: Arc<[TensorInfo]>,
     bytes_total: u64,
@@ -297,8 +297,8 @@ impl Shared {
             state.bytes_received += tensor.byte_len();
             return Poll::Ready(Some(Ok(tensor)));
         }
-        let over = state.abandoned || state.parked;
-        if state.closing || (state.lanes_running > 0 && !over) {
+        let cancel = state.abandoned || state.parked;
+        if state.closing || (state.lanes_running > 0 && !cancel) {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());
@@ -349,19 +349,21 @@ impl TensorStream {
         Self {
             shared,
             threads,
-            provider: None,
+            allocator_bridge: None,
         }
     }
 
     /// Sets the caller's allocator, which provides the load's device memory.
-    pub(crate) fn set_provider(&mut self, provider: Provider) {
-        self.provider = Some(provider);
+    pub(crate) fn set_provider(&mut self, allocator_bridge: AllocatorBridge) {
+        self.allocator_bridge = Some(allocator_bridge);
     }
 
     /// Allocates regions from the caller's allocator as far as the budgets allow. A failure ends
     /// the load.
     fn provide(&mut self) {
-        Provider::serve(&mut self.provider, |error| self.shared.abandon(error));
+        AllocatorBridge::serve(&mut self.allocator_bridge, |error| {
+            self.shared.abandon(error)
+        });
     }
 
     /// Passes an item on. Its part of the budget is free for later tensors.

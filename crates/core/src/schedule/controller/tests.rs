@@ -58,7 +58,7 @@ fn search_jump_beyond_plateau_returns_via_middle() {
     }
     assert_eq!(seen[..5], [8, 16, 64, 32, 16], "{seen:?}");
     assert_eq!(controller.report.limit.bytes, 16 * MIB);
-    assert_eq!(controller.report.settled, Settled::OnlyQueued);
+    assert_eq!(controller.report.settled, LimitReason::OnlyQueued);
     assert_eq!(controller.report.best_rate / 10_000_000, 300);
 }
 
@@ -85,7 +85,7 @@ fn tried(start: u64, rates: &'static [f64], limits: usize) -> (Vec<u64>, Control
 
 /// Returns the limit at which a search ends, in MiB, the reason, and the gain seen above it, in
 /// percent.
-fn searched(start: u64, rates: &'static [f64]) -> (u64, Settled, f64) {
+fn searched(start: u64, rates: &'static [f64]) -> (u64, LimitReason, f64) {
     let (mut controller, mut now) = (controller(start, 256), Duration::ZERO);
     while !matches!(controller.phase, Phase::Hold { .. }) {
         turns(&mut controller, 1, &mut now, true, curve(rates));
@@ -108,10 +108,10 @@ fn search_jump_better_than_middle_continues() {
 #[test]
 fn search_middle_best_settles_there() {
     let (limit, settled, _) = searched(8, &[1.6, 3.2, 5.0, 5.2]);
-    assert_eq!((limit, settled), (32, Settled::LittleGain));
+    assert_eq!((limit, settled), (32, LimitReason::LittleGain));
     assert_eq!(
         searched(8, &[1.6, 3.2, 5.0, 5.0]),
-        (32, Settled::OnlyQueued, 0.0)
+        (32, LimitReason::OnlyQueued, 0.0)
     );
 }
 
@@ -119,16 +119,16 @@ fn search_middle_best_settles_there() {
 fn search_result_above_seeds_evidence() {
     // In the middle of a jump, and one step up.
     let middle = searched(8, &[1.6, 3.2, 3.4, 3.4]);
-    assert_eq!(middle, (16, Settled::LittleGain, 6.0));
+    assert_eq!(middle, (16, LimitReason::LittleGain, 6.0));
     let middle = searched(8, &[1.6, 3.2, 3.2, 3.2]);
-    assert_eq!(middle, (16, Settled::OnlyQueued, 0.0));
+    assert_eq!(middle, (16, LimitReason::OnlyQueued, 0.0));
     assert_eq!(
         searched(32, &[2.0, 3.0, 4.0, 4.2]),
-        (32, Settled::LittleGain, 5.0)
+        (32, LimitReason::LittleGain, 5.0)
     );
     assert_eq!(
         searched(32, &[2.0, 3.0, 4.0, 3.8]),
-        (32, Settled::Slower, -5.0)
+        (32, LimitReason::Slower, -5.0)
     );
 }
 
@@ -136,15 +136,15 @@ fn search_result_above_seeds_evidence() {
 fn search_past_knee_descends_and_reports_slower() {
     let (seen, controller) = tried(32, &[2.0, 4.5, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
-    assert_eq!(controller.report.settled, Settled::Slower);
+    assert_eq!(controller.report.settled, LimitReason::Slower);
     // Less is as good: more reads had only queued.
     let (seen, controller) = tried(32, &[2.0, 4.0, 4.0, 3.0], 5);
     assert_eq!(seen, [32, 64, 16, 8, 16]);
-    assert_eq!(controller.report.settled, Settled::OnlyQueued);
+    assert_eq!(controller.report.settled, LimitReason::OnlyQueued);
     // Less is worse immediately.
     let (seen, controller) = tried(32, &[1.0, 2.0, 4.0, 3.0], 4);
     assert_eq!(seen, [32, 64, 16, 32]);
-    assert_eq!(controller.report.settled, Settled::Slower);
+    assert_eq!(controller.report.settled, LimitReason::Slower);
 }
 
 #[test]
@@ -156,7 +156,7 @@ fn search_started_at_ceiling_reports_ceiling() {
         });
     }
     assert_eq!(controller.report.limit.bytes, 256 * MIB);
-    assert_eq!(controller.report.settled, Settled::Ceiling);
+    assert_eq!(controller.report.settled, LimitReason::Ceiling);
 }
 
 #[test]
@@ -193,13 +193,13 @@ fn holding(most: u64) -> Controller {
         bytes: 32 * MIB,
         rate: 1e9,
     };
-    controller.settle(here, Settled::OnlyQueued, Duration::ZERO);
+    controller.settle(here, LimitReason::OnlyQueued, Duration::ZERO);
     controller
 }
 
 /// Returns how many probes with a gain of `gain` it takes to move the limit, if at most five do,
 /// and the reason reported then.
-fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, Settled)> {
+fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, LimitReason)> {
     let mut controller = holding(most);
     let bytes = if up { 48 } else { 20 } * MIB;
     let probe = Point { bytes, rate: 1e9 };
@@ -214,18 +214,24 @@ fn probes_to_move(up: bool, gain: f64, most: u64) -> Option<(u32, Settled)> {
 fn single_probe_needs_larger_gain_than_several() {
     assert_eq!(
         probes_to_move(true, 0.06, 256),
-        Some((1, Settled::Unfinished))
+        Some((1, LimitReason::Unfinished))
     );
-    assert_eq!(probes_to_move(true, 0.06, 48), Some((1, Settled::Ceiling)));
+    assert_eq!(
+        probes_to_move(true, 0.06, 48),
+        Some((1, LimitReason::Ceiling))
+    );
     assert_eq!(
         probes_to_move(true, 0.04, 256),
-        Some((3, Settled::Unfinished))
+        Some((3, LimitReason::Unfinished))
     );
     assert_eq!(probes_to_move(true, 0.02, 256), None);
-    assert_eq!(probes_to_move(false, 0.04, 256), Some((1, Settled::Slower)));
+    assert_eq!(
+        probes_to_move(false, 0.04, 256),
+        Some((1, LimitReason::Slower))
+    );
     assert_eq!(
         probes_to_move(false, 0.01, 256),
-        Some((4, Settled::OnlyQueued))
+        Some((4, LimitReason::OnlyQueued))
     );
     assert_eq!(probes_to_move(false, 0.0, 256), None);
 }
@@ -246,7 +252,7 @@ fn probe_below_with_large_gain_starts_descent() {
             Duration::ZERO,
         );
         assert_eq!(controller.report.limit.bytes, 20 * MIB);
-        assert_eq!(controller.report.settled, Settled::Slower);
+        assert_eq!(controller.report.settled, LimitReason::Slower);
         assert_eq!(matches!(controller.phase, Phase::Descend { .. }), goes_on);
     }
 }
@@ -318,7 +324,7 @@ fn controller_never_saturated_keeps_limit() {
     });
     assert_eq!(controller.report.changes, 0);
     assert_eq!(controller.limit, limit(16));
-    assert_eq!(controller.explain().settled, Settled::NeverDeep);
+    assert_eq!(controller.explain().settled, LimitReason::NeverDeep);
 }
 
 #[test]
@@ -327,12 +333,12 @@ fn starved_controller_reports_memory() {
     let mut now = Duration::ZERO;
     starving.starved();
     turns(&mut starving, 100, &mut now, false, |_| 1e9);
-    assert_eq!(starving.explain().settled, Settled::Memory);
+    assert_eq!(starving.explain().settled, LimitReason::Memory);
     turns(&mut starving, 100, &mut now, true, |_| 1e9);
-    assert_eq!(starving.explain().settled, Settled::OnlyQueued);
+    assert_eq!(starving.explain().settled, LimitReason::OnlyQueued);
     // A reason that depth has settled stays.
     starving.starved();
-    assert_eq!(starving.explain().settled, Settled::OnlyQueued);
+    assert_eq!(starving.explain().settled, LimitReason::OnlyQueued);
 }
 
 #[test]
@@ -343,7 +349,7 @@ fn controller_at_ceiling_stops_and_reports_ceiling() {
         f64::from(reads) * 1e8
     });
     assert_eq!(controller.explain().limit, limit(100));
-    assert_eq!(controller.explain().settled, Settled::Ceiling);
+    assert_eq!(controller.explain().settled, LimitReason::Ceiling);
     assert!(controller.explain().changes <= 3);
 }
 
@@ -362,7 +368,7 @@ fn controller_with_little_left_starts_no_search() {
         }
         assert_eq!(controller.limit, limit(16));
     }
-    assert_eq!(controller.explain().settled, Settled::Unfinished);
+    assert_eq!(controller.explain().settled, LimitReason::Unfinished);
 }
 
 #[test]

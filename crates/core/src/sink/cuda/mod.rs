@@ -33,7 +33,7 @@ use super::Sink;
 use crate::cuda::{Context, Event, Stream};
 use crate::engine::Wait;
 use crate::error::Result;
-use crate::memory::{DeviceRegion, Filled, Gate};
+use crate::memory::{DeviceRegion, Filled, WriteGate};
 use crate::plan::{Extent, Piece, Plan};
 use crate::tensor::{Tensor, TensorInfo};
 
@@ -298,7 +298,7 @@ impl Sink for CudaSink {
         );
         let open = self.load.places.open(extent.region);
         let load = Arc::clone(&self.load);
-        let inside = load.places.gate().map(Gate::enter);
+        let inside = load.places.gate().map(WriteGate::enter);
         if matches!(inside, Some(None)) {
             // The load is over, and the memory is the caller's again.
             return Ok(());

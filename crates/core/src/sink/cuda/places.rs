@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::regions::{DeviceRegions, OpenRegion};
 use crate::cuda::{Context, Event, Stream};
 use crate::error::Result;
-use crate::memory::{DeviceBytes, DeviceRegion, Gate, Target};
+use crate::memory::{DeviceBytes, DeviceRegion, Target, WriteGate};
 use crate::plan::Plan;
 use crate::tensor::{TensorBytes, TensorInfo};
 
@@ -24,7 +24,7 @@ pub enum CudaPlaces {
 pub struct TargetPlaces {
     targets: Arc<[Option<Target>]>,
     usable: Vec<Event>,
-    gate: Arc<Gate>,
+    gate: Arc<WriteGate>,
 }
 
 impl TargetPlaces {
@@ -34,7 +34,11 @@ impl TargetPlaces {
     /// # Errors
     ///
     /// [`crate::ErrorKind::Device`].
-    pub fn new(context: &Context, targets: Arc<[Option<Target>]>, gate: Arc<Gate>) -> Result<Self> {
+    pub fn new(
+        context: &Context,
+        targets: Arc<[Option<Target>]>,
+        gate: Arc<WriteGate>,
+    ) -> Result<Self> {
         let here = |target: &&Target| target.ordinal() == Some(context.ordinal());
         let streams = targets.iter().flatten().filter(here);
         let streams: BTreeSet<u64> = streams.filter_map(Target::stream).collect();
@@ -67,7 +71,7 @@ impl CudaPlaces {
     }
 
     /// Gate of the caller's memory.
-    pub(super) fn gate(&self) -> Option<&Gate> {
+    pub(super) fn gate(&self) -> Option<&WriteGate> {
         match self {
             Self::Regions(_) => None,
             Self::Targets(places) => Some(&places.gate),

@@ -8,7 +8,7 @@
 //! count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
-//! [`Root::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path through
+//! [`ConfinedDir::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path through
 //! `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and nothing
 //! outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without `/proc`,
 //! and on systems without `O_PATH`, the path is resolved and the resolved path opened; a process
@@ -27,14 +27,14 @@ const REPOSITORIES: [&str; 3] = ["models--", "datasets--", "spaces--"];
 
 /// A folder, resolved by the kernel.
 #[derive(Debug)]
-pub(crate) struct Root {
+pub(crate) struct ConfinedDir {
     shown: String,
     path: PathBuf,
     /// For a snapshot in a hub's cache, the folder of the files that its links lead to.
     blobs: Option<PathBuf>,
 }
 
-impl Root {
+impl ConfinedDir {
     /// Opens the folder at `location`, following links to it.
     pub(crate) fn open(location: &Location) -> Result<Self> {
         let path = match path_of(location)? {
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn root_holds_descendants_and_not_name_prefixes() {
-        let root = Root {
+        let root = ConfinedDir {
             shown: "m".to_owned(),
             path: PathBuf::from("/m/a"),
             blobs: Some(PathBuf::from("/m/blobs")),

@@ -18,11 +18,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use self::file_system::is_network;
-use super::{FileSystem, Identity, Root, Source};
+use super::{ConfinedDir, FileSystem, Identity, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 use crate::sync::retry::{Retries, Transient};
-use crate::sync::retry_counter::Tally;
+use crate::sync::retry_counter::RetryCounter;
 
 /// An open file and the state it was in when it was opened.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub struct FileSource {
     identity: Identity,
     file_system: FileSystem,
     retries: Retries,
-    tally: Tally,
+    retry_counter: RetryCounter,
 }
 
 impl FileSource {
@@ -66,13 +66,13 @@ impl FileSource {
     ///
     /// As [`Self::open`]; [`ErrorKind::PermissionDenied`] for a file outside of `root`.
     pub(crate) fn open_in(
-        root: Option<&Root>,
+        root: Option<&ConfinedDir>,
         location: &Location,
         retries: Option<u32>,
     ) -> Result<Self> {
-        let (path, tally) = (path_of(location)?, Tally::default());
+        let (path, retry_counter) = (path_of(location)?, RetryCounter::default());
         let (file, metadata) = again_if_it_may_pass(
-            &tally,
+            &retry_counter,
             || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
             || open_regular(root, location),
         )?;
@@ -84,13 +84,13 @@ impl FileSource {
             file,
             retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
             file_system,
-            tally,
+            retry_counter,
         })
     }
 
     /// Returns the counter of retries outside the data path.
-    pub(crate) fn tally(&self) -> &Tally {
-        &self.tally
+    pub(crate) fn retry_counter(&self) -> &RetryCounter {
+        &self.retry_counter
     }
 
     /// Returns how often failed operations are retried.
@@ -122,7 +122,11 @@ impl FileSource {
     pub fn verify_unchanged(&self) -> Result<()> {
         self.verify_unless_in_place(|| {
             let once = || status(&self.file, &self.location);
-            self.verify(again_if_it_may_pass(&self.tally, || self.retries, once)?)
+            self.verify(again_if_it_may_pass(
+                &self.retry_counter,
+                || self.retries,
+                once,
+            )?)
         })
     }
 
@@ -146,7 +150,7 @@ impl FileSource {
     pub(crate) fn verify_in_place(&self) -> Result<()> {
         self.verify_unchanged()?;
         let once = || Identity::at(&self.path).map_err(|error| cannot_open(error, &self.location));
-        match again_if_it_may_pass(&self.tally, || self.retries, once) {
+        match again_if_it_may_pass(&self.retry_counter, || self.retries, once) {
             Ok(found) => self.verify(found),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::Changed,
@@ -197,7 +201,7 @@ impl Source for FileSource {
         let len = usize::try_from(available).map_or(len, |available| len.min(available));
         let range = offset..offset + len as u64;
         let bytes = again_if_it_may_pass(
-            &self.tally,
+            &self.retry_counter,
             || self.retries,
             || {
                 let mut bytes = vec![0; len];
@@ -238,7 +242,7 @@ pub(super) fn status(file: &File, location: &Location) -> Result<Identity> {
 /// Calls `once`, and again after a backoff while it fails with a transient error. Blocks the
 /// calling thread: for few, small reads.
 pub(super) fn again_if_it_may_pass<T>(
-    tally: &Tally,
+    retry_counter: &RetryCounter,
     retries: impl Fn() -> Retries,
     once: impl Fn() -> Result<T>,
 ) -> Result<T> {
@@ -256,7 +260,7 @@ pub(super) fn again_if_it_may_pass<T>(
             return Err(given_up(error, failed));
         };
         tracing::debug!(%error, ?pause, "retrying");
-        tally.tried_again(&error);
+        retry_counter.tried_again(&error);
         // Sleeps: nothing is ever sent on this channel.
         let _ = crossbeam_channel::never::<()>().recv_timeout(pause);
     }
@@ -282,7 +286,7 @@ pub(crate) fn path_of(location: &Location) -> Result<&Path> {
 /// Opens a regular file for buffered reads, confined to `root` if one is given, and returns its
 /// metadata.
 pub(super) fn open_regular(
-    root: Option<&Root>,
+    root: Option<&ConfinedDir>,
     location: &Location,
 ) -> Result<(File, std::fs::Metadata)> {
     let file = match root {

@@ -22,7 +22,7 @@ use super::residency;
 use super::{again_if_it_may_pass, cannot_open, open_direct, open_regular, path_of, status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileView;
-use crate::options::Cache;
+use crate::options::CacheMode;
 use crate::storage::{FileSource, Identity, ReadHints, Source};
 use crate::sync::retry::{Retries, Transient};
 
@@ -87,7 +87,7 @@ impl RefusedDirect {
 pub struct ReadFile {
     source: Arc<FileSource>,
     direct: Option<File>,
-    cache: Cache,
+    cache: CacheMode,
     /// True if a ring must punt its reads to kernel threads.
     punted: bool,
     /// Residency in the page cache when the file was opened.
@@ -128,7 +128,11 @@ impl ReadFile {
     ///
     /// [`ErrorKind::Changed`] when another file has taken the path; [`ErrorKind::Unsupported`] when
     /// direct I/O is required and refused, or the file cannot be mapped.
-    pub fn open(source: Arc<FileSource>, cache: Cache, refused: &RefusedDirect) -> Result<Self> {
+    pub fn open(
+        source: Arc<FileSource>,
+        cache: CacheMode,
+        refused: &RefusedDirect,
+    ) -> Result<Self> {
         let (retries, len) = (source.retries(), source.len());
         Self::open_with(source, cache, refused, retries, slice::from_ref(&(0..len)))
     }
@@ -137,7 +141,7 @@ impl ReadFile {
     /// `retries` applies to opening and to reads.
     pub fn open_with(
         source: Arc<FileSource>,
-        cache: Cache,
+        cache: CacheMode,
         refused: &RefusedDirect,
         retries: Retries,
         wanted: &[Range<u64>],
@@ -156,41 +160,44 @@ impl ReadFile {
             alignment: 1,
         };
         let is_direct = match cache {
-            Cache::Buffered => false,
-            Cache::Map => {
+            CacheMode::Buffered => false,
+            CacheMode::Map => {
                 opened.alignment = page_size() as u64;
                 false
             }
             // A file system in memory has no device to read from.
-            Cache::Auto | Cache::Drop => {
+            CacheMode::Auto | CacheMode::Drop => {
                 !opened.source.file_system().in_memory && !opened.is_refused()
             }
-            Cache::Direct if opened.source.file_system().in_memory => {
+            CacheMode::Direct if opened.source.file_system().in_memory => {
                 return Err(refused_error(&opened.source));
             }
-            Cache::Direct => true,
+            CacheMode::Direct => true,
         };
-        if cache != Cache::Direct {
+        if cache != CacheMode::Direct {
             opened.cached = Cached::of(&opened.source, wanted);
         }
         if !is_direct {
             return Ok(opened);
         }
-        let (location, tally) = (opened.source.location(), opened.source.tally());
+        let (location, retry_counter) = (opened.source.location(), opened.source.retry_counter());
         let path = path_of(location)?;
         let once = || match open_direct(opened.source.file(), path) {
             Err(error) if !refuses_direct(&error) => Err(cannot_open(error, location)),
             opened_or_refused => Ok(opened_or_refused),
         };
-        match again_if_it_may_pass(tally, || opened.retries, once)? {
+        match again_if_it_may_pass(retry_counter, || opened.retries, once)? {
             Ok(file) => {
-                let found =
-                    again_if_it_may_pass(tally, || opened.retries, || status(&file, location))?;
+                let found = again_if_it_may_pass(
+                    retry_counter,
+                    || opened.retries,
+                    || status(&file, location),
+                )?;
                 opened.source.verify(found)?;
                 opened.alignment = alignment(&file);
                 opened.direct = Some(file);
             }
-            Err(error) if cache == Cache::Direct => {
+            Err(error) if cache == CacheMode::Direct => {
                 return Err(refused_error(&opened.source).with_source(error));
             }
             Err(_) => opened.refused.store(true, Ordering::Relaxed),
@@ -309,7 +316,7 @@ impl ReadFile {
             }
         };
         self.source.verify_unless_in_place(|| {
-            again_if_it_may_pass(self.source.tally(), || self.retries, once)
+            again_if_it_may_pass(self.source.retry_counter(), || self.retries, once)
         })
     }
 
@@ -330,17 +337,17 @@ impl ReadFile {
     }
 
     /// Tells that `len` bytes have been read through the page cache; drops their pages with
-    /// [`Cache::Drop`].
+    /// [`CacheMode::Drop`].
     pub fn was_read(&self, offset: u64, len: usize) {
-        if self.cache == Cache::Drop {
+        if self.cache == CacheMode::Drop {
             residency::let_go(self.source.file(), offset, len as u64);
         }
     }
 
-    /// Tells that reading is done; with [`Cache::Drop`] drops the pages that the last reads and the
+    /// Tells that reading is done; with [`CacheMode::Drop`] drops the pages that the last reads and the
     /// header left in the page cache.
     pub fn finish(&self) {
-        if self.cache == Cache::Drop {
+        if self.cache == CacheMode::Drop {
             residency::let_go(self.source.file(), 0, self.source.len());
         }
     }
@@ -370,7 +377,7 @@ impl ReadFile {
     ///
     /// [`ErrorKind::Unsupported`] when direct I/O is required.
     pub fn refuse_direct(&self) -> Result<()> {
-        if self.cache == Cache::Direct {
+        if self.cache == CacheMode::Direct {
             return Err(refused_error(&self.source));
         }
         self.refused.store(true, Ordering::Relaxed);
@@ -379,7 +386,7 @@ impl ReadFile {
 
     /// Returns whether reads must bypass the page cache.
     pub fn demands_direct(&self) -> bool {
-        self.cache == Cache::Direct
+        self.cache == CacheMode::Direct
     }
 
     /// Returns whether direct I/O was refused on this file system.
@@ -526,7 +533,7 @@ mod tests {
         std::fs::write(&path, "old").expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
         assert_eq!((file.openings(), read(&file)), (0, b"old".to_vec()));
         file.reopen(0).expect("the same file");
         assert_eq!((file.openings(), read(&file)), (1, b"old".to_vec()));
@@ -554,7 +561,7 @@ mod tests {
         std::fs::write(&path, "old").expect("ours");
         let source = FileSource::open(&Location::from_path(&path)).expect("opens");
         let refused = RefusedDirect::default();
-        let file = ReadFile::open(Arc::new(source), Cache::Buffered, &refused).expect("opens");
+        let file = ReadFile::open(Arc::new(source), CacheMode::Buffered, &refused).expect("opens");
         file.reopen(0).expect("the same file");
         file.verify_unchanged().expect("not written to");
         let written = std::fs::OpenOptions::new().append(true).open(&path);

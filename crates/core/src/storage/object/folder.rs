@@ -42,11 +42,11 @@ impl Folder {
         let (store, prefix) = remote
             .store(url)
             .map_err(|error| error.or_location(location))?;
-        let (retries, tally) = (remote.options().retries(), remote.tally().clone());
+        let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
         let shown = location.clone();
         let level = remote.run(deadline, async move {
             let prefix = Some(&prefix).filter(|prefix| !prefix.as_ref().is_empty());
-            with_retries(retries, &tally, || store.list(prefix))
+            with_retries(retries, &retry_counter, || store.list(prefix))
                 .await
                 .map_err(|error| error.with_location(&shown))
         });

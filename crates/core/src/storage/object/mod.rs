@@ -23,12 +23,12 @@ use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
 use self::hints::object_hints;
 use self::remote::Remote;
-use self::store::{Exchange, Fault, Store};
+use self::store::{Fault, ResponseCapture, Store};
 use super::{ReadHints, Source};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::{Location, StoreOptions};
 use crate::sync::retry::{Retries, Transient};
-use crate::sync::retry_counter::Tally;
+use crate::sync::retry_counter::RetryCounter;
 pub(crate) use opening::unversioned_note;
 use opening::{Sample, allows_unversioned, look, unversioned};
 pub(crate) use reading::Hedging;
@@ -191,9 +191,9 @@ impl ObjectSource {
             return Ok(Vec::new());
         }
         let source = self.clone();
-        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
+        let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
         let asked = self.0.remote.run(None, async move {
-            with_retries(retries, &tally, || source.ask_checksums()).await
+            with_retries(retries, &retry_counter, || source.ask_checksums()).await
         });
         asked.map_err(|error| error.or_location(self.location()))
     }
@@ -255,9 +255,9 @@ impl ObjectSource {
             return self.verify_unchanged();
         }
         let source = self.clone();
-        let (retries, tally) = (self.retries(), self.0.remote.tally().clone());
+        let (retries, retry_counter) = (self.retries(), self.0.remote.retry_counter().clone());
         let asked = self.0.remote.run(None, async move {
-            with_retries(retries, &tally, || source.ask_in_place()).await
+            with_retries(retries, &retry_counter, || source.ask_in_place()).await
         });
         asked.map_err(|error| error.or_location(self.location()))
     }
@@ -266,8 +266,8 @@ impl ObjectSource {
     async fn ask_in_place(&self) -> Result<(), Fault> {
         let options = self.conditions(false, 0..1);
         let asked = self.0.store.get(&self.0.path, options).await;
-        let (result, exchange) = asked.map_err(judge)?;
-        self.require_same(&result.meta, &exchange)
+        let (result, captured) = asked.map_err(judge)?;
+        self.require_same(&result.meta, &captured)
     }
 
     async fn ask_checksums(&self) -> Result<Vec<(&'static str, String)>, Fault> {
@@ -279,15 +279,15 @@ impl ObjectSource {
             self.0.store.checksums(&self.0.path, options)
         };
         let by_version = self.0.by_version.load(Ordering::Relaxed);
-        let (meta, exchange) = match ask(by_version).await {
+        let (meta, captured) = match ask(by_version).await {
             // As for reads, naming the version takes a separate permission.
             Err(fault) if by_version && status(&fault.error) == Some(403) => {
                 ask(false).await.map_err(judge)?
             }
             answer => answer.map_err(judge)?,
         };
-        self.require_same(&meta, &exchange)?;
-        Ok(exchange.stated)
+        self.require_same(&meta, &captured)?;
+        Ok(captured.stated)
     }
 
     /// Returns the hub's name for the object's contents: SHA-256 for large files, the git object id
@@ -312,7 +312,7 @@ impl ObjectSource {
     }
 
     /// Requests `range` and returns the store's response.
-    async fn ask(&self, range: Range<u64>) -> Result<(GetResult, Exchange), Fault> {
+    async fn ask(&self, range: Range<u64>) -> Result<(GetResult, ResponseCapture), Fault> {
         self.require_versioned().map_err(|error| Fault {
             error,
             transient: None,
@@ -363,11 +363,11 @@ impl ObjectSource {
         (!tag.starts_with("W/")).then_some(tag)
     }
 
-    fn require_same(&self, meta: &ObjectMeta, exchange: &Exchange) -> Result<(), Fault> {
+    fn require_same(&self, meta: &ObjectMeta, captured: &ResponseCapture) -> Result<(), Fault> {
         match self.difference(&ObjectIdentity::of(meta)) {
             Some(what) => {
-                let request = self.0.store.failed_request(exchange, "GET");
-                Err(changed(&self.0.store.redacted(&what, exchange), request))
+                let request = self.0.store.failed_request(captured, "GET");
+                Err(changed(&self.0.store.redacted(&what, captured), request))
             }
             None => Ok(()),
         }
@@ -436,7 +436,7 @@ impl Source for ObjectSource {
         self.0.remote.run(None, async move {
             let mut collected = Collected {
                 bytes: Vec::with_capacity(room),
-                tally: source.remote().tally().clone(),
+                retry_counter: source.remote().retry_counter().clone(),
             };
             let retries = source.retries();
             source
@@ -450,14 +450,14 @@ impl Source for ObjectSource {
 /// Receiver that collects bytes in one piece.
 struct Collected {
     bytes: Vec<u8>,
-    tally: Tally,
+    retry_counter: RetryCounter,
 }
 
 impl Receive for Collected {
     fn requested(&mut self, _again: bool) {}
 
     fn failed(&mut self, error: &Error) {
-        self.tally.tried_again(error);
+        self.retry_counter.tried_again(error);
     }
 
     fn bytes(&mut self, bytes: &[u8]) {
@@ -493,7 +493,7 @@ fn is_blank(tag: &str) -> bool {
 /// Calls `once` and retries transient errors.
 pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
     retries: Retries,
-    tally: &Tally,
+    retry_counter: &RetryCounter,
     mut once: impl FnMut() -> F,
 ) -> Result<T> {
     let mut attempts = 0;
@@ -504,7 +504,7 @@ pub(crate) async fn with_retries<T, F: Future<Output = Result<T, Fault>>>(
             Err(fault) => match wait(retries, &fault, attempts) {
                 Some(wait) => {
                     tracing::debug!(error = %fault.error, ?wait, "retried");
-                    tally.tried_again(&fault.error);
+                    retry_counter.tried_again(&fault.error);
                     tokio::time::sleep(wait).await;
                 }
                 None => return Err(fault.into_error(attempts)),

@@ -42,9 +42,9 @@ pub(super) async fn look(
     path: &Path,
     first: u64,
 ) -> Result<(ObjectMeta, Vec<u8>, Option<Sample>)> {
-    let (options, tally) = (remote.options(), remote.tally());
+    let (options, retry_counter) = (remote.options(), remote.retry_counter());
     let ask = |range: Range<u64>| {
-        with_retries(options.retries(), tally, move || {
+        with_retries(options.retries(), retry_counter, move || {
             open_once(store, path, range.clone())
         })
     };
@@ -117,7 +117,7 @@ async fn open_once(
         range: Some(GetRange::Bounded(range.clone())),
         ..GetOptions::default()
     };
-    let (result, exchange) = match store.get(path, options).await {
+    let (result, captured) = match store.get(path, options).await {
         Ok(answer) => answer,
         Err(fault) if may_be_empty(&fault) => {
             return match store.head(path).await {
@@ -129,11 +129,11 @@ async fn open_once(
     };
     let meta = result.meta.clone();
     let wanted = range.end.min(meta.size).saturating_sub(range.start);
-    let misbehaved = |message: String| store.misbehaved(&exchange, &message);
+    let misbehaved = |message: String| store.misbehaved(&captured, &message);
     let mut bytes = Vec::with_capacity(usize::try_from(wanted).unwrap_or_default());
     let mut body = result.into_stream();
     while let Some(more) = body.next().await {
-        bytes.extend_from_slice(&more.map_err(|error| store.fault(&error, &exchange, "GET"))?);
+        bytes.extend_from_slice(&more.map_err(|error| store.fault(&error, &captured, "GET"))?);
         if bytes.len() as u64 > wanted {
             return Err(misbehaved(too_long(wanted)));
         }

@@ -24,7 +24,7 @@ use tokio::time::Instant;
 use super::store::{Fault, READ_TIMEOUT};
 use super::{ObjectSource, Receive, cut_short, too_long, wait};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
-use crate::sync::latency::{Hedges, Usual};
+use crate::sync::latency::{Hedges, LatencyHistogram};
 use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
 
 /// Factor on `read_timeout`: a request may take this long for less than [`PROGRESS_BYTES`]. It is
@@ -36,7 +36,7 @@ const PATIENCE: f64 = 1.25;
 pub(crate) struct Hedging {
     /// True if requests may be hedged.
     is_on: bool,
-    seen: Mutex<(Usual, Hedges)>,
+    seen: Mutex<(LatencyHistogram, Hedges)>,
 }
 
 impl Hedging {
@@ -47,10 +47,10 @@ impl Hedging {
         }
     }
 
-    fn seen<T>(&self, with: impl FnOnce(&mut Usual, &mut Hedges) -> T) -> T {
+    fn seen<T>(&self, with: impl FnOnce(&mut LatencyHistogram, &mut Hedges) -> T) -> T {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let (usual, hedges) = &mut *seen;
-        with(usual, hedges)
+        let (latencies, hedges) = &mut *seen;
+        with(latencies, hedges)
     }
 
     /// Returns whether a request may be hedged, and counts it if so.
@@ -60,7 +60,7 @@ impl Hedging {
 
     /// Records that a request ended, with the longest time it took for [`PROGRESS_BYTES`].
     fn observe(&self, slowest: Duration) {
-        self.seen(|usual, _| usual.observe(slowest));
+        self.seen(|latencies, _| latencies.observe(slowest));
     }
 }
 
@@ -179,7 +179,7 @@ impl ObjectSource {
         loop {
             let limit = match hedging {
                 Some(hedging) if !pace.stalled => {
-                    hedging.seen(|usual, _| usual.limit()).min(patience)
+                    hedging.seen(|latencies, _| latencies.limit()).min(patience)
                 }
                 _ => patience,
             };
@@ -238,27 +238,27 @@ impl ObjectSource {
     fn answer(&self, wanted: Range<u64>) -> Answer<'_> {
         let at = wanted.start;
         let begun = async move {
-            let (result, exchange) = self.ask(wanted.clone()).await?;
-            self.require_same(&result.meta, &exchange)?;
+            let (result, captured) = self.ask(wanted.clone()).await?;
+            self.require_same(&result.meta, &captured)?;
             if result.range != wanted {
                 let message = format!(
                     "the store sent bytes {}..{} in response to a request for {}..{}",
                     result.range.start, result.range.end, wanted.start, wanted.end
                 );
-                return Err(self.0.store.misbehaved(&exchange, &message));
+                return Err(self.0.store.misbehaved(&captured, &message));
             }
             let len = wanted.end - wanted.start;
-            let begin = (result.into_stream(), 0, exchange);
+            let begin = (result.into_stream(), 0, captured);
             let pieces = stream::unfold(Some(begin), move |state| async move {
-                let (mut body, came, exchange) = state?;
-                let misbehaved = |message: String| self.0.store.misbehaved(&exchange, &message);
+                let (mut body, came, captured) = state?;
+                let misbehaved = |message: String| self.0.store.misbehaved(&captured, &message);
                 let fault = match body.next().await {
                     Some(Ok(bytes)) if bytes.len() as u64 > len - came => misbehaved(too_long(len)),
                     Some(Ok(bytes)) => {
                         let came = came + bytes.len() as u64;
-                        return Some((Ok(bytes), Some((body, came, exchange))));
+                        return Some((Ok(bytes), Some((body, came, captured))));
                     }
-                    Some(Err(error)) => self.0.store.fault(&error, &exchange, "GET"),
+                    Some(Err(error)) => self.0.store.fault(&error, &captured, "GET"),
                     None if came < len => cut_short(misbehaved, came, len),
                     None => return None,
                 };

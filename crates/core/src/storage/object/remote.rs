@@ -20,7 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
-use crate::sync::retry_counter::Tally;
+use crate::sync::retry_counter::RetryCounter;
 
 /// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
 /// HTTP, 1.3 over TLS (2-core virtual machine, 2026-11): eight are more than enough for a 100
@@ -38,7 +38,7 @@ pub(crate) struct Remote {
     process: u32,
     options: StoreOptions,
     stores: Mutex<HashMap<StoreId, Arc<Store>>>,
-    tally: Tally,
+    retry_counter: RetryCounter,
 }
 
 impl Remote {
@@ -60,13 +60,13 @@ impl Remote {
             process: std::process::id(),
             options: options.clone(),
             stores: Mutex::default(),
-            tally: Tally::default(),
+            retry_counter: RetryCounter::default(),
         }))
     }
 
     /// Returns the counter of retries outside of reads of tensors.
-    pub(crate) fn tally(&self) -> &Tally {
-        &self.tally
+    pub(crate) fn retry_counter(&self) -> &RetryCounter {
+        &self.retry_counter
     }
 
     /// Like [`Self::start`], with one store that the caller opened; `url` is of something in it.

@@ -16,7 +16,7 @@ use super::run_all;
 use crate::engine::{Done, Engine, Job, Wait};
 use crate::error::ErrorKind;
 use crate::memory::{Lease, Pool, Slab};
-use crate::sync::event_count::Bell;
+use crate::sync::event_count::EventCount;
 use crate::testing::fixtures::Rng;
 
 /// Time limit for storage before a check fails.
@@ -113,7 +113,8 @@ impl Bench {
         depth: usize,
         shrink: Option<Shrink>,
     ) -> Self {
-        let slab = Slab::new(SLOT_BYTES, SLOTS, Arc::<Bell>::default()).expect("16 MiB are there");
+        let slab =
+            Slab::new(SLOT_BYTES, SLOTS, Arc::<EventCount>::default()).expect("16 MiB are there");
         let under_test = open(&EngineRequest {
             contents: &contents,
             shrink,

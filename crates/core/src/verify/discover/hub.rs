@@ -9,10 +9,10 @@
 
 use std::path::{Path, PathBuf};
 
-use super::sidecar::Nearby;
+use super::sidecar::Sidecars;
 use crate::options::Location;
 use crate::storage::{FileSource, Source};
-use crate::verify::claims::Statement;
+use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
 
 /// Maximum length of a metadata file, bytes: three short lines.
@@ -27,12 +27,12 @@ const ROUNDED_SECONDS: f64 = 1.0;
 
 /// Returns the digest that a hub's tools recorded for a local file, or the reason why there is
 /// none.
-pub(super) fn of_file(file: &FileSource, nearby: &Nearby<'_>) -> Result<Statement, String> {
+pub(super) fn of_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Claim, String> {
     let path = file.location().as_path().unwrap_or(Path::new(""));
     if let Some(blob) = blob(path) {
         return of_contents(&blob, "the name of its blob in the hub's cache");
     }
-    let Some((location, text)) = metadata(path, nearby)? else {
+    let Some((location, text)) = metadata(path, sidecars)? else {
         return Err("it is neither in a hub's cache nor downloaded by a hub's tools".to_owned());
     };
     let (modified, nanoseconds) = file.identity().modified;
@@ -48,9 +48,9 @@ pub(super) fn of_file(file: &FileSource, nearby: &Nearby<'_>) -> Result<Statemen
 }
 
 /// Interprets the name that a hub gives to the contents of a file.
-pub(super) fn of_contents(name: &str, by: &str) -> Result<Statement, String> {
+pub(super) fn of_contents(name: &str, by: &str) -> Result<Claim, String> {
     if let Some(digest) = Digest::from_hex(Algorithm::Sha256, name) {
-        return Ok(Statement::of_whole(by, vec![digest]));
+        return Ok(Claim::of_whole(by, vec![digest]));
     }
     let is_git = name.len() == GIT_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     Err(if is_git {
@@ -70,7 +70,7 @@ fn blob(path: &Path) -> Option<String> {
 
 /// Reads the metadata of a download: from the folder of the file, or from one above it. Returns the
 /// reason if the metadata there cannot be read.
-fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String)>, String> {
+fn metadata(path: &Path, sidecars: &Sidecars<'_>) -> Result<Option<(Location, String)>, String> {
     let Ok(path) = std::path::absolute(path) else {
         return Ok(None);
     };
@@ -87,7 +87,7 @@ fn metadata(path: &Path, nearby: &Nearby<'_>) -> Result<Option<(Location, String
         // Most folders have no metadata.
         place.symlink_metadata().ok()?;
         let (folder, location) = (Location::from_path(folder), Location::from_path(place));
-        match nearby.read_in(&folder, &location, METADATA_BYTES_MAX) {
+        match sidecars.read_in(&folder, &location, METADATA_BYTES_MAX) {
             Ok(Some(text)) => Some(Ok((location, String::from_utf8(text).ok()?))),
             Ok(None) => None,
             Err(error) => Some(Err(format!(
@@ -127,9 +127,9 @@ mod tests {
     fn said(path: &Path) -> Result<(String, Vec<String>), String> {
         let file = FileSource::open(&Location::from_path(path)).expect("opens");
         let store = crate::options::StoreOptions::default();
-        let statement = of_file(&file, &Nearby::of([], &store))?;
-        let digests = statement.whole.iter().map(ToString::to_string).collect();
-        Ok((statement.by, digests))
+        let claim = of_file(&file, &Sidecars::of([], &store))?;
+        let digests = claim.whole.iter().map(ToString::to_string).collect();
+        Ok((claim.by, digests))
     }
 
     fn write(path: &Path, text: &str) {

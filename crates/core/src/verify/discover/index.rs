@@ -7,7 +7,7 @@
 
 use std::collections::HashSet;
 
-use super::sidecar::Nearby;
+use super::sidecar::Sidecars;
 use super::{FoundManifest, signature};
 use crate::checkpoint::{Checkpoint, IndexFile};
 use crate::error::{Comparison, Error, ErrorKind, Result, counted};
@@ -16,7 +16,7 @@ use crate::options::Location;
 use crate::storage::Source;
 use crate::verify::Verify;
 use crate::verify::check::{HINT, corrupt};
-use crate::verify::claims::Statement;
+use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
 use crate::verify::manifest::clipped;
 
@@ -56,25 +56,25 @@ pub(super) fn compare_beside(
     index: &IndexFile,
     beside: Option<&FoundManifest>,
     choice: &Verify,
-    nearby: &Nearby<'_>,
+    sidecars: &Sidecars<'_>,
 ) -> Result<()> {
     let mut said = beside.and_then(|manifest| of_manifest(index, manifest));
     if said.is_none() && choice.is_strict() {
         let folder = index.location().parent();
-        let signed = signature::beside(&folder, nearby)?;
+        let signed = signature::beside(&folder, sidecars)?;
         said = signature::of_file(index.location(), &folder, signed.as_ref()).ok();
     }
     said.map_or(Ok(()), |said| compare_with(index, &said))
 }
 
-fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Statement> {
+fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
     let file = manifest.file(index.location(), &index.location().parent())?;
-    Some(Statement::of_manifest(manifest.by(), file))
+    Some(Claim::of_manifest(manifest.by(), file))
 }
 
 /// Compares the length and all digests: they were computed when the index was read, so this costs
 /// nothing more.
-fn compare_with(index: &IndexFile, said: &Statement) -> Result<()> {
+fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
     if let Some(wanted) = said.len.filter(|&wanted| wanted != index.len()) {
         let (found, by) = (counted(index.len(), "byte"), &said.by);
         let message = format!("has {found}, and {by} says {wanted}");

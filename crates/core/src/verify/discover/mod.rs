@@ -15,13 +15,13 @@ mod signature;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-pub(super) use sidecar::Nearby;
+pub(super) use sidecar::Sidecars;
 #[cfg(feature = "testing")]
 pub(crate) use signature::read as parse_signature;
 pub(super) use signature::{BYTES_MAX as SIGNATURE_BYTES_MAX, NAME as SIGNATURE_NAME};
 
 use super::Verify;
-use super::claims::{Counting, Known, Statement};
+use super::claims::{Claim, Claims, Counting};
 use super::digest::Digest;
 use super::expected::Expectation;
 use super::manifest::{MANIFEST_BYTES_MAX, MANIFEST_NAME, Manifest, ManifestFile};
@@ -31,15 +31,15 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::Protocol;
 use crate::options::{Location, StoreOptions};
 use crate::storage::Source;
-use crate::sync::detached::Underway;
-use crate::sync::parallel::side_by_side;
+use crate::sync::detached::PendingOps;
+use crate::sync::parallel::parallel_map;
 
 /// Number of concurrent requests; each is small and takes a round trip.
 const ASKED_AT_A_TIME: usize = 64;
 
 /// Source to look up.
 #[derive(Debug)]
-pub(super) struct Asked<'a> {
+pub(super) struct Lookup<'a> {
     pub(super) source: &'a ShardSource,
     /// Folder with the manifest and the signature that cover the source.
     pub(super) folder: Location,
@@ -47,7 +47,7 @@ pub(super) struct Asked<'a> {
 
 /// Scope of a lookup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Reach {
+pub(super) enum LookupScope {
     /// Asks for each source until one authority knows it.
     First,
     /// Like `First`, counting only accepted algorithms; an unreachable authority is an error unless
@@ -59,9 +59,9 @@ pub(super) enum Reach {
     AllButSignatures,
 }
 
-impl Reach {
+impl LookupScope {
     /// Returns whether further authorities are to be asked.
-    fn goes_on(self, known: &Known) -> bool {
+    fn goes_on(self, known: &Claims) -> bool {
         match self {
             Self::First => !known.suffices(Counting::All),
             Self::Needed(counting) => !known.suffices(counting),
@@ -105,7 +105,7 @@ impl FoundManifest {
 /// - If `choice` is strict and no other authority has a digest, the error that kept a store from
 ///   stating its checksum.
 pub fn find(checkpoint: &Checkpoint, choice: &Verify) -> Result<Vec<Expectation>> {
-    find_now(checkpoint, choice, false, &Underway::default())
+    find_now(checkpoint, choice, false, &PendingOps::default())
 }
 
 /// Requires that `checkpoint` consists of the files that a manifest lists, if `choice` names one:
@@ -125,9 +125,9 @@ pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
         return Ok(());
     };
     let store = StoreOptions::default();
-    let nearby = Nearby::of(checkpoint.shards().iter().map(Shard::source), &store)
+    let sidecars = Sidecars::of(checkpoint.shards().iter().map(Shard::source), &store)
         .following(checkpoint.follows_symlinks());
-    let manifest = chosen(&Location::parse(location)?, &nearby)?;
+    let manifest = chosen(&Location::parse(location)?, &sidecars)?;
     require_manifest_files(checkpoint, &manifest, checkpoint.is_whole())
 }
 
@@ -145,46 +145,48 @@ fn require_manifest_files(
     Ok(())
 }
 
-/// Implements [`find`], and records in `underway` what it waits for. Tensors that were selected
+/// Implements [`find`], and records in `pending` what it waits for. Tensors that were selected
 /// `by_name` need not be all that a manifest lists.
 pub(super) fn find_now(
     checkpoint: &Checkpoint,
     choice: &Verify,
     by_name: bool,
-    underway: &Underway,
+    pending: &PendingOps,
 ) -> Result<Vec<Expectation>> {
     let shards = checkpoint.shards();
-    let asked: Vec<_> = shards
+    let lookup: Vec<_> = shards
         .iter()
-        .map(|shard| Asked {
+        .map(|shard| Lookup {
             source: shard.source(),
             folder: checkpoint.folder_of(shard),
         })
         .collect();
     let store = StoreOptions::default();
-    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), &store)
+    let sidecars = Sidecars::of(lookup.iter().map(|lookup| lookup.source), &store)
         .following(checkpoint.follows_symlinks())
-        .telling(underway);
+        .telling(pending);
     let counting = Counting::of(choice);
-    let what_there_is = |reach| {
-        let manifests = manifests(&asked, &nearby)?;
+    let what_there_is = |scope| {
+        let manifests = manifests(&lookup, &sidecars)?;
         if let Some(index) = checkpoint.index() {
             let beside = manifests.first().and_then(Option::as_deref);
-            index::compare_beside(index, beside, choice, &nearby)?;
+            index::compare_beside(index, beside, choice, &sidecars)?;
         }
-        gather(&asked, &manifests, reach, &nearby)
+        gather(&lookup, &manifests, scope, &sidecars)
     };
     let known: Vec<_> = match choice {
         Verify::Off => {
             let why = "verification is off".to_owned();
             return Ok(vec![Expectation::Nothing { why }; shards.len()]);
         }
-        Verify::Auto => what_there_is(Reach::First)?,
-        Verify::Require | Verify::Sha256(None) => what_there_is(Reach::Needed(counting))?,
+        Verify::Auto => what_there_is(LookupScope::First)?,
+        Verify::Require | Verify::Sha256(None) => what_there_is(LookupScope::Needed(counting))?,
         Verify::Manifest(location) | Verify::Sha256(Some(location)) => {
-            let found = chosen(&Location::parse(location)?, &nearby)?;
+            let found = chosen(&Location::parse(location)?, &sidecars)?;
             require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
-            let said = asked.iter().map(|asked| of_manifest(asked, Some(&found)));
+            let said = lookup
+                .iter()
+                .map(|lookup| of_manifest(lookup, Some(&found)));
             said.collect()
         }
     };
@@ -195,8 +197,8 @@ pub(super) fn find_now(
 }
 
 /// Reads the manifest that the caller requested.
-pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundManifest> {
-    let text = nearby.read(location, MANIFEST_BYTES_MAX)?;
+pub(super) fn chosen(location: &Location, sidecars: &Sidecars<'_>) -> Result<FoundManifest> {
+    let text = sidecars.read(location, MANIFEST_BYTES_MAX)?;
     let text = text.ok_or_else(|| {
         Error::new(ErrorKind::NotFound, "there is no manifest")
             .with_location(location)
@@ -206,9 +208,9 @@ pub(super) fn chosen(location: &Location, nearby: &Nearby<'_>) -> Result<FoundMa
 }
 
 /// Reads the manifest in a folder, if there is one.
-pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<FoundManifest>> {
+pub(super) fn beside(folder: &Location, sidecars: &Sidecars<'_>) -> Result<Option<FoundManifest>> {
     let location = folder.join(MANIFEST_NAME);
-    let text = nearby.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
+    let text = sidecars.read_in(folder, &location, MANIFEST_BYTES_MAX)?;
     text.map(|text| parsed(location, &text)).transpose()
 }
 
@@ -219,54 +221,54 @@ fn parsed(location: Location, text: &[u8]) -> Result<FoundManifest> {
 
 /// Reads the manifest in the folder of each source.
 pub(super) fn manifests(
-    asked: &[Asked<'_>],
-    nearby: &Nearby<'_>,
+    lookup: &[Lookup<'_>],
+    sidecars: &Sidecars<'_>,
 ) -> Result<Vec<Option<Arc<FoundManifest>>>> {
-    per_folder(asked, |folder| beside(folder, nearby))
+    per_folder(lookup, |folder| beside(folder, sidecars))
 }
 
 /// Calls `find` once for each distinct folder, and returns its result for each source.
 fn per_folder<T: Send + Sync>(
-    asked: &[Asked<'_>],
+    lookup: &[Lookup<'_>],
     find: impl Fn(&Location) -> Result<Option<T>> + Sync,
 ) -> Result<Vec<Option<Arc<T>>>> {
     let mut folders: Vec<&Location> = Vec::new();
-    for asked in asked {
-        if !folders.contains(&&asked.folder) {
-            folders.push(&asked.folder);
+    for lookup in lookup {
+        if !folders.contains(&&lookup.folder) {
+            folders.push(&lookup.folder);
         }
     }
-    let found = side_by_side(&folders, ASKED_AT_A_TIME, |folder| {
+    let found = parallel_map(&folders, ASKED_AT_A_TIME, |folder| {
         find(folder).map(|found| found.map(Arc::new))
     });
     let found = found.into_iter().collect::<Result<Vec<_>>>()?;
-    let of_folder = |asked: &Asked<'_>| {
-        let at = folders.iter().position(|folder| **folder == asked.folder);
+    let of_folder = |lookup: &Lookup<'_>| {
+        let at = folders.iter().position(|folder| **folder == lookup.folder);
         at.and_then(|at| found[at].clone())
     };
-    Ok(asked.iter().map(of_folder).collect())
+    Ok(lookup.iter().map(of_folder).collect())
 }
 
 /// Collects the statements about each source.
 pub(super) fn gather(
-    asked: &[Asked<'_>],
+    lookup: &[Lookup<'_>],
     manifests: &[Option<Arc<FoundManifest>>],
-    reach: Reach,
-    nearby: &Nearby<'_>,
-) -> Result<Vec<Known>> {
-    let manifests = asked.iter().zip(manifests);
+    scope: LookupScope,
+    sidecars: &Sidecars<'_>,
+) -> Result<Vec<Claims>> {
+    let manifests = lookup.iter().zip(manifests);
     let mut known: Vec<_> = manifests
-        .map(|(asked, manifest)| of_manifest(asked, manifest.as_deref()))
+        .map(|(lookup, manifest)| of_manifest(lookup, manifest.as_deref()))
         .collect();
-    let open = |known: &[Known]| -> Vec<usize> {
-        let is_open = |at: &usize| reach.goes_on(&known[*at]);
+    let open = |known: &[Claims]| -> Vec<usize> {
+        let is_open = |at: &usize| scope.goes_on(&known[*at]);
         (0..known.len()).filter(is_open).collect()
     };
     let left = open(&known);
-    let said = side_by_side(&left, ASKED_AT_A_TIME, |&at| {
-        let source = asked[at].source;
-        let ask = || of_place(source, nearby);
-        nearby.underway().during(source.location(), ask)
+    let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
+        let source = lookup[at].source;
+        let ask = || of_place(source, sidecars);
+        sidecars.pending().during(source.location(), ask)
     });
     let mut failures = Vec::new();
     for (at, said) in left.into_iter().zip(said) {
@@ -280,24 +282,24 @@ pub(super) fn gather(
             }
         }
     }
-    if reach == Reach::AllButSignatures {
+    if scope == LookupScope::AllButSignatures {
         return Ok(known);
     }
     let left = open(&known);
     let signers: Vec<_> = left
         .iter()
-        .map(|&at| Asked {
-            source: asked[at].source,
-            folder: asked[at].folder.clone(),
+        .map(|&at| Lookup {
+            source: lookup[at].source,
+            folder: lookup[at].folder.clone(),
         })
         .collect();
-    let signed = per_folder(&signers, |folder| signature::beside(folder, nearby))?;
+    let signed = per_folder(&signers, |folder| signature::beside(folder, sidecars))?;
     for (at, signed) in left.into_iter().zip(signed) {
-        let (file, folder) = (asked[at].source.location(), &asked[at].folder);
+        let (file, folder) = (lookup[at].source.location(), &lookup[at].folder);
         known[at].take(signature::of_file(file, folder, signed.as_deref()));
     }
     // No authority said that there is no digest: the request failed.
-    let needed = |at: usize| matches!(reach, Reach::Needed(_)) && reach.goes_on(&known[at]);
+    let needed = |at: usize| matches!(scope, LookupScope::Needed(_)) && scope.goes_on(&known[at]);
     match failures.into_iter().find(|(at, _)| needed(*at)) {
         Some((_, error)) => Err(error),
         None => Ok(known),
@@ -305,13 +307,13 @@ pub(super) fn gather(
 }
 
 /// Returns the statement of a manifest about a source.
-pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -> Known {
-    let mut known = Known::default();
+pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>) -> Claims {
+    let mut known = Claims::default();
     known.take(match manifest {
         None => Err(format!("there is no {MANIFEST_NAME}")),
         Some(found) => {
-            let file = found.file(asked.source.location(), &asked.folder);
-            file.map(|file| Statement::of_manifest(found.by(), file))
+            let file = found.file(lookup.source.location(), &lookup.folder);
+            file.map(|file| Claim::of_manifest(found.by(), file))
                 .ok_or_else(|| format!("the manifest {} does not list it", found.location))
         }
     });
@@ -324,9 +326,9 @@ pub(super) fn of_manifest(asked: &Asked<'_>, manifest: Option<&FoundManifest>) -
     not(feature = "object"),
     expect(clippy::unnecessary_wraps, reason = "requests to stores can fail")
 )]
-fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statement, String>> {
+fn of_place(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Claim, String>> {
     match source {
-        ShardSource::File(file) => Ok(hub::of_file(file, nearby)),
+        ShardSource::File(file) => Ok(hub::of_file(file, sidecars)),
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
@@ -346,10 +348,10 @@ fn of_place(source: &ShardSource, nearby: &Nearby<'_>) -> Result<Result<Statemen
 /// Digests by file name.
 pub(super) type Named = BTreeMap<String, Digest>;
 
-impl Known {
-    fn take(&mut self, said: Result<Statement, String>) {
+impl Claims {
+    fn take(&mut self, said: Result<Claim, String>) {
         match said {
-            Ok(statement) => self.statements.push(statement),
+            Ok(claim) => self.claims.push(claim),
             Err(silent) => self.silent.push(silent),
         }
     }

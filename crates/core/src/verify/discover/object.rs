@@ -6,7 +6,7 @@
 //! `x-goog-hash: crc32c=…,md5=…`, of the bytes as they are stored (Cloud Storage, "HTTP headers").
 
 use crate::options::Protocol;
-use crate::verify::claims::Statement;
+use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
 
 const S3: [(&str, Algorithm); 3] = [
@@ -19,7 +19,7 @@ const S3: [(&str, Algorithm); 3] = [
 pub(super) fn of_headers(
     protocol: Option<Protocol>,
     stated: &[(&str, String)],
-) -> Result<Statement, String> {
+) -> Result<Claim, String> {
     let digests = match protocol {
         Some(Protocol::S3) => of_s3(stated),
         Some(Protocol::Gcs) => of_gcs(stated),
@@ -31,7 +31,7 @@ pub(super) fn of_headers(
         .iter()
         .map(|digest| title(digest.algorithm()))
         .collect();
-    Ok(Statement::of_whole(
+    Ok(Claim::of_whole(
         format!("the object's own {}", names.join(" and ")),
         digests,
     ))
@@ -125,8 +125,8 @@ mod tests {
             .iter()
             .map(|(name, value)| (*name, (*value).to_owned()))
             .collect();
-        let statement = of_headers(Some(protocol), &stated)?;
-        Ok(statement.whole.iter().map(ToString::to_string).collect())
+        let claim = of_headers(Some(protocol), &stated)?;
+        Ok(claim.whole.iter().map(ToString::to_string).collect())
     }
 
     #[test]

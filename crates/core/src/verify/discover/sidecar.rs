@@ -7,10 +7,10 @@ use crate::checkpoint::ShardSource;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
 use crate::options::{Location, Protocol, StoreOptions};
-use crate::storage::{FileSource, Root, Source};
+use crate::storage::{ConfinedDir, FileSource, Source};
 #[cfg(feature = "object")]
 use crate::storage::{ObjectSource, Remote};
-use crate::sync::detached::Underway;
+use crate::sync::detached::PendingOps;
 
 /// Length of the first read of an object, bytes: holds most manifests.
 #[cfg(feature = "object")]
@@ -18,17 +18,17 @@ const FIRST_BYTES: u64 = 1 << 20;
 
 /// Access to files beside a checkpoint.
 #[derive(Debug)]
-pub(in crate::verify) struct Nearby<'a> {
+pub(in crate::verify) struct Sidecars<'a> {
     store: &'a StoreOptions,
     /// True if links in a folder may lead out of it.
     follow_symlinks: bool,
-    underway: Underway,
+    pending: PendingOps,
     /// Threads and stores of the checkpoint itself.
     #[cfg(feature = "object")]
     remote: Option<Arc<Remote>>,
 }
 
-impl<'a> Nearby<'a> {
+impl<'a> Sidecars<'a> {
     /// Reaches files the way the sources are reached, and files elsewhere as `store` says.
     pub(in crate::verify) fn of<'s>(
         sources: impl IntoIterator<Item = &'s ShardSource>,
@@ -43,7 +43,7 @@ impl<'a> Nearby<'a> {
             Self {
                 store,
                 follow_symlinks: false,
-                underway: Underway::default(),
+                pending: PendingOps::default(),
                 remote,
             }
         }
@@ -53,7 +53,7 @@ impl<'a> Nearby<'a> {
             Self {
                 store,
                 follow_symlinks: false,
-                underway: Underway::default(),
+                pending: PendingOps::default(),
             }
         }
     }
@@ -65,14 +65,14 @@ impl<'a> Nearby<'a> {
     }
 
     /// Sets where the operations in progress are recorded.
-    pub(super) fn telling(mut self, underway: &Underway) -> Self {
-        self.underway = underway.clone();
+    pub(super) fn telling(mut self, pending: &PendingOps) -> Self {
+        self.pending = pending.clone();
         self
     }
 
     /// Returns the record of operations in progress.
-    pub(super) fn underway(&self) -> &Underway {
-        &self.underway
+    pub(super) fn pending(&self) -> &PendingOps {
+        &self.pending
     }
 
     /// Reads all of a file that the caller did not name, if it exists in `folder`. If it is a link,
@@ -91,10 +91,10 @@ impl<'a> Nearby<'a> {
         bytes_max: u64,
     ) -> Result<Option<Vec<u8>>> {
         let root = || match location.as_path() {
-            Some(_) if !self.follow_symlinks => Root::open(folder).map(Some),
+            Some(_) if !self.follow_symlinks => ConfinedDir::open(folder).map(Some),
             _ => Ok(None),
         };
-        let found = self.underway.during(location, || {
+        let found = self.pending.during(location, || {
             self.read_now(root()?.as_ref(), location, bytes_max)
         });
         match if_there(found) {
@@ -118,12 +118,12 @@ impl<'a> Nearby<'a> {
         bytes_max: u64,
     ) -> Result<Option<Vec<u8>>> {
         let read = || self.read_now(None, location, bytes_max);
-        if_there(self.underway.during(location, read))
+        if_there(self.pending.during(location, read))
     }
 
     fn read_now(
         &self,
-        root: Option<&Root>,
+        root: Option<&ConfinedDir>,
         location: &Location,
         bytes_max: u64,
     ) -> Result<Vec<u8>> {

@@ -14,10 +14,10 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
 use super::Named;
-use super::sidecar::Nearby;
+use super::sidecar::Sidecars;
 use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::Location;
-use crate::verify::claims::Statement;
+use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
 use crate::verify::json_error::wrong_json;
 use crate::verify::manifest::{clipped, wrong_name};
@@ -41,9 +41,9 @@ pub(super) struct Signed {
 }
 
 /// Reads the signature in a folder, if there is one.
-pub(super) fn beside(folder: &Location, nearby: &Nearby<'_>) -> Result<Option<Signed>> {
+pub(super) fn beside(folder: &Location, sidecars: &Sidecars<'_>) -> Result<Option<Signed>> {
     let location = folder.join(NAME);
-    let Some(text) = nearby.read_in(folder, &location, BYTES_MAX)? else {
+    let Some(text) = sidecars.read_in(folder, &location, BYTES_MAX)? else {
         return Ok(None);
     };
     let files = parse(&text).map_err(|error| error.with_location(&location))?;
@@ -56,14 +56,14 @@ pub(super) fn of_file(
     file: &Location,
     folder: &Location,
     signed: Option<&Signed>,
-) -> Result<Statement, String> {
+) -> Result<Claim, String> {
     let signed = signed.ok_or_else(|| format!("there is no {NAME}"))?;
     let files = signed.files.as_ref().map_err(Clone::clone)?;
     let name = file.below(folder);
     let digest = name.and_then(|name| files.get(&name));
     let by = format!("digests in {}", signed.location);
     digest
-        .map(|digest| Statement::of_whole(by, vec![*digest]))
+        .map(|digest| Claim::of_whole(by, vec![*digest]))
         .ok_or_else(|| format!("{} does not list it", signed.location))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::report::Mismatch;
-use crate::verify::claims::{Known, Statement};
+use crate::verify::claims::{Claim, Claims};
 use crate::verify::digest::{Algorithm, Digest};
 
 /// Byte range of a file: begin and end.
@@ -27,14 +27,11 @@ pub(super) struct Computed {
 
 impl Wanted {
     /// Returns everything needed to compare with `known`.
-    pub(super) fn of(known: &Known) -> Self {
+    pub(super) fn of(known: &Claims) -> Self {
         let mut wanted = Self::default();
-        for statement in &known.statements {
-            add(
-                &mut wanted.whole,
-                statement.whole.iter().map(Digest::algorithm),
-            );
-            for said in statement.tensors.values() {
+        for claim in &known.claims {
+            add(&mut wanted.whole, claim.whole.iter().map(Digest::algorithm));
+            for said in claim.tensors.values() {
                 let algorithms = said.digests.iter().map(Digest::algorithm);
                 wanted.span(&said.range, algorithms);
             }
@@ -72,13 +69,13 @@ fn add(all: &mut Vec<Algorithm>, more: impl IntoIterator<Item = Algorithm>) {
 }
 
 /// Returns the lengths that differ: then nothing else needs to be computed.
-pub(super) fn lengths(len: u64, known: &Known) -> Vec<Mismatch> {
-    let other = known.statements.iter().filter_map(|statement| {
-        let expected = statement.len.filter(|&expected| expected != len)?;
+pub(super) fn lengths(len: u64, known: &Claims) -> Vec<Mismatch> {
+    let other = known.claims.iter().filter_map(|claim| {
+        let expected = claim.len.filter(|&expected| expected != len)?;
         Some(Mismatch {
             tensor: None,
             range: len.min(expected)..len.max(expected),
-            by: statement.by.clone(),
+            by: claim.by.clone(),
             expected: format!("{expected} bytes"),
             found: format!("{len} bytes"),
         })
@@ -87,21 +84,21 @@ pub(super) fn lengths(len: u64, known: &Known) -> Vec<Mismatch> {
 }
 
 /// Returns everything that differs in a file of `len` bytes.
-pub(super) fn contents(len: u64, known: &Known, computed: &Computed) -> Vec<Mismatch> {
-    let each = known.statements.iter();
-    each.flat_map(|statement| of_statement(len, statement, computed))
+pub(super) fn contents(len: u64, known: &Claims, computed: &Computed) -> Vec<Mismatch> {
+    let each = known.claims.iter();
+    each.flat_map(|claim| of_statement(len, claim, computed))
         .collect()
 }
 
-fn of_statement(len: u64, statement: &Statement, computed: &Computed) -> Vec<Mismatch> {
+fn of_statement(len: u64, claim: &Claim, computed: &Computed) -> Vec<Mismatch> {
     let mismatch = |tensor, range, (expected, found): (Digest, Option<Digest>)| Mismatch {
         tensor,
         range,
-        by: statement.by.clone(),
+        by: claim.by.clone(),
         expected: expected.to_string(),
         found: found.map_or_else(|| "nothing".to_owned(), |found| found.to_string()),
     };
-    let mut tensors: Vec<_> = statement.tensors.iter().collect();
+    let mut tensors: Vec<_> = claim.tensors.iter().collect();
     tensors.sort_by_key(|(_, said)| (said.range.start, said.range.end));
     let mut mismatches = Vec::new();
     for (name, said) in tensors {
@@ -113,9 +110,9 @@ fn of_statement(len: u64, statement: &Statement, computed: &Computed) -> Vec<Mis
     }
     // A differing tensor explains a differing whole.
     if mismatches.is_empty()
-        && let Some(other) = first_other(&statement.whole, &computed.whole)
+        && let Some(other) = first_other(&claim.whole, &computed.whole)
     {
-        mismatches.push(mismatch(None, outside(len, statement), other));
+        mismatches.push(mismatch(None, outside(len, claim), other));
     }
     mismatches
 }
@@ -131,8 +128,8 @@ fn first_other(expected: &[Digest], found: &[Digest]) -> Option<(Digest, Option<
 
 /// Returns the range of the bytes outside of tensors, from the first to the last: in a whole file
 /// with good tensors, its header.
-fn outside(len: u64, statement: &Statement) -> Range<u64> {
-    let mut spans: Vec<_> = statement
+fn outside(len: u64, claim: &Claim) -> Range<u64> {
+    let mut spans: Vec<_> = claim
         .tensors
         .values()
         .map(|said| (said.range.start, said.range.end))
@@ -153,7 +150,7 @@ fn outside(len: u64, statement: &Statement) -> Range<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::claims::TensorStatement;
+    use crate::verify::claims::TensorClaim;
 
     fn digest(byte: u8) -> Digest {
         Digest::new(Algorithm::Crc64Nvme, &[byte; 8]).expect("8 bytes")
@@ -164,12 +161,12 @@ mod tests {
     }
 
     /// Returns the digests of a file of 100 bytes with a header of 20 and two tensors.
-    fn known() -> Known {
-        let tensor = |range, byte| TensorStatement {
+    fn known() -> Claims {
+        let tensor = |range, byte| TensorClaim {
             range,
             digests: vec![digest(byte), sha(byte)],
         };
-        let statement = Statement {
+        let claim = Claim {
             by: "m".to_owned(),
             len: Some(100),
             whole: vec![digest(1), sha(1)],
@@ -177,8 +174,8 @@ mod tests {
                 .map(|(name, said)| (name.to_owned(), said))
                 .into(),
         };
-        Known {
-            statements: vec![statement, Statement::of_whole("o", vec![digest(1)])],
+        Claims {
+            claims: vec![claim, Claim::of_whole("o", vec![digest(1)])],
             silent: Vec::new(),
         }
     }
@@ -250,6 +247,6 @@ mod tests {
         assert_eq!(wanted.spans.len(), 2);
         wanted.span(&(20..60), Algorithm::ALL);
         assert_eq!(wanted.spans[&(20, 60)].len(), 3);
-        assert!(Wanted::of(&Known::default()).is_empty());
+        assert!(Wanted::of(&Claims::default()).is_empty());
     }
 }

@@ -126,9 +126,9 @@ impl<'a> Spans<'a> {
             };
             several.take(&bytes[inside(span.0)..inside(span.1)]);
         }
-        let over = self.running.extract_if(.., |(span, _)| span.1 <= end);
+        let cancel = self.running.extract_if(.., |(span, _)| span.1 <= end);
         self.done
-            .extend(over.map(|(span, several)| (span, several.finish())));
+            .extend(cancel.map(|(span, several)| (span, several.finish())));
     }
 
     /// Returns all digests. Empty ranges at the end of the file have not begun, and are added here.
@@ -150,11 +150,11 @@ impl<'a> Spans<'a> {
 /// Errors of reading, [`ErrorKind::Changed`], [`ErrorKind::Cancelled`], [`ErrorKind::OutOfMemory`]
 /// if no thread can be started.
 pub(super) fn compute(source: &ShardSource, wanted: &Wanted, shared: &Shared) -> Result<Computed> {
-    let over = AtomicBool::new(false);
+    let cancel = AtomicBool::new(false);
     let computed = std::thread::scope(|scope| {
-        let computed = in_order(scope, source, wanted, shared, &over);
+        let computed = in_order(scope, source, wanted, shared, &cancel);
         // Ends readers that wait for a cancelled or failed file.
-        over.store(true, Ordering::Relaxed);
+        cancel.store(true, Ordering::Relaxed);
         computed
     })?;
     match source {
@@ -170,9 +170,9 @@ fn in_order<'scope, 'env>(
     source: &'env ShardSource,
     wanted: &'env Wanted,
     shared: &'env Shared,
-    over: &'env AtomicBool,
+    cancel: &'env AtomicBool,
 ) -> Result<Computed> {
-    let readers = read(scope, source, over)?;
+    let readers = read(scope, source, cancel)?;
     let (sender, receiver) = bounded::<Arc<Vec<u8>>>(WINDOWS_WAITING);
     let whole = Builder::new()
         .spawn_scoped(scope, move || {
@@ -216,7 +216,7 @@ fn in_order<'scope, 'env>(
 fn read<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     source: &'env ShardSource,
-    over: &'env AtomicBool,
+    cancel: &'env AtomicBool,
 ) -> Result<Vec<Receiver<Result<Vec<u8>>>>> {
     let most = match source {
         ShardSource::File(_) => READS_NEAR,
@@ -229,7 +229,7 @@ fn read<'scope, 'env>(
         let (sender, receiver): (Sender<Result<Vec<u8>>>, _) = bounded(1);
         let work = move || {
             for range in windows(source.len()).skip(first).step_by(count) {
-                if over.load(Ordering::Relaxed) {
+                if cancel.load(Ordering::Relaxed) {
                     return;
                 }
                 let len = usize::try_from(range.end - range.start).expect("a window");

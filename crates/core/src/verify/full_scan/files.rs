@@ -9,18 +9,18 @@ use super::compute::compute;
 use super::report::{FileError, FileOutcome, FileReport};
 use super::signed::unsigned;
 use super::{Shared, SignedFiles, VerifyOptions, cancelled, target};
-use crate::checkpoint::{OpenOptions, Outline, ShardSource, read_header};
+use crate::checkpoint::{FileSet, OpenOptions, ShardSource, read_header};
 use crate::error::{Error, ErrorKind, Result};
 use crate::format::Header;
 use crate::options::{Location, StoreOptions};
 use crate::storage::Source;
 #[cfg(feature = "object")]
 use crate::storage::{ObjectSource, unversioned_note};
-use crate::sync::parallel::side_by_side;
-use crate::verify::claims::Known;
+use crate::sync::parallel::parallel_map;
+use crate::verify::claims::Claims;
 use crate::verify::digest::Algorithm;
 use crate::verify::discover::{
-    Asked, FoundManifest, Nearby, Reach, SIGNATURE_NAME, beside, chosen, gather,
+    FoundManifest, Lookup, LookupScope, SIGNATURE_NAME, Sidecars, beside, chosen, gather,
 };
 use crate::verify::manifest::{MANIFEST_NAME, ManifestFile, ManifestTensor};
 
@@ -54,7 +54,7 @@ pub(super) struct Subject {
     /// True if the file goes into the manifest to write.
     is_recorded: bool,
     opened: Result<Open, FileError>,
-    known: Known,
+    known: Claims,
 }
 
 /// File that could be opened.
@@ -84,29 +84,29 @@ impl Found {
         options: &VerifyOptions,
         opening: &OpenOptions,
     ) -> Result<Self> {
-        let nearby = Nearby::of([], &opening.store).following(opening.follow_symlinks);
-        let (outline, failed) = outline_of(location, opening)?;
-        let target = target(options, location, &outline.folder)?;
-        let manifest = manifest(&outline, options, target.as_ref(), &nearby)?;
-        let named = named(&outline, manifest.as_deref(), options.signed.as_ref());
+        let sidecars = Sidecars::of([], &opening.store).following(opening.follow_symlinks);
+        let (file_set, failed) = outline_of(location, opening)?;
+        let target = target(options, location, &file_set.folder)?;
+        let manifest = manifest(&file_set, options, target.as_ref(), &sidecars)?;
+        let named = named(&file_set, manifest.as_deref(), options.signed.as_ref());
         if let Some(error) = failed.filter(|_| named.is_empty()) {
             return Err(error);
         }
         let (mut unsigned, mut notes) = (Vec::new(), Vec::new());
         if let Some(signed) = &options.signed {
             signed.check()?;
-            let (others, note) = signed.others(&outline)?;
+            let (others, note) = signed.others(&file_set)?;
             unsigned.extend(others);
             unsigned.retain(|name| !named.contains_key(name));
             notes.extend(note);
         }
-        notes.extend(in_the_way(&outline, target.as_deref()));
+        notes.extend(in_the_way(&file_set, target.as_deref()));
         let about = About {
             manifest: manifest.as_ref(),
             signed: options.signed.as_ref(),
             is_written: target.is_some(),
         };
-        let subjects = subjects(&outline, named, &about, &opening.store)?;
+        let subjects = subjects(&file_set, named, &about, &opening.store)?;
         #[cfg(feature = "object")]
         notes.extend(unversioned_note(
             subjects.iter().filter_map(Subject::object),
@@ -125,21 +125,21 @@ impl Found {
 pub(super) fn outline_of(
     location: &Location,
     opening: &OpenOptions,
-) -> Result<(Outline, Option<Error>)> {
-    match Outline::find(location, opening) {
-        Ok(outline) => Ok((outline, None)),
-        Err(error) if is_bad(&error) => Ok((Outline::of_folder(location, opening)?, Some(error))),
+) -> Result<(FileSet, Option<Error>)> {
+    match FileSet::find(location, opening) {
+        Ok(file_set) => Ok((file_set, None)),
+        Err(error) if is_bad(&error) => Ok((FileSet::of_folder(location, opening)?, Some(error))),
         Err(error) => Err(error),
     }
 }
 
 /// Returns a note if the manifest will be written beside a signature.
-fn in_the_way(outline: &Outline, target: Option<&Path>) -> Option<String> {
+fn in_the_way(file_set: &FileSet, target: Option<&Path>) -> Option<String> {
     let folder = |path: &Path| match path {
         path if path.as_os_str().is_empty() => Path::new(".").canonicalize().ok(),
         path => path.canonicalize().ok(),
     };
-    let own = folder(outline.folder.as_path()?)?;
+    let own = folder(file_set.folder.as_path()?)?;
     let is_beside = folder(target?.parent()?)? == own;
     let is_signed = own.join(SIGNATURE_NAME).symlink_metadata().is_ok();
     (is_beside && is_signed).then(|| {
@@ -178,52 +178,52 @@ fn is_bad(error: &Error) -> bool {
 
 /// Reads the manifest to compare with, unless it is going to be replaced.
 fn manifest(
-    outline: &Outline,
+    file_set: &FileSet,
     options: &VerifyOptions,
     target: Option<&PathBuf>,
-    nearby: &Nearby<'_>,
+    sidecars: &Sidecars<'_>,
 ) -> Result<Option<Arc<FoundManifest>>> {
     if let Some(location) = &options.manifest {
-        return chosen(location, nearby).map(|found| Some(Arc::new(found)));
+        return chosen(location, sidecars).map(|found| Some(Arc::new(found)));
     }
     let is_target = |path: PathBuf| target == Some(&path);
-    let place = outline
+    let place = file_set
         .folder
         .as_path()
         .map(|folder| folder.join(MANIFEST_NAME));
     if place.is_some_and(is_target) {
         return Ok(None);
     }
-    beside(&outline.folder, nearby).map(|found| found.map(Arc::new))
+    beside(&file_set.folder, sidecars).map(|found| found.map(Arc::new))
 }
 
 /// Returns the files that belong to the checkpoint: its own, and, for a folder, those of the
 /// manifest and the signature.
 fn named(
-    outline: &Outline,
+    file_set: &FileSet,
     manifest: Option<&FoundManifest>,
     signed: Option<&SignedFiles>,
 ) -> Named {
     let name = |file: &Location| {
-        let below = file.below(&outline.folder);
+        let below = file.below(&file_set.folder);
         below.unwrap_or_else(|| file.file_name().to_owned())
     };
-    let shards = outline.shards.iter().map(|file| (file, true));
-    let index = outline.index.iter().map(|file| (file, false));
+    let shards = file_set.shards.iter().map(|file| (file, true));
+    let index = file_set.index.iter().map(|file| (file, false));
     let mut named: Named = shards
         .chain(index)
         .map(|(file, is_shard)| (name(file), Belonging::new(file.clone(), is_shard)))
         .collect();
-    if outline.is_folder {
+    if file_set.is_folder {
         for (name, file) in manifest.iter().flat_map(|found| &found.manifest.files) {
             let is_shard = !file.tensors.is_empty();
             named
                 .entry(name.clone())
-                .or_insert_with(|| Belonging::new(outline.folder.join(name), is_shard));
+                .or_insert_with(|| Belonging::new(file_set.folder.join(name), is_shard));
         }
         for name in signed.iter().flat_map(|signed| signed.files.keys()) {
             named.entry(name.clone()).or_insert_with(|| Belonging {
-                location: outline.folder.join(name),
+                location: file_set.folder.join(name),
                 is_shard: false,
                 is_recorded: false,
             });
@@ -244,38 +244,38 @@ impl Belonging {
 
 /// Opens all files and looks up their digests, many at a time.
 fn subjects(
-    outline: &Outline,
+    file_set: &FileSet,
     named: Named,
     about: &About<'_>,
     store: &StoreOptions,
 ) -> Result<Vec<Subject>> {
     let files: Vec<_> = named.into_iter().collect();
-    let opened = side_by_side(&files, OPENED_AT_A_TIME, |(_, file)| {
-        open(outline, &file.location, file.is_shard)
+    let opened = parallel_map(&files, OPENED_AT_A_TIME, |(_, file)| {
+        open(file_set, &file.location, file.is_shard)
     });
     let sources = opened.iter().flatten().map(|open| &open.source);
-    let asked: Vec<_> = sources
-        .map(|source| Asked {
+    let lookup: Vec<_> = sources
+        .map(|source| Lookup {
             source,
-            folder: outline.folder.clone(),
+            folder: file_set.folder.clone(),
         })
         .collect();
-    let nearby = Nearby::of(asked.iter().map(|asked| asked.source), store)
-        .following(outline.follows_symlinks());
-    let manifests = vec![about.manifest.cloned(); asked.len()];
-    let reach = match about.signed {
-        Some(_) => Reach::AllButSignatures,
-        None => Reach::All,
+    let sidecars = Sidecars::of(lookup.iter().map(|lookup| lookup.source), store)
+        .following(file_set.follows_symlinks());
+    let manifests = vec![about.manifest.cloned(); lookup.len()];
+    let scope = match about.signed {
+        Some(_) => LookupScope::AllButSignatures,
+        None => LookupScope::All,
     };
-    let mut known = gather(&asked, &manifests, reach, &nearby)?.into_iter();
+    let mut known = gather(&lookup, &manifests, scope, &sidecars)?.into_iter();
     let each = files.into_iter().zip(opened);
     let subjects = each.map(|((name, file), opened)| {
         let mut known = match &opened {
             Ok(_) => known.next().unwrap_or_default(),
-            Err(_) => Known::default(),
+            Err(_) => Claims::default(),
         };
-        let signed = about.signed.and_then(|it| it.of_file(&name, outline));
-        known.statements.extend(signed);
+        let signed = about.signed.and_then(|it| it.of_file(&name, file_set));
+        known.claims.extend(signed);
         Subject {
             is_shard: file.is_shard,
             extra: about.extra(&name),
@@ -288,8 +288,10 @@ fn subjects(
     Ok(subjects.collect())
 }
 
-fn open(outline: &Outline, location: &Location, is_shard: bool) -> Result<Open, FileError> {
-    let (source, first) = outline.open(location, FIRST_BYTES).map_err(FileError::of)?;
+fn open(file_set: &FileSet, location: &Location, is_shard: bool) -> Result<Open, FileError> {
+    let (source, first) = file_set
+        .open(location, FIRST_BYTES)
+        .map_err(FileError::of)?;
     let header = is_shard.then(|| {
         let read = read_header(&source, first);
         read.map(|(header, _)| header).map_err(FileError::of)
@@ -363,8 +365,8 @@ impl Subject {
             }
         };
         report.bytes = Some(open.source.len());
-        let statements = self.known.statements.iter();
-        report.verified_by = statements.map(|statement| statement.by.clone()).collect();
+        let claims = self.known.claims.iter();
+        report.verified_by = claims.map(|claim| claim.by.clone()).collect();
         let mut entry = None;
         report.mismatches = compare::lengths(open.source.len(), &self.known);
         if self.is_read(open) {
@@ -393,7 +395,7 @@ impl Subject {
             FileOutcome::Extra
         } else if let Some(Err(error)) = &open.header {
             return report.fail(error.clone());
-        } else if self.known.statements.is_empty() {
+        } else if self.known.claims.is_empty() {
             FileOutcome::Unverified
         } else {
             FileOutcome::Matches

@@ -27,7 +27,7 @@ use super::write::{Begun, is_there, write};
 use crate::checkpoint::OpenOptions;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
-use crate::sync::parallel::side_by_side;
+use crate::sync::parallel::parallel_map;
 use files::{Found, Subject};
 
 /// Maximum number of files read concurrently: each is worth two cores, and has memory of its own.
@@ -180,7 +180,7 @@ impl Verification {
         let bytes = found.subjects.iter().map(Subject::bytes_to_read).sum();
         self.shared.bytes_total.store(bytes, Ordering::Relaxed);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let looked = side_by_side(&found.subjects, cores.min(FILES_MAX), |subject| {
+        let looked = parallel_map(&found.subjects, cores.min(FILES_MAX), |subject| {
             subject.look(&self.shared)
         });
         let looked = looked.into_iter().collect::<Result<Vec<_>>>()?;

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use super::files::outline_of;
 use super::walk::below;
-use crate::checkpoint::{OpenOptions, Outline};
+use crate::checkpoint::{FileSet, OpenOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
-use crate::verify::claims::Statement;
+use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
-use crate::verify::discover::{Nearby, SIGNATURE_BYTES_MAX, SIGNATURE_NAME};
+use crate::verify::discover::{SIGNATURE_BYTES_MAX, SIGNATURE_NAME, Sidecars};
 use crate::verify::manifest::wrong_name;
 
 /// Files covered by a checked signature.
@@ -45,10 +45,10 @@ pub fn read_signature(
     opening: impl Into<OpenOptions>,
 ) -> Result<SignatureText> {
     let opening = opening.into();
-    let (outline, _) = outline_of(location, &opening)?;
-    let location = outline.folder.join(SIGNATURE_NAME);
-    let nearby = Nearby::of([], &opening.store).following(opening.follow_symlinks);
-    match nearby.read_in(&outline.folder, &location, SIGNATURE_BYTES_MAX)? {
+    let (file_set, _) = outline_of(location, &opening)?;
+    let location = file_set.folder.join(SIGNATURE_NAME);
+    let sidecars = Sidecars::of([], &opening.store).following(opening.follow_symlinks);
+    match sidecars.read_in(&file_set.folder, &location, SIGNATURE_BYTES_MAX)? {
         Some(text) => Ok(SignatureText { location, text }),
         None => Err(Error::new(ErrorKind::NotFound, "there is no signature")
             .with_location(location)
@@ -81,21 +81,21 @@ impl SignedFiles {
     }
 
     /// Returns the signed digest of a file.
-    pub(super) fn of_file(&self, name: &str, outline: &Outline) -> Option<Statement> {
-        let by = format!("signature {}", outline.folder.join(SIGNATURE_NAME));
+    pub(super) fn of_file(&self, name: &str, file_set: &FileSet) -> Option<Claim> {
+        let by = format!("signature {}", file_set.folder.join(SIGNATURE_NAME));
         let digest = self.files.get(name)?;
-        Some(Statement::of_whole(by, vec![*digest]))
+        Some(Claim::of_whole(by, vec![*digest]))
     }
 
     /// Returns the files in the folder that should be signed and are not, and a note if the list
     /// may be incomplete.
-    pub(super) fn others(&self, outline: &Outline) -> Result<(Vec<String>, Option<String>)> {
-        if !outline.is_folder {
+    pub(super) fn others(&self, file_set: &FileSet) -> Result<(Vec<String>, Option<String>)> {
+        if !file_set.is_folder {
             let note = "only the files of the checkpoint were compared with the signature: give the folder to compare all of its files";
             return Ok((Vec::new(), Some(note.to_owned())));
         }
         let is_known = |name: &str| self.is_ignored(name);
-        let (mut names, note) = below(outline, &is_known)?;
+        let (mut names, note) = below(file_set, &is_known)?;
         names.retain(|name| !self.files.contains_key(name));
         Ok((names, note))
     }

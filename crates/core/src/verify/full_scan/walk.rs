@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::Outline;
+use crate::checkpoint::FileSet;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::Location;
 
@@ -22,16 +22,16 @@ const DEPTH_MAX: usize = 64;
 /// A folder that cannot be listed, since files may be in it. [`ErrorKind::InvalidRequest`] if there
 /// are too many entries or levels.
 pub(super) fn below(
-    outline: &Outline,
+    file_set: &FileSet,
     is_skipped: &dyn Fn(&str) -> bool,
 ) -> Result<(Vec<String>, Option<String>)> {
     let mut names = Vec::new();
-    let mut folders = vec![(outline.folder.clone(), String::new())];
+    let mut folders = vec![(file_set.folder.clone(), String::new())];
     let mut seen = 0;
     while let Some((folder, prefix)) = folders.pop() {
         let level = match folder.as_path() {
             Some(path) => Some(local(&folder, path)?),
-            None => outline.list(&folder)?,
+            None => file_set.list(&folder)?,
         };
         let Some(level) = level else {
             let note = "unsigned files were not searched for: web servers list no folders";
@@ -44,7 +44,7 @@ pub(super) fn below(
                 ErrorKind::InvalidRequest,
                 "too many files and folders are below it",
             )
-            .with_location(&outline.folder)
+            .with_location(&file_set.folder)
             .with_hint("give the folder of the model, without anything else in it"));
         }
         names.extend(level.0.iter().map(path).filter(|name| !is_skipped(name)));
@@ -52,7 +52,7 @@ pub(super) fn below(
         let deeper = deeper.filter(|(_, name)| !is_skipped(name));
         folders.extend(deeper.map(|(folder, name)| (folder, format!("{name}/"))));
     }
-    let is_remote = outline.folder.as_path().is_none();
+    let is_remote = file_set.folder.as_path().is_none();
     let note = "unsigned hidden files were not searched for: listings of stores leave them out";
     Ok((names, is_remote.then(|| note.to_owned())))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 
-use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::builder::{OpenStore, Opening, is_plain, no_retries};
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
 use crate::error::{Error, ErrorKind, Result};
@@ -13,13 +13,13 @@ use crate::options::location::RemoteUrl;
 
 const EXPLICIT: [&str; 5] = ["account_key", "sas", "token", "client_secret", "anonymous"];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
     let skips = builder.get_config_value(&AzureConfigKey::SkipSignature);
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(Opened {
+    Ok(OpenStore {
         store: Arc::new(store.map_err(|error| opening.refused(&error))?),
         credentials: Credentials::known(source),
         anonymous: skips.as_deref() == Some("true"),
@@ -165,7 +165,8 @@ fn require_trusted(
 
 fn builder(opening: &Opening) -> Result<(MicrosoftAzureBuilder, String)> {
     let options = opening.options;
-    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let explicit =
+        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
     let place = place(opening.url)?;
     let mut builder = MicrosoftAzureBuilder::new();
     let mut client_settings = Vec::new();
@@ -242,7 +243,7 @@ fn source(builder: &MicrosoftAzureBuilder, opening: &Opening, emulated: bool) ->
     if value(AzureConfigKey::SkipSignature).as_deref() == Some("true") {
         return Some("anonymous".to_owned());
     }
-    if let Some(name) = opening.passed_on_who() {
+    if let Some(name) = opening.passed_credential() {
         return Some(format!("option {name}"));
     }
     let named = |what: &str, option: &'static str| {
@@ -456,23 +457,23 @@ mod tests {
             ("AZURE_STORAGE_ACCOUNT", "acc"),
             ("AZURE_STORAGE_KEY", "a2V5"),
         ];
-        let (builder, who) =
+        let (builder, credential_source) =
             built("az://c/k", &[("sas", "?sig=hunter2")], &ambient).expect("a builder");
-        assert_eq!(who, "shared access signature (option sas)");
+        assert_eq!(credential_source, "shared access signature (option sas)");
         assert_eq!(builder.get_config_value(&AzureConfigKey::AccessKey), None);
         let account = builder.get_config_value(&AzureConfigKey::AccountName);
         assert_eq!(account.as_deref(), Some("acc"));
-        let (_, who) = built("az://c/k", &[], &ambient).expect("a builder");
-        assert_eq!(who, "Azure account key (environment)");
+        let (_, credential_source) = built("az://c/k", &[], &ambient).expect("a builder");
+        assert_eq!(credential_source, "Azure account key (environment)");
     }
 
     #[test]
     fn accounts_and_emulators() {
         let error = built("az://c/k", &[], &[]).expect_err("no account");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
-        let (_, who) =
+        let (_, credential_source) =
             built("az://c/k", &[], &[("AZURE_STORAGE_USE_EMULATOR", "true")]).expect("a builder");
-        assert_eq!(who, "the emulator's own key");
+        assert_eq!(credential_source, "the emulator's own key");
         let lone = [("account", "acc"), ("environment", "false")];
         let error = built("az://c/k", &lone, &[]).expect_err("no credentials");
         assert_eq!(error.kind(), ErrorKind::PermissionDenied);

@@ -13,7 +13,7 @@ use object_store::{BackoffConfig, ObjectStore, RetryConfig};
 use super::checksums::Signer;
 use super::connector::Connector;
 use super::credentials::Credentials;
-use super::environment::{Environment, says_who};
+use super::environment::{Environment, is_credential_key};
 use super::redactor::{Redactor, Sent};
 use super::request_error::texts;
 use crate::error::{Error, ErrorKind, Result};
@@ -30,7 +30,7 @@ pub(in crate::storage) struct Opening<'a> {
 }
 
 /// Opened store and its properties.
-pub(in crate::storage) struct Opened {
+pub(in crate::storage) struct OpenStore {
     pub(in crate::storage) store: Arc<dyn ObjectStore>,
     pub(in crate::storage) credentials: Credentials,
     pub(in crate::storage) anonymous: bool,
@@ -46,7 +46,7 @@ pub(in crate::storage) struct Opened {
 
 impl Opening<'_> {
     /// Returns whether the environment may be read.
-    pub(in crate::storage) fn looks_around(&self) -> bool {
+    pub(in crate::storage) fn may_read_environment(&self) -> bool {
         self.options.flag("environment").unwrap_or(true)
     }
 
@@ -57,10 +57,10 @@ impl Opening<'_> {
     }
 
     /// Returns the first option under a name of `object_store`'s that sets credentials.
-    pub(in crate::storage) fn passed_on_who(&self) -> Option<&str> {
+    pub(in crate::storage) fn passed_credential(&self) -> Option<&str> {
         let protocol = self.url.protocol;
         let mut names = self.options.passed_on(protocol).map(|(name, _)| name);
-        names.find(|name| says_who(protocol, name))
+        names.find(|name| is_credential_key(protocol, name))
     }
 
     /// Returns settings for `object_store`, in ascending precedence: those of the environment, then
@@ -95,7 +95,7 @@ impl Opening<'_> {
 
     /// Refuses to look for credentials if the options forbid it and give none.
     pub(in crate::storage) fn needs_credentials(&self) -> Result<()> {
-        if self.looks_around() {
+        if self.may_read_environment() {
             return Ok(());
         }
         Err(Error::new(

@@ -34,7 +34,7 @@ pub(in crate::storage) struct Loaded {
     pub(in crate::storage) source: String,
 }
 
-pub(in crate::storage) struct Refreshing<L> {
+pub(in crate::storage) struct CredentialCache<L> {
     load: L,
     held: Mutex<Option<Held>>,
     /// Held by the task that fetches.
@@ -82,7 +82,7 @@ impl Held {
     }
 }
 
-impl<L: Load> Refreshing<L> {
+impl<L: Load> CredentialCache<L> {
     pub(in crate::storage) fn new(load: L) -> Self {
         Self {
             load,
@@ -186,16 +186,16 @@ impl<L: Load> Refreshing<L> {
     }
 }
 
-impl<L: Load> fmt::Debug for Refreshing<L> {
+impl<L: Load> fmt::Debug for CredentialCache<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refreshing")
+        f.debug_struct("CredentialCache")
             .field("source", &self.source())
             .finish_non_exhaustive()
     }
 }
 
 #[async_trait]
-impl<L: Load> CredentialProvider for Refreshing<L> {
+impl<L: Load> CredentialProvider for CredentialCache<L> {
     type Credential = AwsCredential;
 
     async fn get_credential(&self) -> object_store::Result<Arc<AwsCredential>> {
@@ -248,8 +248,8 @@ mod tests {
         }
     }
 
-    fn refreshing(life: Option<u64>, fails_from: u32) -> Refreshing<Numbered> {
-        Refreshing::new(Numbered {
+    fn cache(life: Option<u64>, fails_from: u32) -> CredentialCache<Numbered> {
+        CredentialCache::new(Numbered {
             loads: AtomicU32::new(0),
             life,
             fails_from,
@@ -260,8 +260,8 @@ mod tests {
         UNIX_EPOCH + Duration::from_secs(second)
     }
 
-    async fn key(refreshing: &Refreshing<Numbered>, second: u64) -> String {
-        let credential = refreshing.credential(at(second)).await;
+    async fn key(cache: &CredentialCache<Numbered>, second: u64) -> String {
+        let credential = cache.credential(at(second)).await;
         credential.map_or_else(
             |failure| failure.message,
             |credential| credential.key_id.clone(),
@@ -276,15 +276,15 @@ mod tests {
     #[test]
     fn renewed_five_minutes_ahead_or_after_half_of_a_short_life() {
         run(async {
-            let long = refreshing(Some(3600), 99);
+            let long = cache(Some(3600), 99);
             for (second, wanted) in [(0, "1"), (3299, "1"), (3300, "2")] {
                 assert_eq!(key(&long, second).await, wanted, "{second}");
             }
-            let short = refreshing(Some(400), 99);
+            let short = cache(Some(400), 99);
             for (second, wanted) in [(0, "1"), (199, "1"), (200, "2")] {
                 assert_eq!(key(&short, second).await, wanted, "{second}");
             }
-            let endless = refreshing(None, 99);
+            let endless = cache(None, 99);
             assert_eq!(key(&endless, 0).await, "1");
             assert_eq!(key(&endless, u64::from(u32::MAX)).await, "1");
         });
@@ -293,48 +293,47 @@ mod tests {
     #[test]
     fn valid_credentials_are_kept_while_renewal_fails() {
         run(async {
-            let refreshing = refreshing(Some(3600), 2);
+            let cache = cache(Some(3600), 2);
             for (second, wanted) in [(0, "1"), (3400, "1"), (3401, "1"), (3600, "none left")] {
-                assert_eq!(key(&refreshing, second).await, wanted, "{second}");
+                assert_eq!(key(&cache, second).await, wanted, "{second}");
             }
             // Second 3401 was within the pause.
-            assert_eq!(refreshing.load.loads.load(Ordering::Relaxed), 3);
+            assert_eq!(cache.load.loads.load(Ordering::Relaxed), 3);
         });
     }
 
     #[test]
     fn concurrent_callers_share_one_fetch() {
         run(async {
-            let refreshing = refreshing(None, 99);
-            let (one, two) =
-                futures_util::future::join(key(&refreshing, 0), key(&refreshing, 0)).await;
+            let cache = cache(None, 99);
+            let (one, two) = futures_util::future::join(key(&cache, 0), key(&cache, 0)).await;
             assert_eq!((&*one, &*two), ("1", "1"));
-            assert_eq!(refreshing.load.loads.load(Ordering::Relaxed), 1);
+            assert_eq!(cache.load.loads.load(Ordering::Relaxed), 1);
         });
     }
 
     #[test]
     fn rejected_credentials_are_replaced_once() {
         run(async {
-            let refreshing = refreshing(None, 99);
+            let cache = cache(None, 99);
             let before = Instant::now();
-            assert_eq!(key(&refreshing, 0).await, "1");
-            assert!(refreshing.rejected(Some(Instant::now())));
-            assert_eq!(key(&refreshing, 0).await, "2");
+            assert_eq!(key(&cache, 0).await, "1");
+            assert!(cache.rejected(Some(Instant::now())));
+            assert_eq!(key(&cache, 0).await, "2");
             // A request that began with the old ones may be retried; one that had the new ones need
             // not.
-            assert!(refreshing.rejected(Some(before)));
-            assert!(!refreshing.rejected(Some(Instant::now())));
-            assert_eq!(key(&refreshing, 0).await, "2");
+            assert!(cache.rejected(Some(before)));
+            assert!(!cache.rejected(Some(Instant::now())));
+            assert_eq!(key(&cache, 0).await, "2");
         });
     }
 
     #[test]
     fn shows_no_secret() {
         run(async {
-            let refreshing = refreshing(None, 99);
-            assert_eq!(refreshing.source(), None);
-            key(&refreshing, 0).await;
+            let cache = cache(None, 99);
+            assert_eq!(cache.source(), None);
+            key(&cache, 0).await;
             let text = format!("{refreshing:?}");
             assert!(
                 text.contains("numbered") && !text.contains("hunter2"),

@@ -1,15 +1,15 @@
 //! Origin of a store's credentials, in words, and the error for missing ones.
 //!
-//! Never holds a credential. `refreshing.rs` holds those of the AWS SDK; all others are inside of
+//! Never holds a credential. `cache.rs` holds those of the AWS SDK; all others are inside of
 //! `object_store`.
 
 use std::fmt;
 use std::time::Instant;
 
-use super::request_error::{Cause, Verdict};
+use super::request_error::{Cause, Classification};
 use crate::error::ErrorKind;
 #[cfg(feature = "aws-config")]
-use {super::aws::Chain, super::credential_cache::Refreshing, std::sync::Arc};
+use {super::aws::Chain, super::credential_cache::CredentialCache, std::sync::Arc};
 
 /// Origin of a store's credentials.
 #[derive(Debug)]
@@ -18,7 +18,7 @@ pub(in crate::storage) enum Credentials {
     Known(String),
     /// Found by the AWS SDK on first use; later lookups may find others.
     #[cfg(feature = "aws-config")]
-    Aws(Arc<Refreshing<Chain>>),
+    Aws(Arc<CredentialCache<Chain>>),
 }
 
 impl Credentials {
@@ -31,7 +31,7 @@ impl Credentials {
         match self {
             Self::Known(source) => source.clone(),
             #[cfg(feature = "aws-config")]
-            Self::Aws(refreshing) => refreshing
+            Self::Aws(cache) => cache
                 .source()
                 .unwrap_or_else(|| "the AWS configuration, not yet looked up".to_owned()),
         }
@@ -46,7 +46,7 @@ impl Credentials {
                 false
             }
             #[cfg(feature = "aws-config")]
-            Self::Aws(refreshing) => refreshing.rejected(began),
+            Self::Aws(cache) => cache.rejected(began),
         }
     }
 }
@@ -62,12 +62,12 @@ pub(in crate::storage) struct CredentialFailure {
 }
 
 impl CredentialFailure {
-    pub(in crate::storage) fn verdict(&self) -> Verdict {
+    pub(in crate::storage) fn classification(&self) -> Classification {
         let cause = self.cause.clone().map(Cause::Words);
-        let verdict = Verdict::new(self.kind, &self.message).cause(cause);
+        let classification = Classification::new(self.kind, &self.message).cause(cause);
         match &self.hint {
-            Some(hint) => verdict.hint(hint),
-            None => verdict,
+            Some(hint) => classification.hint(hint),
+            None => classification,
         }
     }
 }

@@ -93,7 +93,7 @@ impl Environment {
                 settings.push((name.to_ascii_lowercase(), value.clone()));
             }
         }
-        settings.retain(|(name, _)| credentials || !says_who(protocol, name));
+        settings.retain(|(name, _)| credentials || !is_credential_key(protocol, name));
         settings
     }
 
@@ -133,18 +133,18 @@ impl Environment {
 }
 
 /// Returns whether a setting of `object_store` is a credential or the origin of one.
-pub(in crate::storage) fn says_who(protocol: Protocol, setting: &str) -> bool {
+pub(in crate::storage) fn is_credential_key(protocol: Protocol, setting: &str) -> bool {
     let settings: &[&str] = match protocol {
-        Protocol::S3 => &AWS_WHO,
-        Protocol::Gcs => &GOOGLE_WHO,
-        Protocol::Azure => &AZURE_WHO,
+        Protocol::S3 => &AWS_CREDENTIAL_KEYS,
+        Protocol::Gcs => &GOOGLE_CREDENTIAL_KEYS,
+        Protocol::Azure => &AZURE_CREDENTIAL_KEYS,
         Protocol::Http | Protocol::Hub | Protocol::Custom => &[],
     };
     settings.contains(&setting)
 }
 
 /// Settings that are credentials or the origin of one, in lower case.
-const AWS_WHO: [&str; 12] = [
+const AWS_CREDENTIAL_KEYS: [&str; 12] = [
     "aws_access_key_id",
     "aws_secret_access_key",
     "aws_session_token",
@@ -158,7 +158,7 @@ const AWS_WHO: [&str; 12] = [
     "aws_container_authorization_token_file",
     "aws_profile",
 ];
-const GOOGLE_WHO: [&str; 6] = [
+const GOOGLE_CREDENTIAL_KEYS: [&str; 6] = [
     "google_service_account",
     "google_service_account_path",
     "google_service_account_key",
@@ -166,7 +166,7 @@ const GOOGLE_WHO: [&str; 6] = [
     "google_bearer_token",
     "google_skip_signature",
 ];
-const AZURE_WHO: [&str; 24] = [
+const AZURE_CREDENTIAL_KEYS: [&str; 24] = [
     "azure_storage_account_key",
     "azure_storage_access_key",
     "azure_storage_master_key",

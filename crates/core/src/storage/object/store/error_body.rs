@@ -1,5 +1,5 @@
 //! Parses the body of an error response, and removes secrets from quoted texts. Pure; called by
-//! `exchange.rs` and `fault.rs`.
+//! `captured.rs` and `fault.rs`.
 
 use serde_json::Value;
 

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use object_store::StaticCredentialProvider;
 use object_store::gcp::{GcpCredential, GoogleCloudStorageBuilder, GoogleConfigKey};
 
-use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::builder::{OpenStore, Opening, is_plain, no_retries};
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
 use crate::error::Result;
 
 const EXPLICIT: [&str; 3] = ["token", "service_account", "anonymous"];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
     let (builder, source) = builder(opening)?;
     let store = builder
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(Opened {
+    Ok(OpenStore {
         store: Arc::new(store.map_err(|error| opening.refused(&error))?),
         anonymous: source == ANONYMOUS,
         credentials: Credentials::known(source),
@@ -33,7 +33,8 @@ const ANONYMOUS: &str = "anonymous";
 
 fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
     let options = opening.options;
-    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let explicit =
+        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
     let mut builder = GoogleCloudStorageBuilder::new();
     let mut client_settings = Vec::new();
     for (key, value) in opening.settings::<GoogleConfigKey>(explicit)? {
@@ -91,7 +92,7 @@ fn source(builder: &GoogleCloudStorageBuilder, opening: &Opening) -> Option<Stri
     }
     let option = opening
         .first_option(&["token", "service_account"])
-        .or_else(|| opening.passed_on_who());
+        .or_else(|| opening.passed_credential());
     if let Some(option) = option {
         return Some(format!("option {option}"));
     }
@@ -162,8 +163,8 @@ mod tests {
                 "application default credentials or instance metadata",
             ),
         ] {
-            let (builder, who) = built(&options, variables).expect(wanted);
-            assert_eq!(who, wanted);
+            let (builder, credential_source) = built(&options, variables).expect(wanted);
+            assert_eq!(credential_source, wanted);
             let key = builder.get_config_value(&GoogleConfigKey::ServiceAccountKey);
             assert_eq!(key.is_some(), options.is_empty() && variables == ambient);
         }

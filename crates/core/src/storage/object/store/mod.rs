@@ -45,7 +45,7 @@ pub(crate) use self::hub::assert_levels_are_whole;
 pub(crate) use self::hub::{cached, is_offline, snapshot};
 pub(crate) use self::path::object_path;
 pub(crate) use request_error::Fault;
-pub(crate) use response_capture::Exchange;
+pub(crate) use response_capture::ResponseCapture;
 
 use self::checksums::Asks;
 use self::connector::Connector;
@@ -57,7 +57,7 @@ use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
 use builder::Opening;
-use request_error::{Asked, failed_request, translate};
+use request_error::{RequestContext, failed_request, translate};
 use response_capture::capture;
 
 /// Bucket, container, web server, or repository of a model hub.
@@ -189,7 +189,7 @@ impl Store {
         &self,
         path: &Path,
         options: GetOptions,
-    ) -> Result<(GetResult, Exchange), Fault> {
+    ) -> Result<(GetResult, ResponseCapture), Fault> {
         let operation = if options.head { "HEAD" } else { "GET" };
         let Some(commit) = self.commit().await? else {
             let asked = self.inner.get_opts(path, options);
@@ -198,45 +198,45 @@ impl Store {
         let place = commit.path_of(path);
         let question = Commit::question(options);
         let asked = self.inner.get_opts(&place, question.clone());
-        let (mut result, exchange) = match (self.request(operation, asked).await, &question.range) {
+        let (mut result, captured) = match (self.request(operation, asked).await, &question.range) {
             (Err(fault), Some(GetRange::Bounded(range))) if commit.may_come_whole(path, &fault) => {
                 let all = GetOptions {
                     range: None,
                     ..question.clone()
                 };
                 let asked = self.inner.get_opts(&place, all);
-                let (result, exchange) = self.request(operation, asked).await?;
-                (hub::cut(result, range), exchange)
+                let (result, captured) = self.request(operation, asked).await?;
+                (hub::cut(result, range), captured)
             }
             (answer, _) => answer?,
         };
         commit
             .describe(path, &mut result.meta)
-            .map_err(|message| self.misbehaved(&exchange, &message))?;
-        Ok((result, exchange))
+            .map_err(|message| self.misbehaved(&captured, &message))?;
+        Ok((result, captured))
     }
 
     /// Requests length and identity of an object, once.
-    pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, Exchange), Fault> {
+    pub(crate) async fn head(&self, path: &Path) -> Result<(ObjectMeta, ResponseCapture), Fault> {
         let options = GetOptions {
             head: true,
             ..GetOptions::default()
         };
-        let (result, exchange) = self.get(path, options).await?;
-        Ok((result.meta, exchange))
+        let (result, captured) = self.get(path, options).await?;
+        Ok((result.meta, captured))
     }
 
     /// Requests length, identity and own checksums of an object, once. The checksums are in
-    /// [`Exchange::stated`].
+    /// [`ResponseCapture::stated`].
     pub(crate) async fn checksums(
         &self,
         path: &Path,
         mut options: GetOptions,
-    ) -> Result<(ObjectMeta, Exchange), Fault> {
+    ) -> Result<(ObjectMeta, ResponseCapture), Fault> {
         options.head = true;
         options.extensions.insert(self.asks.clone());
-        let (result, exchange) = self.get(path, options).await?;
-        Ok((result.meta, exchange))
+        let (result, captured) = self.get(path, options).await?;
+        Ok((result.meta, captured))
     }
 
     /// Returns whether objects here have checksums of their own that can be requested.
@@ -282,11 +282,11 @@ impl Store {
             return Ok(None);
         };
         let ask = || async {
-            let (answer, exchange) = self.request("GET", repository.ask()).await?;
+            let (answer, captured) = self.request("GET", repository.ask()).await?;
             Commit::parse(&answer).map_err(|what| Fault {
                 error: Error::new(ErrorKind::Remote, "the hub's response is malformed")
-                    .with_request(self.failed_request(&exchange, "GET"))
-                    .with_source(self.redactor.clean(&what, &exchange.sent))
+                    .with_request(self.failed_request(&captured, "GET"))
+                    .with_source(self.redactor.clean(&what, &captured.sent))
                     .with_hint(
                         "check that the endpoint is a model hub (option endpoint, HF_ENDPOINT)",
                     ),
@@ -306,11 +306,11 @@ impl Store {
         &self,
         operation: &str,
         request: impl Future<Output = object_store::Result<T>>,
-    ) -> Result<(T, Exchange), Fault> {
-        let (result, exchange) = capture(request).await;
+    ) -> Result<(T, ResponseCapture), Fault> {
+        let (result, captured) = capture(request).await;
         match result {
-            Ok(result) => Ok((result, exchange)),
-            Err(error) => Err(self.fault(&error, &exchange, operation)),
+            Ok(result) => Ok((result, captured)),
+            Err(error) => Err(self.fault(&error, &captured, operation)),
         }
     }
 
@@ -318,50 +318,50 @@ impl Store {
     pub(crate) fn fault(
         &self,
         error: &object_store::Error,
-        exchange: &Exchange,
+        captured: &ResponseCapture,
         operation: &str,
     ) -> Fault {
         let expired = matches!(
-            exchange.code.as_deref(),
+            captured.code.as_deref(),
             Some("ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired")
         );
         let credentials = self.credentials();
-        let asked = Asked {
-            refreshed: expired && self.credentials.rejected(exchange.began),
-            ..self.asked(exchange, operation, &credentials)
+        let asked = RequestContext {
+            refreshed: expired && self.credentials.rejected(captured.began),
+            ..self.asked(captured, operation, &credentials)
         };
-        translate(error, exchange, &asked)
+        translate(error, captured, &asked)
     }
 
     fn asked<'a>(
         &'a self,
-        exchange: &Exchange,
+        captured: &ResponseCapture,
         operation: &'a str,
         credentials: &'a str,
-    ) -> Asked<'a> {
-        Asked {
+    ) -> RequestContext<'a> {
+        RequestContext {
             operation,
             protocol: self.protocol,
             credentials,
             anonymous: self.anonymous,
             region: self.region.as_deref(),
             signed_url: self.signed_url,
-            own: exchange.client == 0 || exchange.client >= self.own_client,
+            own: captured.client == 0 || captured.client >= self.own_client,
             refreshed: false,
             redactor: &self.redactor,
         }
     }
 
     /// Removes secrets from a text that quotes parts of a response.
-    pub(crate) fn redacted(&self, text: &str, exchange: &Exchange) -> String {
-        self.redactor.redact(text, &exchange.sent)
+    pub(crate) fn redacted(&self, text: &str, captured: &ResponseCapture) -> String {
+        self.redactor.redact(text, &captured.sent)
     }
 
     /// Returns the error for a server that violates HTTP; `message` says how.
-    pub(crate) fn misbehaved(&self, exchange: &Exchange, message: &str) -> Fault {
+    pub(crate) fn misbehaved(&self, captured: &ResponseCapture, message: &str) -> Fault {
         Fault {
-            error: Error::new(ErrorKind::Remote, self.redacted(message, exchange))
-                .with_request(self.failed_request(exchange, "GET"))
+            error: Error::new(ErrorKind::Remote, self.redacted(message, captured))
+                .with_request(self.failed_request(captured, "GET"))
                 .with_hint(
                     "the server, or a proxy in front of it, answers ranged requests wrongly",
                 ),
@@ -371,10 +371,14 @@ impl Store {
     }
 
     /// Describes a request whose response was unusable.
-    pub(crate) fn failed_request(&self, exchange: &Exchange, operation: &str) -> FailedRequest {
+    pub(crate) fn failed_request(
+        &self,
+        captured: &ResponseCapture,
+        operation: &str,
+    ) -> FailedRequest {
         failed_request(
-            exchange,
-            &self.asked(exchange, operation, &self.credentials()),
+            captured,
+            &self.asked(captured, operation, &self.credentials()),
         )
     }
 

@@ -1,6 +1,6 @@
 //! Translates a failed request to the error to report, and decides whether a retry can help.
 //!
-//! Failures are classified by type where the types are public, by the facts that `exchange.rs`
+//! Failures are classified by type where the types are public, by the facts that `captured.rs`
 //! captured of the response, and by the text of `object_store`'s errors only where it keeps the
 //! type private. Its errors are never kept: their texts carry URLs with signatures. Error responses
 //! are classified in `refusal.rs`, failures below HTTP in `transport.rs`.
@@ -13,7 +13,7 @@ use object_store::client::HttpError;
 
 use super::credentials::CredentialFailure;
 use super::redactor::Redactor;
-use super::response_capture::Exchange;
+use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
 use crate::error::{Error, ErrorKind, FailedRequest};
 use crate::options::Protocol;
@@ -46,7 +46,7 @@ impl Fault {
 /// Context of a request: operation, store and credentials.
 #[derive(Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "four independent facts")]
-pub(in crate::storage) struct Asked<'a> {
+pub(in crate::storage) struct RequestContext<'a> {
     pub(in crate::storage) operation: &'a str,
     /// `None` for a store that the caller provided.
     pub(in crate::storage) protocol: Option<Protocol>,
@@ -67,7 +67,7 @@ pub(in crate::storage) struct Asked<'a> {
 
 /// Classification of a failure.
 #[derive(Debug)]
-pub(in crate::storage) struct Verdict {
+pub(in crate::storage) struct Classification {
     pub(in crate::storage) kind: ErrorKind,
     pub(in crate::storage) message: String,
     pub(in crate::storage) hint: Option<String>,
@@ -82,7 +82,7 @@ pub(in crate::storage) enum Cause {
     Words(String),
 }
 
-impl Verdict {
+impl Classification {
     pub(in crate::storage) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -112,71 +112,79 @@ impl Verdict {
 /// Translates a failure of `object_store`.
 pub(in crate::storage) fn translate(
     error: &object_store::Error,
-    exchange: &Exchange,
-    asked: &Asked,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
 ) -> Fault {
-    let verdict = judge(error, exchange, asked);
+    let classification = judge(error, captured, asked);
     // The only place where external texts enter an error.
-    let redacted = |text: &str| asked.redactor.redact(text, &exchange.sent);
-    let mut request = failed_request(exchange, asked);
+    let redacted = |text: &str| asked.redactor.redact(text, &captured.sent);
+    let mut request = failed_request(captured, asked);
     if find::<CredentialFailure>(error).is_some() {
         // No credentials exist; the message lists the places searched.
         request.credentials = None;
     }
-    let mut error = Error::new(verdict.kind, redacted(&verdict.message)).with_request(request);
-    if let Some(hint) = verdict.hint {
+    let mut error =
+        Error::new(classification.kind, redacted(&classification.message)).with_request(request);
+    if let Some(hint) = classification.hint {
         error = error.with_hint(redacted(&hint));
     }
-    error = match verdict.cause {
+    error = match classification.cause {
         Some(Cause::System(errno)) => error.with_source(io::Error::from_raw_os_error(errno)),
         Some(Cause::Words(words)) => {
-            error.with_source(asked.redactor.clean(&words, &exchange.sent))
+            error.with_source(asked.redactor.clean(&words, &captured.sent))
         }
         None => error,
     };
     Fault {
         error,
-        transient: verdict.transient,
-        asked: exchange.retry_after,
+        transient: classification.transient,
+        asked: captured.retry_after,
     }
 }
 
 /// Describes a request after one attempt.
-pub(in crate::storage) fn failed_request(exchange: &Exchange, asked: &Asked) -> FailedRequest {
-    let clean = |text: &String| asked.redactor.clean(text, &exchange.sent);
+pub(in crate::storage) fn failed_request(
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> FailedRequest {
+    let clean = |text: &String| asked.redactor.clean(text, &captured.sent);
     FailedRequest {
         operation: asked.operation.to_owned(),
-        status: exchange.status,
-        code: exchange.code.as_ref().map(clean),
-        request_id: exchange.request_id.as_ref().map(clean),
+        status: captured.status,
+        code: captured.code.as_ref().map(clean),
+        request_id: captured.request_id.as_ref().map(clean),
         attempts: 1,
         credentials: (!asked.credentials.is_empty()).then(|| asked.credentials.to_owned()),
     }
 }
 
-fn judge(error: &object_store::Error, exchange: &Exchange, asked: &Asked) -> Verdict {
-    let host = exchange.host.as_deref().unwrap_or("the store");
+fn judge(
+    error: &object_store::Error,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Classification {
+    let host = captured.host.as_deref().unwrap_or("the store");
     if let Some(failure) = find::<CredentialFailure>(error) {
-        return failure.verdict();
+        return failure.classification();
     }
     if let Some(failure) = find::<HttpError>(error) {
-        let verdict = transport_error::verdict(failure, host);
+        let classification = transport_error::classification(failure, host);
         return if asked.own {
-            verdict
+            classification
         } else {
-            without_credentials(verdict, host)
+            without_credentials(classification, host)
         };
     }
-    match exchange.status {
+    match captured.status {
         Some(status) if !(200..300).contains(&status) => {
-            let verdict = status_error::verdict(status, exchange, asked);
+            let classification = status_error::classification(status, captured, asked);
             if asked.own {
-                verdict
+                classification
             } else {
-                without_credentials(verdict, host)
+                without_credentials(classification, host)
             }
         }
-        Some(_) => strange_answer(error, asked),
+        Some(_) => malformed_response(error, asked),
         None => of_variant(error, asked),
     }
 }
@@ -192,35 +200,38 @@ const METADATA_HOSTS: [&str; 5] = [
 ];
 
 /// Classifies the failure of a request for credentials.
-fn without_credentials(verdict: Verdict, host: &str) -> Verdict {
+fn without_credentials(classification: Classification, host: &str) -> Classification {
     let name = host.split(':').next().unwrap_or(host);
-    if METADATA_HOSTS.contains(&name) && verdict.transient != Some(Transient::Busy) {
+    if METADATA_HOSTS.contains(&name) && classification.transient != Some(Transient::Busy) {
         return no_credentials(
             "options, environment variables, configuration files and the machine's metadata service",
         )
-        .cause(verdict.cause);
+        .cause(classification.cause);
     }
     let refused = [
         ErrorKind::NotFound,
         ErrorKind::InvalidRequest,
         ErrorKind::Unsupported,
     ];
-    let kind = if refused.contains(&verdict.kind) {
+    let kind = if refused.contains(&classification.kind) {
         ErrorKind::PermissionDenied
     } else {
-        verdict.kind
+        classification.kind
     };
-    let message = format!("cannot get credentials from {host}: {}", verdict.message);
-    Verdict {
+    let message = format!(
+        "cannot get credentials from {host}: {}",
+        classification.message
+    );
+    Classification {
         kind,
         message,
-        ..verdict
+        ..classification
     }
 }
 
 /// Classifies a search that found no credentials.
-pub(in crate::storage) fn no_credentials(looked_at: &str) -> Verdict {
-    Verdict::new(
+pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
+    Classification::new(
         ErrorKind::PermissionDenied,
         format!("no credentials were found: looked at {looked_at}"),
     )
@@ -229,12 +240,12 @@ pub(in crate::storage) fn no_credentials(looked_at: &str) -> Verdict {
 
 /// Classifies an invalid response with a successful status. The types are private to
 /// `object_store`.
-fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
+fn malformed_response(error: &object_store::Error, asked: &RequestContext) -> Classification {
     let texts = texts(error);
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let not_partial = says("non-partial response when range requested");
     if matches!(error, object_store::Error::NotSupported { .. }) || not_partial {
-        return Verdict::new(
+        return Classification::new(
             ErrorKind::Unsupported,
             "the server sends whole files only, not the requested byte ranges",
         )
@@ -242,7 +253,7 @@ fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
     }
     let cause = texts.last().map(|text| Cause::Words(text.clone()));
     if let object_store::Error::InvalidPath { .. } = error {
-        return Verdict::new(
+        return Classification::new(
             ErrorKind::Unsupported,
             "the store holds a name that cannot be addressed: with an empty component or a control character",
         )
@@ -261,30 +272,30 @@ fn strange_answer(error: &object_store::Error, asked: &Asked) -> Verdict {
     } else {
         "the server sent a malformed response"
     };
-    Verdict::new(ErrorKind::Remote, what)
+    Classification::new(ErrorKind::Remote, what)
         .hint("check the server, and proxies and caches in front of it")
         .cause(cause)
 }
 
 /// Classifies a listing on a plain HTTP server, which serves files but no folders.
-pub(in crate::storage) fn no_listing() -> Verdict {
-    Verdict::new(ErrorKind::Unsupported, "the server cannot list folders")
+pub(in crate::storage) fn no_listing() -> Classification {
+    Classification::new(ErrorKind::Unsupported, "the server cannot list folders")
         .hint("give the URL of a file, or of a model.safetensors.index.json that names the files")
 }
 
 /// Classifies a failure without a response: it came before a request, or the caller provided the
 /// store.
-fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
+fn of_variant(error: &object_store::Error, asked: &RequestContext) -> Classification {
     let texts = texts(error);
     let cause = || texts.last().map(|text| Cause::Words(text.clone()));
     // There is no captured response to use: the variants are the only information, and new ones may
     // be added.
     if let object_store::Error::NotFound { .. } = error {
-        Verdict::new(ErrorKind::NotFound, "there is no such object")
+        Classification::new(ErrorKind::NotFound, "there is no such object")
     } else if let object_store::Error::PermissionDenied { .. }
     | object_store::Error::Unauthenticated { .. } = error
     {
-        Verdict::new(ErrorKind::PermissionDenied, "the store denies access").cause(cause())
+        Classification::new(ErrorKind::PermissionDenied, "the store denies access").cause(cause())
     } else if let object_store::Error::Precondition { .. }
     | object_store::Error::NotModified { .. } = error
     {
@@ -295,13 +306,13 @@ fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
         if asked.operation == "LIST" {
             return no_listing().cause(cause());
         }
-        Verdict::new(
+        Classification::new(
             ErrorKind::Unsupported,
             "the store does not support the request",
         )
         .cause(cause())
     } else if let object_store::Error::InvalidPath { .. } = error {
-        Verdict::new(
+        Classification::new(
             ErrorKind::InvalidRequest,
             "the name cannot be addressed in the store",
         )
@@ -309,7 +320,7 @@ fn of_variant(error: &object_store::Error, asked: &Asked) -> Verdict {
     } else if let Some(failure) = find::<io::Error>(error) {
         transport_error::of_io(failure)
     } else {
-        Verdict::new(ErrorKind::Remote, "the store failed").cause(cause())
+        Classification::new(ErrorKind::Remote, "the store failed").cause(cause())
     }
 }
 
@@ -347,11 +358,11 @@ mod tests {
             store: "S3",
             source: Box::new(HttpError::new(HttpErrorKind::Connect, refused)),
         };
-        let exchange = Exchange {
+        let captured = ResponseCapture {
             host: Some(host.to_owned()),
-            ..Exchange::default()
+            ..ResponseCapture::default()
         };
-        let asked = Asked {
+        let asked = RequestContext {
             operation: "GET",
             protocol: Some(Protocol::S3),
             credentials: "instance metadata",
@@ -362,7 +373,7 @@ mod tests {
             refreshed: false,
             redactor: &Redactor::default(),
         };
-        translate(&error, &exchange, &asked)
+        translate(&error, &captured, &asked)
     }
 
     #[test]
@@ -409,7 +420,7 @@ mod tests {
             store: "S3",
             source: Box::new(failure),
         };
-        let asked = Asked {
+        let asked = RequestContext {
             operation: "GET",
             protocol: Some(Protocol::S3),
             credentials: "",
@@ -420,7 +431,7 @@ mod tests {
             refreshed: false,
             redactor: &Redactor::default(),
         };
-        let fault = translate(&error, &Exchange::default(), &asked);
+        let fault = translate(&error, &ResponseCapture::default(), &asked);
         assert_eq!(fault.error.kind(), ErrorKind::InvalidRequest);
         let chain = fault.error.chain();
         assert!(

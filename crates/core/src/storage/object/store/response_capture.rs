@@ -45,7 +45,7 @@ impl std::error::Error for TooLong {}
 
 /// Facts of one request and of its response, if one arrived.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Exchange {
+pub(crate) struct ResponseCapture {
     /// HTTP status.
     pub(crate) status: Option<u16>,
     /// The store's id of the request.
@@ -74,11 +74,13 @@ pub(crate) struct Exchange {
 }
 
 tokio::task_local! {
-    static LAST: RefCell<Exchange>;
+    static LAST: RefCell<ResponseCapture>;
 }
 
 /// Runs requests and returns the facts of the last one, beside their own result.
-pub(in crate::storage) async fn capture<T>(requests: impl Future<Output = T>) -> (T, Exchange) {
+pub(in crate::storage) async fn capture<T>(
+    requests: impl Future<Output = T>,
+) -> (T, ResponseCapture) {
     LAST.scope(RefCell::default(), async {
         let result = requests.await;
         (result, LAST.with(RefCell::take))
@@ -101,9 +103,9 @@ impl Capturing {
 
 /// Records that the request goes on to another host, by a redirect.
 pub(in crate::storage) fn asks_host(uri: &Uri) {
-    update(|exchange| {
-        exchange.host = host_of(uri);
-        exchange.sent.add_uri(uri);
+    update(|captured| {
+        captured.host = host_of(uri);
+        captured.sent.add_uri(uri);
     });
 }
 
@@ -125,12 +127,12 @@ impl HttpService for Capturing {
         }
         record(|mut sent| {
             sent.add(&request);
-            Exchange {
+            ResponseCapture {
                 host: host_of(request.uri()),
                 sent,
                 began: Some(Instant::now()),
                 client: self.number,
-                ..Exchange::default()
+                ..ResponseCapture::default()
             }
         });
         pages::asked(request.uri().query())?;
@@ -138,10 +140,10 @@ impl HttpService for Capturing {
         let response = self.inner.execute(request).await?;
         let status = response.status();
         if status.is_success() {
-            update(|exchange| {
-                exchange.take_headers(status.as_u16(), response.headers());
+            update(|captured| {
+                captured.take_headers(status.as_u16(), response.headers());
                 if asks.is_some() {
-                    exchange.stated = stated(response.headers());
+                    captured.stated = stated(response.headers());
                 }
             });
             if is_ranged {
@@ -154,9 +156,9 @@ impl HttpService for Capturing {
         }
         let (head, body) = response.into_parts();
         let body = words(body).await;
-        update(|exchange| {
-            exchange.take_headers(status.as_u16(), &head.headers);
-            exchange.take_failure(&head.headers, &body, SystemTime::now());
+        update(|captured| {
+            captured.take_headers(status.as_u16(), &head.headers);
+            captured.take_failure(&head.headers, &body, SystemTime::now());
         });
         Ok(HttpResponse::from_parts(head, body.into()))
     }
@@ -194,14 +196,14 @@ async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError
 }
 
 /// Starts a new exchange. Requests outside of [`capture`] leave no trace.
-fn record(exchange: impl FnOnce(Sent) -> Exchange) {
+fn record(captured: impl FnOnce(Sent) -> ResponseCapture) {
     let _ = LAST.try_with(|last| {
         let sent = last.take().sent;
-        last.replace(exchange(sent))
+        last.replace(captured(sent))
     });
 }
 
-fn update(change: impl FnOnce(&mut Exchange)) {
+fn update(change: impl FnOnce(&mut ResponseCapture)) {
     let _ = LAST.try_with(|last| change(&mut last.borrow_mut()));
 }
 
@@ -217,7 +219,7 @@ const REQUEST_IDS: [&str; 7] = [
     "x-amz-id-2",
 ];
 
-impl Exchange {
+impl ResponseCapture {
     fn take_headers(&mut self, status: u16, headers: &HeaderMap) {
         self.status = Some(status);
         self.request_id = REQUEST_IDS
@@ -304,13 +306,13 @@ mod tests {
             .collect()
     }
 
-    fn failure(pairs: &[(&'static str, &str)], body: &str, now: u64) -> Exchange {
-        let mut exchange = Exchange::default();
+    fn failure(pairs: &[(&'static str, &str)], body: &str, now: u64) -> ResponseCapture {
+        let mut captured = ResponseCapture::default();
         let headers = headers(pairs);
-        exchange.take_headers(403, &headers);
+        captured.take_headers(403, &headers);
         let now = UNIX_EPOCH + Duration::from_secs(now);
-        exchange.take_failure(&headers, body.as_bytes(), now);
-        exchange
+        captured.take_failure(&headers, body.as_bytes(), now);
+        captured
     }
 
     /// Seconds since 1970 of Thu, 01 Jan 2026 00:00:00 GMT.
@@ -318,7 +320,7 @@ mod tests {
 
     #[test]
     fn failure_headers_and_body_are_captured() {
-        let exchange = failure(
+        let captured = failure(
             &[
                 ("x-amz-id-2", "second"),
                 ("x-amz-request-id", "first"),
@@ -329,13 +331,13 @@ mod tests {
             "<Error><Code>SlowDown</Code><Message>Slow down</Message></Error>",
             NEW_YEAR + 600,
         );
-        assert_eq!(exchange.status, Some(403));
-        assert_eq!(exchange.request_id.as_deref(), Some("first"));
-        assert_eq!(exchange.skew_seconds, Some(-600));
-        assert_eq!(exchange.retry_after, Some(Duration::from_secs(7)));
-        assert_eq!(exchange.region.as_deref(), Some("eu-west-1"));
-        assert_eq!(exchange.code.as_deref(), Some("SlowDown"));
-        assert_eq!(exchange.message.as_deref(), Some("Slow down"));
+        assert_eq!(captured.status, Some(403));
+        assert_eq!(captured.request_id.as_deref(), Some("first"));
+        assert_eq!(captured.skew_seconds, Some(-600));
+        assert_eq!(captured.retry_after, Some(Duration::from_secs(7)));
+        assert_eq!(captured.region.as_deref(), Some("eu-west-1"));
+        assert_eq!(captured.code.as_deref(), Some("SlowDown"));
+        assert_eq!(captured.message.as_deref(), Some("Slow down"));
     }
 
     #[test]
@@ -381,8 +383,8 @@ mod tests {
 
     #[test]
     fn azure_error_code_is_read_from_header() {
-        let exchange = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
-        assert_eq!(exchange.code.as_deref(), Some("BlobNotFound"));
+        let captured = failure(&[("x-ms-error-code", "BlobNotFound")], "", 0);
+        assert_eq!(captured.code.as_deref(), Some("BlobNotFound"));
     }
 
     #[test]
@@ -391,8 +393,8 @@ mod tests {
             ("x-error-code", "RepoNotFound"),
             ("x-error-message", "Repository not found"),
         ];
-        let exchange = failure(&headers, r#"{"error": "Repository not found"}"#, 0);
-        assert_eq!(exchange.code.as_deref(), Some("RepoNotFound"));
-        assert_eq!(exchange.message.as_deref(), Some("Repository not found"));
+        let captured = failure(&headers, r#"{"error": "Repository not found"}"#, 0);
+        assert_eq!(captured.code.as_deref(), Some("RepoNotFound"));
+        assert_eq!(captured.message.as_deref(), Some("Repository not found"));
     }
 }

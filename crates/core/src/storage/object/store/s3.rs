@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 
-use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::builder::{OpenStore, Opening, is_plain, no_retries};
 use super::checksums::Signer;
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
@@ -22,19 +22,19 @@ const EXPLICIT: [&str; 5] = [
     "anonymous",
 ];
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
-    let (builder, who) = builder(opening)?;
+pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
+    let (builder, credential_source) = builder(opening)?;
     let value = |key| builder.get_config_value(&key);
     let region = value(AmazonS3ConfigKey::Region);
     let sessions = usize::from(value(AmazonS3ConfigKey::S3Express).as_deref() == Some("true"));
     let anonymous = value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true");
-    let (builder, credentials) = match who {
-        Who::Known(source) => (builder, Credentials::known(source)),
+    let (builder, credentials) = match credential_source {
+        CredentialSource::Known(source) => (builder, Credentials::known(source)),
         #[cfg(feature = "aws-config")]
-        Who::Chain(chain) => {
-            let refreshing = Arc::new(super::credential_cache::Refreshing::new(chain));
-            let builder = builder.with_credentials(Arc::clone(&refreshing) as _);
-            (builder, Credentials::Aws(refreshing))
+        CredentialSource::Chain(chain) => {
+            let cache = Arc::new(super::credential_cache::CredentialCache::new(chain));
+            let builder = builder.with_credentials(Arc::clone(&cache) as _);
+            (builder, Credentials::Aws(cache))
         }
     };
     let store = builder
@@ -49,7 +49,7 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
             credentials: Arc::clone(store.credentials()),
             region,
         });
-    Ok(Opened {
+    Ok(OpenStore {
         store: Arc::new(store),
         credentials,
         anonymous,
@@ -61,7 +61,7 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
 }
 
 /// Origin of the credentials.
-enum Who {
+enum CredentialSource {
     /// The builder already has them.
     Known(String),
     /// The AWS SDK looks them up.
@@ -69,10 +69,11 @@ enum Who {
     Chain(super::aws::Chain),
 }
 
-fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
+fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     let options = opening.options;
     let bucket = opening.url.host();
-    let explicit = opening.first_option(&EXPLICIT).is_some() || opening.passed_on_who().is_some();
+    let explicit =
+        opening.first_option(&EXPLICIT).is_some() || opening.passed_credential().is_some();
     let mut builder = AmazonS3Builder::new();
     let mut client_settings = Vec::new();
     for (key, value) in opening.settings::<AmazonS3ConfigKey>(explicit)? {
@@ -117,8 +118,8 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, Who)> {
         .with_client_options(client)
         .with_retry(no_retries())
         .with_bucket_name(bucket);
-    let who = who(&builder, opening)?;
-    Ok((builder, who))
+    let credential_source = credential_source(&builder, opening)?;
+    Ok((builder, credential_source))
 }
 
 fn endpoint(builder: &AmazonS3Builder) -> Option<String> {
@@ -169,7 +170,7 @@ fn profile_endpoint(opening: &Opening) -> Option<String> {
 #[cfg(feature = "aws-config")]
 fn readable_profile<'a>(opening: &Opening<'a>) -> Option<Option<&'a str>> {
     let profile = opening.options.get("profile");
-    (opening.looks_around() || profile.is_some()).then_some(profile)
+    (opening.may_read_environment() || profile.is_some()).then_some(profile)
 }
 
 #[cfg(not(feature = "aws-config"))]
@@ -253,10 +254,10 @@ fn with_bucket(endpoint: &str, bucket: &str) -> String {
     format!("{scheme}://{bucket}.{host}")
 }
 
-fn who(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+fn credential_source(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     let value = |key| builder.get_config_value(&key);
     if value(AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true") {
-        return Ok(Who::Known("anonymous".to_owned()));
+        return Ok(CredentialSource::Known("anonymous".to_owned()));
     }
     let keys = [
         ("access_key_id", AmazonS3ConfigKey::AccessKeyId),
@@ -275,20 +276,22 @@ fn who(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     if given.is_some() || opening.options.get("profile").is_none() {
         match (has_id, has_secret) {
             (true, true) if given.is_some() => {
-                return Ok(Who::Known("option access_key_id".to_owned()));
+                return Ok(CredentialSource::Known("option access_key_id".to_owned()));
             }
-            (true, true) if opening.passed_on_who().is_some() => {
-                return Ok(Who::Known("option aws_access_key_id".to_owned()));
+            (true, true) if opening.passed_credential().is_some() => {
+                return Ok(CredentialSource::Known(
+                    "option aws_access_key_id".to_owned(),
+                ));
             }
-            (true, true) => return Ok(Who::Known("environment".to_owned())),
+            (true, true) => return Ok(CredentialSource::Known("environment".to_owned())),
             (true, false) => return Err(missing("secret_access_key")),
             (false, true) => return Err(missing("access_key_id")),
             (false, false) if given.is_some() => return Err(missing("access_key_id")),
             (false, false) => {}
         }
     }
-    if let Some(name) = opening.passed_on_who() {
-        return Ok(Who::Known(format!("option {name}")));
+    if let Some(name) = opening.passed_credential() {
+        return Ok(CredentialSource::Known(format!("option {name}")));
     }
     if opening.options.get("profile").is_none() {
         opening.needs_credentials()?;
@@ -301,9 +304,9 @@ fn who(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     clippy::unnecessary_wraps,
     reason = "builds without the SDK refuse profiles here"
 )]
-fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     let region = builder.get_config_value(&AmazonS3ConfigKey::Region);
-    Ok(Who::Chain(super::aws::Chain::new(
+    Ok(CredentialSource::Chain(super::aws::Chain::new(
         opening.options.get("profile").map(str::to_owned),
         opening.environment.get("AWS_PROFILE").map(str::to_owned),
         region.unwrap_or_else(|| DEFAULT_REGION.to_owned()),
@@ -312,7 +315,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
 
 /// Follows the order of `object_store`'s own search.
 #[cfg(not(feature = "aws-config"))]
-fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
+fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<CredentialSource> {
     if opening.options.get("profile").is_some() {
         return Err(Error::new(
             ErrorKind::Unsupported,
@@ -332,7 +335,7 @@ fn found(builder: &AmazonS3Builder, opening: &Opening) -> Result<Who> {
     } else {
         "instance metadata"
     };
-    Ok(Who::Known(source.to_owned()))
+    Ok(CredentialSource::Known(source.to_owned()))
 }
 
 #[cfg(test)]
@@ -359,13 +362,13 @@ mod tests {
             environment: &environment,
             connector: Connector::default(),
         };
-        let (builder, who) = builder(&opening)?;
-        let shown = |who| match who {
-            Who::Known(source) => source,
+        let (builder, credential_source) = builder(&opening)?;
+        let shown = |credential_source| match credential_source {
+            CredentialSource::Known(source) => source,
             #[cfg(feature = "aws-config")]
-            Who::Chain(chain) => format!("{chain:?}"),
+            CredentialSource::Chain(chain) => format!("{chain:?}"),
         };
-        Ok((builder, shown(who)))
+        Ok((builder, shown(credential_source)))
     }
 
     const KEYS: [(&str, &str); 3] = [
@@ -385,9 +388,10 @@ mod tests {
     fn options_win_over_the_environment() {
         let mut options = KEYS.to_vec();
         options.extend([("region", "eu-west-2"), ("endpoint", "https://minio")]);
-        let (builder, who) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
+        let (builder, credential_source) =
+            built("s3://b/k", &options, &AMBIENT).expect("a builder");
         let value = |key| builder.get_config_value(&key);
-        assert_eq!(who, "option access_key_id");
+        assert_eq!(credential_source, "option access_key_id");
         assert_eq!(
             value(AmazonS3ConfigKey::AccessKeyId).as_deref(),
             Some("AKIA")
@@ -402,9 +406,9 @@ mod tests {
 
     #[test]
     fn s3_builds_from_environment_alone() {
-        let (builder, who) = built("s3://b/k", &[], &AMBIENT).expect("a builder");
+        let (builder, credential_source) = built("s3://b/k", &[], &AMBIENT).expect("a builder");
         let value = |key| builder.get_config_value(&key);
-        assert_eq!(who, "environment");
+        assert_eq!(credential_source, "environment");
         assert_eq!(value(AmazonS3ConfigKey::Token).as_deref(), Some("token"));
         assert_eq!(
             value(AmazonS3ConfigKey::Region).as_deref(),
@@ -427,8 +431,8 @@ mod tests {
                 "option aws_container_credentials_relative_uri",
             ),
         ] {
-            let (_, who) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
-            assert_eq!(who, wanted);
+            let (_, credential_source) = built("s3://b/k", &options, &AMBIENT).expect("a builder");
+            assert_eq!(credential_source, wanted);
         }
     }
 
@@ -523,11 +527,15 @@ mod tests {
 
     #[test]
     fn profiles_win_over_keys_in_the_environment() {
-        let who = built("s3://b/k", &[("profile", "dev")], &AMBIENT).map(|(_, who)| who);
+        let credential_source = built("s3://b/k", &[("profile", "dev")], &AMBIENT)
+            .map(|(_, credential_source)| credential_source);
         if cfg!(feature = "aws-config") {
-            assert!(who.expect("a chain").contains("dev"));
+            assert!(credential_source.expect("a chain").contains("dev"));
         } else {
-            assert_eq!(who.expect_err("an error").kind(), ErrorKind::Unsupported);
+            assert_eq!(
+                credential_source.expect_err("an error").kind(),
+                ErrorKind::Unsupported
+            );
         }
     }
 }

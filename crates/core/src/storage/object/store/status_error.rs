@@ -2,8 +2,8 @@
 //! called by `fault.rs`.
 
 use super::hub;
-use super::request_error::{Asked, Cause, Verdict, no_listing};
-use super::response_capture::Exchange;
+use super::request_error::{Cause, Classification, RequestContext, no_listing};
+use super::response_capture::ResponseCapture;
 use crate::error::ErrorKind;
 use crate::options::Protocol;
 use crate::sync::retry::Transient;
@@ -13,20 +13,24 @@ use crate::sync::retry::Transient;
 const SKEW_MAX: i64 = 300;
 
 /// Classifies a response whose status is not 2xx.
-pub(in crate::storage) fn verdict(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
-    let code = exchange.code.as_deref().unwrap_or_default();
-    let verdict = hub::refusal(status, exchange, asked)
+pub(in crate::storage) fn classification(
+    status: u16,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Classification {
+    let code = captured.code.as_deref().unwrap_or_default();
+    let classification = hub::refusal(status, captured, asked)
         .or_else(|| by_code(code, asked))
-        .or_else(|| elsewhere(status, code, exchange, asked))
-        .unwrap_or_else(|| by_status(status, exchange, asked));
-    let words = exchange.message.clone().map(Cause::Words);
-    verdict.cause(words)
+        .or_else(|| elsewhere(status, code, captured, asked))
+        .unwrap_or_else(|| by_status(status, captured, asked));
+    let words = captured.message.clone().map(Cause::Words);
+    classification.cause(words)
 }
 
 /// Classifies by code, where it is more specific than the status or differs from it.
-fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
+fn by_code(code: &str, asked: &RequestContext) -> Option<Classification> {
     let from = asked.credentials;
-    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     Some(match code {
         "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" => {
             let expired = denied("the credentials have expired")
@@ -47,7 +51,7 @@ fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
         "SignatureDoesNotMatch" => denied("the store does not accept the signature").hint(format!(
             "check that the secret belongs to the access key (credentials come from: {from}), and that no proxy changes requests"
         )),
-        "NoSuchBucket" | "ContainerNotFound" | "FilesystemNotFound" => Verdict::new(
+        "NoSuchBucket" | "ContainerNotFound" | "FilesystemNotFound" => Classification::new(
             ErrorKind::NotFound,
             if asked.protocol == Some(Protocol::Azure) {
                 "there is no such container"
@@ -56,11 +60,11 @@ fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
             },
         )
         .hint("check its name, and that the endpoint is the right one"),
-        "InvalidBucketName" => Verdict::new(
+        "InvalidBucketName" => Classification::new(
             ErrorKind::InvalidRequest,
             "the bucket's name is invalid",
         ),
-        "InvalidObjectState" | "BlobArchived" | "BlobBeingRehydrated" => Verdict::new(
+        "InvalidObjectState" | "BlobArchived" | "BlobBeingRehydrated" => Classification::new(
             ErrorKind::Unsupported,
             "the object is archived and cannot be read before it is restored",
         )
@@ -68,7 +72,7 @@ fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
         "UserProjectMissing" => denied("the bucket requires the requester to pay")
             .hint("set the project to bill: header.x-goog-user-project=PROJECT"),
         "SlowDown" | "ServerBusy" | "RequestTimeout" | "RequestLimitExceeded" | "Throttling"
-        | "ThrottlingException" => Verdict::new(
+        | "ThrottlingException" => Classification::new(
             ErrorKind::Remote,
             format!("the store is busy or throttling requests ({code})"),
         )
@@ -79,11 +83,16 @@ fn by_code(code: &str, asked: &Asked) -> Option<Verdict> {
 }
 
 /// Classifies a response that says that the bucket is in another region.
-fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Option<Verdict> {
+fn elsewhere(
+    status: u16,
+    code: &str,
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Option<Classification> {
     if asked.protocol != Some(Protocol::S3) {
         return None;
     }
-    let named = exchange.region.as_deref();
+    let named = captured.region.as_deref();
     let differs = named.is_some() && named != asked.region;
     let redirected = matches!(status, 301 | 302 | 307 | 308);
     let malformed = matches!(
@@ -96,12 +105,12 @@ fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Opt
     }
     let ours = asked.region.unwrap_or("another one");
     Some(match named.filter(|_| differs) {
-        Some(region) => Verdict::new(
+        Some(region) => Classification::new(
             ErrorKind::InvalidRequest,
             format!("the bucket is in region {region}, but the request went to {ours}"),
         )
         .hint(format!("set region={region}")),
-        None => Verdict::new(
+        None => Classification::new(
             ErrorKind::InvalidRequest,
             "the bucket is in another region or at another endpoint",
         )
@@ -109,8 +118,8 @@ fn elsewhere(status: u16, code: &str, exchange: &Exchange, asked: &Asked) -> Opt
     })
 }
 
-fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
-    let code = exchange.code.as_deref();
+fn by_status(status: u16, captured: &ResponseCapture, asked: &RequestContext) -> Classification {
+    let code = captured.code.as_deref();
     let answer = match code {
         Some(code) => format!("status {status}, {code}"),
         None => format!("status {status}"),
@@ -121,40 +130,42 @@ fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
     match status {
         304 | 412 => changed(),
         401 => unauthenticated(asked),
-        403 => denied(exchange, asked),
+        403 => denied(captured, asked),
         405 | 501 if list_of_http => no_listing(),
-        404 | 410 => Verdict::new(ErrorKind::NotFound, "there is no such object")
+        404 | 410 => Classification::new(ErrorKind::NotFound, "there is no such object")
             .hint("check bucket, key and endpoint"),
-        405 | 501 => Verdict::new(
+        405 | 501 => Classification::new(
             ErrorKind::Unsupported,
             format!("the store does not support the request ({answer})"),
         )
         .hint("check that the endpoint is an object store"),
-        407 => Verdict::new(
+        407 => Classification::new(
             ErrorKind::PermissionDenied,
             "the proxy requires credentials",
         )
         .hint("set them in the option proxy: http://user:password@host"),
-        408 | 425 | 429 | 503 => Verdict::new(
+        408 | 425 | 429 | 503 => Classification::new(
             ErrorKind::Remote,
             format!("the store is busy or throttling requests ({answer})"),
         )
         .hint("send fewer requests at a time, or try again later")
         .transient(Transient::Busy),
-        416 => Verdict::new(
+        416 => Classification::new(
             ErrorKind::Changed,
             "the object ends before the requested bytes: it shrank",
         )
         .hint("load again once nothing writes to it"),
-        500..=u16::MAX => Verdict::new(ErrorKind::Remote, format!("the store failed ({answer})"))
-            .hint("try again later; the store's operators can find the request by its id")
-            .transient(Transient::Broken),
-        300..=399 => Verdict::new(
+        500..=u16::MAX => {
+            Classification::new(ErrorKind::Remote, format!("the store failed ({answer})"))
+                .hint("try again later; the store's operators can find the request by its id")
+                .transient(Transient::Broken)
+        }
+        300..=399 => Classification::new(
             ErrorKind::Remote,
             format!("the store sent a redirect without a valid target ({answer})"),
         )
         .hint("check the endpoint"),
-        _ => Verdict::new(
+        _ => Classification::new(
             ErrorKind::InvalidRequest,
             format!("the store does not accept the request ({answer})"),
         )
@@ -163,13 +174,13 @@ fn by_status(status: u16, exchange: &Exchange, asked: &Asked) -> Verdict {
 }
 
 /// Returns the classification for an object that is not the one that was opened.
-pub(in crate::storage) fn changed() -> Verdict {
-    Verdict::new(ErrorKind::Changed, "the object changed while it was read")
+pub(in crate::storage) fn changed() -> Classification {
+    Classification::new(ErrorKind::Changed, "the object changed while it was read")
         .hint("load again once nothing writes to it")
 }
 
-fn unauthenticated(asked: &Asked) -> Verdict {
-    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+fn unauthenticated(asked: &RequestContext) -> Classification {
+    let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     if asked.protocol == Some(Protocol::Http) {
         denied("the server requires credentials, or rejects these")
             .hint("give https://user:password@host, or header.authorization")
@@ -183,10 +194,10 @@ fn unauthenticated(asked: &Asked) -> Verdict {
     }
 }
 
-fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
-    if let Some(skew) = exchange.skew_seconds.filter(|skew| skew.abs() > SKEW_MAX) {
+fn denied(captured: &ResponseCapture, asked: &RequestContext) -> Classification {
+    if let Some(skew) = captured.skew_seconds.filter(|skew| skew.abs() > SKEW_MAX) {
         let side = if skew > 0 { "behind" } else { "ahead of" };
-        return Verdict::new(
+        return Classification::new(
             ErrorKind::PermissionDenied,
             format!(
                 "access is denied; the clock of this machine is {} s {side} the store's",
@@ -195,16 +206,16 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
         )
         .hint("set the clock of this machine");
     }
-    let verdict = Verdict::new(ErrorKind::PermissionDenied, "access is denied");
+    let classification = Classification::new(ErrorKind::PermissionDenied, "access is denied");
     if asked.protocol == Some(Protocol::Http) {
-        return verdict.hint(if asked.signed_url {
+        return classification.hint(if asked.signed_url {
             "sign the URL again: it has expired, or is not valid for this object or method"
         } else {
             "give https://user:password@host, header.authorization or a signed URL"
         });
     }
     if asked.anonymous {
-        return verdict.hint("the data is not public: give credentials, or check the names");
+        return classification.hint("the data is not public: give credentials, or check the names");
     }
     let right = match (asked.protocol, asked.operation) {
         (Some(Protocol::S3), "LIST") => "s3:ListBucket",
@@ -213,11 +224,11 @@ fn denied(exchange: &Exchange, asked: &Asked) -> Verdict {
         (Some(Protocol::Gcs), _) => "storage.objects.get",
         (Some(Protocol::Azure), _) => "Storage Blob Data Reader",
         (Some(Protocol::Http | Protocol::Hub | Protocol::Custom) | None, _) => {
-            return verdict.hint("request access");
+            return classification.hint("request access");
         }
     };
     // S3 responds with 403 for missing objects if the caller may not list.
-    verdict.hint(format!(
+    classification.hint(format!(
         "check that it exists and that these credentials have the permission {right}; they come from: {}",
         asked.credentials
     ))
@@ -232,8 +243,8 @@ mod tests {
 
     static NOTHING: LazyLock<Redactor> = LazyLock::new(Redactor::default);
 
-    fn asked(protocol: Protocol) -> Asked<'static> {
-        Asked {
+    fn asked(protocol: Protocol) -> RequestContext<'static> {
+        RequestContext {
             operation: "GET",
             protocol: Some(protocol),
             credentials: "environment",
@@ -246,11 +257,11 @@ mod tests {
         }
     }
 
-    fn exchange(status: u16, code: &str) -> Exchange {
-        Exchange {
+    fn captured(status: u16, code: &str) -> ResponseCapture {
+        ResponseCapture {
             status: Some(status),
             code: (!code.is_empty()).then(|| code.to_owned()),
-            ..Exchange::default()
+            ..ResponseCapture::default()
         }
     }
 
@@ -281,9 +292,10 @@ mod tests {
             (504, "", ErrorKind::Remote, broken),
         ] {
             for protocol in [Protocol::S3, Protocol::Gcs, Protocol::Azure, Protocol::Http] {
-                let verdict = verdict(status, &exchange(status, code), &asked(protocol));
+                let classification =
+                    classification(status, &captured(status, code), &asked(protocol));
                 assert_eq!(
-                    (verdict.kind, verdict.transient),
+                    (classification.kind, classification.transient),
                     (kind, transient),
                     "{status} {code} {protocol:?}"
                 );
@@ -300,8 +312,8 @@ mod tests {
             "ExpiredToken",
             "InvalidToken",
         ] {
-            let verdict = verdict(403, &exchange(403, code), &asked(Protocol::S3));
-            let hint = verdict.hint.expect("a hint");
+            let classification = classification(403, &captured(403, code), &asked(Protocol::S3));
+            let hint = classification.hint.expect("a hint");
             assert!(hint.contains("environment"), "{code}: {hint}");
         }
     }
@@ -310,22 +322,26 @@ mod tests {
     fn expired_credentials_are_transient_if_refreshed() {
         let mut asked = asked(Protocol::S3);
         asked.refreshed = true;
-        let verdict = verdict(400, &exchange(400, "ExpiredToken"), &asked);
-        assert_eq!(verdict.transient, Some(Transient::Broken));
+        let classification = classification(400, &captured(400, "ExpiredToken"), &asked);
+        assert_eq!(classification.transient, Some(Transient::Broken));
     }
 
     #[test]
     fn clock_skew_is_reported() {
         for (skew, text) in [(-600, "600 s ahead of"), (900, "900 s behind")] {
-            let mut exchange = exchange(403, "AccessDenied");
-            exchange.skew_seconds = Some(skew);
-            let verdict = verdict(403, &exchange, &asked(Protocol::S3));
-            assert!(verdict.message.contains(text), "{}", verdict.message);
+            let mut captured = captured(403, "AccessDenied");
+            captured.skew_seconds = Some(skew);
+            let classification = classification(403, &captured, &asked(Protocol::S3));
+            assert!(
+                classification.message.contains(text),
+                "{}",
+                classification.message
+            );
         }
-        let mut exchange = exchange(403, "AccessDenied");
-        exchange.skew_seconds = Some(10);
-        let verdict = verdict(403, &exchange, &asked(Protocol::S3));
-        assert_eq!(verdict.message, "access is denied");
+        let mut captured = captured(403, "AccessDenied");
+        captured.skew_seconds = Some(10);
+        let classification = classification(403, &captured, &asked(Protocol::S3));
+        assert_eq!(classification.message, "access is denied");
     }
 
     #[test]
@@ -347,31 +363,35 @@ mod tests {
             (400, "", Some("eu-west-1"), "set region=eu-west-1"),
             (403, "", Some("eu-west-1"), "set region=eu-west-1"),
         ] {
-            let mut exchange = exchange(status, code);
-            exchange.region = region.map(str::to_owned);
-            let verdict = verdict(status, &exchange, &asked(Protocol::S3));
-            assert_eq!(verdict.hint.as_deref(), Some(hint), "{status} {code}");
-            assert_eq!(verdict.kind, ErrorKind::InvalidRequest);
+            let mut captured = captured(status, code);
+            captured.region = region.map(str::to_owned);
+            let classification = classification(status, &captured, &asked(Protocol::S3));
+            assert_eq!(
+                classification.hint.as_deref(),
+                Some(hint),
+                "{status} {code}"
+            );
+            assert_eq!(classification.kind, ErrorKind::InvalidRequest);
         }
-        let mut here = exchange(403, "AccessDenied");
+        let mut here = captured(403, "AccessDenied");
         here.region = Some("us-east-1".to_owned());
-        let verdict = verdict(403, &here, &asked(Protocol::S3));
-        assert_eq!(verdict.kind, ErrorKind::PermissionDenied);
+        let classification = classification(403, &here, &asked(Protocol::S3));
+        assert_eq!(classification.kind, ErrorKind::PermissionDenied);
     }
 
     #[test]
     fn web_server_without_listing_is_unsupported() {
         let mut asked = asked(Protocol::Http);
         asked.operation = "LIST";
-        let verdict = verdict(405, &exchange(405, ""), &asked);
-        assert_eq!(verdict.kind, ErrorKind::Unsupported);
-        assert!(verdict.hint.expect("a hint").contains("index.json"));
+        let classification = classification(405, &captured(405, ""), &asked);
+        assert_eq!(classification.kind, ErrorKind::Unsupported);
+        assert!(classification.hint.expect("a hint").contains("index.json"));
     }
 
     #[test]
     fn denied_hint_depends_on_credentials() {
-        let hint = |asked: &Asked| {
-            verdict(403, &exchange(403, ""), asked)
+        let hint = |asked: &RequestContext| {
+            classification(403, &captured(403, ""), asked)
                 .hint
                 .expect("a hint")
         };

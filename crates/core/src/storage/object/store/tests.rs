@@ -86,9 +86,9 @@ fn first_bytes() -> GetOptions {
 /// Requests four bytes and reads them.
 fn fetch(store: &Store, path: &Path) -> Result<Vec<u8>, Fault> {
     run(async {
-        let (result, exchange) = store.get(path, first_bytes()).await?;
+        let (result, captured) = store.get(path, first_bytes()).await?;
         let bytes: Result<Vec<_>, _> = result.into_stream().try_collect().await;
-        let bytes = bytes.map_err(|error| store.fault(&error, &exchange, "GET"))?;
+        let bytes = bytes.map_err(|error| store.fault(&error, &captured, "GET"))?;
         Ok(bytes.concat())
     })
 }
@@ -378,8 +378,8 @@ fn head_returns_length_and_sends_option_headers() {
     let head = "200 OK\r\nlast-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: \"e\"\r\ncontent-length: 7";
     let (url, server) = serve(Answer::Bytes(format!("HTTP/1.1 {head}\r\n\r\n")));
     let (store, path) = open(&format!("{url}/m"), &[("header.X-Team", "weights")]);
-    let (object, exchange) = run(store.head(&path)).expect("a head");
-    assert_eq!((object.size, exchange.status), (7, Some(200)));
+    let (object, captured) = run(store.head(&path)).expect("a head");
+    assert_eq!((object.size, captured.status), (7, Some(200)));
     let head = server.join().expect("a request").to_ascii_lowercase();
     assert!(
         head.starts_with("head /m ") && head.contains("x-team: weights"),

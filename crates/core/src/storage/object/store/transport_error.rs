@@ -8,7 +8,7 @@ use object_store::client::{HttpError, HttpErrorKind};
 
 use super::addresses::Narrower;
 use super::redirects::Refused;
-use super::request_error::{Cause, Verdict, causes, find, texts};
+use super::request_error::{Cause, Classification, causes, find, texts};
 use super::response_capture::TooLong;
 use crate::error::ErrorKind;
 use crate::sync::retry::Transient;
@@ -17,15 +17,15 @@ const BROKE: &str = "check the network between this machine and the server, and 
 
 /// Classifies the failure of a request to `host` that got no response, or of the body of a
 /// response.
-pub(in crate::storage) fn verdict(error: &HttpError, host: &str) -> Verdict {
+pub(in crate::storage) fn classification(error: &HttpError, host: &str) -> Classification {
     let texts = texts(error);
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let http = find::<reqwest::Error>(error);
     let connecting =
         http.is_some_and(reqwest::Error::is_connect) || error.kind() == HttpErrorKind::Connect;
     let cause = cause(error, &texts);
-    let verdict = if http.is_some_and(reqwest::Error::is_builder) {
-        Verdict::new(ErrorKind::InvalidRequest, "the request cannot be sent")
+    let classification = if http.is_some_and(reqwest::Error::is_builder) {
+        Classification::new(ErrorKind::InvalidRequest, "the request cannot be sent")
             .hint("check the endpoint: a plain http:// endpoint must be set explicitly")
     } else if let Some(refused) = find::<Refused>(error) {
         redirected(host, *refused)
@@ -33,7 +33,7 @@ pub(in crate::storage) fn verdict(error: &HttpError, host: &str) -> Verdict {
         // The host is the one that the redirect led to.
         redirected("the store", Refused::Narrower)
     } else if find::<TooLong>(error).is_some() {
-        Verdict::new(
+        Classification::new(
             ErrorKind::Remote,
             format!("{host} sends an endless listing or token"),
         )
@@ -43,25 +43,25 @@ pub(in crate::storage) fn verdict(error: &HttpError, host: &str) -> Verdict {
     } else if connecting {
         unreachable(error, host, &texts)
     } else if error.kind() == HttpErrorKind::Timeout {
-        Verdict::new(
+        Classification::new(
             ErrorKind::TimedOut,
             format!("{host} sent nothing within the read timeout"),
         )
         .hint("set read_timeout higher if the store needs longer")
         .transient(Transient::Stalled)
     } else {
-        Verdict::new(ErrorKind::Remote, format!("the connection to {host} broke"))
+        Classification::new(ErrorKind::Remote, format!("the connection to {host} broke"))
             .hint(BROKE)
             .transient(Transient::Broken)
     };
-    verdict.cause(cause)
+    classification.cause(cause)
 }
 
 /// Classifies a redirect that is not followed. It is not transient: a retry would be refused as
 /// well.
-fn redirected(host: &str, refused: Refused) -> Verdict {
-    let verdict = Verdict::new(ErrorKind::Remote, format!("{host} {refused}"));
-    verdict.hint(match refused {
+fn redirected(host: &str, refused: Refused) -> Classification {
+    let classification = Classification::new(ErrorKind::Remote, format!("{host} {refused}"));
+    classification.hint(match refused {
         Refused::Narrower => {
             "only servers of the same network may redirect there; if the redirect is intended, give its target as the URL"
         }
@@ -73,7 +73,7 @@ fn redirected(host: &str, refused: Refused) -> Verdict {
 
 /// Classifies a certificate error by text. The types of rustls are public, but matching them would
 /// silently fail with a second version in the dependency tree.
-fn certificate(host: &str, texts: &[String]) -> Verdict {
+fn certificate(host: &str, texts: &[String]) -> Classification {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let hint = if says("not valid for name") || says("NotValidForName") {
         "the certificate is for another server: check the endpoint and the bucket's name"
@@ -82,14 +82,14 @@ fn certificate(host: &str, texts: &[String]) -> Verdict {
     } else {
         "give the certificate of its authority as ca_file"
     };
-    Verdict::new(
+    Classification::new(
         ErrorKind::Remote,
         format!("the certificate of {host} is not trusted"),
     )
     .hint(hint)
 }
 
-fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
+fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Classification {
     let says = |words: &str| texts.iter().any(|text| text.contains(words));
     let refused = causes(error).any(|cause| {
         cause
@@ -128,7 +128,7 @@ fn unreachable(error: &HttpError, host: &str, texts: &[String]) -> Verdict {
             "check endpoint and network",
         )
     };
-    Verdict::new(ErrorKind::Remote, message)
+    Classification::new(ErrorKind::Remote, message)
         .hint(hint)
         .transient(Transient::Unreachable)
 }
@@ -144,18 +144,18 @@ fn cause(error: &(dyn StdError + 'static), texts: &[String]) -> Option<Cause> {
 }
 
 /// Classifies an I/O error of a store that the caller provided.
-pub(in crate::storage) fn of_io(error: &io::Error) -> Verdict {
+pub(in crate::storage) fn of_io(error: &io::Error) -> Classification {
     let cause = error
         .raw_os_error()
         .map_or_else(|| Cause::Words(error.to_string()), Cause::System);
     // Written without a `match` on purpose: std's list is open, and all other kinds are not
     // retryable.
     let kind = error.kind();
-    let verdict = if kind == io::ErrorKind::TimedOut {
-        Verdict::new(ErrorKind::TimedOut, "the store did not answer in time")
+    let classification = if kind == io::ErrorKind::TimedOut {
+        Classification::new(ErrorKind::TimedOut, "the store did not answer in time")
             .transient(Transient::Stalled)
     } else if kind == io::ErrorKind::ConnectionRefused {
-        Verdict::new(ErrorKind::Remote, "the store refuses connections")
+        Classification::new(ErrorKind::Remote, "the store refuses connections")
             .transient(Transient::Unreachable)
     } else if [
         io::ErrorKind::ConnectionReset,
@@ -165,13 +165,13 @@ pub(in crate::storage) fn of_io(error: &io::Error) -> Verdict {
     ]
     .contains(&kind)
     {
-        Verdict::new(ErrorKind::Remote, "the connection to the store broke")
+        Classification::new(ErrorKind::Remote, "the connection to the store broke")
             .hint(BROKE)
             .transient(Transient::Broken)
     } else {
-        Verdict::new(ErrorKind::from_io(error), "the store failed")
+        Classification::new(ErrorKind::from_io(error), "the store failed")
     };
-    verdict.cause(Some(cause))
+    classification.cause(Some(cause))
 }
 
 #[cfg(test)]
@@ -286,17 +286,17 @@ mod tests {
                 "the connection to host:9 broke",
             ),
         ] {
-            let verdict = verdict(
+            let classification = classification(
                 &layered(kind, &["error sending request", text], errno),
                 "host:9",
             );
-            assert_eq!(verdict.message, message, "{text}");
+            assert_eq!(classification.message, message, "{text}");
             assert_eq!(
-                (verdict.kind, verdict.transient),
+                (classification.kind, classification.transient),
                 (wanted, transient),
                 "{text}"
             );
-            match (verdict.cause, errno) {
+            match (classification.cause, errno) {
                 (Some(Cause::System(found)), Some(errno)) => assert_eq!(found, errno),
                 (Some(Cause::Words(words)), None) => assert_eq!(words, text),
                 (cause, _) => panic!("{text}: {cause:?}"),
@@ -317,15 +317,27 @@ mod tests {
                 "clock",
             ),
         ] {
-            let verdict = verdict(&layered(HttpErrorKind::Connect, &[text], None), "host");
-            assert!(verdict.hint.expect("a hint").contains(hint), "{text}");
+            let classification =
+                classification(&layered(HttpErrorKind::Connect, &[text], None), "host");
+            assert!(
+                classification.hint.expect("a hint").contains(hint),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn endless_responses_are_not_retried() {
-        let verdict = verdict(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
-        assert_eq!((verdict.kind, verdict.transient), (ErrorKind::Remote, None));
-        assert!(verdict.message.contains("endless"), "{}", verdict.message);
+        let classification =
+            classification(&HttpError::new(HttpErrorKind::Decode, TooLong), "host");
+        assert_eq!(
+            (classification.kind, classification.transient),
+            (ErrorKind::Remote, None)
+        );
+        assert!(
+            classification.message.contains("endless"),
+            "{}",
+            classification.message
+        );
     }
 }

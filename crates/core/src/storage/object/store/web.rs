@@ -10,13 +10,13 @@ use object_store::http::HttpBuilder;
 use percent_encoding::percent_decode_str;
 use url::Url;
 
-use super::builder::{Opened, Opening, no_retries};
+use super::builder::{OpenStore, Opening, no_retries};
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
+pub(in crate::storage) fn open(opening: &Opening) -> Result<OpenStore> {
     let url = opening.url;
     let authorization = authorization(url);
     let source = if opening
@@ -49,7 +49,7 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<Opened> {
         .with_retry(no_retries())
         .with_http_connector(opening.connector.clone())
         .build();
-    Ok(Opened {
+    Ok(OpenStore {
         store: Arc::new(store.map_err(|error| opening.refused(&error))?),
         credentials: Credentials::known(source),
         anonymous: source == "anonymous",

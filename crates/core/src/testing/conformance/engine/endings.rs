@@ -3,7 +3,7 @@
 use super::{Bench, Open, SLOT_BYTES, SLOTS, random};
 use crate::engine::Wait;
 use crate::error::ErrorKind;
-use crate::sync::cancel::Over;
+use crate::sync::cancel::CancelFlag;
 
 /// Whatever is in flight: once the engine is dropped, its memory is no longer written to, and all
 /// of it is free.
@@ -48,8 +48,8 @@ pub(super) fn stopped(open: Open<'_>) {
     for reaps in 0..4 {
         let contents = vec![random(14, SLOTS * SLOT_BYTES)];
         let mut bench = Bench::open(open, contents, SLOTS);
-        let over = Over::default();
-        bench.engine().stop_when(&over);
+        let cancel = CancelFlag::default();
+        bench.engine().stop_when(&cancel);
         let mut done = Vec::new();
         for index in 0..SLOTS {
             bench.submit(index, 0, index * SLOT_BYTES, SLOT_BYTES, SLOT_BYTES);
@@ -57,7 +57,7 @@ pub(super) fn stopped(open: Open<'_>) {
         for _ in 0..reaps {
             bench.engine().reap(Wait::No, &mut done);
         }
-        over.raise();
+        cancel.cancel();
         done.extend(bench.reap_all());
         done.sort_by_key(|done| done.extent);
         let extents: Vec<_> = done.iter().map(|done| done.extent).collect();

@@ -29,7 +29,7 @@ pub(crate) use self::listing::assert_levels_are_whole;
 pub(in crate::storage) use status_error::refusal;
 
 use self::settings::{Token, endpoint};
-use super::builder::{Opened, Opening, is_plain, no_retries};
+use super::builder::{OpenStore, Opening, is_plain, no_retries};
 use super::client::{Extras, client_options};
 use super::credentials::Credentials;
 use crate::error::{Error, ErrorKind, Result};
@@ -50,7 +50,7 @@ pub(in crate::storage) struct Repository {
     pub(in crate::storage) commit: OnceCell<Commit>,
 }
 
-pub(in crate::storage) fn open(opening: &Opening) -> Result<(Opened, Repository)> {
+pub(in crate::storage) fn open(opening: &Opening) -> Result<(OpenStore, Repository)> {
     if is_offline(opening.options) {
         return Err(
             cache::offline("it would be read from the hub").with_location(opening.url.shown())
@@ -100,7 +100,7 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<(Opened, Repository)
             .with_location(opening.url.shown())
             .with_hint("check the option endpoint or HF_ENDPOINT")
     })?;
-    let opened = Opened {
+    let opened = OpenStore {
         store: Arc::new(store),
         anonymous: source == settings::ANONYMOUS,
         credentials: Credentials::known(source),

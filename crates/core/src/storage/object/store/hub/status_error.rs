@@ -3,8 +3,8 @@
 
 use crate::error::ErrorKind;
 use crate::options::Protocol;
-use crate::storage::object::store::request_error::{Asked, Verdict};
-use crate::storage::object::store::response_capture::Exchange;
+use crate::storage::object::store::request_error::{Classification, RequestContext};
+use crate::storage::object::store::response_capture::ResponseCapture;
 use crate::sync::retry::Transient;
 
 /// Codes for expired links, from caches and stores that a hub redirects to.
@@ -18,16 +18,16 @@ const LINK_REFUSED: [&str; 4] = [
 /// Returns `None` for responses that mean the same from every store.
 pub(in crate::storage) fn refusal(
     status: u16,
-    exchange: &Exchange,
-    asked: &Asked,
-) -> Option<Verdict> {
+    captured: &ResponseCapture,
+    asked: &RequestContext,
+) -> Option<Classification> {
     if asked.protocol != Some(Protocol::Hub) {
         return None;
     }
-    let code = exchange.code.as_deref().unwrap_or_default();
-    let disabled = exchange.message.as_deref() == Some("Access to this resource is disabled.");
-    let not_found = |message: &str| Verdict::new(ErrorKind::NotFound, message);
-    let denied = |message: &str| Verdict::new(ErrorKind::PermissionDenied, message);
+    let code = captured.code.as_deref().unwrap_or_default();
+    let disabled = captured.message.as_deref() == Some("Access to this resource is disabled.");
+    let not_found = |message: &str| Classification::new(ErrorKind::NotFound, message);
+    let denied = |message: &str| Classification::new(ErrorKind::PermissionDenied, message);
     Some(match (code, status) {
         ("RevisionNotFound", _) => not_found("the repository has no such revision")
             .hint("give one of its branches, tags or commits: hf://org/name@main"),
@@ -59,17 +59,17 @@ pub(in crate::storage) fn refusal(
     })
 }
 
-fn gated(asked: &Asked) -> Verdict {
-    let verdict = Verdict::new(
+fn gated(asked: &RequestContext) -> Classification {
+    let classification = Classification::new(
         ErrorKind::PermissionDenied,
         "the repository is gated: its conditions must be accepted first",
     );
     if asked.anonymous {
-        return verdict.hint(
+        return classification.hint(
             "accept them on the repository's page, then give a token of that account: option token, HF_TOKEN, or hf auth login",
         );
     }
-    verdict.hint(format!(
+    classification.hint(format!(
         "accept them on the repository's page, with the account of the token, which comes from: {}; a fine-grained token also needs \
          permission to read gated repositories",
         asked.credentials
@@ -78,15 +78,15 @@ fn gated(asked: &Asked) -> Verdict {
 
 /// Classifies a missing repository. The hub does not tell missing from private repositories, so as
 /// not to reveal private ones.
-fn no_repository(asked: &Asked) -> Verdict {
+fn no_repository(asked: &RequestContext) -> Classification {
     if asked.anonymous {
-        return Verdict::new(
+        return Classification::new(
             ErrorKind::NotFound,
             "the hub has no such repository, or it is private and no token is given",
         )
         .hint("check the name; for a private repository give a token: option token, HF_TOKEN, or hf auth login");
     }
-    Verdict::new(
+    Classification::new(
         ErrorKind::NotFound,
         "the hub has no such repository, or the token has no access to it",
     )
@@ -122,34 +122,34 @@ mod tests {
             (403, "", true, PermissionDenied, "give a token"),
             (404, "", false, NotFound, "endpoint"),
         ] {
-            let exchange = Exchange {
+            let captured = ResponseCapture {
                 code: (!code.is_empty()).then(|| code.to_owned()),
-                ..Exchange::default()
+                ..ResponseCapture::default()
             };
-            let verdict = refusal(status, &exchange, &asked(anonymous)).expect("an answer");
-            assert_eq!(verdict.kind, kind, "{status} {code}");
-            assert_eq!(verdict.transient, None, "{status} {code}");
-            let hint = verdict.hint.expect("a hint");
+            let classification = refusal(status, &captured, &asked(anonymous)).expect("an answer");
+            assert_eq!(classification.kind, kind, "{status} {code}");
+            assert_eq!(classification.transient, None, "{status} {code}");
+            let hint = classification.hint.expect("a hint");
             assert!(hint.contains(words), "{status} {code}: {hint}");
         }
         let mut other = asked(false);
         other.protocol = Some(Protocol::S3);
-        assert!(refusal(404, &Exchange::default(), &other).is_none());
-        assert!(refusal(503, &Exchange::default(), &asked(false)).is_none());
+        assert!(refusal(404, &ResponseCapture::default(), &other).is_none());
+        assert!(refusal(503, &ResponseCapture::default(), &asked(false)).is_none());
     }
 
     #[test]
     fn expired_link_is_transient() {
-        let exchange = Exchange {
+        let captured = ResponseCapture {
             code: Some("AccessDenied".to_owned()),
-            ..Exchange::default()
+            ..ResponseCapture::default()
         };
-        let verdict = refusal(403, &exchange, &asked(false)).expect("an answer");
-        assert_eq!(verdict.transient, Some(Transient::Broken));
+        let classification = refusal(403, &captured, &asked(false)).expect("an answer");
+        assert_eq!(classification.transient, Some(Transient::Broken));
     }
 
-    fn asked(anonymous: bool) -> Asked<'static> {
-        Asked {
+    fn asked(anonymous: bool) -> RequestContext<'static> {
+        RequestContext {
             operation: "GET",
             protocol: Some(Protocol::Hub),
             credentials: "HF_TOKEN",
