@@ -53,7 +53,7 @@ check: ruff bench-check ## run formatters, lints, feature matrices and docs
 		else echo 'SKIPPED: needs the Rust target $(MACOS) (rustup target add $(MACOS))'; fi
 	@if cargo tree --package tload --edges normal | grep -E '(cudarc|libloading) v'; then \
 		echo 'make: without the feature `cuda` these must not be in the tree' >&2; exit 1; fi
-	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
 	$(call if_installed,typos,typos --version,typos)
 
 # The extension module is tested through Python. The output of passing tests is shown too, so that
@@ -156,7 +156,7 @@ bench: ## measure; ARGS are passed on
 # some 20 GiB of disk, on an otherwise idle machine, as root for the throttled disk. With ARGS, for
 # example: make bench-compare ARGS='--cases disk-keep --rounds 3'
 bench-compare: wheel build $(COMPARE_INSTALLED) ## measure beside other loaders (hours)
-	cargo build --release --package tload-lab --bin slowfs \
+	cargo build --release --package tload-testbed --bin slowfs \
 		|| echo 'NOTE: without slowfs the case of a slow file system is skipped'
 	$(COMPARE_PY) benches/compare/disks.py --tload target/release/tload --slowfs target/release/slowfs $(ARGS)
 
@@ -226,32 +226,32 @@ HOST := $(shell rustc -vV 2>/dev/null | sed -n 's/^host: //p')
 
 # Concurrent loads of every kind, under faults, for MINUTES; then thousands that must not leak.
 soak: ## stress loads of every kind for MINUTES (10)
-	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test together -- --nocapture streams
+	TLOAD_SOAK_MINUTES=$(or $(MINUTES),10) cargo test --release --package tload --features aws-config,testing --test stress -- --nocapture streams
 	TLOAD_LOADS=10000 cargo test --release --package tload --features aws-config,testing --test leaks
 
 # Up to four preemptions, where `make test` goes to three.
 loom: ## check interleavings with up to four preemptions
-	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-models --test loom
+	LOOM_MAX_PREEMPTIONS=4 cargo test --release --package tload-soundness --test loom
 
 miri: ## look for undefined behaviour
 	$(call if_installed,miri,cargo +$(NIGHTLY) miri --version,MIRIFLAGS=-Zmiri-disable-isolation \
-		cargo +$(NIGHTLY) miri test --package tload-models --test simulated)
+		cargo +$(NIGHTLY) miri test --package tload-soundness --test simulated)
 
 # These instrument tload's engines, queues and memory, but not the standard library.
 asan: ## test under AddressSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=address cargo +$(NIGHTLY) test --target $(HOST) \
-		--target-dir target/asan --package tload-models --features rings --test engines --test simulated)
+		--target-dir target/asan --package tload-soundness --features rings --test engines --test simulated)
 
 # Needs an instrumented standard library, so it is built from source:
 # `rustup component add rust-src --toolchain nightly`.
 tsan: ## test under ThreadSanitizer
 	$(call if_installed,nightly,cargo +$(NIGHTLY) --version,RUSTFLAGS=-Zsanitizer=thread cargo +$(NIGHTLY) test -Zbuild-std --target $(HOST) \
-		--target-dir target/tsan --package tload-models --features rings --test engines --test simulated)
+		--target-dir target/tsan --package tload-soundness --features rings --test engines --test simulated)
 
 # valgrind does not support io_uring, so threads read.
 valgrind: ## test under valgrind
 	$(call if_installed,valgrind,valgrind --version,CARGO_TARGET_$(subst -,_,$(shell echo $(HOST) | tr a-z A-Z))_RUNNER="valgrind --quiet --error-exitcode=9 --leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite" \
-		cargo test --package tload-models --test engines --test simulated -- --test-threads=1)
+		cargo test --package tload-soundness --test engines --test simulated -- --test-threads=1)
 
 # Searches for lines whose changes no test detects; takes hours. With ARGS, for example:
 # make mutants ARGS='--file crates/core/src/plan/slice.rs'
@@ -259,7 +259,7 @@ mutants: ## look for lines without a test (hours)
 	$(call if_installed,cargo-mutants,cargo mutants --version,cargo mutants --package tload $(ARGS))
 
 doc: ## build the Rust documentation
-	cargo doc --workspace --exclude tload-py --exclude tload-models --no-deps --lib
+	cargo doc --workspace --exclude tload-py --exclude tload-soundness --no-deps --lib
 
 clean: ## remove everything that was built
 	cargo clean

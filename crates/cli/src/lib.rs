@@ -12,6 +12,7 @@
 mod args;
 mod bench;
 mod command;
+mod deadline;
 mod digest;
 mod doctor;
 mod exit;
@@ -22,7 +23,6 @@ mod options;
 mod output;
 mod redact;
 mod synth;
-mod watched;
 
 use std::ffi::OsString;
 use std::io::{self, BufWriter, Write};

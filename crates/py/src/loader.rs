@@ -11,8 +11,8 @@ use crate::error::exception;
 use crate::forked::Owned;
 use crate::index::slice;
 use crate::interrupt;
+use crate::load_targets::ReceiverArgument;
 use crate::options::{OptionsArgument, selection};
-use crate::receivers::ReceiverArgument;
 use crate::stream::Stream;
 use crate::tensor::Empties;
 

@@ -7,12 +7,12 @@ use tload::copy::{Copy, CopyControl, CopyReport};
 use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
 
 use crate::args::CopyArgs;
+use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{standard_output, warn};
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
-use crate::watched::Watch;
 
 pub(crate) fn run(args: &CopyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let source = options::location(&args.source)?;

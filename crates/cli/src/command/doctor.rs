@@ -10,6 +10,7 @@ use serde::Serialize;
 use tload::{Checkpoint, Error, ErrorKind, Result, StoreOptions, printable};
 
 use crate::args::DoctorArgs;
+use crate::deadline::{ERROR_GRACE, Watch};
 use crate::doctor::{Finding, Level, Settings, Urgency, examine, first, look, no_answer};
 use crate::host::System;
 use crate::host::limits::Limits;
@@ -17,7 +18,6 @@ use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::standard_output;
 use crate::output::failure::Outcome;
-use crate::watched::{ERROR_GRACE, Watch};
 
 /// Runs the subcommand. `limits` are those that the command was started with.
 pub(crate) fn run(

@@ -6,9 +6,9 @@ use std::time::Duration;
 use tload::{Checkpoint, Error, ErrorKind, Result};
 
 use crate::args::{LinkArgs, StoreArgs};
+use crate::deadline::{ERROR_GRACE, Watch};
 use crate::interrupt::Interrupt;
 use crate::options;
-use crate::watched::{ERROR_GRACE, Watch};
 
 pub(super) fn open(
     location: &OsStr,

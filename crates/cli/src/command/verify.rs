@@ -8,6 +8,7 @@ use tload::verify::{FileReport, Mismatch, Verification, VerifyControl, VerifyRep
 use tload::{Error, ErrorKind, Location, Result, format_bytes, printable};
 
 use crate::args::VerifyArgs;
+use crate::deadline::Watch;
 use crate::interrupt::Interrupt;
 use crate::options;
 use crate::output::error::{chain, standard_output, warn};
@@ -16,7 +17,6 @@ use crate::output::flags::with_flags;
 use crate::output::progress::Progress;
 use crate::output::quantity::{format_count, format_rate, format_seconds, rate};
 use crate::output::table::{Align, render};
-use crate::watched::Watch;
 
 pub(crate) fn run(args: &VerifyArgs, interrupt: &Interrupt, out: &mut dyn Write) -> Result<()> {
     let location = options::location(&args.location)?;

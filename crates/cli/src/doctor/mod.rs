@@ -2,27 +2,27 @@
 //!
 //! A check never fails. A file that cannot be read is reported as a finding.
 
-mod change;
 mod disk;
 mod files;
 mod gpu;
 mod kernel;
 mod memory;
-mod place;
+mod mount;
+mod procfs;
 mod ring;
 mod settings;
 mod threads;
+mod top_fix;
 mod verify;
-mod visible;
 
 use std::fmt;
 
 use serde::Serialize;
 use tload::Checkpoint;
 
-pub(crate) use change::{Change, Urgency, first};
-pub(crate) use place::{findings as look, no_answer};
+pub(crate) use mount::{findings as look, no_answer};
 pub(crate) use settings::Settings;
+pub(crate) use top_fix::{Change, Urgency, first};
 
 use crate::host::limits::Limits;
 use crate::host::{System, Unreadable};
@@ -116,7 +116,7 @@ pub(crate) fn examine(
     opened: Option<&Checkpoint>,
 ) -> Vec<Finding> {
     let mut findings = kernel::findings(system);
-    findings.extend(visible::findings(system));
+    findings.extend(procfs::findings(system));
     findings.extend(ring::findings(system));
     findings.extend(memory::findings(system, limits, opened));
     let shards = opened.map(|checkpoint| checkpoint.shards().len());

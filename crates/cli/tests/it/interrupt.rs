@@ -92,7 +92,7 @@ mod moments {
     use std::path::Path;
     use std::process::{Child, Output, Stdio};
 
-    use tload_lab::{Fault, Operation, Rule};
+    use tload_testbed::{Fault, Operation, Rule};
 
     use super::signal;
     use crate::cp::tree;

@@ -186,7 +186,7 @@ fn a_benchmark_that_fails_writes_its_error() {
 #[test]
 #[cfg(feature = "object")]
 fn a_store_that_fails_in_mid_work_is_json() {
-    use tload_lab::{Fault, Operation, Rule};
+    use tload_testbed::{Fault, Operation, Rule};
 
     let lab = crate::remote::Lab::start();
     let model = lab.checkpoint();
@@ -219,7 +219,7 @@ fn a_store_that_fails_in_mid_work_is_json() {
 #[test]
 #[cfg(feature = "object")]
 fn a_load_that_times_out_is_json() {
-    use tload_lab::{Fault, Operation, Rule};
+    use tload_testbed::{Fault, Operation, Rule};
 
     let lab = crate::remote::Lab::start();
     lab.checkpoint();

@@ -11,7 +11,7 @@ mod doctor;
 mod errors;
 mod help;
 #[cfg(target_os = "linux")]
-mod hung;
+mod hung_mounts;
 mod interrupt;
 mod json;
 #[cfg(target_os = "linux")]
@@ -21,7 +21,7 @@ mod remote;
 mod requirement;
 mod secrets;
 mod store;
-mod unseen;
+mod terminal_escapes;
 mod verified;
 mod verify;
 

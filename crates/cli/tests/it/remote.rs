@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use tempfile::TempDir;
-use tload_lab::{Fault, FaultyServer, Operation, Rule};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
 use crate::cp::{names, tree};
 use crate::{command, stderr, succeed};
@@ -625,7 +625,7 @@ fn no_secret_is_in_any_output() {
 
 #[test]
 fn a_real_server_that_checks_signatures() {
-    let Some(server) = tload_lab::require(tload_lab::Versitygw::start()) else {
+    let Some(server) = tload_testbed::require(tload_testbed::Versitygw::start()) else {
         return;
     };
     let lab = Lab::start();

@@ -91,7 +91,7 @@ fn no_command_shows_a_secret_of_its_environment_or_arguments() {
 #[test]
 #[cfg(feature = "object")]
 fn no_command_repeats_a_secret_that_a_server_repeats() {
-    let server = tload_lab::FaultyServer::start();
+    let server = tload_testbed::FaultyServer::start();
     let token = "hf_hunter2hunter2";
     // Secrets in base64, and percent-encoded.
     for said in [token, "aGZfaHVudGVyMmh1bnRlcjI=", "hf%5F%68unter2hunter2"] {
@@ -99,7 +99,7 @@ fn no_command_repeats_a_secret_that_a_server_repeats() {
             "HTTP/1.1 403 {said}\r\nx-request-id: {said}\r\nx-error-message: Invalid token {said}\r\nContent-Length: 0\r\n\r\n"
         );
         server.clear_faults();
-        server.fault(tload_lab::Rule::always(tload_lab::Fault::Garbage(
+        server.fault(tload_testbed::Rule::always(tload_testbed::Fault::Garbage(
             answer.into_bytes(),
         )));
         for arguments in [

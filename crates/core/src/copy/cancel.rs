@@ -7,7 +7,6 @@
 #[cfg(feature = "object")]
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 
 #[cfg(feature = "object")]
 use futures_util::future::{Either, select};
@@ -19,30 +18,31 @@ use crate::error::Result;
 use crate::error::{Error, ErrorKind};
 #[cfg(feature = "object")]
 use crate::storage::Remote;
+use crate::sync::event_count::EventCount;
 
 /// Cancellation flag, set once by the first failure or by the caller.
 #[derive(Debug, Default)]
 pub(super) struct Stop {
-    raised: AtomicBool,
-    changes: Changes,
+    is_set: AtomicBool,
+    changes: EventCount,
     #[cfg(feature = "object")]
     told: tokio::sync::watch::Sender<bool>,
 }
 
 impl Stop {
     pub(super) fn cancel(&self) {
-        self.raised.store(true, Ordering::SeqCst);
+        self.is_set.store(true, Ordering::SeqCst);
         #[cfg(feature = "object")]
         self.told.send_replace(true);
-        self.changes.tell();
+        self.changes.notify();
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
-        self.raised.load(Ordering::SeqCst)
+        self.is_set.load(Ordering::SeqCst)
     }
 
     /// Returns the events that workers wait for, including the cancellation.
-    pub(super) fn changes(&self) -> &Changes {
+    pub(super) fn changes(&self) -> &EventCount {
         &self.changes
     }
 
@@ -51,35 +51,6 @@ impl Stop {
     async fn wait(&self) {
         // The sender lives as long as `self`.
         let _ = self.told.subscribe().wait_for(|told| *told).await;
-    }
-}
-
-/// Event counter. A worker reads the count, looks for work, and, if it finds none, waits until the
-/// count passes the value read: no event after the look is missed.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    count: Mutex<u64>,
-    told: Condvar,
-}
-
-impl Changes {
-    pub(super) fn count(&self) -> u64 {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn tell(&self) {
-        *self.count.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        self.told.notify_all();
-    }
-
-    /// Waits until the count exceeds `seen`.
-    pub(super) fn wait_past(&self, seen: u64) {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(
-            self.told
-                .wait_while(count, |count| *count == seen)
-                .unwrap_or_else(PoisonError::into_inner),
-        );
     }
 }
 

@@ -204,7 +204,7 @@ impl Work<'_> {
             done,
             unrecorded: fresh,
         });
-        self.shared.stop.changes().tell();
+        self.shared.stop.changes().notify();
         self.settle(&active)
     }
 
@@ -281,7 +281,7 @@ impl Drop for Opening<'_> {
         if std::thread::panicking() {
             self.0.shared.stop.cancel();
         }
-        self.0.shared.stop.changes().tell();
+        self.0.shared.stop.changes().notify();
     }
 }
 

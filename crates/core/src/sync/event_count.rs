@@ -1,6 +1,6 @@
 //! Wakes lanes that wait for memory or for depth.
 //!
-//! A lane takes the event count's count, looks for work, finds none, and sleeps until the count has
+//! A lane takes the count, looks for work, finds none, and sleeps until the count has
 //! changed. Because the count is taken before the lane looks for work, an event between the look
 //! and the sleep is never missed.
 
@@ -12,12 +12,12 @@ use super::{Condvar, Mutex, MutexGuard};
 #[derive(Debug, Default)]
 pub struct EventCount {
     state: Mutex<State>,
-    moved: Condvar,
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    rung: u64,
+    count: u64,
     /// Threads in `wait_past`: without them, an event needs no system call (there is one event per
     /// extent).
     sleepers: usize,
@@ -30,15 +30,15 @@ impl EventCount {
 
     /// Returns the number of events so far: take it *before* looking for work.
     pub fn count(&self) -> u64 {
-        self.lock().rung
+        self.lock().count
     }
 
     /// Counts an event (memory came back, a job ended, the load stopped) and wakes the sleepers.
     pub fn notify(&self) {
         let mut state = self.lock();
-        state.rung = state.rung.wrapping_add(1);
+        state.count = state.count.wrapping_add(1);
         if state.sleepers > 0 {
-            self.moved.notify_all();
+            self.changed.notify_all();
         }
     }
 
@@ -46,9 +46,9 @@ impl EventCount {
     pub fn wait_past(&self, count: u64) {
         let mut state = self.lock();
         state.sleepers += 1;
-        while state.rung == count {
+        while state.count == count {
             state = self
-                .moved
+                .changed
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }

@@ -1,4 +1,4 @@
-//! Locks and counters of the code that hands memory over, under one name: `crates/models` replaces
+//! Locks and counters of the code that hands memory over, under one name: `crates/soundness` replaces
 //! them by loom's, and checks every order of the threads' steps.
 
 pub(crate) mod cancel;

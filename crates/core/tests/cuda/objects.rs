@@ -60,7 +60,7 @@ fn objects_load_to_device() {
 #[test]
 fn files_and_objects_load_to_one_device() {
     let _cuda = cuda();
-    let server = tload_lab::FaultyServer::start();
+    let server = tload_testbed::FaultyServer::start();
     let mut files = Files::new();
     let mut rng = Rng::new(9);
     files.mixed("0", &mut rng, 20, MIB);

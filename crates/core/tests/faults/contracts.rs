@@ -17,8 +17,8 @@ use tload::testing::conformance::{
     source_suite, troubled_engine_suite,
 };
 use tload::{CancelFlag, EngineChoice, Location};
-use tload_lab::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
-use tload_lab::{Fault, FaultyServer, Operation, Rule};
+use tload_testbed::slowfs::{Fault as FileFault, Mount, Options as Slowness, Rule as FileRule};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
 use crate::bench::alone;
 use crate::files::{folder, write};

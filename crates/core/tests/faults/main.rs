@@ -7,7 +7,6 @@
 #![cfg(target_os = "linux")]
 
 mod bench;
-mod chance;
 mod contracts;
 #[path = "../it/files.rs"]
 #[expect(
@@ -20,6 +19,7 @@ mod on_devices;
 mod on_files;
 mod on_objects;
 mod page;
+mod random_faults;
 #[path = "../it/requirement.rs"]
 #[expect(
     dead_code,

@@ -1,4 +1,4 @@
-//! Faults of files: a file system that fails on command (`tload_lab::slowfs`), and files that
+//! Faults of files: a file system that fails on command (`tload_testbed::slowfs`), and files that
 //! change while they are read.
 
 use std::fs::OpenOptions;
@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use tempfile::TempDir;
 use tload::ErrorKind::{Changed, Corrupt, Io, NotFound, PermissionDenied, TimedOut};
 use tload::{CacheMode, EngineChoice, Loader, Location, Options, StoreOptions, Tensor, Verify};
-use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
+use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule, serve_if_asked};
 
 use crate::bench::{Oracle, load, watched, write_manifest};
 use crate::files::{even, folder, options, write};
@@ -63,7 +63,7 @@ enum When {
 
 /// Operation on the second shard while a read of it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Deed {
+enum Mutation {
     /// None; the held read is released.
     Wait,
     Truncate,
@@ -81,7 +81,7 @@ enum Deed {
     HoldStatus,
 }
 
-impl Deed {
+impl Mutation {
     fn words(self) -> &'static str {
         match self {
             Self::Wait => "; released after a while",
@@ -142,7 +142,7 @@ pub(crate) struct FileFault {
     mounted: Mounted,
     rules: Vec<Rule>,
     when: When,
-    deed: Option<Deed>,
+    deed: Option<Mutation>,
     set: fn(&mut Options),
 }
 
@@ -178,7 +178,7 @@ fn on_any(fault: &'static str, rule: Rule, when: When, outcome: Outcome) -> File
 }
 
 /// Returns a row in which `deed` happens while a read of the second shard is held.
-fn meanwhile(fault: &'static str, deed: Deed, outcome: Outcome) -> FileFault {
+fn meanwhile(fault: &'static str, deed: Mutation, outcome: Outcome) -> FileFault {
     let held = on_read(fault, Rule::once(Fault::Hold).file("m-1"), outcome);
     FileFault {
         row: Row {
@@ -366,7 +366,7 @@ fn slow() -> Vec<FileFault> {
         ),
         meanwhile(
             "a read hangs for a while",
-            Deed::Wait,
+            Mutation::Wait,
             Outcome::Loads(Retried::No),
         ),
         on_read(
@@ -393,7 +393,7 @@ fn slow() -> Vec<FileFault> {
         .with(hurried, HURRIED),
         meanwhile(
             "the status request at the end of the load hangs forever",
-            Deed::HoldStatus,
+            Mutation::HoldStatus,
             fails(TimedOut, &["timeout of 2s"], Names::Nothing, Retried::No),
         )
         .with(less_hurried, "; `timeout=2`"),
@@ -461,7 +461,7 @@ fn changing() -> Vec<FileFault> {
     vec![
         meanwhile(
             "a file is truncated during the load",
-            Deed::Truncate,
+            Mutation::Truncate,
             fails(
                 Changed,
                 &["the file ends at byte"],
@@ -471,12 +471,12 @@ fn changing() -> Vec<FileFault> {
         ),
         meanwhile(
             "a file grows during the load",
-            Deed::Append,
+            Mutation::Append,
             changed(&["its length went from"]),
         ),
         meanwhile(
             "a file is written to during the load",
-            Deed::Rewrite,
+            Mutation::Rewrite,
             Outcome::Mixed {
                 kind: Changed,
                 says: &["its modification time moved", "may mix old and new bytes"],
@@ -484,7 +484,7 @@ fn changing() -> Vec<FileFault> {
         ),
         meanwhile(
             "another file replaces it during the load: the old one is read to its end, then the load fails",
-            Deed::Replace,
+            Mutation::Replace,
             fails(
                 Changed,
                 &["another file took its place"],
@@ -494,12 +494,12 @@ fn changing() -> Vec<FileFault> {
         ),
         meanwhile(
             "another index replaces the checkpoint's during the load",
-            Deed::ReplaceIndex,
+            Mutation::ReplaceIndex,
             changed(&["another file took its place", INDEX]),
         ),
         meanwhile(
             "a file is removed during the load: it is read to its end",
-            Deed::Remove,
+            Mutation::Remove,
             Outcome::Loads(Retried::No),
         ),
     ]
@@ -602,7 +602,7 @@ fn opening() -> Vec<FileFault> {
         ),
         meanwhile(
             "the status request at the end of the load fails",
-            Deed::FailStatus,
+            Mutation::FailStatus,
             fails(
                 Io,
                 &["file's status", "Input/output error"],
@@ -635,7 +635,7 @@ fn mapped() -> Vec<FileFault> {
         .cached(MAP),
         meanwhile(
             "a mapped file is truncated during the load",
-            Deed::Truncate,
+            Mutation::Truncate,
             changed_pages(),
         )
         .cached(MAP),
@@ -743,14 +743,14 @@ impl Bench {
         if fault.when == When::Opening {
             begin();
         }
-        let has_index = fault.deed == Some(Deed::ReplaceIndex);
+        let has_index = fault.deed == Some(Mutation::ReplaceIndex);
         if has_index {
             put_index(&self.backing(1), 1);
         }
         let mut wanted = options_of(via);
         (fault.set)(&mut wanted);
         // Views of a truncated file end with it: touching one raises SIGBUS, as is documented.
-        let is_view = via == Via::Map && fault.deed == Some(Deed::Truncate);
+        let is_view = via == Via::Map && fault.deed == Some(Mutation::Truncate);
         let bytes = |tensor: &Tensor| {
             if is_view && tensor.name().starts_with("1.") {
                 self.oracle.bytes(tensor.name())

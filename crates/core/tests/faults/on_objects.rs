@@ -1,4 +1,4 @@
-//! Faults of objects: a store that fails on command (`tload_lab::FaultyServer`), and stores that
+//! Faults of objects: a store that fails on command (`tload_testbed::FaultyServer`), and stores that
 //! cannot be reached.
 
 use std::net::{Ipv4Addr, TcpListener};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tload::ErrorKind::{Changed, Corrupt, PermissionDenied, Remote, TimedOut, Unsupported};
 use tload::verify::MANIFEST_NAME;
 use tload::{ErrorKind, Loader, Location, Options, StoreOptions, Verify};
-use tload_lab::{BlackHole, Fault, FaultyServer, Operation, Rule};
+use tload_testbed::{BlackHole, Fault, FaultyServer, Operation, Rule};
 
 use crate::bench::{Oracle, load, watched, write_manifest};
 use crate::files::{even, folder, options, write};

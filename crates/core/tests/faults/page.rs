@@ -97,7 +97,7 @@ const ELSEWHERE: [(&str, &str, &str); 15] = [
     (
         "a sparse file of 1 TiB on overlayfs, 16 bytes selected",
         "loads, in less than 4 MiB",
-        "crates/core/tests/bombs.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
+        "crates/core/tests/alloc_limits.rs::sparse_file_on_overlay_takes_memory_for_selection_only",
     ),
     (
         "a folder has half a million numbered names",

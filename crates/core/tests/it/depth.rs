@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tload::schedule::{Depth, InFlight, Settled};
+use tload::schedule::{Depth, InFlight, LimitReason};
 use tload::testing::storage::{Outcome, Scene, Storage, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -297,7 +297,7 @@ fn controller_recovers_from_start_far_too_high() {
 fn fixed_depth_never_changes() {
     let case = the("eight SSDs", 0.12);
     let outcome = case.run(Depth::fixed(7, 64 * MIB), 0);
-    assert_eq!(outcome.report.settled, Settled::Fixed);
+    assert_eq!(outcome.report.settled, LimitReason::Fixed);
     assert_eq!((outcome.report.changes, outcome.limits.len()), (0, 1));
     assert_eq!(outcome.most.jobs, 7);
     let outcome = case.run(Depth::fixed(1000, 10 * MIB), 0);

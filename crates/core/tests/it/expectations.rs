@@ -14,7 +14,7 @@ use tload::verify::{
 use tload::{
     Checkpoint, Dtype, Error, ErrorKind, Loader, OpenOptions, Report, Selection, Tensor, Verify,
 };
-use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Request, Rule};
+use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Request, Rule};
 
 use crate::files::{folder, location, options, write};
 use crate::requirement;

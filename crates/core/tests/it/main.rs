@@ -1,5 +1,6 @@
 //! Tests of the crate's public API: real files, real engines, simulated storage.
 
+mod cancel_points;
 mod checkpoints;
 mod depth;
 mod engines;
@@ -13,18 +14,17 @@ mod language;
 mod links;
 mod load;
 mod memory;
-mod moments;
 mod overlay;
 mod page_cache;
-mod promises;
 mod requirement;
+#[cfg(target_os = "linux")]
+mod retries;
+mod security_md;
 mod signed;
 mod simulated;
 mod sinks;
 #[cfg(target_os = "linux")]
 mod slow;
-#[cfg(target_os = "linux")]
-mod steady;
 mod tidy;
 mod verified;
 mod whole;

@@ -1,5 +1,5 @@
 //! Loads from a file system that is slow, answers with short reads, fails or hangs: FUSE, with a
-//! server that injects faults (`tload_lab::slowfs`).
+//! server that injects faults (`tload_testbed::slowfs`).
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tload::CacheMode;
 use tload::{EngineChoice, Error, ErrorKind, Loader, Options, Report, Tensor};
-use tload_lab::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
+use tload_testbed::slowfs::{Fault, Mount, Options as Slowness, Rule, serve_if_asked};
 
 use crate::files::{assert_all, assert_same, even, folder, location, mixed, options, write};
 use crate::requirement;

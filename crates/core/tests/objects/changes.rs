@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use tload::{Checkpoint, Error, ErrorKind, Loader, Options, Result, Tensor};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, index, load, options};
 use crate::sites::{Site, faulty_at, faulty_web_at, on_sites};

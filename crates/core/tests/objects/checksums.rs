@@ -13,7 +13,7 @@ use tload::verify::{
     VerifyOptions, VerifyReport, find,
 };
 use tload::{Checkpoint, ErrorKind, Loader, Location, Result};
-use tload_lab::{
+use tload_testbed::{
     Fault, FaultyServer, Hub, Moto, Operation, Rule, S3Server, S3sFs, Versitygw, require,
 };
 

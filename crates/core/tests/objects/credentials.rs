@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tload::{Checkpoint, Location, Options, Report, Result, StoreOptions};
-use tload_lab::{Fault, FaultyServer, Issue, Rule};
+use tload_testbed::{Fault, FaultyServer, Issue, Rule};
 
 use crate::alone::{command, variable};
 use crate::fixtures::{even, folder, load, options};

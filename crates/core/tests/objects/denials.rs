@@ -1,7 +1,7 @@
 //! Responses of real servers to wrong credentials and for missing objects.
 
 use tload::{Checkpoint, Error, ErrorKind, Location, StoreOptions};
-use tload_lab::{Azurite, FakeGcs, Moto, S3Server, S3sFs, Versitygw, require};
+use tload_testbed::{Azurite, FakeGcs, Moto, S3Server, S3sFs, Versitygw, require};
 
 use crate::fixtures::even;
 use crate::sites::{azure_options, gcs_options, options, s3_options};

@@ -3,7 +3,7 @@
 //!
 //! The environment holds credentials for every store; each case is a process of its own.
 
-use tload_lab::{FaultyServer, Hub};
+use tload_testbed::{FaultyServer, Hub};
 
 use crate::alone;
 use crate::fixtures::{even, folder};

@@ -6,7 +6,7 @@ use std::path::Path;
 use tload::copy::{Copy, CopyReport};
 use tload::storage::{ObjectSource, Source};
 use tload::{Checkpoint, Error, ErrorKind, Location, Protocol, Result, StoreOptions};
-use tload_lab::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
+use tload_testbed::{Access, Fault, FaultyServer, Hub, HubRequest, Rule};
 
 use crate::fixtures::{assert_all, even, folder, in_file_order, index, load, options, read};
 use crate::sites;

@@ -9,7 +9,7 @@ use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{
     Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, TensorStream, Verify,
 };
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::alone::is_alone;
 use crate::fixtures::{assert_all, even, load, options};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tload::{Checkpoint, ErrorKind, Loader, Location, Options, Result, StoreOptions, Tensor};
-use tload_lab::{Azurite, FaultyServer, Nginx, require};
+use tload_testbed::{Azurite, FaultyServer, Nginx, require};
 
 use crate::fixtures::{
     assert_all, assert_same, even, folder, in_file_order, load, load_local, mixed, options,

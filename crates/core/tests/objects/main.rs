@@ -1,7 +1,7 @@
 //! Object stores: contracts, whole loads, failures and secrets, against real servers and one that
 //! fails on command.
 //!
-//! Servers come from `tload-lab`; a test whose server is not installed is skipped loudly
+//! Servers come from `tload-testbed`; a test whose server is not installed is skipped loudly
 //! (`TLOAD_REQUIRE=servers` makes that a failure).
 
 mod alone;

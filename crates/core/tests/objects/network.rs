@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use serde_json::json;
 use tload::{Checkpoint, Error, ErrorKind, Loader, Location, Options, Result, StoreOptions};
-use tload_lab::{Fault, FaultyServer, Nginx, Proxy, Rule, Stream, Toxiproxy, Versitygw, require};
+use tload_testbed::{
+    Fault, FaultyServer, Nginx, Proxy, Rule, Stream, Toxiproxy, Versitygw, require,
+};
 
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{self, Site, faulty_at, s3_options};

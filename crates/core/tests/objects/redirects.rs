@@ -1,7 +1,7 @@
 //! Redirects: the exact bytes sent to the next server, and targets that are refused.
 
 use tload::{Checkpoint, Error, ErrorKind, Location, Result, StoreOptions};
-use tload_lab::{Fault, FaultyServer, Nginx, Rule, require};
+use tload_testbed::{Fault, FaultyServer, Nginx, Rule, require};
 
 use crate::fixtures::{assert_all, even, load, options};
 use crate::listener::Listener;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tload::{Error, ErrorKind, FailedRequest, Result};
-use tload_lab::{Fault, FaultyServer, Operation, Rule};
+use tload_testbed::{Fault, FaultyServer, Operation, Rule};
 
 use crate::fixtures::{even, load, options};
 use crate::sites::{Site, faulty_at, faulty_web_at};

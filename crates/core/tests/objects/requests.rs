@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tload::{ErrorKind, Loader, Options, Result, Selection};
-use tload_lab::{Fault, FaultyServer, Operation, Request, Rule};
+use tload_testbed::{Fault, FaultyServer, Operation, Request, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{Site, faulty_at};

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use tload::storage::ObjectSource;
 use tload::{Checkpoint, Error, Loader, Location, StoreOptions};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{even, load, options};
 use crate::sites;

@@ -11,7 +11,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use serde_json::json;
 use tload::storage::ObjectSource;
 use tload::{Checkpoint, Location, Protocol, Result, StoreOptions};
-use tload_lab::{
+use tload_testbed::{
     Azurite, FakeGcs, FaultyServer, Moto, Nginx, Proxy, S3Server, S3sFs, Stream, Toxiproxy,
     Versitygw, require,
 };

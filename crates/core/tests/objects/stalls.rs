@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tload::{Checkpoint, ErrorKind, Loader, Options, Report, Result, Tensor};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, load, options};
 use crate::sites::{Site, faulty_at};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tload::copy::{Copy, CopyReport};
 use tload::verify::Verification;
 use tload::{Checkpoint, Error, ErrorKind, Loader, Report, Result, Selection, Tensor};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, folder, index, options, read};
 use crate::sites::{Site, faulty_at, faulty_web_at, nginx_bare};

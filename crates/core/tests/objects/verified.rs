@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tload::verify::{Algorithm, Digest, Expectation, Expected};
 use tload::{ErrorKind, Loader, Verify};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::fixtures::{assert_all, even, options};
 use crate::sites::faulty_at;

@@ -334,7 +334,7 @@ mod tests {
             let cache = cache(None, 99);
             assert_eq!(cache.source(), None);
             key(&cache, 0).await;
-            let text = format!("{refreshing:?}");
+            let text = format!("{cache:?}");
             assert!(
                 text.contains("numbered") && !text.contains("hunter2"),
                 "{text}"

@@ -16,8 +16,8 @@ use tload::{
     StoreOptions, Verify,
 };
 use tload_cuda_stub::Stub;
-use tload_lab::slowfs::{self, Mount, serve_if_asked};
-use tload_lab::{Fault, FaultyServer, Rule};
+use tload_testbed::slowfs::{self, Mount, serve_if_asked};
+use tload_testbed::{Fault, FaultyServer, Rule};
 
 use crate::overlay::Overlay;
 

@@ -12,8 +12,8 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicBool, Ordering};
 use loom::thread;
-use tload_models::memory::{EventCount, Pool, Slab, WriteGate};
-use tload_models::received;
+use tload_soundness::memory::{EventCount, Pool, Slab, WriteGate};
+use tload_soundness::received;
 
 /// Size of a page in bytes.
 const PAGE: usize = 4096;

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use tload_lab::{Toxiproxy, require, tool};
+use tload_testbed::{Toxiproxy, require, tool};
 
 use crate::client::assert_gone;
 

@@ -19,7 +19,7 @@ const PIECE_BYTES: usize = 16 << 20;
 static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
     Builder::new_multi_thread()
         .worker_threads(1)
-        .thread_name("tload-lab")
+        .thread_name("tload-testbed")
         .enable_all()
         .build()
         .expect("a thread can be started")

@@ -13,7 +13,7 @@ use tload::CacheMode;
 use tload::{
     Checkpoint, EngineChoice, ErrorKind, Loader, Options, StoreOptions, TensorStream, parked_bytes,
 };
-use tload_lab::slowfs::{Mount, Options as Slowness};
+use tload_testbed::slowfs::{Mount, Options as Slowness};
 
 use crate::files::{assert_all, even, folder, location, options, write};
 use crate::requirement;

@@ -6,7 +6,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::signer::{HeaderMap, HeaderName, HeaderValue};
 use object_store::{ClientOptions, Error, GetOptions, ObjectStore, ObjectStoreExt};
 use serde_json::json;
-use tload_lab::{
+use tload_testbed::{
     Azurite, FakeGcs, Moto, Nginx, S3Server, S3sFs, Stream, Toxiproxy, Versitygw, require,
 };
 

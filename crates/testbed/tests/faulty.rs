@@ -12,7 +12,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use tload_lab::{Fault, FaultyServer, Issue, Operation, Rule};
+use tload_testbed::{Fault, FaultyServer, Issue, Operation, Rule};
 
 /// Timeout of everything expected: a server that hangs fails the test and does not block it.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! The slow file system as a program. The implementation is in `tload_lab::slowfs`.
+//! The slow file system as a program. The implementation is in `tload_testbed::slowfs`.
 
 use std::process::ExitCode;
 
@@ -6,7 +6,7 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     use std::io::Write as _;
 
-    use tload_lab::slowfs::{Setup, USAGE, run};
+    use tload_testbed::slowfs::{Setup, USAGE, run};
 
     let complain = |text: &str| {
         // A closed stderr does not change the status.

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
-use tload_lab::require_named;
-use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
+use tload_testbed::require_named;
+use tload_testbed::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
 /// Environment variable set for the process that is killed: the folder to show.
 const VICTIM: &str = "TLOAD_LAB_VICTIM";

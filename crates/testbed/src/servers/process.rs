@@ -58,7 +58,7 @@ impl Process {
     ) -> Result<(Self, [u16; PORTS]), String> {
         let mut attempt = 1;
         loop {
-            let folder = TempDir::with_prefix("tload-lab-")
+            let folder = TempDir::with_prefix("tload-testbed-")
                 .map_err(|error| format!("no temporary folder: {error}"))?;
             let ports = free_ports()?;
             let command = command(folder.path(), ports)?;

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
-use tload_lab::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
+use tload_testbed::slowfs::{Fault, Mount, Options, Request, Rule, serve_if_asked};
 
 use crate::cp::tree;
 use crate::interrupt::signal;
@@ -44,7 +44,7 @@ impl Hung {
             ttl: Duration::ZERO,
             ..Options::default()
         };
-        let mount = Mount::start("hung::serves", backing.path(), &options);
+        let mount = Mount::start("hung_mounts::serves", backing.path(), &options);
         Some(Self {
             mount: requirement("fuse", mount)?,
             backing,

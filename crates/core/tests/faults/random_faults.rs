@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tload::testing::fixtures::Rng;
 use tload::{ErrorKind, Options, Order};
-use tload_lab::slowfs::{Fault as FileFault, Request, Rule as FileRule};
-use tload_lab::{Fault, Operation, Rule};
+use tload_testbed::slowfs::{Fault as FileFault, Request, Rule as FileRule};
+use tload_testbed::{Fault, Operation, Rule};
 
 use crate::bench::{alone, watched};
 use crate::on_files::{self, Mounted, is_there, options_of};

@@ -24,7 +24,11 @@ pub mod cuda;
 #[expect(dead_code, reason = "as above")]
 #[path = "../../core/src/error.rs"]
 pub mod error;
-#[expect(dead_code, reason = "the module is compiled as a whole")]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "the module is compiled as a whole"
+)]
 #[path = "../../core/src/memory/mod.rs"]
 pub mod memory;
 

@@ -41,7 +41,7 @@ use state::Shared;
 /// put in it. Clients share only the objects and the rules, and each connection has a thread.
 ///
 /// ```
-/// use tload_lab::{Fault, FaultyServer, Rule};
+/// use tload_testbed::{Fault, FaultyServer, Rule};
 ///
 /// let server = FaultyServer::start();
 /// server.put("models/a.safetensors", vec![7; 1000]);
