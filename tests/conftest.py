@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 def pytest_configure(config: pytest.Config) -> None:
     """Search all output of the session for the secrets that its tests plant."""
     secrecy.search(config)
-    # Background jobs of a shell ignore Ctrl-C, and so would the processes that tests start and
-    # interrupt.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Background jobs of a shell ignore Ctrl-C, and commands under nohup ignore SIGHUP; so would the
+    # processes that tests start and interrupt.
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def skip_loudly(name: str, reason: str) -> NoReturn:
