@@ -66,14 +66,14 @@ def test_no_kind_of_signed_url_is_shown(kind: str, web: Web, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("url", ["s3://bucket/model", "gs://bucket/model", "az://bucket/model", "hf://org/model"])
 def test_secrets_of_the_environment_are_not_shown(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{unused_port()}"
+    closed_port = f"http://127.0.0.1:{unused_port()}"
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     stores: list[dict[str, Any]] = [
-        {"endpoint": nobody},
-        {"endpoint": nobody, "proxy": f"http://user:hunter2@127.0.0.1:{unused_port()}"},
-        {"endpoint": nobody, "headers": {"Authorization": "Bearer hunter2"}},
+        {"endpoint": closed_port},
+        {"endpoint": closed_port, "proxy": f"http://user:hunter2@127.0.0.1:{unused_port()}"},
+        {"endpoint": closed_port, "headers": {"Authorization": "Bearer hunter2"}},
     ]
     for store in stores:
         with pytest.raises(tload.Error) as caught:

@@ -18,7 +18,7 @@ use crc_fast::{CrcAlgorithm, Digest};
 pub(crate) enum Polynomial {
     /// Castagnoli's, 32 bits.
     Crc32c,
-    /// That of NVMe, 64 bits.
+    /// NVMe's, 64 bits.
     Crc64Nvme,
 }
 

@@ -287,7 +287,7 @@ fn manifests() -> Vec<Bomb> {
             whole(many(|_| format!("\"a\":{empty}"))),
             3,
             30,
-            Some("there twice"),
+            Some("appears twice"),
         ),
         (
             "a name of millions of bytes",

@@ -1,5 +1,5 @@
-//! Locks and counters of the code that hands memory over, under one name: `crates/soundness` replaces
-//! them by loom's, and checks every order of the threads' steps.
+//! Locks and counters of the code that hands memory over, under one name: `crates/soundness`
+//! replaces them by loom's, and checks every order of the threads' steps.
 
 pub(crate) mod cancel;
 pub(crate) mod detached;

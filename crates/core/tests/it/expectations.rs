@@ -171,7 +171,9 @@ fn a_tensor_forged_for_its_crc_passes_require_and_not_sha256() {
     for choice in &of_sha {
         let (_, report) = load(&loader(model.path(), choice)).expect("all is right");
         assert!(
-            report.to_string().contains("1 file by sha256 of manifest "),
+            report
+                .to_string()
+                .contains("1 file with sha256 from manifest "),
             "{report}"
         );
         let verification = report.verification.expect("was asked for");

@@ -241,6 +241,6 @@ fn sparse_file_of_too_many_reads_is_refused() {
     assert_eq!(error.kind(), ErrorKind::InvalidRequest);
     assert_eq!(
         error.message(),
-        "64.0 GiB in reads of 4.0 KiB are more than 4194304 reads"
+        "64.0 GiB in reads of 4.0 KiB would take more than 4194304 reads"
     );
 }

@@ -11,7 +11,7 @@ use crate::places::{Land, assert_gpus_are_clean, say, variable};
 const STREAMS: usize = 32;
 
 /// Loads per stream in a run with the other tests.
-const LOADS: u64 = 6;
+const LOADS: u64 = 12;
 
 /// Runs loads, one after another on each of [`STREAMS`] threads, until `enough` returns true; adds
 /// their outcomes to `table`.

@@ -161,7 +161,7 @@ fn json_error_reports_byte_position() {
 }
 
 #[test]
-fn parse_handles_hundred_thousand_tensors() {
+fn parse_reads_hundred_thousand_tensors() {
     const COUNT: usize = 100_000;
     let entries: Vec<String> = (0..COUNT)
         // From the last to the first, so that sorting has work to do.

@@ -61,10 +61,11 @@ fn builder(opening: &Opening) -> Result<(GoogleCloudStorageBuilder, String)> {
         Some(source) if source == ANONYMOUS => {
             // Otherwise the builder reads the user's credentials, and fails on those that it cannot
             // use.
-            let nobody = GcpCredential {
+            let no_credential = GcpCredential {
                 bearer: String::new(),
             };
-            builder = builder.with_credentials(Arc::new(StaticCredentialProvider::new(nobody)));
+            builder =
+                builder.with_credentials(Arc::new(StaticCredentialProvider::new(no_credential)));
         }
         Some(_) => {}
         None => opening.needs_credentials()?,
