@@ -256,9 +256,9 @@ impl Loader {
         Ok(devices)
     }
 
-    /// Configures the load to fill existing tensors: each tensor goes into the receiver of its
-    /// name. Sets selection, devices and targets. A tensor whose receiver has no memory is yielded
-    /// in memory of the load on the receiver's device, for the caller to copy.
+    /// Configures the load to fill existing tensors: each tensor goes into the load target of
+    /// its name. Sets selection, devices and targets. A tensor whose load target has no memory is
+    /// yielded in memory of the load on the load target's device, for the caller to copy.
     ///
     /// # Errors
     ///

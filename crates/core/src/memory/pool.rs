@@ -25,7 +25,7 @@ const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 #[derive(Debug)]
 pub struct Pool {
     link: PoolLink,
-    /// Shelf that takes the memory when the load is over.
+    /// Region cache that takes the memory when the load is over.
     region_cache: Weak<Mutex<Option<Shelved>>>,
     /// Usage at the end of the load.
     ended: OnceLock<PoolUsage>,
@@ -143,7 +143,7 @@ pub struct PoolUsage {
 }
 
 impl Pool {
-    /// Creates a pool of at most `limit` bytes that rings `events` whenever memory comes back.
+    /// Creates a pool of at most `limit` bytes that notifies `events` whenever memory comes back.
     pub fn new(limit: u64, events: Arc<EventCount>) -> Self {
         let link = PoolLink(Arc::new(Shared {
             limit,
@@ -158,7 +158,7 @@ impl Pool {
         }
     }
 
-    /// Bell that rings whenever memory comes back.
+    /// Returns the event count that is notified whenever memory comes back.
     pub fn events(&self) -> &Arc<EventCount> {
         &self.link.0.events
     }

@@ -1,6 +1,6 @@
 //! Limits on the reads of a group of sources, and on the bytes of them, that may be in flight.
 //!
-//! A limit is fixed if the caller set it. Otherwise [`Controller`](crate::schedule::controller::Controller)
+//! A limit is fixed if the caller set it. Otherwise [`Controller`](super::controller::Controller)
 //! moves it between a minimum and a maximum. The controller measures one thing, the rate at which
 //! bytes arrive while the limit is what restricts the load, and asks one question: does another
 //! limit give a higher rate? By Little's law (L = λW) bytes in flight are rate times latency, so

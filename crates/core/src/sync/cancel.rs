@@ -34,7 +34,7 @@ impl CancelFlag {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Calls `callback` when the flag is raised, or at once if it has been. Listeners must not
+    /// Calls `callback` when the flag is raised, or at once if it has been. Callbacks must not
     /// block.
     pub fn on_cancel(&self, callback: impl Fn() + Send + 'static) {
         let mut callbacks = self

@@ -1,5 +1,8 @@
-//! Locks and counters of the code that hands memory over, under one name: `crates/soundness` replaces
-//! them by loom's, and checks every order of the threads' steps.
+//! Tools for threads and time, without knowledge of loads: event count, cancellation, timeouts,
+//! retries, stalls, parallel maps, state per process.
+//!
+//! The code that hands memory over takes its locks and counters from here: `crates/soundness`
+//! replaces them by loom's, and checks every order of the threads' steps.
 
 pub(crate) mod cancel;
 pub(crate) mod detached;

@@ -1,5 +1,5 @@
-//! Faults of objects: a store that fails on command (`tload_testbed::FaultyServer`), and stores that
-//! cannot be reached.
+//! Faults of objects: a store that fails on command (`tload_testbed::FaultyServer`), and stores
+//! that cannot be reached.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::time::Duration;

@@ -1,14 +1,14 @@
-//! The bytes that a receiver covers, and the bytes that two of them share. Pure.
+//! The bytes that a load target covers, and the bytes that two of them share. Pure.
 
 use super::LoadTarget;
 use crate::options::Device;
 
-/// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
+/// Maximum number of sums tried before two load targets count as too irregular to compare. Nested
 /// layouts, such as rows, columns and every second element of one matrix, need fewer than a
 /// hundred.
 const TRIED_MAX: u32 = 100_000;
 
-/// Positions of a receiver's elements in memory, also if they are not contiguous.
+/// Positions of a load target's elements in memory, also if they are not contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadTargetLayout {
     /// Address of the first element.
@@ -17,14 +17,14 @@ pub struct LoadTargetLayout {
     pub element_bytes: usize,
     /// Length, and stride in bytes, of each dimension.
     pub dims: Vec<(usize, isize)>,
-    /// Name of the element type, for errors. Receivers with the same memory and different names are
-    /// not the same tensor.
+    /// Name of the element type, for errors. Load targets with the same memory and different names
+    /// are not the same tensor.
     pub elements: String,
 }
 
 impl LoadTargetLayout {
-    /// Returns the layout that a receiver states, or else that of its contiguous memory; none if it
-    /// has no bytes.
+    /// Returns the layout that a load target states, or else that of its contiguous memory; none if
+    /// it has no bytes.
     pub(in crate::load) fn of(receiver: &LoadTarget) -> Option<Self> {
         let layout = match (&receiver.layout, &receiver.memory) {
             (Some(layout), _) => layout.clone(),

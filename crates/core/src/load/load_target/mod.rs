@@ -1,5 +1,5 @@
-//! Loading into existing tensors: matches tensors with receivers, and reports every mismatch before
-//! a byte is written. Pure.
+//! Loading into existing tensors: matches tensors with load targets, and reports every mismatch
+//! before a byte is written. Pure.
 
 mod footprint;
 
@@ -15,7 +15,7 @@ use crate::tensor::TensorInfo;
 use footprint::Footprint;
 pub use footprint::LoadTargetLayout;
 
-/// Maximum number of pairs of receivers sharing memory that an error names.
+/// Maximum number of pairs of load targets sharing memory that an error names.
 const PAIRS_SHOWN: usize = 20;
 
 /// An existing tensor of the caller's, to be filled with the tensor of the same name.
@@ -32,18 +32,19 @@ pub struct LoadTarget {
     /// Its memory, if bytes can be written there directly: it is contiguous and of the tensor's
     /// dtype. Without it, the caller copies.
     pub memory: Option<Target>,
-    /// Positions of its elements, by which receivers are compared: no two tensors are written to
-    /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
+    /// Positions of its elements, by which load targets are compared: no two tensors are written
+    /// to the same bytes. Default: those of `memory`; a load target with neither shares memory
+    /// with none.
     pub layout: Option<LoadTargetLayout>,
 }
 
-/// Differences allowed between a checkpoint and its receivers.
+/// Differences allowed between a checkpoint and its load targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadTargetRules {
-    /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
+    /// Every selected tensor needs a load target, and every load target a tensor. Default: true.
     pub strict: bool,
-    /// A receiver may have another dtype than its tensor; it then gets no bytes directly, and the
-    /// caller converts. Default: false.
+    /// A load target may have another dtype than its tensor; it then gets no bytes directly, and
+    /// the caller converts. Default: false.
     pub cast: bool,
 }
 
@@ -64,9 +65,9 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Matches every tensor with its receiver.
+/// Matches every tensor with its load target.
 ///
-/// Receivers that are the same tensor (address, shape, strides and element type), such as tied
+/// Load targets that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
 /// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
@@ -136,7 +137,7 @@ pub(crate) fn matched(
     })
 }
 
-/// Mismatches between tensors and receivers.
+/// Mismatches between tensors and load targets.
 #[derive(Debug, Default)]
 struct Faults {
     missing: Vec<String>,
@@ -211,8 +212,8 @@ impl Faults {
     }
 }
 
-/// Describes pairs of receivers that share memory and would be filled with two different tensors.
-/// `written` is sorted by memory.
+/// Describes pairs of load targets that share memory and would be filled with two different
+/// tensors. `written` is sorted by memory.
 fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
     let pairs = written
         .iter()
@@ -226,7 +227,7 @@ fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
     pairs.take(PAIRS_SHOWN).collect()
 }
 
-/// Returns how two receivers share memory; none if they share none or are the same tensor.
+/// Returns how two load targets share memory; none if they share none or are the same tensor.
 fn shared(
     bytes: &Footprint,
     receiver: &LoadTarget,

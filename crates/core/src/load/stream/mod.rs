@@ -71,7 +71,7 @@ pub struct Progress {
 /// Parts that `load` passes to a new stream.
 pub(crate) struct StreamSetup {
     pub(crate) feed: Arc<Feed>,
-    /// Gate of the caller memory that the load writes to.
+    /// Write gate of the caller memory that the load writes to.
     pub(crate) gate: Arc<WriteGate>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tensors: Arc<[TensorInfo]>,

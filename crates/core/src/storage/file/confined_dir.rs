@@ -8,11 +8,11 @@
 //! count as links.
 //!
 //! A file is checked before it is opened, and the checked file is the one opened:
-//! [`ConfinedDir::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path through
-//! `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and nothing
-//! outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without `/proc`,
-//! and on systems without `O_PATH`, the path is resolved and the resolved path opened; a process
-//! that may write to the folder could then still exchange a folder in between.
+//! [`ConfinedDir::open_file`] takes a descriptor that reads nothing (`O_PATH`), resolves its path
+//! through `/proc`, and opens it from there. So a file cannot be replaced by a link in between, and
+//! nothing outside is ever opened: opening alone rewinds tapes and wakes writers of FIFOs. Without
+//! `/proc`, and on systems without `O_PATH`, the path is resolved and the resolved path opened; a
+//! process that may write to the folder could then still exchange a folder in between.
 
 use std::fs::File;
 use std::io;

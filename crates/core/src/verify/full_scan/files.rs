@@ -121,7 +121,7 @@ impl Found {
 }
 
 /// Returns the files of a checkpoint. If its shards cannot be determined, a manifest or a signature
-/// may still list them: then returns an outline without files, and the error.
+/// may still list them: then returns a file set without files, and the error.
 pub(super) fn outline_of(
     location: &Location,
     opening: &OpenOptions,

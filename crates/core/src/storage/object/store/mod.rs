@@ -2,8 +2,8 @@
 //! say what to do.
 //!
 //! Each call here is one attempt. The caller decides whether to retry ([`Fault::transient`],
-//! [`crate::sync::retry`]), adds location and range to errors, and reads bodies. Types of `object_store`
-//! are confined to this module and the object source.
+//! [`crate::sync::retry`]), adds location and range to errors, and reads bodies. Types of
+//! `object_store` are confined to this module and the object source.
 
 mod addresses;
 #[cfg(feature = "aws-config")]
