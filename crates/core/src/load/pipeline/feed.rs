@@ -94,8 +94,8 @@ impl FeedState {
 
 impl Feed {
     /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
-    /// destination. `slab` is needed if any of them uses its slots; `events` is the event count that
-    /// they notify.
+    /// destination. `slab` is needed if any of them uses its slots; `events` is the event count
+    /// that they notify.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
