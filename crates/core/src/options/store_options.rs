@@ -22,7 +22,7 @@ use crate::sync::retry::Retries;
 ///
 /// ```
 /// # fn main() -> tload::Result<()> {
-/// use tload::source::StoreOptions;
+/// use tload::StoreOptions;
 ///
 /// let options = StoreOptions::new()
 ///     .with("endpoint", "http://127.0.0.1:9000")?

@@ -225,7 +225,7 @@ impl Feed {
         }
     }
 
-    /// Cancellation flag, raised when no more reads are to start: for engines that can cancel reads
+    /// Cancellation flag, set when no more reads are to start: for engines that can cancel reads
     /// in flight.
     pub fn cancel(&self) -> &Arc<CancelFlag> {
         &self.cancel
