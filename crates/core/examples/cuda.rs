@@ -28,8 +28,8 @@ fn into_memory_of_the_load(loader: &Loader) -> tload::Result<Vec<Tensor>> {
     for tensor in &mut stream {
         let tensor = tensor?;
         // All bytes are there: kernels of any stream may read them, as long as `tensor` or a clone
-        // of it lives. When the last one is dropped, the memory is freed behind all work that the
-        // device has been given by then.
+        // of it lives. When the last one is dropped, the memory is freed behind all work that is
+        // queued on the device by then.
         if let Some(bytes) = tensor.device_bytes() {
             let (address, ordinal) = (bytes.address(), bytes.ordinal());
             let (name, len) = (tensor.name(), bytes.len());
@@ -47,8 +47,8 @@ fn into_a_slice(loader: &Loader, tensor: &Tensor) -> Result<(), Box<dyn Error>> 
     // The primary context of the GPU, which tload uses too.
     let context = CudaContext::new(0)?;
     let stream = context.new_stream()?;
-    // The zeros are still being written when this returns: tload's copies begin behind them,
-    // because it is told the stream.
+    // The zeros are still being written when this returns. tload's copies begin behind them,
+    // because the target names the stream.
     let mut slice = stream.alloc_zeros::<u8>(len)?;
     let address = {
         let (address, _recorded) = slice.device_ptr_mut(&stream);
@@ -56,8 +56,8 @@ fn into_a_slice(loader: &Loader, tensor: &Tensor) -> Result<(), Box<dyn Error>> 
     };
     let slice = Arc::new(slice);
     let owner: KeepAlive = Arc::<CudaSlice<u8>>::clone(&slice);
-    // SAFETY: `len` bytes of GPU 0, which `owner` keeps; nothing uses them until the load is over;
-    // `stream` is live.
+    // SAFETY: `len` bytes of GPU 0, which `owner` keeps; no other code uses them until the load is
+    // over; `stream` is live.
     let target = unsafe { Target::cuda(0, address, len, address_of(&stream), Some(owner)) };
 
     let one = loader.clone().tensors(Selection::names([name]));

@@ -1,5 +1,5 @@
-//! Streams a checkpoint and prints what arrived: `cargo run --release --example stream --
-//! model_dir`.
+//! Streams a checkpoint and prints its tensors:
+//! `cargo run --release --example stream -- model_dir`.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

@@ -1,5 +1,5 @@
-//! Streams a checkpoint in a tokio program, which does other things meanwhile: `cargo run --release
-//! --example tokio -- model_dir`.
+//! Streams a checkpoint in a tokio program, which does other things meanwhile:
+//! `cargo run --release --example tokio -- model_dir`.
 
 #![expect(clippy::print_stdout, reason = "an example prints")]
 

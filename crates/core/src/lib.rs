@@ -19,14 +19,14 @@
 //! # A tensor's life, in six files
 //!
 //! `format/header.rs` finds it in a file's header. `plan/split.rs` decides which memory it shares
-//! and `plan/place.rs` which reads fetch it. `pipeline.rs` moves each read's window of memory from
-//! `buffer/` to an engine (`engine/uring/mod.rs`) and on to `sink/host.rs` or `sink/cuda/mod.rs`,
-//! which completes the tensor. `stream.rs` hands it over.
+//! and `plan/place.rs` which reads fetch it. `load/pipeline/mod.rs` moves each read's window of
+//! memory from `memory/` to an engine (`engine/uring/mod.rs`) and on to `sink/host.rs` or
+//! `sink/cuda/mod.rs`, which completes the tensor. `load/stream/mod.rs` hands it over.
 //!
 //! # Stability
 //!
-//! The items re-exported here are the crate's interface. The modules `buffer`, `cuda`, `engine`,
-//! `plan`, `schedule`, `sink`, `source` and `pipeline` are public for extensions of tload and for
+//! The items re-exported here are the crate's interface. The modules `cuda`, `engine`, `memory`,
+//! `pipeline`, `plan`, `schedule`, `sink` and `storage` are public for extensions of tload and for
 //! its tests, and may change in any release.
 
 pub mod copy;

@@ -1,7 +1,7 @@
 //! Parts of tload under tools that detect undefined behaviour, in a crate with few dependencies,
 //! because these tools rebuild all of them.
 //!
-//! The core's `buffer` module is compiled here a second time, from the same files, with loom's
+//! The core's `memory` module is compiled here a second time, from the same files, with loom's
 //! locks and atomics in place of the standard library's: `tests/loom.rs` runs threads that hand
 //! memory over in every interleaving of their steps. The other tests use the core itself:
 //! `tests/simulated.rs` runs under Miri, `tests/engines.rs` under sanitizers and valgrind.

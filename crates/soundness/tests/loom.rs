@@ -197,8 +197,8 @@ fn slot_has_single_owner() {
     });
 }
 
-/// The caller may use its memory freely once the gate is closed, by either of two threads: a load
-/// that parks its reads, and a caller that cancels.
+/// The caller may use its memory freely once the write gate is closed, by either of two threads: a
+/// load that orphans its reads, and a caller that cancels.
 #[test]
 fn closed_gate_blocks_writes() {
     model(2, || {

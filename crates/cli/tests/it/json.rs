@@ -1,5 +1,5 @@
 //! Failures under `--json`: one object on standard output with the error, beside any partial
-//! result. Deadlines and signals: `hung.rs`.
+//! result. Deadlines and signals: `hung_mounts.rs`.
 
 use std::fs;
 use std::process::Output;

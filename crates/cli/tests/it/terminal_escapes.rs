@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::run;
 
-/// Escapes, a new line, a event count, DEL, C1, bidirectional overrides, invisible characters, and
+/// Escapes, a new line, a bell, DEL, C1, bidirectional overrides, invisible characters, and
 /// characters that end a field of a table.
 const ODD: &str =
     "a\u{1b}[2J\u{1b}]0;title\u{7}\n\r\u{7f}\u{9b}31m\u{202e}b\u{200b}\u{2066}|`\"\\<b>é";

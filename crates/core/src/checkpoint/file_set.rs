@@ -53,7 +53,7 @@ impl FileSet {
         })
     }
 
-    /// Creates the outline of a folder before its files are known.
+    /// Creates the file set of a folder before its files are known.
     pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone());
         let nearest = backend.nearest(std::slice::from_ref(location))?;

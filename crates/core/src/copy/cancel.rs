@@ -1,8 +1,8 @@
 //! Cancels a copy: every wait for a request, a list or another worker is also a wait for the
 //! cancellation.
 //!
-//! Owns the flag and both ways of waiting for it, in threads and in futures. Set by `work` on the
-//! first failure, by `fetch` on a full disk, and by the caller.
+//! Owns the flag and both ways of waiting for it, in threads and in futures. Set by `executor`
+//! on the first failure, by `fetch` on a full disk, and by the caller.
 
 #[cfg(feature = "object")]
 use std::sync::Arc;

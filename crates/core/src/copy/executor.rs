@@ -5,7 +5,7 @@
 //! name. The first failure ends the copy; the progress of incomplete files is then recorded.
 //!
 //! ```text
-//! entries ─ open ─▶ active: waiting ranges ─ bring ─▶ done ─ every RECORD_BYTES ─▶ journal
+//! entries ─ open ─▶ active: waiting ranges ─ fetch ─▶ done ─ every RECORD_BYTES ─▶ journal
 //!                                                     └─ all done ─▶ finish (sync, rename)
 //! ```
 

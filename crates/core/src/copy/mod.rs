@@ -1,9 +1,9 @@
 //! Copies a checkpoint with everything beside it, from any source, into a local folder.
 //!
 //! Owns the order of steps: list, filter, skip existing files, read the rest. `list` finds the
-//! files, `names` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
-//! and `record` persist the state, `work` keeps many requests in flight, and `stop` cancels them.
-//! The copy does not parse tensors.
+//! files, `paths` checks and maps their names, and `fetch` reads them; `target` writes, `journal`
+//! and `record` persist the state, `executor` keeps many requests in flight, and `cancel` cancels
+//! them. The copy does not parse tensors.
 
 mod cancel;
 mod executor;

@@ -3,7 +3,7 @@
 //! Nothing is linked: the driver is loaded when a load needs it, and without one the load fails
 //! with an error. Everything works in the primary context of a device, which PyTorch and others use
 //! as well, and leaves the calling thread's current context unchanged. Knows nothing of files and
-//! tensors; staging memory (`buffer`) and the CUDA sink are built on it.
+//! tensors; staging memory (`memory`) and the CUDA sink are built on it.
 
 mod context;
 mod driver;

@@ -140,7 +140,7 @@ pub trait Engine {
     /// scale other resources with it.
     fn allow(&mut self, _bytes: u64) {}
 
-    /// Makes the engine stop when `cancel` is raised: jobs that wait for a read or for a retry fail
+    /// Makes the engine stop when `cancel` is set: jobs that wait for a read or for a retry fail
     /// as cancelled, and reads that the system can cancel are cancelled. The other reads end when
     /// the system completes them. Called once, before the first job.
     fn stop_when(&mut self, _over: &CancelFlag) {}

@@ -52,7 +52,7 @@ pub struct ObjectSetup {
     pub hedge: bool,
     /// Number of jobs in flight that the engine must accept.
     pub depth: usize,
-    /// Cancels the requests in flight when raised.
+    /// Cancels the requests in flight when set.
     pub cancel: Arc<CancelFlag>,
 }
 

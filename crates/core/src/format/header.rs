@@ -9,7 +9,7 @@
 //! Accepts what the safetensors crate accepts, and detects every failure itself in order to name
 //! it. Stricter in three points, each of which the specification backs: a name or key may not occur
 //! twice, an entry is an object, and a dtype is a string (serde would also take an array, and
-//! `{"F32": null}`). Called with the bytes that `source` fetched: first [`header_len`], then
+//! `{"F32": null}`). Called with the bytes that `storage` fetched: first [`header_len`], then
 //! [`parse`].
 
 use std::borrow::Cow;

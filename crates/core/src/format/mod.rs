@@ -1,7 +1,7 @@
 //! The safetensors format: bytes in, tensors or an exact error out.
 //!
 //! Owns the rules of the file format and of the index file that joins shards. Pure: it does no I/O,
-//! reads no clock and starts no threads; `source` fetches the bytes and `checkpoint` joins the two.
+//! reads no clock and starts no threads; `storage` fetches the bytes, `checkpoint` joins the two.
 //! Files are untrusted, so every number in them is checked before it is used, and memory stays
 //! within a small multiple of the header's length.
 

@@ -1,6 +1,7 @@
 //! Steps at the end of a load: closes its files, detects changes, completes its report.
 //!
-//! Created by `load.rs` and run by the stream: when its last lane ends, and when the stream ends.
+//! Created by the loader (`load/mod.rs`) and run by the stream: when its last lane ends, and when
+//! the stream ends.
 
 use std::sync::Arc;
 

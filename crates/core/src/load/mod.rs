@@ -256,18 +256,22 @@ impl Loader {
         Ok(devices)
     }
 
-    /// Configures the load to fill existing tensors: each tensor goes into the receiver of its
-    /// name. Sets selection, devices and targets. A tensor whose receiver has no memory is yielded
-    /// in memory of the load on the receiver's device, for the caller to copy.
+    /// Configures the load to fill existing tensors: each tensor goes into the load target of
+    /// its name. Sets selection, devices and targets. A tensor whose load target has no memory is
+    /// yielded in memory of the load on the load target's device, for the caller to copy.
     ///
     /// # Errors
     ///
     /// [`crate::ErrorKind::InvalidRequest`] that lists every mismatch; nothing has been written in
     /// that case.
-    pub fn into_targets(self, receivers: Vec<LoadTarget>, rules: LoadTargetRules) -> Result<Self> {
+    pub fn into_targets(
+        self,
+        load_targets: Vec<LoadTarget>,
+        rules: LoadTargetRules,
+    ) -> Result<Self> {
         let selected = self.selected()?;
         let by_name = self.by_name;
-        let matched = load_target::matched(&selected, receivers, rules)
+        let matched = load_target::matched(&selected, load_targets, rules)
             .map_err(|error| error.with_location(self.checkpoint.location()))?;
         let mut loader = self
             .tensors(matched.selection)

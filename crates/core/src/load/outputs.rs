@@ -33,7 +33,7 @@ pub(crate) struct Outputs {
     outputs: Vec<Output>,
     slab: Option<Arc<Slab>>,
     events: Arc<EventCount>,
-    /// Gate of the caller's memory.
+    /// Write gate of the caller's memory.
     gate: Arc<WriteGate>,
 }
 
@@ -134,13 +134,13 @@ impl Outputs {
         self.slab.as_ref()
     }
 
-    /// Returns the gate of the caller's memory, which is closed before the caller is told of an
-    /// early end.
+    /// Returns the write gate of the caller's memory, which is closed before the caller is told of
+    /// an early end.
     pub(crate) fn gate(&self) -> &Arc<WriteGate> {
         &self.gate
     }
 
-    /// Returns the event count that rings when memory is freed.
+    /// Returns the event count that is notified when memory is freed.
     pub(crate) fn events(&self) -> &Arc<EventCount> {
         &self.events
     }
@@ -196,7 +196,7 @@ impl Outputs {
 /// Completes a report with what only the destinations know; the feed owns the memories.
 pub(crate) type Complete = Box<dyn Fn(&mut Report, &[Memory]) + Send + Sync>;
 
-/// Parts of a delivery that a running load uses.
+/// Parts of the outputs that a running load uses.
 pub(crate) struct Wiring {
     pub(crate) memories: Vec<Memory>,
     pub(crate) open_sink: Arc<OpenSink<RouteSink>>,

@@ -37,8 +37,8 @@ pub struct DeviceCharge {
 }
 
 impl DeviceBudget {
-    /// Creates a budget of `limit` bytes on GPU `ordinal`, which rings `events` whenever bytes come
-    /// back.
+    /// Creates a budget of `limit` bytes on GPU `ordinal`, which notifies `events` whenever bytes
+    /// come back.
     pub fn new(ordinal: usize, limit: u64, events: Arc<EventCount>) -> Self {
         Self(Arc::new(Shared {
             ordinal,

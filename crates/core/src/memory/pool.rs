@@ -25,8 +25,8 @@ const STRIDE_BYTES: usize = 32 * HUGE_PAGE_BYTES;
 #[derive(Debug)]
 pub struct Pool {
     link: PoolLink,
-    /// Shelf that takes the memory when the load is over.
-    region_cache: Weak<Mutex<Option<Shelved>>>,
+    /// Region cache that takes the memory when the load is over.
+    region_cache: Weak<Mutex<Option<CachedRegions>>>,
     /// Usage at the end of the load.
     ended: OnceLock<PoolUsage>,
 }
@@ -37,14 +37,14 @@ pub struct Pool {
 /// It is empty in a forked child process: the parent's threads may hold its locks.
 #[derive(Clone, Debug)]
 pub struct RegionCache {
-    shelved: Arc<Mutex<Option<Shelved>>>,
+    cached: Arc<Mutex<Option<CachedRegions>>>,
     process: u32,
 }
 
 impl Default for RegionCache {
     fn default() -> Self {
         Self {
-            shelved: Arc::new(Mutex::new(None)),
+            cached: Arc::new(Mutex::new(None)),
             process: process::id(),
         }
     }
@@ -52,9 +52,9 @@ impl Default for RegionCache {
 
 /// Pool between two loads; frees everything unless the next load takes it.
 #[derive(Debug)]
-struct Shelved(Option<PoolLink>);
+struct CachedRegions(Option<PoolLink>);
 
-impl Drop for Shelved {
+impl Drop for CachedRegions {
     fn drop(&mut self) {
         if let Some(link) = &self.0
             && link.0.is_here()
@@ -71,10 +71,10 @@ impl RegionCache {
         if self.process != process::id() {
             return Pool::new(limit, Arc::default());
         }
-        let shelved = self.lock().take();
-        let link = shelved.and_then(|mut shelved| {
-            let reusable = shelved.0.as_ref().is_some_and(|link| link.0.restart(limit));
-            if reusable { shelved.0.take() } else { None }
+        let cached = self.lock().take();
+        let link = cached.and_then(|mut cached| {
+            let reusable = cached.0.as_ref().is_some_and(|link| link.0.restart(limit));
+            if reusable { cached.0.take() } else { None }
         });
         let mut pool = match link {
             Some(link) => Pool {
@@ -84,7 +84,7 @@ impl RegionCache {
             },
             None => Pool::new(limit, Arc::default()),
         };
-        pool.region_cache = Arc::downgrade(&self.shelved);
+        pool.region_cache = Arc::downgrade(&self.cached);
         pool
     }
 
@@ -94,13 +94,13 @@ impl RegionCache {
             // After a fork: the parent's threads may have held the lock.
             return 0;
         }
-        let shelved = self.lock();
-        let link = shelved.as_ref().and_then(|shelved| shelved.0.as_ref());
+        let cached = self.lock();
+        let link = cached.as_ref().and_then(|cached| cached.0.as_ref());
         link.map_or(0, |link| link.0.lock().free_bytes())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Shelved>> {
-        self.shelved.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Option<CachedRegions>> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -143,7 +143,7 @@ pub struct PoolUsage {
 }
 
 impl Pool {
-    /// Creates a pool of at most `limit` bytes that rings `events` whenever memory comes back.
+    /// Creates a pool of at most `limit` bytes that notifies `events` whenever memory comes back.
     pub fn new(limit: u64, events: Arc<EventCount>) -> Self {
         let link = PoolLink(Arc::new(Shared {
             limit,
@@ -158,7 +158,7 @@ impl Pool {
         }
     }
 
-    /// Bell that rings whenever memory comes back.
+    /// Returns the event count that is notified whenever memory comes back.
     pub fn events(&self) -> &Arc<EventCount> {
         &self.link.0.events
     }
@@ -220,11 +220,11 @@ impl Pool {
         }
         match self.region_cache.upgrade() {
             Some(keeper) => {
-                let shelved = Shelved(Some(self.link.clone()));
+                let cached = CachedRegions(Some(self.link.clone()));
                 let before = keeper
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
-                    .replace(shelved);
+                    .replace(cached);
                 drop(before);
             }
             None => self.link.0.close(),

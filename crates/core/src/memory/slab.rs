@@ -43,8 +43,8 @@ enum Memory {
 }
 
 impl Slab {
-    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and rings `events`
-    /// when one comes back.
+    /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), and notifies
+    /// `events` when one comes back.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl Slab {
     }
 
     /// Creates `slots` slots of `slot_bytes` bytes (rounded up to whole pages), or as many as
-    /// `staging` has room for, and rings `events` when one comes back.
+    /// `staging` has room for, and notifies `events` when one comes back.
     pub fn staging(
         staging: Staging,
         slot_bytes: usize,

@@ -1,4 +1,4 @@
-//! Gate that ends a load's right to write into the caller's memory.
+//! Write gate: ends a load's right to write into the caller's memory.
 //!
 //! A cancelled load returns to its caller at once, while reads are still in flight. Their bytes
 //! must not be written to memory that the caller may be using again by then. Every writer therefore
@@ -10,7 +10,7 @@ use std::sync::PoisonError;
 
 use crate::sync::{Mutex, RwLock, RwLockReadGuard};
 
-/// Gate that is open while the load may write into the caller's memory.
+/// Write gate: open while the load may write into the caller's memory.
 #[derive(Default)]
 pub struct WriteGate {
     closed: RwLock<bool>,

@@ -310,7 +310,7 @@ impl Report {
         self.last_retry = self.last_retry.take().or(why);
     }
 
-    /// Writes the lines about retries, stalls and parked reads; none if there were none.
+    /// Writes the lines about retries, stalls and orphaned reads; none if there were none.
     fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let again = self.read_retries + self.request_retries;
         if again + self.stalls + self.hedges > 0 {

@@ -521,19 +521,19 @@ impl Controller {
         self.meter.restart(needs, skip, self.usual.mean);
     }
 
-    /// Returns `bytes` times `by` over `cancel`, in whole reads: at least one read more or less, if
+    /// Returns `bytes` times `by` over `over`, in whole reads: at least one read more or less, if
     /// the range allows it.
-    fn scaled(&self, bytes: u64, by: u64, cancel: u64) -> u64 {
+    fn scaled(&self, bytes: u64, by: u64, over: u64) -> u64 {
         let read = self.meter.turn().read_bytes();
         let reads = (bytes + read / 2) / read;
-        let wanted = match by.cmp(&cancel) {
+        let wanted = match by.cmp(&over) {
             std::cmp::Ordering::Equal => reads,
-            std::cmp::Ordering::Greater => ((reads * by + cancel / 2) / cancel).max(reads + 1),
-            std::cmp::Ordering::Less => ((reads * by + cancel / 2) / cancel).min(reads.max(1) - 1),
+            std::cmp::Ordering::Greater => ((reads * by + over / 2) / over).max(reads + 1),
+            std::cmp::Ordering::Less => ((reads * by + over / 2) / over).min(reads.max(1) - 1),
         };
         // At least two: see `Depth::limit_of`.
         let scaled = self.depth.limit_of(wanted.max(2) * read).bytes;
-        match by.cmp(&cancel) {
+        match by.cmp(&over) {
             std::cmp::Ordering::Less => scaled.min(bytes),
             std::cmp::Ordering::Greater => scaled.max(bytes),
             std::cmp::Ordering::Equal => scaled,

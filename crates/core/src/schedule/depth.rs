@@ -1,13 +1,12 @@
 //! Limits on the reads of a group of sources, and on the bytes of them, that may be in flight.
 //!
-//! A limit is fixed if the caller set it. Otherwise
-//! [`Controller`](crate::schedule::controller::Controller) moves it between a minimum and a
-//! maximum. The controller measures one thing, the rate at which bytes arrive while the limit is
-//! what restricts the load, and asks one question: does another limit give a higher rate? By
-//! Little's law (L = λW) bytes in flight are rate times latency, so when more bytes in flight do
-//! not increase the rate, every read only waits longer. The controller looks for the smallest limit
-//! beyond the bend of that curve (Kleinrock 1979: rate over latency, the "power", is greatest
-//! there).
+//! A limit is fixed if the caller set it. Otherwise [`Controller`](super::controller::Controller)
+//! moves it between a minimum and a maximum. The controller measures one thing, the rate at which
+//! bytes arrive while the limit is what restricts the load, and asks one question: does another
+//! limit give a higher rate? By Little's law (L = λW) bytes in flight are rate times latency, so
+//! when more bytes in flight do not increase the rate, every read only waits longer. The controller
+//! looks for the smallest limit beyond the bend of that curve (Kleinrock 1979: rate over latency,
+//! the "power", is greatest there).
 //!
 //! * **Search**, like TCP's slow start: double while a step increases throughput by 10 % or more;
 //!   ×4 where the last step increased it nearly in proportion. After a jump that gained less, its

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 type Callback = Box<dyn Fn() + Send>;
 
-/// Flag that is raised once, when the load must start nothing more.
+/// Flag that is set once, when the load must start nothing more.
 #[derive(Default)]
 pub struct CancelFlag {
     cancelled: AtomicBool,
@@ -14,7 +14,7 @@ pub struct CancelFlag {
 }
 
 impl CancelFlag {
-    /// Raises the flag and calls every listener. Further calls do nothing.
+    /// Sets the flag and calls every callback. Further calls do nothing.
     pub(crate) fn cancel(&self) {
         let callbacks = {
             let mut callbacks = self
@@ -29,12 +29,12 @@ impl CancelFlag {
         }
     }
 
-    /// Returns whether the flag has been raised.
+    /// Returns whether the flag has been set.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Calls `callback` when the flag is raised, or at once if it has been. Listeners must not
+    /// Calls `callback` when the flag is set, or at once if it has been. Callbacks must not
     /// block.
     pub fn on_cancel(&self, callback: impl Fn() + Send + 'static) {
         let mut callbacks = self
@@ -53,7 +53,7 @@ impl CancelFlag {
 impl fmt::Debug for CancelFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CancelFlag")
-            .field("raised", &self.is_cancelled())
+            .field("cancelled", &self.is_cancelled())
             .finish_non_exhaustive()
     }
 }
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listeners_are_called_once_before_or_after_raise() {
+    fn callbacks_run_once_before_or_after_cancel() {
         let cancel = CancelFlag::default();
         let heard = Arc::<AtomicU32>::default();
         let on_cancel = || {

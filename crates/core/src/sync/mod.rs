@@ -1,4 +1,7 @@
-//! Locks and counters of the code that hands memory over, under one name: `crates/soundness`
+//! Tools for threads and time, without knowledge of loads: event count, cancellation, timeouts,
+//! retries, stalls, parallel maps, state per process.
+//!
+//! The code that hands memory over takes its locks and counters from here: `crates/soundness`
 //! replaces them by loom's, and checks every order of the threads' steps.
 
 pub(crate) mod cancel;

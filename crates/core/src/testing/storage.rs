@@ -140,18 +140,18 @@ impl Outcome {
         self.rate_between(from, self.last_began)
     }
 
-    /// Returns the first time at which the mean rate over the preceding `cancel` was at least
+    /// Returns the first time at which the mean rate over the preceding `over` was at least
     /// `wanted`.
-    pub fn reached(&self, wanted: f64, cancel: Duration) -> Option<Duration> {
+    pub fn reached(&self, wanted: f64, over: Duration) -> Option<Duration> {
         let mut begin = 0;
         let mut bytes = 0;
         for &(at, ended) in &self.ended {
             bytes += ended;
-            while at.saturating_sub(self.ended[begin].0) > cancel {
+            while at.saturating_sub(self.ended[begin].0) > over {
                 bytes -= self.ended[begin].1;
                 begin += 1;
             }
-            if at >= cancel && float(bytes) / cancel.as_secs_f64() >= wanted {
+            if at >= over && float(bytes) / over.as_secs_f64() >= wanted {
                 return Some(at);
             }
         }

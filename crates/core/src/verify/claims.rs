@@ -1,5 +1,5 @@
-//! Digests stated for a source, by authority, and the reasons why other authorities state none.
-//! Pure.
+//! Claims about a source: the digests that each authority states, and the reasons why other
+//! authorities state none. Pure.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -35,8 +35,8 @@ pub(super) struct TensorClaim {
     pub(super) digests: Vec<Digest>,
 }
 
-/// Statements about one source, the strongest authority first, and the reasons why others state
-/// nothing.
+/// Claims about one source, the strongest authority first, and the reasons why other authorities
+/// make none.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Claims {
     pub(super) claims: Vec<Claim>,
@@ -44,7 +44,7 @@ pub(super) struct Claims {
 }
 
 impl Claim {
-    /// Creates a statement about the whole source only.
+    /// Creates a claim about the whole source only.
     pub(super) fn of_whole(by: impl Into<String>, whole: Vec<Digest>) -> Self {
         Self {
             by: by.into(),
@@ -113,12 +113,12 @@ impl Claim {
         digests.any(|digest| counting.counts(digest))
     }
 
-    /// Derives the digest of the header from the other digests. Uses the statement's own tensors,
+    /// Derives the digest of the header from the other digests. Uses the claim's own tensors,
     /// not those that a checkpoint has of the file: an index may leave some out.
     fn header(&self, counting: Counting) -> Option<Digest> {
         let mut tensors: Vec<_> = self.tensors.values().collect();
         tensors.sort_by_key(|said| (said.range.start, said.range.end));
-        // A statement without tensors does not say that the file has none.
+        // A claim without tensors does not mean that the file has none.
         if tensors.is_empty() {
             return None;
         }

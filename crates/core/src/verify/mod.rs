@@ -1,13 +1,13 @@
 //! Verification: compares bytes with known digests, as they pass from the engine to the sink, or
-//! for a whole checkpoint at once (`whole/`).
+//! for a whole checkpoint at once (`full_scan/`).
 //!
-//! `digest` and `expected` hold the vocabulary, `manifest` is tload's own file of digests, and
-//! `find` looks up other authorities. [`find()`] returns the expectation for each source,
-//! `decide.rs` selects the part of it that can be compared with what is read, `begin.rs` compares
-//! everything that needs no reading, and `Check` does the rest: CRCs in any order and on all lanes
-//! at once, SHA-256 in file order (`in_order.rs`). A tensor with a digest of its own is never
-//! handed over unless its bytes match; with a digest of the whole file, the load fails before its
-//! stream ends.
+//! `digest` and `expected` hold the vocabulary, `manifest` is tload's own file of digests,
+//! `discover` looks up other authorities, and `claims` collects the claims of all of them. [`find`]
+//! returns the expectation for each source, `coverage.rs` selects the part of it that can be
+//! compared with what is read, `setup.rs` compares everything that needs no reading, and `Check`
+//! does the rest: CRCs in any order and on all lanes at once, SHA-256 in file order
+//! (`in_order.rs`). A tensor with a digest of its own is never handed over unless its bytes match;
+//! with a digest of the whole file, the load fails before its stream ends.
 
 mod check;
 mod claims;

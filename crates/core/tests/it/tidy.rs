@@ -252,7 +252,7 @@ fn directions(source: &Source) -> Vec<String> {
         for (base, used) in absolute.chain(relative) {
             let names = identifiers(used).take(2);
             let used: Vec<_> = base.iter().copied().chain(names).collect();
-            // Items that are re-exported at the root have a capital letter: docs and tests use
+            // Items that are re-exported at the root have a capital letter; docs and tests use
             // them.
             let is_module = used
                 .first()

@@ -1,14 +1,14 @@
-//! The bytes that a receiver covers, and the bytes that two of them share. Pure.
+//! The bytes that a load target covers, and the bytes that two of them share. Pure.
 
 use super::LoadTarget;
 use crate::options::Device;
 
-/// Maximum number of sums tried before two receivers count as too irregular to compare. Nested
+/// Maximum number of sums tried before two load targets count as too irregular to compare. Nested
 /// layouts, such as rows, columns and every second element of one matrix, need fewer than a
 /// hundred.
 const TRIED_MAX: u32 = 100_000;
 
-/// Positions of a receiver's elements in memory, also if they are not contiguous.
+/// Positions of a load target's elements in memory, also if they are not contiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadTargetLayout {
     /// Address of the first element.
@@ -17,22 +17,22 @@ pub struct LoadTargetLayout {
     pub element_bytes: usize,
     /// Length, and stride in bytes, of each dimension.
     pub dims: Vec<(usize, isize)>,
-    /// Name of the element type, for errors. Receivers with the same memory and different names are
-    /// not the same tensor.
+    /// Name of the element type, for errors. Load targets with the same memory and different names
+    /// are not the same tensor.
     pub elements: String,
 }
 
 impl LoadTargetLayout {
-    /// Returns the layout that a receiver states, or else that of its contiguous memory; none if it
-    /// has no bytes.
-    pub(in crate::load) fn of(receiver: &LoadTarget) -> Option<Self> {
-        let layout = match (&receiver.layout, &receiver.memory) {
+    /// Returns the layout that a load target states, or else that of its contiguous memory; none if
+    /// it has no bytes.
+    pub(in crate::load) fn of(load_target: &LoadTarget) -> Option<Self> {
+        let layout = match (&load_target.layout, &load_target.memory) {
             (Some(layout), _) => layout.clone(),
             (None, Some(memory)) => Self {
                 address: memory.address(),
                 element_bytes: 1,
                 dims: vec![(memory.len(), 1)],
-                elements: receiver
+                elements: load_target
                     .dtype
                     .map_or("another type", crate::format::Dtype::name)
                     .to_owned(),
@@ -77,8 +77,8 @@ struct Step {
 }
 
 impl Footprint {
-    pub(in crate::load) fn of(receiver: &LoadTarget) -> Option<Self> {
-        let layout = LoadTargetLayout::of(receiver)?;
+    pub(in crate::load) fn of(load_target: &LoadTarget) -> Option<Self> {
+        let layout = LoadTargetLayout::of(load_target)?;
         let mut first = i128::from(layout.address);
         let mut steps = vec![Step {
             stride: 1,
@@ -94,7 +94,7 @@ impl Footprint {
         }
         let steps = simplified(steps);
         Some(Self {
-            ordinal: match receiver.device {
+            ordinal: match load_target.device {
                 Device::Cpu => None,
                 Device::Cuda(ordinal) => Some(ordinal),
             },
@@ -173,7 +173,7 @@ mod tests {
     use crate::testing::fixtures::Rng;
 
     fn footprint(address: u64, element_bytes: usize, dims: &[(usize, isize)]) -> Footprint {
-        let receiver = LoadTarget {
+        let load_target = LoadTarget {
             name: String::new(),
             dtype: Some(Dtype::F32),
             shape: dims.iter().map(|&(len, _)| len).collect(),
@@ -186,7 +186,7 @@ mod tests {
                 elements: "F32".to_owned(),
             }),
         };
-        Footprint::of(&receiver).expect("has bytes")
+        Footprint::of(&load_target).expect("has bytes")
     }
 
     fn bytes(address: u64, element_bytes: usize, dims: &[(usize, isize)]) -> HashSet<i128> {

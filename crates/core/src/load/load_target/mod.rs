@@ -1,5 +1,5 @@
-//! Loading into existing tensors: matches tensors with receivers, and reports every mismatch before
-//! a byte is written. Pure.
+//! Loading into existing tensors: matches tensors with load targets, and reports every mismatch
+//! before a byte is written. Pure.
 
 mod footprint;
 
@@ -15,7 +15,7 @@ use crate::tensor::TensorInfo;
 use footprint::Footprint;
 pub use footprint::LoadTargetLayout;
 
-/// Maximum number of pairs of receivers sharing memory that an error names.
+/// Maximum number of pairs of load targets sharing memory that an error names.
 const PAIRS_SHOWN: usize = 20;
 
 /// An existing tensor of the caller's, to be filled with the tensor of the same name.
@@ -32,18 +32,19 @@ pub struct LoadTarget {
     /// Its memory, if bytes can be written there directly: it is contiguous and of the tensor's
     /// dtype. Without it, the caller copies.
     pub memory: Option<Target>,
-    /// Positions of its elements, by which receivers are compared: no two tensors are written to
-    /// the same bytes. Default: those of `memory`; a receiver with neither shares memory with none.
+    /// Positions of its elements, by which load targets are compared: no two tensors are written
+    /// to the same bytes. Default: those of `memory`; a load target with neither shares memory
+    /// with none.
     pub layout: Option<LoadTargetLayout>,
 }
 
-/// Differences allowed between a checkpoint and its receivers.
+/// Differences allowed between a checkpoint and its load targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadTargetRules {
-    /// Every selected tensor needs a receiver, and every receiver a tensor. Default: true.
+    /// Every selected tensor needs a load target, and every load target a tensor. Default: true.
     pub strict: bool,
-    /// A receiver may have another dtype than its tensor; it then gets no bytes directly, and the
-    /// caller converts. Default: false.
+    /// A load target may have another dtype than its tensor; it then gets no bytes directly, and
+    /// the caller converts. Default: false.
     pub cast: bool,
 }
 
@@ -64,34 +65,34 @@ pub(crate) struct Matched {
     pub(crate) targets: HashMap<String, Target>,
 }
 
-/// Matches every tensor with its receiver.
+/// Matches every tensor with its load target.
 ///
-/// Receivers that are the same tensor (address, shape, strides and element type), such as tied
+/// Load targets that are the same tensor (address, shape, strides and element type), such as tied
 /// weights, are filled once, from the first of them that the checkpoint has. Two that would be
 /// filled and share memory in any other way are mismatches.
 pub(crate) fn matched(
     tensors: &[TensorInfo],
-    receivers: Vec<LoadTarget>,
+    load_targets: Vec<LoadTarget>,
     rules: LoadTargetRules,
 ) -> Result<Matched> {
     let by_name: HashMap<&str, &TensorInfo> =
         tensors.iter().map(|info| (info.name(), info)).collect();
     let mut faults = Faults::default();
-    faults.doubles(&receivers);
-    let mut written: Vec<(Footprint, &LoadTarget)> = receivers
+    faults.doubles(&load_targets);
+    let mut written: Vec<(Footprint, &LoadTarget)> = load_targets
         .iter()
-        .filter(|receiver| by_name.contains_key(receiver.name.as_str()))
-        .filter_map(|receiver| Some((Footprint::of(receiver)?, receiver)))
+        .filter(|load_target| by_name.contains_key(load_target.name.as_str()))
+        .filter_map(|load_target| Some((Footprint::of(load_target)?, load_target)))
         .collect();
     let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
     written.sort_by(|(one, _), (other, _)| one.cmp(other));
     faults.shared = sharing(&written);
-    let known: HashSet<&str> = receivers.iter().map(|r| r.name.as_str()).collect();
+    let known: HashSet<&str> = load_targets.iter().map(|r| r.name.as_str()).collect();
     if rules.strict {
-        for receiver in &receivers {
-            let tied = || Footprint::of(receiver).is_some_and(|bytes| filled.contains(&bytes));
-            if !by_name.contains_key(receiver.name.as_str()) && !tied() {
-                faults.missing.push(receiver.name.clone());
+        for load_target in &load_targets {
+            let tied = || Footprint::of(load_target).is_some_and(|bytes| filled.contains(&bytes));
+            if !by_name.contains_key(load_target.name.as_str()) && !tied() {
+                faults.missing.push(load_target.name.clone());
             }
         }
         let unexpected = tensors.iter().filter(|info| !known.contains(info.name()));
@@ -104,25 +105,25 @@ pub(crate) fn matched(
     let mut devices: BTreeMap<String, (Device, Vec<String>)> = BTreeMap::new();
     let mut targets = HashMap::new();
     let mut taken = HashSet::new();
-    for receiver in receivers {
-        let Some(info) = by_name.get(receiver.name.as_str()) else {
+    for load_target in load_targets {
+        let Some(info) = by_name.get(load_target.name.as_str()) else {
             continue;
         };
-        faults.differences(info, &receiver, rules);
-        if let Some(bytes) = Footprint::of(&receiver)
+        faults.differences(info, &load_target, rules);
+        if let Some(bytes) = Footprint::of(&load_target)
             && !taken.insert(bytes)
         {
             continue;
         }
-        names.push(receiver.name.clone());
+        names.push(load_target.name.clone());
         let on_device = devices
-            .entry(receiver.device.to_string())
-            .or_insert_with(|| (receiver.device, Vec::new()));
-        on_device.1.push(receiver.name.clone());
-        if let Some(memory) = receiver.memory
-            && receiver.dtype == Some(info.dtype())
+            .entry(load_target.device.to_string())
+            .or_insert_with(|| (load_target.device, Vec::new()));
+        on_device.1.push(load_target.name.clone());
+        if let Some(memory) = load_target.memory
+            && load_target.dtype == Some(info.dtype())
         {
-            targets.insert(receiver.name, memory);
+            targets.insert(load_target.name, memory);
         }
     }
     faults.check()?;
@@ -136,7 +137,7 @@ pub(crate) fn matched(
     })
 }
 
-/// Mismatches between tensors and receivers.
+/// Mismatches between tensors and load targets.
 #[derive(Debug, Default)]
 struct Faults {
     missing: Vec<String>,
@@ -146,33 +147,33 @@ struct Faults {
 }
 
 impl Faults {
-    fn doubles(&mut self, receivers: &[LoadTarget]) {
+    fn doubles(&mut self, load_targets: &[LoadTarget]) {
         let mut seen = HashSet::new();
-        for receiver in receivers {
-            if !seen.insert(&receiver.name) {
+        for load_target in load_targets {
+            if !seen.insert(&load_target.name) {
                 self.differing
-                    .push(format!("{:?} is given twice", receiver.name));
+                    .push(format!("{:?} is given twice", load_target.name));
             }
         }
     }
 
-    fn differences(&mut self, info: &TensorInfo, receiver: &LoadTarget, rules: LoadTargetRules) {
+    fn differences(&mut self, info: &TensorInfo, load_target: &LoadTarget, rules: LoadTargetRules) {
         let name = info.name();
-        if info.shape() != receiver.shape {
+        if info.shape() != load_target.shape {
             self.differing.push(format!(
                 "{name:?} has shape {:?} in the checkpoint, {:?} here",
                 info.shape(),
-                receiver.shape
+                load_target.shape
             ));
-        } else if receiver.dtype != Some(info.dtype()) {
+        } else if load_target.dtype != Some(info.dtype()) {
             if !rules.cast {
-                let here = receiver.dtype.map_or("another dtype", Dtype::name);
+                let here = load_target.dtype.map_or("another dtype", Dtype::name);
                 self.differing.push(format!(
                     "{name:?} is {} in the checkpoint, {here} here",
                     info.dtype()
                 ));
             }
-        } else if let Some(memory) = &receiver.memory
+        } else if let Some(memory) = &load_target.memory
             && memory.len() as u64 != info.byte_len()
         {
             self.differing.push(format!(
@@ -211,36 +212,39 @@ impl Faults {
     }
 }
 
-/// Describes pairs of receivers that share memory and would be filled with two different tensors.
-/// `written` is sorted by memory.
+/// Describes pairs of load targets that share memory and would be filled with two different
+/// tensors. `written` is sorted by memory.
 fn sharing(written: &[(Footprint, &LoadTarget)]) -> Vec<String> {
     let pairs = written
         .iter()
         .enumerate()
-        .flat_map(|(index, (bytes, receiver))| {
+        .flat_map(|(index, (bytes, load_target))| {
             let beside = written[index + 1..].iter();
             beside
                 .take_while(|(other, _)| bytes.bounds(other))
-                .filter_map(|(other, its)| shared(bytes, receiver, other, its))
+                .filter_map(|(other, its)| shared(bytes, load_target, other, its))
         });
     pairs.take(PAIRS_SHOWN).collect()
 }
 
-/// Returns how two receivers share memory; none if they share none or are the same tensor.
+/// Returns how two load targets share memory; none if they share none or are the same tensor.
 fn shared(
     bytes: &Footprint,
-    receiver: &LoadTarget,
+    load_target: &LoadTarget,
     other: &Footprint,
     its: &LoadTarget,
 ) -> Option<String> {
-    let layouts = (LoadTargetLayout::of(receiver)?, LoadTargetLayout::of(its)?);
+    let layouts = (
+        LoadTargetLayout::of(load_target)?,
+        LoadTargetLayout::of(its)?,
+    );
     let relation = if bytes != other {
         match bytes.shares(other) {
             Some(false) => return None,
             Some(true) => "share some of their memory".to_owned(),
             None => "may share memory: their strides are too irregular to tell".to_owned(),
         }
-    } else if layouts.0.agrees_with(&layouts.1) && receiver.shape == its.shape {
+    } else if layouts.0.agrees_with(&layouts.1) && load_target.shape == its.shape {
         return None;
     } else if layouts.0.elements == layouts.1.elements {
         "are the same memory in other shapes or strides".to_owned()
@@ -248,7 +252,10 @@ fn shared(
         let (one, two) = (&layouts.0.elements, &layouts.1.elements);
         format!("are the same memory, once as {one} and once as {two}")
     };
-    Some(format!("{:?} and {:?} {relation}", receiver.name, its.name))
+    Some(format!(
+        "{:?} and {:?} {relation}",
+        load_target.name, its.name
+    ))
 }
 
 #[cfg(test)]
@@ -281,7 +288,12 @@ mod tests {
         unsafe { Target::host(start, len, None) }
     }
 
-    fn receiver(name: &str, dtype: Dtype, shape: &[usize], memory: Option<Target>) -> LoadTarget {
+    fn load_target(
+        name: &str,
+        dtype: Dtype,
+        shape: &[usize],
+        memory: Option<Target>,
+    ) -> LoadTarget {
         LoadTarget {
             name: name.to_owned(),
             dtype: Some(dtype),
@@ -307,7 +319,7 @@ mod tests {
                 dims: dims.to_vec(),
                 elements: elements.to_owned(),
             }),
-            ..receiver(name, dtype, &shape, None)
+            ..load_target(name, dtype, &shape, None)
         }
     }
 
@@ -318,13 +330,13 @@ mod tests {
             info("b", Dtype::Bf16, &[4]),
             info("c", Dtype::U8, &[1]),
         ];
-        let receivers = vec![
-            receiver("a", Dtype::F32, &[3, 2], Some(memory(0x1000, 24))),
-            receiver("b", Dtype::F16, &[4], Some(memory(0x2000, 8))),
-            receiver("d", Dtype::U8, &[1], Some(memory(0x3000, 1))),
-            receiver("e", Dtype::U8, &[1], None),
+        let load_targets = vec![
+            load_target("a", Dtype::F32, &[3, 2], Some(memory(0x1000, 24))),
+            load_target("b", Dtype::F16, &[4], Some(memory(0x2000, 8))),
+            load_target("d", Dtype::U8, &[1], Some(memory(0x3000, 1))),
+            load_target("e", Dtype::U8, &[1], None),
         ];
-        let error = matched(&tensors, receivers, STRICT).expect_err("nothing fits");
+        let error = matched(&tensors, load_targets, STRICT).expect_err("nothing fits");
         assert_eq!(error.kind(), ErrorKind::InvalidRequest);
         assert_eq!(
             error.message(),
@@ -340,16 +352,16 @@ mod tests {
             info("b", Dtype::F32, &[2]),
             info("c", Dtype::F32, &[2]),
         ];
-        let receivers = vec![
-            receiver("a", Dtype::F32, &[2], Some(memory(0x1000, 8))),
-            receiver("b", Dtype::F16, &[2], Some(memory(0x2000, 4))),
-            receiver("x", Dtype::F16, &[2], None),
+        let load_targets = vec![
+            load_target("a", Dtype::F32, &[2], Some(memory(0x1000, 8))),
+            load_target("b", Dtype::F16, &[2], Some(memory(0x2000, 4))),
+            load_target("x", Dtype::F16, &[2], None),
         ];
         let rules = LoadTargetRules {
             strict: false,
             cast: true,
         };
-        let matched = matched(&tensors, receivers, rules).expect("fits");
+        let matched = matched(&tensors, load_targets, rules).expect("fits");
         assert_eq!(matched.targets.keys().collect::<Vec<_>>(), ["a"]);
         let selected = matched
             .selection
@@ -362,11 +374,11 @@ mod tests {
     #[test]
     fn tied_memory_is_filled_once_and_overlap_is_rejected() {
         let tensors = [info("a", Dtype::U8, &[8]), info("b", Dtype::U8, &[8])];
-        let tied = |name: &str| receiver(name, Dtype::U8, &[8], Some(memory(0x1000, 8)));
+        let tied = |name: &str| load_target(name, Dtype::U8, &[8], Some(memory(0x1000, 8)));
         let matched_both =
             matched(&tensors, vec![tied("a"), tied("b"), tied("c")], STRICT).expect("tied");
         assert_eq!(matched_both.targets.len(), 1);
-        let shifted = receiver("b", Dtype::U8, &[8], Some(memory(0x1004, 8)));
+        let shifted = load_target("b", Dtype::U8, &[8], Some(memory(0x1004, 8)));
         let error = matched(&tensors, vec![tied("a"), shifted.clone()], STRICT);
         assert_eq!(
             error.expect_err("overlap").message(),
@@ -423,7 +435,7 @@ mod tests {
             ),
             (
                 f32("a", 0x1000, &columns),
-                receiver("b", Dtype::F32, &[4, 4], Some(memory(0x1030, 64))),
+                load_target("b", Dtype::F32, &[4, 4], Some(memory(0x1030, 64))),
                 Some(overlapping),
             ),
             (

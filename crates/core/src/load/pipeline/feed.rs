@@ -69,7 +69,7 @@ struct FeedState {
 #[derive(Debug)]
 pub(in crate::load) enum NextJob {
     Job(Job),
-    /// Nothing at the moment; ask again when the event count has rung.
+    /// Nothing at the moment; ask again when the event count has changed.
     Wait,
     /// Nothing left to read.
     Done,
@@ -95,7 +95,7 @@ impl FeedState {
 impl Feed {
     /// Creates a feed of `plan` in the order of `schedule` into `memories`, one for each
     /// destination. `slab` is needed if any of them uses its slots; `events` is the event count
-    /// that they ring.
+    /// that they notify.
     pub fn new(
         plan: Arc<Plan>,
         schedule: Schedule,
@@ -225,7 +225,7 @@ impl Feed {
         }
     }
 
-    /// Cancellation flag, raised when no more reads are to start: for engines that can cancel reads
+    /// Cancellation flag, set when no more reads are to start: for engines that can cancel reads
     /// in flight.
     pub fn cancel(&self) -> &Arc<CancelFlag> {
         &self.cancel

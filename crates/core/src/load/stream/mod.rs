@@ -71,7 +71,7 @@ pub struct Progress {
 /// Parts that `load` passes to a new stream.
 pub(crate) struct StreamSetup {
     pub(crate) feed: Arc<Feed>,
-    /// Gate of the caller memory that the load writes to.
+    /// Write gate of the caller memory that the load writes to.
     pub(crate) gate: Arc<WriteGate>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) tensors: Arc<[TensorInfo]>,
@@ -297,8 +297,8 @@ impl Shared {
             state.bytes_received += tensor.byte_len();
             return Poll::Ready(Some(Ok(tensor)));
         }
-        let cancel = state.abandoned || state.parked;
-        if state.closing || (state.lanes_running > 0 && !cancel) {
+        let ended = state.abandoned || state.parked;
+        if state.closing || (state.lanes_running > 0 && !ended) {
             return Poll::Pending;
         }
         state.ended = Some(Instant::now());

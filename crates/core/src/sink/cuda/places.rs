@@ -54,8 +54,8 @@ impl TargetPlaces {
 }
 
 impl CudaPlaces {
-    /// Makes `stream` begin when the caller's memory may be written to, and end before the gate has
-    /// closed.
+    /// Makes `stream` begin when the caller's memory may be written to, and end before the write
+    /// gate has closed.
     pub(super) fn order(&self, stream: &Arc<Stream>) -> Result<()> {
         let Self::Targets(places) = self else {
             // Each region has an event of its own, and no memory of the caller is written to.
@@ -70,7 +70,7 @@ impl CudaPlaces {
         usable.try_for_each(|event| stream.wait(event))
     }
 
-    /// Gate of the caller's memory.
+    /// Write gate of the caller's memory.
     pub(super) fn gate(&self) -> Option<&WriteGate> {
         match self {
             Self::Regions(_) => None,

@@ -193,7 +193,7 @@ impl DeviceRegions {
         })
     }
 
-    /// Takes memory of the caller's allocator. The caller must then ring the lanes' event count.
+    /// Takes memory of the caller's allocator. The caller must then notify the lanes' event count.
     ///
     /// # Errors
     ///

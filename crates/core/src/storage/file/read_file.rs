@@ -344,8 +344,8 @@ impl ReadFile {
         }
     }
 
-    /// Tells that reading is done; with [`CacheMode::Drop`] drops the pages that the last reads and
-    /// the header left in the page cache.
+    /// Records that reading is done; with [`CacheMode::Drop`] drops the pages that the last reads
+    /// and the header left in the page cache.
     pub fn finish(&self) {
         if self.cache == CacheMode::Drop {
             residency::let_go(self.source.file(), 0, self.source.len());

@@ -249,7 +249,7 @@ fn per_folder<T: Send + Sync>(
     Ok(lookup.iter().map(of_folder).collect())
 }
 
-/// Collects the statements about each source.
+/// Collects the claims about each source.
 pub(super) fn gather(
     lookup: &[Lookup<'_>],
     manifests: &[Option<Arc<FoundManifest>>],
@@ -306,7 +306,7 @@ pub(super) fn gather(
     }
 }
 
-/// Returns the statement of a manifest about a source.
+/// Returns the claim of a manifest about a source.
 pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>) -> Claims {
     let mut known = Claims::default();
     known.take(match manifest {
@@ -320,7 +320,7 @@ pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>)
     known
 }
 
-/// Returns the statement of the place that holds a source: an object store, a hub, a hub's cache.
+/// Returns the claim of the place that holds a source: an object store, a hub, a hub's cache.
 /// Returns a text if the place states no digest, and an error if the request failed.
 #[cfg_attr(
     not(feature = "object"),

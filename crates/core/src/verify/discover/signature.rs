@@ -86,7 +86,7 @@ struct Envelope<'a> {
     payload_type: Cow<'a, str>,
 }
 
-/// Fields of every statement.
+/// Fields of every in-toto statement.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct InToto<'a> {
@@ -110,7 +110,7 @@ struct SubjectDigest<'a> {
     sha256: Option<Cow<'a, str>>,
 }
 
-/// Statement with a predicate whose type has been checked.
+/// In-toto statement with a predicate whose type has been checked.
 #[derive(Deserialize)]
 struct Predicated<'a> {
     #[serde(borrow)]

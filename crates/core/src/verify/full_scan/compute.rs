@@ -126,9 +126,9 @@ impl<'a> Spans<'a> {
             };
             several.take(&bytes[inside(span.0)..inside(span.1)]);
         }
-        let cancel = self.running.extract_if(.., |(span, _)| span.1 <= end);
+        let ended = self.running.extract_if(.., |(span, _)| span.1 <= end);
         self.done
-            .extend(cancel.map(|(span, several)| (span, several.finish())));
+            .extend(ended.map(|(span, several)| (span, several.finish())));
     }
 
     /// Returns all digests. Empty ranges at the end of the file have not begun, and are added here.

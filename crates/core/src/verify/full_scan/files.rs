@@ -85,7 +85,7 @@ impl Found {
         opening: &OpenOptions,
     ) -> Result<Self> {
         let sidecars = Sidecars::of([], &opening.store).following(opening.follow_symlinks);
-        let (file_set, failed) = outline_of(location, opening)?;
+        let (file_set, failed) = file_set_of(location, opening)?;
         let target = target(options, location, &file_set.folder)?;
         let manifest = manifest(&file_set, options, target.as_ref(), &sidecars)?;
         let named = named(&file_set, manifest.as_deref(), options.signed.as_ref());
@@ -121,8 +121,8 @@ impl Found {
 }
 
 /// Returns the files of a checkpoint. If its shards cannot be determined, a manifest or a signature
-/// may still list them: then returns an outline without files, and the error.
-pub(super) fn outline_of(
+/// may still list them: then returns a file set without files, and the error.
+pub(super) fn file_set_of(
     location: &Location,
     opening: &OpenOptions,
 ) -> Result<(FileSet, Option<Error>)> {

@@ -2,8 +2,8 @@
 //!
 //! Amazon's S3 and compatible stores send checksums only on request, by a header that must be
 //! signed. `object_store` cannot add one, so the request is signed a second time. Google always
-//! sends them. Called by [`crate::storage::object::store::response_capture`], once for a request
-//! that carries [`Asks`].
+//! sends them. Called by [`response_capture`](super::response_capture), once for a request that
+//! carries [`Asks`].
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use object_store::aws::{AwsAuthorizer, AwsCredentialProvider};

@@ -1,7 +1,7 @@
 //! Origin of a store's credentials, in words, and the error for missing ones.
 //!
-//! Never holds a credential. `cache.rs` holds those of the AWS SDK; all others are inside of
-//! `object_store`.
+//! Never holds a credential. `credential_cache.rs` holds those of the AWS SDK; all others are
+//! inside of `object_store`.
 
 use std::fmt;
 use std::time::Instant;

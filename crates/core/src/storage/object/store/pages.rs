@@ -1,7 +1,8 @@
 //! Limits of one listing, which comes in pages: `object_store` requests page after page for as long
 //! as the store names another one, and keeps all of them.
 //!
-//! [`bounded`] encloses a listing; `captured.rs` reports each of its requests and responses here.
+//! [`bounded`] encloses a listing; `response_capture.rs` reports each of its requests and responses
+//! here.
 
 use std::cell::RefCell;
 use std::collections::HashSet;

@@ -1,9 +1,10 @@
 //! Translates a failed request to the error to report, and decides whether a retry can help.
 //!
-//! Failures are classified by type where the types are public, by the facts that `captured.rs`
-//! captured of the response, and by the text of `object_store`'s errors only where it keeps the
-//! type private. Its errors are never kept: their texts carry URLs with signatures. Error responses
-//! are classified in `refusal.rs`, failures below HTTP in `transport.rs`.
+//! Failures are classified by type where the types are public, by the facts that
+//! `response_capture.rs` captured of the response, and by the text of `object_store`'s errors only
+//! where it keeps the type private. Its errors are never kept: their texts carry URLs with
+//! signatures. Error responses are classified in `status_error.rs`, failures below HTTP in
+//! `transport_error.rs`.
 
 use std::error::Error as StdError;
 use std::io;

@@ -64,7 +64,7 @@ pub(crate) struct ResponseCapture {
     pub(crate) message: Option<String>,
     /// The object's own checksums, if they were requested.
     pub(crate) stated: Vec<(&'static str, String)>,
-    /// Secrets that the requests of this exchange carried, including those before the last one.
+    /// Secrets that the captured requests carried, including those before the last one.
     pub(in crate::storage) sent: Sent,
     /// Start of the request.
     pub(in crate::storage) began: Option<Instant>,
@@ -88,7 +88,7 @@ pub(in crate::storage) async fn capture<T>(
     .await
 }
 
-/// HTTP client that records the facts of each exchange.
+/// HTTP client that records the facts of each request and its response.
 #[derive(Debug)]
 pub(in crate::storage) struct Capturing {
     inner: HttpClient,
@@ -195,7 +195,7 @@ async fn whole(body: HttpResponseBody, most: usize) -> Result<Vec<u8>, HttpError
     Ok(answer)
 }
 
-/// Starts a new exchange. Requests outside of [`capture`] leave no trace.
+/// Starts the capture of another request. Requests outside of [`capture`] leave no trace.
 fn record(captured: impl FnOnce(Sent) -> ResponseCapture) {
     let _ = LAST.try_with(|last| {
         let sent = last.take().sent;

@@ -1,5 +1,5 @@
 //! Translates status and code of an error response to an error, a hint and whether to retry. Pure;
-//! called by `fault.rs`.
+//! called by `request_error.rs`.
 
 use super::hub;
 use super::request_error::{Cause, Classification, RequestContext, no_listing};

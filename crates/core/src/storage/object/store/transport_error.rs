@@ -1,5 +1,5 @@
 //! Classifies failures below HTTP: name resolution, connections, certificates, and truncated
-//! bodies. Pure; called by `fault.rs`.
+//! bodies. Pure; called by `request_error.rs`.
 
 use std::error::Error as StdError;
 use std::io;

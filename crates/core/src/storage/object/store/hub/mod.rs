@@ -131,7 +131,7 @@ impl Repository {
         let response = self.client.execute(request).await;
         let response = response.map_err(|error| failed(error.into()))?;
         if !response.status().is_success() {
-            // The exchange has captured the response.
+            // `ResponseCapture` has the response.
             return Err(failed("refused".into()));
         }
         let mut body = Vec::new();

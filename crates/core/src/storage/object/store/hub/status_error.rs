@@ -1,5 +1,5 @@
 //! Classifies error responses of a hub. A hub has its own codes, and sends 401 for missing
-//! repositories to anonymous users. Pure; called by `refusal.rs`.
+//! repositories to anonymous users. Pure; called by the `status_error.rs` of all stores.
 
 use crate::error::ErrorKind;
 use crate::options::Protocol;
