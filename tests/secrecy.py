@@ -108,8 +108,20 @@ class Search:
     def pytest_warning_recorded(self, warning_message: warnings.WarningMessage) -> None:
         self.look("a warning", str(warning_message.message))
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        """Collect from a process of pytest-xdist what its `pytest_sessionfinish` left."""
+        output = getattr(node, "workeroutput", {})
+        assert error or "secrecy" in output, "a process of the suite did not search its output"
+        found, searched = output.get("secrecy", ([], 0))
+        self.found += found
+        self.searched += searched
+
     @pytest.hookimpl
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output["secrecy"] = (self.found, self.searched)
         if self.found and session.exitstatus in {pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED}:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

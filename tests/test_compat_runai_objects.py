@@ -190,7 +190,7 @@ def test_pull_files_matches_whole_keys(  # noqa: PLR0917
 
 
 def test_invalid_pull_raises(url: str, s3: S3, credentials: S3Credentials, tmp_path: Path) -> None:
-    with pytest.raises(NotImplementedError, match="object stores only"):
+    with pytest.raises(NotImplementedError, match="only be pulled from object stores"):
         pull_files(str(tmp_path), str(tmp_path / "target"))
     with pytest.raises(tload.NotFoundError, match="no such bucket"):
         pull_files("s3://no-such-bucket/model", str(tmp_path), s3_credentials=credentials)

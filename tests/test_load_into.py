@@ -218,9 +218,9 @@ def test_invalid_targets_are_listed(tmp_path: Path) -> None:
         "'meta' is on the meta device",
         "'sparse' is sparse (sparse_coo)",
         "'quantized' is quantized",
-        "'expanded' has several elements at one place",
+        "'expanded' has overlapping elements in memory",
         "'array' is read-only",
-        "'broadcast' has several elements at one place",
+        "'broadcast' has overlapping elements in memory",
         "'list' is not a tensor or array but a list",
     ):
         assert text in str(caught.value), text
@@ -413,7 +413,7 @@ def test_elements_that_share_memory_without_a_stride_of_zero_are_refused(tmp_pat
     torch = require("torch")
     path = save(tmp_path / "a.safetensors", {"window": torch.ones(4, 4), "turned": torch.ones(3, 2)})
     window = {"window": torch.zeros(10).as_strided((4, 4), (1, 1)), "turned": torch.zeros(2, 3).T}
-    with pytest.raises(tload.InvalidRequestError, match="'window' has several elements at one place") as caught:
+    with pytest.raises(tload.InvalidRequestError, match="'window' has overlapping elements in memory") as caught:
         tload.load_into(window, path)
     assert "turned" not in str(caught.value)
 

@@ -97,7 +97,7 @@ def test_the_report_tells_what_came_from_where(s3: S3, url: str) -> None:
     assert report.remote_bytes == report.read_bytes >= total == report.tensor_bytes
     assert (report.direct_bytes, report.buffered_bytes) == (0, 0)
     assert report.requests > 0
-    assert re.search(rf" by {report.requests} requests?\b", str(report))
+    assert re.search(rf" in {report.requests} requests?\b", str(report))
     assert report.to_dict()["requests"] == report.requests
     assert s3.secret_access_key not in str(report) + repr(report)
 

@@ -124,10 +124,12 @@ def test_warned(): warnings.warn("f " + SECRET)
 
 
 @pytest.mark.parametrize("test", ["printed", "logged", "read", "raised", "started", "warned", "nothing"])
-def test_the_search_of_the_suite_finds_a_secret_that_is_shown(test: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [0, 1])
+def test_suite_search_finds_shown_secret(test: str, processes: int, tmp_path: Path) -> None:
     (tmp_path / "test_program.py").write_text(PROGRAM)
     (tmp_path / "conftest.py").write_text("import secrecy\ndef pytest_configure(config): secrecy.search(config)\n")
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", f"test_{test}", str(tmp_path)]
+    program += ["--numprocesses", str(processes)]
     paths = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     # Not through a function that is searched itself.
     output = tmp_path / "output"

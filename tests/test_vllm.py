@@ -175,7 +175,7 @@ def test_the_keys_of_runai_streamer_are_understood(extra: Any, memory_limit: Any
         ({"concurrency": True}, "concurrency must be a positive integer, got True"),
         ({"memory_limit": -2}, "memory_limit is -2"),
         ({"memory_limit": False}, "found bool"),
-        ({"pattern": "x"}, "'pattern' is no key"),
+        ({"pattern": "x"}, "'pattern' is not a key"),
     ],
 )
 def test_wrong_values_of_runai_streamer_are_refused_as_there(extra: Any, said: str) -> None:
