@@ -533,7 +533,7 @@ fn say_unpinned_once(slab: Option<&Arc<Slab>>) {
     }
 }
 
-/// Logs once per process that io_uring is unavailable.
+/// Logs once per process that `io_uring` is unavailable.
 fn say_once(refusal: Option<&engine::Refusal>) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if let Some(refusal) = refusal

@@ -30,7 +30,7 @@ use crate::tensor::Tensor;
 pub(crate) struct Outputs {
     plan: Arc<Plan>,
     /// By destination.
-    outputs: Vec<Output>,
+    by_destination: Vec<Output>,
     slab: Option<Arc<Slab>>,
     events: Arc<EventCount>,
     /// Write gate of the caller's memory.
@@ -122,7 +122,7 @@ impl Outputs {
         }
         Ok(Self {
             plan: Arc::clone(&prepared.plan),
-            outputs,
+            by_destination: outputs,
             slab: slab.transpose()?,
             events,
             gate,
@@ -151,7 +151,7 @@ impl Outputs {
             Memory::Device(regions) => Some(Arc::clone(regions)),
             Memory::Regions(_) | Memory::Views { .. } | Memory::Slots | Memory::Whole(_) => None,
         };
-        self.outputs.iter().filter_map(regions).collect()
+        self.by_destination.iter().filter_map(regions).collect()
     }
 
     /// Splits into the memories of a feed, the function that opens a lane's sinks, and the function
@@ -159,7 +159,7 @@ impl Outputs {
     pub(crate) fn split(self) -> Wiring {
         let plan = self.plan;
         let (memories, makers): (Vec<_>, Vec<_>) = self
-            .outputs
+            .by_destination
             .into_iter()
             .map(|output| (output.memory, output.sink))
             .unzip();

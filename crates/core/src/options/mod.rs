@@ -10,14 +10,14 @@ pub(crate) mod location;
 pub(crate) mod store_options;
 
 mod bytes;
-mod options;
+mod load_options;
 mod verify;
 
 pub use bytes::{format_bytes, parse_bytes};
 pub use cache_mode::CacheMode;
 #[cfg(feature = "object")]
 pub(crate) use hub_id::HubId;
+pub use load_options::{Device, EngineChoice, Options, Order};
 pub use location::{Location, Protocol};
-pub use options::{Device, EngineChoice, Options, Order};
 pub use store_options::{StoreKey, StoreOptions};
 pub use verify::Verify;

@@ -30,7 +30,7 @@ pub(crate) struct SourceFacts<'a> {
 /// Outcome for one source.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Decision {
-    pub(super) way: Coverage,
+    pub(super) coverage: Coverage,
     /// Expected digest of the header; `None` if the header is compared as part of the whole, or if
     /// no digest of it is known.
     pub(super) header: Option<Digest>,
@@ -74,19 +74,16 @@ pub(super) fn decide(
     let missing = digests.iter().filter(|digest| digest.is_none()).count();
     let header = header(len, header_bytes, all, expected);
     let read: u64 = wanted.iter().map(TensorInfo::byte_len).sum::<u64>() + header_bytes;
+    let complete = |coverage, header| Decision {
+        coverage,
+        header,
+        why: None,
+    };
     if missing == 0 && header.is_some() {
-        return Decision {
-            way: Coverage::Tensors(digests),
-            header,
-            why: None,
-        };
+        return complete(Coverage::Tensors(digests), header);
     }
     if let Some(whole) = expected.whole.filter(|_| read == len) {
-        return Decision {
-            way: Coverage::Whole(whole),
-            header: None,
-            why: None,
-        };
+        return complete(Coverage::Whole(whole), None);
     }
     let by = &expected.by;
     let of_tensors = || {
@@ -119,7 +116,7 @@ pub(super) fn decide(
         format!("{by} has no digest of it")
     };
     Decision {
-        way: if missing == wanted.len() && missing > 0 {
+        coverage: if missing == wanted.len() && missing > 0 {
             Coverage::Nothing
         } else {
             Coverage::Tensors(digests)
@@ -180,13 +177,13 @@ mod tests {
 
     fn decided(wanted: &[TensorInfo], expected: &Expected) -> (&'static str, Option<String>) {
         let decision = decide(18, 6, &tensors(), wanted, expected);
-        let way = match decision.way {
+        let coverage = match decision.coverage {
             Coverage::Nothing => "nothing",
             Coverage::Whole(_) => "whole",
             Coverage::Tensors(digests) if digests.contains(&None) => "some",
             Coverage::Tensors(_) => "tensors",
         };
-        (way, decision.why)
+        (coverage, decision.why)
     }
 
     #[test]
@@ -214,8 +211,8 @@ mod tests {
     fn decide_states_why_not_everything_is_compared() {
         let all = tensors();
         let why = |wanted: &[TensorInfo], expected: &Expected| {
-            let (way, why) = decided(wanted, expected);
-            (way, why.expect("not all is compared"))
+            let (coverage, why) = decided(wanted, expected);
+            (coverage, why.expect("not all is compared"))
         };
         assert_eq!(
             why(&all[1..], &expected(true, &[])),
@@ -268,8 +265,8 @@ mod tests {
             single: false,
         });
         for slice in [half, every_second] {
-            let (way, why) = decided(&[all[0].clone(), slice], &expected);
-            assert_eq!(way, "some");
+            let (coverage, why) = decided(&[all[0].clone(), slice], &expected);
+            assert_eq!(coverage, "some");
             assert_eq!(
                 why.expect("not all is compared"),
                 "M only has digests of whole tensors, and a slice of tensor \"b\" was requested"

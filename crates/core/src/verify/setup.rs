@@ -101,7 +101,7 @@ impl Check {
     fn begin(&mut self, decided: &[Option<Decided<'_>>], pending: &PendingOps) -> Result<()> {
         let wanted = decided.iter().flatten();
         for decided in wanted {
-            let Some((_, Coverage::Tensors(digests))) = decided.way() else {
+            let Some((_, Coverage::Tensors(digests))) = decided.coverage() else {
                 continue;
             };
             for (tensor, digest) in decided.wanted.clone().zip(digests) {
@@ -129,9 +129,9 @@ impl Check {
         let mut extents = self.extents(decided.len());
         let decided = decided.iter().zip(hashers).enumerate();
         for (shard, (decided, hasher)) in decided {
-            let Some((decided, (by, way))) = decided
+            let Some((decided, (by, coverage))) = decided
                 .as_ref()
-                .zip(decided.as_ref().and_then(Decided::way))
+                .zip(decided.as_ref().and_then(Decided::coverage))
             else {
                 continue;
             };
@@ -141,7 +141,7 @@ impl Check {
                 by: by.to_owned(),
                 ..SourceCheck::default()
             };
-            let sha = match way {
+            let sha = match coverage {
                 Coverage::Whole(expected) => {
                     source.whole = Some((*expected, decided.sum(*expected)));
                     hasher
@@ -226,8 +226,11 @@ impl Account {
         decision: &Outcome<'_>,
         choice: &Verify,
     ) -> Result<()> {
-        if let Some(by) = decision.by.filter(|_| decision.way != Coverage::Nothing) {
-            let own = decision.way.algorithms();
+        if let Some(by) = decision
+            .by
+            .filter(|_| decision.coverage != Coverage::Nothing)
+        {
+            let own = decision.coverage.algorithms();
             let is_known = |(known, algorithm, _): &&mut (String, String, u64)| {
                 known == by && *algorithm == own
             };
@@ -274,7 +277,7 @@ struct Decided<'a> {
 /// Decision, with the authority of the expectation behind it.
 struct Outcome<'a> {
     by: Option<&'a str>,
-    way: Coverage,
+    coverage: Coverage,
     header: Option<Digest>,
     why: Option<String>,
 }
@@ -328,13 +331,13 @@ impl Coverage {
 }
 
 impl Decided<'_> {
-    fn way(&self) -> Option<(&str, &Coverage)> {
-        self.decision.by.map(|by| (by, &self.decision.way))
+    fn coverage(&self) -> Option<(&str, &Coverage)> {
+        self.decision.by.map(|by| (by, &self.decision.coverage))
     }
 
     /// Returns whether the header is covered by a digest that does not combine.
     fn hashes_header(&self) -> bool {
-        let whole = match &self.decision.way {
+        let whole = match &self.decision.coverage {
             Coverage::Whole(digest) => Some(*digest),
             Coverage::Nothing | Coverage::Tensors(_) => None,
         };
@@ -375,7 +378,7 @@ fn decided_of<'a>(
         Expectation::Nothing { why } => {
             return Ok(Outcome {
                 by: None,
-                way: Coverage::Nothing,
+                coverage: Coverage::Nothing,
                 header: None,
                 why: Some(why.clone()),
             });
@@ -383,10 +386,14 @@ fn decided_of<'a>(
     };
     let (len, header_bytes) = (facts.source.len(), facts.header_bytes);
     refuse_other_length(facts, expected)?;
-    let Decision { way, header, why } = decide(len, header_bytes, facts.tensors, wanted, expected);
+    let Decision {
+        coverage,
+        header,
+        why,
+    } = decide(len, header_bytes, facts.tensors, wanted, expected);
     let outcome = Outcome {
         by: Some(&expected.by),
-        way,
+        coverage,
         header,
         why,
     };

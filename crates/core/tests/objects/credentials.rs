@@ -215,6 +215,20 @@ fn profile_keys_go_to_profile_endpoint() {
     assert!(case.run().starts_with(LOADED), "{}", case.run());
 }
 
+/// Keys of the environment must not go to AWS when the file that names their endpoint is broken.
+#[test]
+fn unreadable_profiles_are_an_error() {
+    let case = Case::new()
+        .with("AWS_ENDPOINT_URL_S3", "")
+        .with("AWS_ACCESS_KEY_ID", "AKIAENV")
+        .with("AWS_SECRET_ACCESS_KEY", "secret");
+    case.write("config", "[default\nendpoint_url = http://127.0.0.1:1\n");
+    let outcome = case.run();
+    assert!(outcome.starts_with("InvalidRequest"), "{outcome}");
+    assert!(outcome.contains("AWS configuration files"), "{outcome}");
+    assert!(case.server.requests().is_empty());
+}
+
 #[test]
 fn configured_profile_endpoints_can_be_ignored() {
     for (ignore, config) in [

@@ -221,6 +221,21 @@ impl Land {
         }
     }
 
+    /// Returns a random way of verifying what is at `place`.
+    fn verify(&self, rng: &mut Rng, place: Place) -> Verify {
+        if place.is_garbled() {
+            return Verify::Require;
+        }
+        let manifest = self.folder.path().join(MANIFEST_NAME);
+        let manifest = manifest.to_str().expect("UTF-8").to_owned();
+        match rng.below(6) {
+            0 => Verify::Require,
+            1 => Verify::Manifest(manifest),
+            2 => Verify::Sha256(Some(manifest)),
+            _ => Verify::Off,
+        }
+    }
+
     /// Returns a loader of the checkpoint at `place` with random options, after injecting a fault
     /// if the place is faulty.
     pub(crate) fn loader(&self, rng: &mut Rng, place: Place) -> Result<Loader> {
@@ -230,18 +245,7 @@ impl Land {
         options.extent_bytes = Some(rng.pick(&[16 << 10, 64 << 10, 1 << 20]));
         options.memory_limit = Some(rng.pick(&[2 << 20, 4 << 20, 64 << 20]));
         options.depth = rng.pick(&[None, Some(1), Some(16)]);
-        options.verify = if place.is_garbled() {
-            Verify::Require
-        } else {
-            let manifest = self.folder.path().join(MANIFEST_NAME);
-            let manifest = manifest.to_str().expect("UTF-8").to_owned();
-            match rng.below(6) {
-                0 => Verify::Require,
-                1 => Verify::Manifest(manifest),
-                2 => Verify::Sha256(Some(manifest)),
-                _ => Verify::Off,
-            }
-        };
+        options.verify = self.verify(rng, place);
         let loader = match place {
             Place::Files(engine, cache) => {
                 (options.engine, options.cache) = (engine, cache);

@@ -362,7 +362,7 @@ impl TensorStream {
     /// the load.
     fn provide(&mut self) {
         AllocatorBridge::serve(&mut self.allocator_bridge, |error| {
-            self.shared.abandon(error)
+            self.shared.abandon(error);
         });
     }
 

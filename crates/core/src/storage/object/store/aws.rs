@@ -28,7 +28,7 @@ use object_store::aws::AwsCredential;
 use super::credential_cache::{Load, Loaded};
 use super::credentials::CredentialFailure;
 use super::request_error::texts;
-use crate::error::ErrorKind;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Name of the last source.
 const INSTANCE: &str = "instance metadata";
@@ -191,44 +191,71 @@ fn failure(error: &CredentialsError, source: &str) -> CredentialFailure {
 }
 
 /// Returns the region of a profile; without a name, of the one that `AWS_PROFILE` names.
-pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Option<String> {
+///
+/// # Errors
+///
+/// [`ErrorKind::OutOfMemory`] if no thread can be started.
+pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Option<String>> {
     let mut builder = ProfileFileRegionProvider::builder();
     if let Some(profile) = profile {
         builder = builder.profile_name(profile);
     }
     let provider = builder.build();
     let region = run_lookup(async { provider.region().await })?;
-    Some(region.as_ref().to_owned())
+    Ok(region.map(|region| region.as_ref().to_owned()))
 }
 
 /// Returns the endpoint that a profile configures for S3: that of its `services` section, else its
-/// `endpoint_url`. No environment variable is read for it.
+/// `endpoint_url`. No environment variable is read for it, and a profile that ignores configured
+/// endpoints ignores its own.
 ///
 /// Rules of precedence: <https://docs.aws.amazon.com/sdkref/latest/guide/feature-ss-endpoints.html>
-pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Option<String> {
+///
+/// # Errors
+///
+/// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to AWS
+/// instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
+pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<Option<String>> {
     let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
     let profile = profile.map(|profile| profile.to_owned().into());
-    let profiles = run_lookup(async { load(&fs, &env, &files, profile).await.ok() })?;
+    let profiles = run_lookup(load(&fs, &env, &files, profile))?.map_err(|error| {
+        let cause = texts(&error).last().cloned().unwrap_or_default();
+        Error::new(
+            ErrorKind::InvalidRequest,
+            format!("cannot read the AWS configuration files: {cause}"),
+        )
+        .with_hint("correct the file, or set environment=false to leave these files alone")
+    })?;
     let value = |key| {
         let setting = EnvConfigValue::new().profile(key).service_id("s3");
         setting.load(&env, Some(&profiles)).map(|(value, _)| value)
     };
     let ignored = value("ignore_configured_endpoint_urls");
     if ignored.is_some_and(|ignored| ignored.eq_ignore_ascii_case("true")) {
-        return None;
+        return Ok(None);
     }
-    value("endpoint_url").map(Cow::into_owned)
+    Ok(value("endpoint_url").map(Cow::into_owned))
 }
 
-/// Runs a look-up of the SDK, which has no other interface than async, on a thread of its own: the
+/// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the
 /// caller may be inside a runtime. It reads two files.
-fn run_lookup<T: Send>(lookup: impl Future<Output = Option<T>> + Send) -> Option<T> {
+fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
+    let cannot_start = |error| {
+        Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+            .with_source(error)
+            .with_hint("raise the limit of processes (ulimit -u)")
+    };
     std::thread::scope(|scope| {
-        let read = scope.spawn(|| {
-            let runtime = tokio::runtime::Builder::new_current_thread().build().ok()?;
-            runtime.block_on(lookup)
-        });
-        read.join().ok().flatten()
+        let read = || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build()?;
+            Ok(runtime.block_on(lookup))
+        };
+        let named = std::thread::Builder::new().name("tload-profile".to_owned());
+        let thread = named.spawn_scoped(scope, read).map_err(cannot_start)?;
+        thread
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            .map_err(cannot_start)
     })
 }
 
@@ -249,7 +276,8 @@ mod tests {
             failure.message.contains("tload-no-such-profile"),
             "{failure:?}"
         );
-        assert_eq!(region_of_profile(Some("tload-no-such-profile")), None);
+        let region = region_of_profile(Some("tload-no-such-profile"));
+        assert_eq!(region.expect("a thread"), None);
     }
 
     #[test]

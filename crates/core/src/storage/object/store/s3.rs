@@ -102,7 +102,7 @@ fn builder(opening: &Opening) -> Result<(AmazonS3Builder, CredentialSource)> {
     if let Some(pays) = options.flag("request_payer") {
         builder = builder.with_request_payer(pays);
     }
-    builder = with_profile(builder, opening);
+    builder = with_profile(builder, opening)?;
     builder = with_address(builder, opening, bucket);
     require_label(&builder, opening)?;
     let endpoint = endpoint(&builder);
@@ -141,46 +141,59 @@ fn require_url(endpoint: Option<&str>) -> Result<()> {
 }
 
 /// Takes what neither options nor variables say, region and endpoint, from the profile.
-fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> AmazonS3Builder {
+fn with_profile(mut builder: AmazonS3Builder, opening: &Opening) -> Result<AmazonS3Builder> {
     let is_set = |builder: &AmazonS3Builder, key| builder.get_config_value(&key).is_some();
     if !is_set(&builder, AmazonS3ConfigKey::Region) {
-        let region = profile_region(opening);
+        let region = profile_region(opening)?;
         builder = builder.with_region(region.unwrap_or_else(|| DEFAULT_REGION.to_owned()));
     }
     if endpoint(&builder).is_none()
         && !opening.environment.ignores_endpoints()
-        && let Some(endpoint) = profile_endpoint(opening)
+        && let Some(endpoint) = profile_endpoint(opening)?
     {
         builder = builder.with_endpoint(endpoint);
     }
-    builder
+    Ok(builder)
 }
 
 #[cfg(feature = "aws-config")]
-fn profile_region(opening: &Opening) -> Option<String> {
-    super::aws::region_of_profile(readable_profile(opening)?)
+fn profile_region(opening: &Opening) -> Result<Option<String>> {
+    if !may_read_profile(opening) {
+        return Ok(None);
+    }
+    super::aws::region_of_profile(opening.options.get("profile"))
 }
 
 #[cfg(feature = "aws-config")]
-fn profile_endpoint(opening: &Opening) -> Option<String> {
-    super::aws::endpoint_of_profile(readable_profile(opening)?)
+fn profile_endpoint(opening: &Opening) -> Result<Option<String>> {
+    if !may_read_profile(opening) {
+        return Ok(None);
+    }
+    super::aws::endpoint_of_profile(opening.options.get("profile"))
 }
 
-/// Returns the profile that may be read, `None` inside for the ambient one.
+/// Returns whether files of the AWS configuration may be read: one that options name may always be.
 #[cfg(feature = "aws-config")]
-fn readable_profile<'a>(opening: &Opening<'a>) -> Option<Option<&'a str>> {
-    let profile = opening.options.get("profile");
-    (opening.may_read_environment() || profile.is_some()).then_some(profile)
+fn may_read_profile(opening: &Opening) -> bool {
+    opening.may_read_environment() || opening.options.get("profile").is_some()
 }
 
 #[cfg(not(feature = "aws-config"))]
-fn profile_region(_: &Opening) -> Option<String> {
-    None
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "builds with the SDK read files here"
+)]
+fn profile_region(_: &Opening) -> Result<Option<String>> {
+    Ok(None)
 }
 
 #[cfg(not(feature = "aws-config"))]
-fn profile_endpoint(_: &Opening) -> Option<String> {
-    None
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "builds with the SDK read files here"
+)]
+fn profile_endpoint(_: &Opening) -> Result<Option<String>> {
+    Ok(None)
 }
 
 /// Sets where the bucket's name goes. For the host name, the builder needs an endpoint that already
@@ -440,6 +453,9 @@ mod tests {
     fn bucket_unsafe_in_host_name_is_rejected() {
         let is_virtual = [("addressing", "virtual"), ("endpoint", "http://minio:9000")];
         let variable = ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "true");
+        // This machine's own profiles may name an endpoint.
+        let ignore = ("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true");
+        let without_profiles = [AMBIENT[0], AMBIENT[1], AMBIENT[3], ignore];
         for (url, options, variables) in [
             ("s3://evil.example#/k", &is_virtual[..], &AMBIENT[..]),
             ("s3://evil.example?/k", &is_virtual, &AMBIENT),
@@ -449,7 +465,11 @@ mod tests {
                 &[],
                 &[AMBIENT[0], AMBIENT[1], AMBIENT[4], variable],
             ),
-            ("s3://evil.example#--usw2-az1--x-s3/k", &[], &AMBIENT[..4]),
+            (
+                "s3://evil.example#--usw2-az1--x-s3/k",
+                &[],
+                &without_profiles,
+            ),
             (
                 "s3://evil.example#--usw2-az1--x-s3/k",
                 &[("express", "true")],
