@@ -35,6 +35,12 @@ const EXEMPT: [&str; 7] = [
     "tests/secrets.txt",
 ];
 
+fn is_rust(path: &str) -> bool {
+    Path::new(path)
+        .extension()
+        .is_some_and(|extension| extension == "rs")
+}
+
 fn is_word(text: &str, start: usize, len: usize) -> bool {
     let is_letter = |c: char| c.is_alphanumeric() || c == '_';
     let before = text[..start].chars().next_back();
@@ -52,7 +58,7 @@ fn has_word(text: &str, word: &str) -> bool {
 /// Returns the first lines of docs: `///`, `//!`, and Python's docstrings and `#:`, with their
 /// numbers.
 fn doc_openings<'t>(path: &str, text: &'t str) -> Vec<(usize, &'t str)> {
-    let is_python = !path.ends_with(".rs");
+    let is_python = !is_rust(path);
     let marks: &[&str] = if is_python {
         &["\"\"\"", "r\"\"\"", "#: "]
     } else {
@@ -77,7 +83,7 @@ fn bad_openings(path: &str, text: &str) -> Vec<String> {
             let rest = doc.strip_prefix(*word);
             rest.is_some_and(|rest| !rest.starts_with(|c: char| c.is_alphanumeric() || c == '-'))
         };
-        OPENINGS.iter().any(|word| opens(&word))
+        OPENINGS.iter().any(opens)
     };
     let openings = doc_openings(path, text).into_iter();
     openings
@@ -87,7 +93,7 @@ fn bad_openings(path: &str, text: &str) -> Vec<String> {
 }
 
 fn long_comments(path: &str, text: &str) -> Vec<String> {
-    let mark = if path.ends_with(".rs") { "//" } else { "#" };
+    let mark = if is_rust(path) { "//" } else { "#" };
     let is_long = |line: &str| {
         line.trim_start().starts_with(mark)
             && line.chars().count() > COLUMNS_MAX

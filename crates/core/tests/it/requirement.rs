@@ -33,7 +33,7 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-/// Requires that an io_uring ring can be set up.
+/// Requires that an `io_uring` ring can be set up.
 pub(crate) fn uring() -> Option<()> {
     let ring = tload::probe::ring();
     let found = ring.error.map_or(Ok(()), Err);

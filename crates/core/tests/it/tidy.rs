@@ -291,7 +291,7 @@ fn impurities(source: &Source) -> Vec<String> {
         let folder = format!("crates/core/src/{name}/");
         source.path.starts_with(&folder)
     };
-    if !PURE.iter().any(|name| below(&name)) {
+    if !PURE.iter().any(below) {
         return Vec::new();
     }
     let found = IMPURE.iter().filter(|name| {

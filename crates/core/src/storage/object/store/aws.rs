@@ -213,8 +213,8 @@ pub(in crate::storage) fn region_of_profile(profile: Option<&str>) -> Result<Opt
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to AWS
-/// instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
+/// [`ErrorKind::InvalidRequest`] for files that cannot be read, since credentials must not go to
+/// AWS instead; [`ErrorKind::OutOfMemory`] if no thread can be started.
 pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<Option<String>> {
     let (fs, env, files) = (Fs::real(), Env::real(), EnvConfigFiles::default());
     let profile = profile.map(|profile| profile.to_owned().into());
