@@ -70,7 +70,7 @@ test-rust: ## run the Rust tests
 bench-check: ## run each micro benchmark once
 	cargo test $(TESTED) --bench micro
 
-# The wheel that users get, built by pip from this directory. Needs no network once the virtual
+# The wheel as `pip install .` builds it. Needs no network once the virtual
 # environment exists. pip calls the build system's program by name, so it must be in PATH.
 wheel: $(INSTALLED) ## build the wheel and install it into .venv
 	PATH="$(abspath $(VENV))/bin:$$PATH" $(PY) -m pip install --no-build-isolation --no-deps --force-reinstall .

@@ -99,6 +99,9 @@ class Search:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A process of pytest-xdist has searched its reports itself.
+        if hasattr(report, "node"):
+            return
         # The traceback of a failure is excluded: it shows lines of the test, which plant the
         # secrets.
         for title, text in report.sections:
