@@ -78,7 +78,7 @@ wheel: $(INSTALLED) ## build the wheel and install it into .venv
 # These tests include mypy and stubtest, and GPU loads on a stub of CUDA's driver.
 test-python: ## run the Python tests (after `make wheel`)
 	cargo build --package tload-cuda-stub
-	$(PY) -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(PY) -m pytest
 
 # Installs the requirements of pyproject.toml: its build system and its extra `test`.
 $(INSTALLED): pyproject.toml
