@@ -280,7 +280,7 @@ fn sidecar_links_out_of_folder_are_rejected() {
     symlink("real.json", &manifest).expect("takes links");
     load(&loader(model.path(), &Verify::Require)).expect("stays in the folder");
 
-    // The same for a signature; and errors tell nothing of the link's target.
+    // A signature is treated alike, and errors tell nothing of the link's target.
     std::fs::remove_file(&manifest).expect("ours");
     let signature = model.path().join("model.sig");
     for text in [

@@ -558,7 +558,7 @@ fn uncomparable_load_is_reported_or_rejected() {
     let (tensors, report) = load(&some).expect("all is right");
     let bytes: u64 = tensors.iter().map(Tensor::byte_len).sum();
     assert_eq!(report.verification.expect("was asked for").bytes, bytes);
-    // The same for one tensor read by itself, without an engine.
+    // One tensor that is read by itself, without an engine, is verified too.
     let checkpoint = Checkpoint::open(&location(path)).expect("opens");
     let error = checkpoint.read("b0", &Slice::default(), &way);
     let error = error.expect_err("there is no manifest beside it");

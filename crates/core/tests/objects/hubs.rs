@@ -340,7 +340,7 @@ fn copy_has_every_listed_file() {
     assert_eq!((report.copied_files, report.skipped_files), (6, 0));
     let report = copy(&hub, "", target.path());
     assert_eq!((report.copied_files, report.skipped_files), (0, 6));
-    // Of the same lengths as before.
+    // The files keep their lengths.
     let other = Model::new(11);
     hub.commit(MODEL, "main", &other.files());
     let report = copy(&hub, "", target.path());

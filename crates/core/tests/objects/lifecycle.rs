@@ -126,7 +126,7 @@ fn cancel_with_requests_in_flight_leaks_no_connection() {
         });
         assert_eq!(stream.report().outcome, "cancelled");
         bench.server.clear_faults();
-        // The same loader again, with its cached memory.
+        // A second load of this loader reuses its cached memory.
         let again = loader.clone().options(wide()).stream().expect("starts");
         let tensors: Result<Vec<_>> = again.collect();
         assert_all(&tensors.expect("loads"), &[&bench.file]);
