@@ -23,6 +23,7 @@ use cudarc::driver::sys::{
 use cudarc::driver::{DriverError, result};
 
 use super::driver::{self, Driver, failure};
+use super::facts::{DeviceFacts, FreeMemory};
 use super::stream::Stream;
 use crate::error::{Error, ErrorKind, Result};
 use crate::sync::per_process::PerProcess;
@@ -51,28 +52,6 @@ unsafe impl Sync for Inner {}
 
 /// Contexts in use by loads of this process.
 static KNOWN: PerProcess<Vec<Weak<Inner>>> = PerProcess::new();
-
-/// Free and total memory of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FreeMemory {
-    /// Unallocated bytes.
-    pub free: u64,
-    /// Bytes of the device's memory.
-    pub total: u64,
-}
-
-/// Properties of a device.
-#[derive(Clone, Debug)]
-pub struct DeviceFacts {
-    /// Ordinal of the device in this process.
-    pub ordinal: usize,
-    /// Name, for example `"NVIDIA H200"`.
-    pub name: String,
-    /// Bytes of memory.
-    pub total_bytes: u64,
-    /// NUMA node of host memory closest to the device, where the system reports it.
-    pub numa_node: Option<u32>,
-}
 
 /// Guard that keeps a context current on this thread; on drop, the previous context is current
 /// again.

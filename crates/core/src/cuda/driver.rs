@@ -15,6 +15,7 @@ use cudarc::driver::sys::{CUcontext, CUevent, CUresult, cuDriverGetVersion};
 use cudarc::driver::{DriverError, result};
 use libloading::Library;
 
+use super::facts::DriverFacts;
 use crate::error::{Error, ErrorKind, Result};
 
 /// File names of the driver, in the order in which the bindings try them.
@@ -26,15 +27,6 @@ const VERSION_MIN: i32 = 11_040;
 
 /// First driver version with `cuCtxRecordEvent`.
 const RECORD_CONTEXT_SINCE: i32 = 12_050;
-
-/// Properties of the driver.
-#[derive(Clone, Debug)]
-pub struct DriverFacts {
-    /// Newest CUDA version that it supports, for example `12080`.
-    pub version: i32,
-    /// Number of devices that it shows to this process.
-    pub devices: usize,
-}
 
 /// Signature of `cuCtxRecordEvent`, which drivers have since 12.5.
 type RecordContext = unsafe extern "C" fn(CUcontext, CUevent) -> CUresult;

@@ -8,13 +8,15 @@
 mod context;
 mod driver;
 mod event;
+mod facts;
 mod memory;
 mod pinned;
 mod stream;
 
-pub use context::{Bound, Context, DeviceFacts, FreeMemory};
-pub use driver::{DriverFacts, driver};
+pub use context::{Bound, Context};
+pub use driver::driver;
 pub use event::Event;
+pub use facts::{DeviceFacts, DriverFacts, FreeMemory};
 pub use memory::{Allocation, free_leftovers};
 pub use pinned::Pinned;
 pub use stream::Stream;
