@@ -28,7 +28,7 @@ pub use choose::open_objects;
 pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, choose, open};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
-pub use uring::{RingProbe, probe_ring};
+pub use uring::probe_ring;
 
 #[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
 use std::mem::ManuallyDrop;
@@ -38,6 +38,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::{Error, ErrorKind};
 use crate::memory::{Filled, Lease};
 use crate::sync::cancel::CancelFlag;
+
+/// Result of setting up a ring.
+#[derive(Clone, Debug, Default)]
+pub struct RingProbe {
+    /// Reason why there is no ring.
+    pub refusal: Option<Refusal>,
+    /// Kernel features that a ring uses.
+    pub features: Vec<String>,
+    /// Largest buffer, of the sizes tried, that could be registered, bytes.
+    pub registered_bytes_max: Option<u64>,
+}
 
 /// Extent on its way to an engine.
 #[derive(Debug)]

@@ -1,25 +1,13 @@
 //! Replacement for the ring on other systems and in builds without the `uring` feature.
 
-use super::Engine;
 use super::choose::{EngineSetup, Refusal};
-
-/// Result of setting up a ring.
-#[derive(Clone, Debug)]
-pub struct RingProbe {
-    /// Reason why there is no ring.
-    pub refusal: Option<Refusal>,
-    /// Kernel features that a ring would use.
-    pub features: Vec<String>,
-    /// Largest buffer, of the sizes tried, that could be registered, bytes.
-    pub registered_bytes_max: Option<u64>,
-}
+use super::{Engine, RingProbe};
 
 /// Reports that there is no ring.
 pub fn probe_ring() -> RingProbe {
     RingProbe {
         refusal: Some(refusal()),
-        features: Vec::new(),
-        registered_bytes_max: None,
+        ..RingProbe::default()
     }
 }
 

@@ -15,7 +15,7 @@ mod slots;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-pub use probe::{RingProbe, probe_ring};
+pub use probe::probe_ring;
 use ring::{Completion, Ring, Submission};
 use slots::{Pending, Slots};
 

@@ -3,24 +3,13 @@
 use std::sync::Arc;
 
 use super::ring::Ring;
-use crate::engine::choose::Refusal;
+use crate::engine::RingProbe;
 use crate::memory::Slab;
 use crate::sync::event_count::EventCount;
 
 /// Sizes of registered memory to try, bytes: the default limit of locked memory is 8 MiB, and the
 /// largest single entry 1 GiB. Staging for one load needs 64 MiB.
 const REGISTERED_BYTES_TRIED: [usize; 3] = [64 << 20, 4 << 20, 64 << 10];
-
-/// Result of setting up a ring.
-#[derive(Clone, Debug)]
-pub struct RingProbe {
-    /// Reason why there is no ring.
-    pub refusal: Option<Refusal>,
-    /// Kernel features that a ring uses.
-    pub features: Vec<String>,
-    /// Largest buffer, of the sizes tried, that could be registered, bytes.
-    pub registered_bytes_max: Option<u64>,
-}
 
 /// Sets up a ring as a load would, and closes it again.
 pub fn probe_ring() -> RingProbe {
@@ -36,8 +25,7 @@ pub fn probe_ring() -> RingProbe {
         }
         Err(refusal) => RingProbe {
             refusal: Some(refusal),
-            features: Vec::new(),
-            registered_bytes_max: None,
+            ..RingProbe::default()
         },
     }
 }
