@@ -13,81 +13,78 @@ use std::ops::Range;
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Category of an error, chosen by what the caller can do about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum ErrorKind {
-    /// A file, folder, shard or object does not exist: fix the path.
-    NotFound,
-    /// It exists but may not be read: fix the permissions or credentials.
-    PermissionDenied,
-    /// The bytes are not a valid checkpoint: get a good file.
-    InvalidFormat,
-    /// The bytes do not match their digest: get the file again.
-    Corrupt,
-    /// A name or pattern selects no tensor: fix the name.
-    NoSuchTensor,
-    /// The request is contradictory or impossible: fix the call.
-    InvalidRequest,
-    /// This engine, kernel or build does not support the request: choose another.
-    Unsupported,
-    /// A limit or the machine's memory is too small: raise the limit or ask for less.
-    OutOfMemory,
-    /// The operating system failed a read: retry, or look at the disk.
-    Io,
-    /// An object store cannot be reached, or failed repeatedly: retry later, or look at network and
-    /// server.
-    Remote,
-    /// The GPU or its driver failed: look at the GPU, or start a new process.
-    Device,
-    /// A file or object changed or shrank while it was read: load again when it is no longer
-    /// written to.
-    Changed,
-    /// The load's deadline passed, or an object store did not respond in time.
-    TimedOut,
-    /// The caller cancelled the load.
-    Cancelled,
+/// Declares an enumeration whose variants have names, with the list `ALL` and the function `name`.
+macro_rules! named {
+    (
+        $(#[$attribute:meta])* pub enum $type:ident {
+            $($(#[$about:meta])* $variant:ident = $name:literal,)*
+        }
+        $(#[$about_all:meta])* $all_vis:vis const ALL;
+        $(#[$about_name:meta])* pub fn name;
+    ) => {
+        $(#[$attribute])*
+        pub enum $type {
+            $($(#[$about])* $variant,)*
+        }
+
+        impl $type {
+            $(#[$about_all])*
+            $all_vis const ALL: [Self; [$($name),*].len()] = [$(Self::$variant),*];
+
+            $(#[$about_name])*
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+        }
+    };
+}
+pub(crate) use named;
+
+named! {
+    /// Category of an error, chosen by what the caller can do about it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    #[non_exhaustive]
+    pub enum ErrorKind {
+        /// A file, folder, shard or object does not exist: fix the path.
+        NotFound = "not_found",
+        /// It exists but may not be read: fix the permissions or credentials.
+        PermissionDenied = "permission_denied",
+        /// The bytes are not a valid checkpoint: get a good file.
+        InvalidFormat = "invalid_format",
+        /// The bytes do not match their digest: get the file again.
+        Corrupt = "corrupt",
+        /// A name or pattern selects no tensor: fix the name.
+        NoSuchTensor = "no_such_tensor",
+        /// The request is contradictory or impossible: fix the call.
+        InvalidRequest = "invalid_request",
+        /// This engine, kernel or build does not support the request: choose another.
+        Unsupported = "unsupported",
+        /// A limit or the machine's memory is too small: raise the limit or ask for less.
+        OutOfMemory = "out_of_memory",
+        /// The operating system failed a read: retry, or look at the disk.
+        Io = "io",
+        /// An object store cannot be reached, or failed repeatedly: retry later, or look at network
+        /// and server.
+        Remote = "remote",
+        /// The GPU or its driver failed: look at the GPU, or start a new process.
+        Device = "device",
+        /// A file or object changed or shrank while it was read: load again when it is no longer
+        /// written to.
+        Changed = "changed",
+        /// The load's deadline passed, or an object store did not respond in time.
+        TimedOut = "timed_out",
+        /// The caller cancelled the load.
+        Cancelled = "cancelled",
+    }
+    /// Every kind, so that bindings can prove that they map each of them.
+    pub const ALL;
+    /// Returns the kind's name in lower case with underscores, as reports and JSON show it.
+    pub fn name;
 }
 
 impl ErrorKind {
-    /// Every kind, so that bindings can prove that they map each of them.
-    pub const ALL: [Self; 14] = [
-        Self::NotFound,
-        Self::PermissionDenied,
-        Self::InvalidFormat,
-        Self::Corrupt,
-        Self::NoSuchTensor,
-        Self::InvalidRequest,
-        Self::Unsupported,
-        Self::OutOfMemory,
-        Self::Io,
-        Self::Remote,
-        Self::Device,
-        Self::Changed,
-        Self::TimedOut,
-        Self::Cancelled,
-    ];
-
-    /// Returns the kind's name in lower case with underscores, as reports and JSON show it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::NotFound => "not_found",
-            Self::PermissionDenied => "permission_denied",
-            Self::InvalidFormat => "invalid_format",
-            Self::Corrupt => "corrupt",
-            Self::NoSuchTensor => "no_such_tensor",
-            Self::InvalidRequest => "invalid_request",
-            Self::Unsupported => "unsupported",
-            Self::OutOfMemory => "out_of_memory",
-            Self::Io => "io",
-            Self::Remote => "remote",
-            Self::Device => "device",
-            Self::Changed => "changed",
-            Self::TimedOut => "timed_out",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
     /// Returns the kind for an error of the operating system.
     pub(crate) fn from_io(error: &io::Error) -> Self {
         // No exhaustive match on purpose: std's list is open, and everything else is plain I/O.
@@ -227,6 +224,13 @@ impl Error {
             ErrorKind::InvalidRequest,
             format!("{what} {text:?} is unknown; it can be {}", names.join(", ")),
         )
+    }
+
+    /// Creates the error for a thread that the system refuses.
+    pub(crate) fn cannot_start_thread(error: io::Error) -> Self {
+        Self::new(ErrorKind::OutOfMemory, "cannot start a thread")
+            .with_hint("raise the limit of processes (ulimit -u)")
+            .with_source(error)
     }
 
     /// Sets the file or object that the error is about.

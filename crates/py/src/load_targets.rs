@@ -66,7 +66,7 @@ impl ReceiverArgument {
 }
 
 fn named(py: Python<'_>, name: &str) -> PyResult<Dtype> {
-    let found = Dtype::ALL.into_iter().find(|dtype| dtype.name() == name);
+    let found = Dtype::from_name(name);
     found.ok_or_else(|| invalid_request(py, format!("dtype {name:?} is unknown")))
 }
 

@@ -12,16 +12,22 @@
 /// Locks and atomics of loom; the core has the standard library's here.
 #[path = "../../core/src/sync"]
 pub mod sync {
+    pub(crate) use loom::sync::Arc;
     pub(crate) use loom::sync::atomic::AtomicU32;
-    pub(crate) use loom::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+
+    pub(crate) mod primitives {
+        pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+    }
 
     pub mod event_count;
+    #[expect(dead_code, reason = "the module is compiled as a whole")]
+    pub mod lock;
     pub(crate) mod per_process;
 }
 
 #[path = "../../core/src/no_cuda.rs"]
 pub mod cuda;
-#[expect(dead_code, reason = "as above")]
+#[expect(dead_code, unused_imports, reason = "as above")]
 #[path = "../../core/src/error.rs"]
 pub mod error;
 #[expect(

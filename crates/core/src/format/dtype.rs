@@ -9,115 +9,67 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, named};
 
-/// Element type of a tensor.
-///
-/// Exhaustive on purpose: code that maps dtypes to another library fails to compile when one is
-/// added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Dtype {
-    /// One byte, 0 or 1.
-    Bool,
-    /// 4-bit float of the OCP microscaling formats, two to a byte.
-    F4,
-    /// 6-bit float, 2 bits of exponent and 3 of mantissa.
-    F6E2M3,
-    /// 6-bit float, 3 bits of exponent and 2 of mantissa.
-    F6E3M2,
-    /// Unsigned 8-bit integer.
-    U8,
-    /// Signed 8-bit integer.
-    I8,
-    /// 8-bit float, 5 bits of exponent and 2 of mantissa.
-    F8E5M2,
-    /// 8-bit float, 4 bits of exponent and 3 of mantissa.
-    F8E4M3,
-    /// 8-bit power of two: the scales of the OCP microscaling formats.
-    F8E8M0,
-    /// `F8E4M3` without infinities and negative zero.
-    F8E4M3Fnuz,
-    /// `F8E5M2` without infinities and negative zero.
-    F8E5M2Fnuz,
-    /// Signed 16-bit integer.
-    I16,
-    /// Unsigned 16-bit integer.
-    U16,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of an IEEE single.
-    Bf16,
-    /// Signed 32-bit integer.
-    I32,
-    /// Unsigned 32-bit integer.
-    U32,
-    /// IEEE single precision.
-    F32,
-    /// Complex number of two singles.
-    C64,
-    /// IEEE double precision.
-    F64,
-    /// Signed 64-bit integer.
-    I64,
-    /// Unsigned 64-bit integer.
-    U64,
+named! {
+    /// Element type of a tensor.
+    ///
+    /// Exhaustive on purpose: code that maps dtypes to another library fails to compile when one is
+    /// added.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Dtype {
+        /// One byte, 0 or 1.
+        Bool = "BOOL",
+        /// 4-bit float of the OCP microscaling formats, two to a byte.
+        F4 = "F4",
+        /// 6-bit float, 2 bits of exponent and 3 of mantissa.
+        F6E2M3 = "F6_E2M3",
+        /// 6-bit float, 3 bits of exponent and 2 of mantissa.
+        F6E3M2 = "F6_E3M2",
+        /// Unsigned 8-bit integer.
+        U8 = "U8",
+        /// Signed 8-bit integer.
+        I8 = "I8",
+        /// 8-bit float, 5 bits of exponent and 2 of mantissa.
+        F8E5M2 = "F8_E5M2",
+        /// 8-bit float, 4 bits of exponent and 3 of mantissa.
+        F8E4M3 = "F8_E4M3",
+        /// 8-bit power of two: the scales of the OCP microscaling formats.
+        F8E8M0 = "F8_E8M0",
+        /// `F8E4M3` without infinities and negative zero.
+        F8E4M3Fnuz = "F8_E4M3FNUZ",
+        /// `F8E5M2` without infinities and negative zero.
+        F8E5M2Fnuz = "F8_E5M2FNUZ",
+        /// Signed 16-bit integer.
+        I16 = "I16",
+        /// Unsigned 16-bit integer.
+        U16 = "U16",
+        /// IEEE half precision.
+        F16 = "F16",
+        /// The upper half of an IEEE single.
+        Bf16 = "BF16",
+        /// Signed 32-bit integer.
+        I32 = "I32",
+        /// Unsigned 32-bit integer.
+        U32 = "U32",
+        /// IEEE single precision.
+        F32 = "F32",
+        /// Complex number of two singles.
+        C64 = "C64",
+        /// IEEE double precision.
+        F64 = "F64",
+        /// Signed 64-bit integer.
+        I64 = "I64",
+        /// Unsigned 64-bit integer.
+        U64 = "U64",
+    }
+    /// Every dtype, in the order of safetensors 0.8 (writers sort tensors by it, last first).
+    pub const ALL;
+    /// Returns the name in safetensors files: `"BF16"`, `"F8_E4M3"`.
+    pub fn name;
 }
 
 impl Dtype {
-    /// Every dtype, in the order of safetensors 0.8 (writers sort tensors by it, last first).
-    pub const ALL: [Self; 22] = [
-        Self::Bool,
-        Self::F4,
-        Self::F6E2M3,
-        Self::F6E3M2,
-        Self::U8,
-        Self::I8,
-        Self::F8E5M2,
-        Self::F8E4M3,
-        Self::F8E8M0,
-        Self::F8E4M3Fnuz,
-        Self::F8E5M2Fnuz,
-        Self::I16,
-        Self::U16,
-        Self::F16,
-        Self::Bf16,
-        Self::I32,
-        Self::U32,
-        Self::F32,
-        Self::C64,
-        Self::F64,
-        Self::I64,
-        Self::U64,
-    ];
-
-    /// Returns the name in safetensors files: `"BF16"`, `"F8_E4M3"`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Bool => "BOOL",
-            Self::F4 => "F4",
-            Self::F6E2M3 => "F6_E2M3",
-            Self::F6E3M2 => "F6_E3M2",
-            Self::U8 => "U8",
-            Self::I8 => "I8",
-            Self::F8E5M2 => "F8_E5M2",
-            Self::F8E4M3 => "F8_E4M3",
-            Self::F8E8M0 => "F8_E8M0",
-            Self::F8E4M3Fnuz => "F8_E4M3FNUZ",
-            Self::F8E5M2Fnuz => "F8_E5M2FNUZ",
-            Self::I16 => "I16",
-            Self::U16 => "U16",
-            Self::F16 => "F16",
-            Self::Bf16 => "BF16",
-            Self::I32 => "I32",
-            Self::U32 => "U32",
-            Self::F32 => "F32",
-            Self::C64 => "C64",
-            Self::F64 => "F64",
-            Self::I64 => "I64",
-            Self::U64 => "U64",
-        }
-    }
-
     /// Returns the dtype with this name in safetensors files; names are case-sensitive, as in the
     /// format.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -126,21 +78,7 @@ impl Dtype {
 
     /// Returns the bits of one element: 4 and 6 exist, so a single element need not be whole bytes.
     pub fn bits(self) -> usize {
-        match self {
-            Self::F4 => 4,
-            Self::F6E2M3 | Self::F6E3M2 => 6,
-            Self::Bool
-            | Self::U8
-            | Self::I8
-            | Self::F8E5M2
-            | Self::F8E4M3
-            | Self::F8E8M0
-            | Self::F8E4M3Fnuz
-            | Self::F8E5M2Fnuz => 8,
-            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 16,
-            Self::I32 | Self::U32 | Self::F32 => 32,
-            Self::C64 | Self::F64 | Self::I64 | Self::U64 => 64,
-        }
+        safetensors::Dtype::from(self).bitsize()
     }
 
     /// Returns the alignment in bytes that the first element needs in memory: the element's own

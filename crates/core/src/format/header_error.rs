@@ -251,8 +251,7 @@ impl HeaderError {
     /// leaves out a cause that the line before it already ends with. A name beyond
     /// [`SHOWN_BYTES_MAX`] is truncated in the message, and complete in the source.
     pub(crate) fn into_error(self, location: impl fmt::Display) -> Error {
-        let mut error =
-            Error::new(ErrorKind::InvalidFormat, Detail(&self).to_string()).with_location(location);
+        let mut error = Error::new(ErrorKind::InvalidFormat, self.detail()).with_location(location);
         if let Some(tensor) = self.tensor() {
             error = error.with_tensor(clip(tensor));
         }
@@ -292,6 +291,117 @@ impl HeaderError {
             | Self::NotJson { .. } => "this is not a safetensors file, or its beginning is damaged",
         }
     }
+
+    /// Returns the failure without the tensor's name, which [`Error`] shows by itself.
+    #[expect(clippy::too_many_lines, reason = "one text per variant")]
+    fn detail(&self) -> String {
+        match self {
+            Self::FileTooSmall { file_bytes } => format!(
+                "found a file of {file_bytes} bytes, wanted at least 8 for the header length"
+            ),
+            Self::OtherFormat { format, .. } => {
+                format!("found {format}, wanted a safetensors file")
+            }
+            Self::LengthZero => "found a header length of 0, wanted at least 2".to_owned(),
+            Self::LengthTooLarge { bytes } => {
+                format!("found a header length of {bytes}, wanted at most {HEADER_BYTES_MAX}")
+            }
+            Self::LengthBeyondFile { bytes, file_bytes } => format!(
+                "header length {bytes} does not fit the file: found {file_bytes} bytes, \
+                 wanted at least {}",
+                bytes.saturating_add(8)
+            ),
+            Self::NotUtf8 { position } => {
+                format!("header is not UTF-8 at byte {position} of the file")
+            }
+            Self::NotAnObject { found: Some(found) } => {
+                format!("found a header that begins with {found:?}, wanted '{{'")
+            }
+            Self::NotAnObject { found: None } => "found a blank header, wanted '{'".to_owned(),
+            Self::NotJson {
+                line, column, what, ..
+            } => {
+                format!("header is not JSON at line {line} column {column}: {what}")
+            }
+            Self::DuplicateTensor { .. } => {
+                "found its name twice, wanted distinct names".to_owned()
+            }
+            Self::DuplicateMetadata { key: None } => {
+                "found __metadata__ twice, wanted it at most once".to_owned()
+            }
+            Self::DuplicateMetadata { key: Some(key) } => {
+                let key = clip(key);
+                format!("found {key:?} twice in __metadata__, wanted distinct keys")
+            }
+            Self::InvalidMetadata { key: None, what } => format!("__metadata__: {what}"),
+            Self::InvalidMetadata {
+                key: Some(key),
+                what,
+            } => {
+                format!("__metadata__ at {:?}: {what}", clip(key))
+            }
+            Self::InvalidEntry { what, .. } => what.clone(),
+            Self::UnknownDtype { dtype, .. } => format!(
+                "found the dtype {:?}, wanted one of the {} of the format",
+                clip(dtype),
+                Dtype::ALL.len()
+            ),
+            Self::ReversedOffsets { begin, end, .. } => format!(
+                "found offsets [{begin}, {end}], wanted an end that is not before the begin"
+            ),
+            Self::Hole {
+                after,
+                found,
+                wanted,
+                ..
+            } => {
+                let hole = after.as_ref().map_or_else(
+                    || "before it".to_owned(),
+                    |after| format!("between {:?} and it", clip(after)),
+                );
+                format!(
+                    "found it at offset {found}, wanted {wanted}: the bytes {hole} belong to no tensor"
+                )
+            }
+            Self::Overlap {
+                other,
+                found,
+                wanted,
+                ..
+            } => {
+                let other = clip(other);
+                format!("found it at offset {found}, wanted {wanted}: it overlaps {other:?}")
+            }
+            Self::ShapeOverflow { dtype, shape, .. } => {
+                let shape = Shape(shape);
+                format!("counting the bits of {shape} of {dtype} overflows 64 bits")
+            }
+            Self::SubByteSize {
+                dtype, elements, ..
+            } => format!(
+                "found {elements} elements of {dtype} ({} bits), wanted whole bytes",
+                elements.saturating_mul(dtype.bits())
+            ),
+            Self::SizeMismatch {
+                dtype,
+                shape,
+                found,
+                wanted,
+                ..
+            } => {
+                let shape = Shape(shape);
+                format!(
+                    "found {found} bytes between its offsets, wanted {wanted} for {shape} of {dtype}"
+                )
+            }
+            Self::Truncated { found, wanted, .. } => {
+                format!("file ends too early: found {found} bytes, wanted {wanted}")
+            }
+            Self::TrailingBytes { found, wanted } => {
+                format!("bytes follow the last tensor: found {found} bytes, wanted {wanted}")
+            }
+        }
+    }
 }
 
 impl fmt::Display for HeaderError {
@@ -299,164 +409,11 @@ impl fmt::Display for HeaderError {
         if let Some(tensor) = self.tensor() {
             write!(f, "tensor {:?}: ", clip(tensor))?;
         }
-        Detail(self).fmt(f)
+        f.write_str(&self.detail())
     }
 }
 
 impl std::error::Error for HeaderError {}
-
-/// The failure without the tensor's name, which [`Error`] shows by itself.
-struct Detail<'a>(&'a HeaderError);
-
-impl fmt::Display for Detail<'_> {
-    #[expect(clippy::too_many_lines, reason = "one line of text per variant")]
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            HeaderError::FileTooSmall { file_bytes } => {
-                write!(
-                    f,
-                    "found a file of {file_bytes} bytes, wanted at least 8 for the header length"
-                )
-            }
-            HeaderError::OtherFormat { format, .. } => {
-                write!(f, "found {format}, wanted a safetensors file")
-            }
-            HeaderError::LengthZero => f.write_str("found a header length of 0, wanted at least 2"),
-            HeaderError::LengthTooLarge { bytes } => {
-                write!(
-                    f,
-                    "found a header length of {bytes}, wanted at most {HEADER_BYTES_MAX}"
-                )
-            }
-            HeaderError::LengthBeyondFile { bytes, file_bytes } => write!(
-                f,
-                "header length {bytes} does not fit the file: found {file_bytes} bytes, \
-                 wanted at least {}",
-                bytes.saturating_add(8)
-            ),
-            HeaderError::NotUtf8 { position } => {
-                write!(f, "header is not UTF-8 at byte {position} of the file")
-            }
-            HeaderError::NotAnObject { found: Some(found) } => {
-                write!(f, "found a header that begins with {found:?}, wanted '{{'")
-            }
-            HeaderError::NotAnObject { found: None } => {
-                f.write_str("found a blank header, wanted '{'")
-            }
-            HeaderError::NotJson {
-                line, column, what, ..
-            } => {
-                write!(
-                    f,
-                    "header is not JSON at line {line} column {column}: {what}"
-                )
-            }
-            HeaderError::DuplicateTensor { .. } => {
-                f.write_str("found its name twice, wanted distinct names")
-            }
-            HeaderError::DuplicateMetadata { key: None } => {
-                f.write_str("found __metadata__ twice, wanted it at most once")
-            }
-            HeaderError::DuplicateMetadata { key: Some(key) } => {
-                write!(
-                    f,
-                    "found {:?} twice in __metadata__, wanted distinct keys",
-                    clip(key)
-                )
-            }
-            HeaderError::InvalidMetadata { key: None, what } => write!(f, "__metadata__: {what}"),
-            HeaderError::InvalidMetadata {
-                key: Some(key),
-                what,
-            } => {
-                write!(f, "__metadata__ at {:?}: {what}", clip(key))
-            }
-            HeaderError::InvalidEntry { what, .. } => f.write_str(what),
-            HeaderError::UnknownDtype { dtype, .. } => {
-                write!(
-                    f,
-                    "found the dtype {:?}, wanted one of the {}",
-                    clip(dtype),
-                    Dtype::ALL.len()
-                )?;
-                f.write_str(" of the format")
-            }
-            HeaderError::ReversedOffsets { begin, end, .. } => {
-                write!(
-                    f,
-                    "found offsets [{begin}, {end}], wanted an end that is not before the begin"
-                )
-            }
-            HeaderError::Hole {
-                after: None,
-                found,
-                wanted,
-                ..
-            } => write!(
-                f,
-                "found it at offset {found}, wanted {wanted}: the bytes before it belong to no tensor"
-            ),
-            HeaderError::Hole {
-                after: Some(after),
-                found,
-                wanted,
-                ..
-            } => write!(
-                f,
-                "found it at offset {found}, wanted {wanted}: the bytes between {:?} and it belong \
-                 to no tensor",
-                clip(after)
-            ),
-            HeaderError::Overlap {
-                other,
-                found,
-                wanted,
-                ..
-            } => write!(
-                f,
-                "found it at offset {found}, wanted {wanted}: it overlaps {:?}",
-                clip(other)
-            ),
-            HeaderError::ShapeOverflow { dtype, shape, .. } => {
-                write!(
-                    f,
-                    "counting the bits of {} of {dtype} overflows 64 bits",
-                    Shape(shape)
-                )
-            }
-            HeaderError::SubByteSize {
-                dtype, elements, ..
-            } => write!(
-                f,
-                "found {elements} elements of {dtype} ({} bits), wanted whole bytes",
-                elements.saturating_mul(dtype.bits())
-            ),
-            HeaderError::SizeMismatch {
-                dtype,
-                shape,
-                found,
-                wanted,
-                ..
-            } => write!(
-                f,
-                "found {found} bytes between its offsets, wanted {wanted} for {} of {dtype}",
-                Shape(shape)
-            ),
-            HeaderError::Truncated { found, wanted, .. } => {
-                write!(
-                    f,
-                    "file ends too early: found {found} bytes, wanted {wanted}"
-                )
-            }
-            HeaderError::TrailingBytes { found, wanted } => {
-                write!(
-                    f,
-                    "bytes follow the last tensor: found {found} bytes, wanted {wanted}"
-                )
-            }
-        }
-    }
-}
 
 /// Most bytes of a text from a file that go into a message: a hostile name may be 100 MB long.
 const SHOWN_BYTES_MAX: usize = 256;
