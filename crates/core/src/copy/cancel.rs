@@ -13,9 +13,9 @@ use futures_util::future::{Either, select};
 
 #[cfg(feature = "object")]
 use super::{Shared, cancelled};
+use crate::error::Error;
 #[cfg(feature = "object")]
 use crate::error::Result;
-use crate::error::{Error, ErrorKind};
 #[cfg(feature = "object")]
 use crate::storage::Remote;
 use crate::sync::event_count::EventCount;
@@ -91,7 +91,7 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
     remote.run(None, async move {
         unless_stopped(&shared, async {
             answer.await.unwrap_or_else(|_| {
-                Err(Error::new(ErrorKind::Remote, "a request panicked")
+                Err(Error::new(crate::ErrorKind::Remote, "a request panicked")
                     .with_hint("this is a bug in tload; please report it"))
             })
         })
@@ -101,7 +101,6 @@ pub(super) fn ask_unless_stopped<T: Send + 'static>(
 
 /// Returns the error for a thread that cannot be started.
 pub(super) fn cannot_start(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
+    Error::cannot_start_thread(error)
         .with_hint("raise the limit of processes (ulimit -u), or lower depth")
-        .with_source(error)
 }

@@ -12,8 +12,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::cancel::cannot_start;
 use super::fetch::{Opened, Sources};
@@ -22,6 +22,7 @@ use super::list::Entry;
 use super::target::{Partial, TargetDir, cannot_write};
 use super::{CopyOptions, Shared, cancelled};
 use crate::error::{Error, ErrorKind, Result};
+use crate::sync::lock::Mutex;
 
 /// Bytes of one file that a crash of the machine may lose at most. Each record waits for the disk.
 const RECORD_BYTES: u64 = 256 << 20;
@@ -95,21 +96,13 @@ pub(super) fn run(
         }
     });
     let kept = work.keep();
-    let queue = work
-        .queue
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
     if shared.cancelled.load(Ordering::SeqCst) {
         return Err(cancelled());
     }
-    queue.failed.map_or(kept, Err)
+    work.queue.lock().failed.take().map_or(kept, Err)
 }
 
 impl Work<'_> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(&self) {
         while let Some(job) = self.next() {
             let outcome = match job {
@@ -133,7 +126,7 @@ impl Work<'_> {
             if self.shared.stop.is_cancelled() {
                 return None;
             }
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             for state in &mut queue.states {
                 if let Some(range) = state.waiting.pop_front() {
                     state.running += 1;
@@ -153,7 +146,7 @@ impl Work<'_> {
     }
 
     fn fail(&self, error: Error) {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         queue.failed = Some(cause(queue.failed.take(), error));
         drop(queue);
         self.shared.stop.cancel();
@@ -197,7 +190,7 @@ impl Work<'_> {
             origin,
             partial,
         });
-        self.lock().states.push(State {
+        self.queue.lock().states.push(State {
             active: Arc::clone(&active),
             waiting,
             running: 1,
@@ -213,7 +206,7 @@ impl Work<'_> {
         let (file, path) = (active.partial.file(), active.partial.path());
         let (at, outcome) = active.opened.bring(range, file, path, self.shared);
         {
-            let mut queue = self.lock();
+            let mut queue = self.queue.lock();
             let state = queue.of(active);
             state.done.add(start..at);
             state.unrecorded += at - start;
@@ -224,7 +217,7 @@ impl Work<'_> {
 
     /// Called after a worker's last step on a file: records its progress, or completes it.
     fn settle(&self, active: &Arc<Active>) -> Result<()> {
-        let mut queue = self.lock();
+        let mut queue = self.queue.lock();
         let state = queue.of(active);
         let is_whole = state.done.is_whole(active.origin.len);
         if state.unrecorded >= RECORD_BYTES && !is_whole {
@@ -232,7 +225,7 @@ impl Work<'_> {
             let done = state.done.clone();
             drop(queue);
             active.partial.record(&active.origin, &done)?;
-            queue = self.lock();
+            queue = self.queue.lock();
         }
         let state = queue.of(active);
         state.running -= 1;
@@ -252,7 +245,7 @@ impl Work<'_> {
 
     /// Records the progress of incomplete files.
     fn keep(&self) -> Result<()> {
-        let queue = self.lock();
+        let queue = self.queue.lock();
         let mut outcome = Ok(());
         for state in &queue.states {
             let active = &state.active;
@@ -277,7 +270,7 @@ struct Opening<'a>(&'a Work<'a>);
 
 impl Drop for Opening<'_> {
     fn drop(&mut self) {
-        self.0.lock().opening -= 1;
+        self.0.queue.lock().opening -= 1;
         if std::thread::panicking() {
             self.0.shared.stop.cancel();
         }

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use rustix::fs::{
     AtFlags, FlockOperation, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_OMIT, flock, fstat,
@@ -22,6 +22,7 @@ use super::paths;
 use super::record::Record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::format_bytes;
+use crate::sync::lock::Mutex;
 
 pub(super) const READ_WRITE: Mode = Mode::from_raw_mode(0o666);
 const FOLDER: Mode = Mode::from_raw_mode(0o777);
@@ -346,10 +347,7 @@ impl Partial {
     /// Records in the journal that `done` is on disk, after syncing it.
     pub(super) fn record(&self, origin: &Origin, done: &Ranges) -> Result<()> {
         let failed = |error| cannot_write(&self.path, origin.len - done.bytes(), error);
-        let _one = self
-            .recording
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let _one = self.recording.lock();
         self.file.sync_data().map_err(failed)?;
         let name = paths::journal(&self.name);
         let fresh = paths::next_journal(&self.name);

@@ -71,11 +71,7 @@ impl PreadEngine {
                 Ok(thread) => engine.threads.push(thread),
                 // Fewer threads read more slowly; without any, the load would hang.
                 Err(_) if index > 0 => break,
-                Err(error) => {
-                    return Err(Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                        .with_hint("raise the limit of processes (ulimit -u)")
-                        .with_source(error));
-                }
+                Err(error) => return Err(Error::cannot_start_thread(error)),
             }
         }
         Ok(engine)

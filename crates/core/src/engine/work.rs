@@ -8,8 +8,9 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::sync::lock::{Condvar, Mutex};
 
 /// Queue with delayed tasks.
 pub(super) struct Work<T> {
@@ -33,34 +34,29 @@ impl<T> Default for Work<T> {
                 stopping: false,
                 closed: false,
             }),
-            news: Condvar::new(),
+            news: Condvar::default(),
         }
     }
 }
 
 impl<T> Work<T> {
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
-        // No update can panic halfway.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Queues a task for the next idle thread.
     pub(super) fn put(&self, task: T) {
-        self.lock().ready.push_back(task);
+        self.state.lock().ready.push_back(task);
         self.news.notify_one();
     }
 
     /// Queues a task that is not taken before `pause` has passed, unless the queue is stopped.
     pub(super) fn put_off(&self, task: T, pause: Duration) {
         let due = Instant::now() + pause;
-        self.lock().put_off.push((due, task));
+        self.state.lock().put_off.push((due, task));
         // A waiting thread must learn the new due time.
         self.news.notify_one();
     }
 
     /// Returns the next task, waiting for one; `None` when the queue is closed and empty.
     pub(super) fn take(&self) -> Option<T> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         loop {
             let now = Instant::now();
             let stopping = state.stopping;
@@ -76,41 +72,33 @@ impl<T> Work<T> {
             }
             let next = state.put_off.iter().map(|(at, _)| *at).min();
             state = match next {
-                None => self
-                    .news
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(at) => {
-                    self.news
-                        .wait_timeout(state, at - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
+                None => self.news.wait(state),
+                Some(at) => self.news.wait_timeout(state, at - now),
             };
         }
     }
 
     /// Ends all delays: threads get every queued task and are expected to drop it.
     pub(super) fn stop(&self) {
-        self.lock().stopping = true;
+        self.state.lock().stopping = true;
         self.news.notify_all();
     }
 
     /// Returns whether the queue has been stopped.
     pub(super) fn is_stopping(&self) -> bool {
-        self.lock().stopping
+        self.state.lock().stopping
     }
 
     /// Closes the queue: no further task will be added.
     pub(super) fn close(&self) {
-        self.lock().closed = true;
+        self.state.lock().closed = true;
         self.news.notify_all();
     }
 }
 
 impl<T> fmt::Debug for Work<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.lock();
+        let state = self.state.lock();
         f.debug_struct("Work")
             .field("ready", &state.ready.len())
             .field("put_off", &state.put_off.len())

@@ -242,11 +242,7 @@ where
             });
             ended(result.and(told).and(freed));
         })
-        .map_err(|error| {
-            Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                .with_hint("raise the limit of processes (ulimit -u)")
-                .with_source(error)
-        })
+        .map_err(Error::cannot_start_thread)
 }
 
 fn run<S: Sink>(

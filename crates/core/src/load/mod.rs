@@ -18,8 +18,8 @@ mod ending;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crossbeam_channel::unbounded;
@@ -44,6 +44,7 @@ use crate::plan::{Plan, Selection, Slice};
 use crate::report::{Counters, Report};
 use crate::schedule::Schedule;
 use crate::sink::DiscardSink;
+use crate::sync::lock::Mutex;
 use crate::tensor::{Tensor, TensorInfo};
 use crate::verify::{self, Expectation};
 use ending::{add_depths, completion, verification};

@@ -3,12 +3,13 @@
 
 use std::fmt;
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::target::KeepAlive;
 use crate::cuda::Allocation;
 use crate::sync::event_count::EventCount;
+use crate::sync::lock::Mutex;
 
 /// Budget for bytes of one device that a load holds and the caller has not received yet.
 #[derive(Clone, Debug)]
@@ -51,7 +52,7 @@ impl DeviceBudget {
 
     /// Charges `bytes` bytes, or returns `None` while the budget is used up.
     pub fn try_charge(&self, bytes: u64) -> Option<DeviceCharge> {
-        let mut usage = self.usage();
+        let mut usage = self.0.usage.lock();
         let charged = usage.charged.checked_add(bytes)?;
         if charged > self.0.limit {
             return None;
@@ -74,11 +75,7 @@ impl DeviceBudget {
 
     /// Peak of the charged bytes.
     pub fn peak(&self) -> u64 {
-        self.usage().peak
-    }
-
-    fn usage(&self) -> MutexGuard<'_, Usage> {
-        self.0.usage.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.usage.lock().peak
     }
 }
 
@@ -88,7 +85,7 @@ impl Drop for DeviceCharge {
             // After a fork: a thread that does not exist in this process may hold the lock.
             return;
         }
-        self.budget.usage().charged -= self.bytes;
+        self.budget.0.usage.lock().charged -= self.bytes;
         self.budget.0.events.notify();
     }
 }
@@ -157,12 +154,7 @@ impl DeviceRegion {
     /// Records that the caller has received one of the region's tensors.
     pub(crate) fn tensor_received(&self) {
         if self.unreceived.fetch_sub(1, Ordering::AcqRel) == 1 {
-            drop(
-                self.charge
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take(),
-            );
+            drop(self.charge.lock().take());
         }
     }
 }
@@ -249,7 +241,7 @@ mod tests {
         drop(first);
         drop(budget.try_charge(60).expect("came back"));
         drop(second);
-        let usage = *budget.usage();
+        let usage = *budget.0.usage.lock();
         assert_eq!((usage.charged, usage.peak), (0, 100));
     }
 

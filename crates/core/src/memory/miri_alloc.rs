@@ -11,12 +11,13 @@
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rustix::param::page_size;
 
+use crate::sync::per_process::PerProcess;
+
 /// Live mappings by address.
-static MAPPED: Mutex<BTreeMap<usize, Mapped>> = Mutex::new(BTreeMap::new());
+static MAPPED: PerProcess<BTreeMap<usize, Mapped>> = PerProcess::new();
 
 struct Mapped {
     start: *mut u8,
@@ -27,10 +28,6 @@ struct Mapped {
 
 // SAFETY: plain memory, freed once, under the lock.
 unsafe impl Send for Mapped {}
-
-fn mapped() -> MutexGuard<'static, BTreeMap<usize, Mapped>> {
-    MAPPED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Allocates `len` bytes, at least one, that begin on a page.
 pub(super) fn map(len: usize) -> rustix::io::Result<*mut u8> {
@@ -45,7 +42,7 @@ pub(super) fn map(len: usize) -> rustix::io::Result<*mut u8> {
         layout,
         left,
     };
-    mapped().insert(start.addr(), found);
+    MAPPED.lock().insert(start.addr(), found);
     Ok(start)
 }
 
@@ -54,7 +51,7 @@ pub(super) fn unmap(start: *mut u8, len: usize) {
     if len == 0 {
         return;
     }
-    let mut all = mapped();
+    let mut all = MAPPED.lock();
     let (address, found) = all
         .range_mut(..=start.addr())
         .next_back()

@@ -7,13 +7,13 @@
 
 use std::collections::BTreeMap;
 use std::process;
-use std::sync::{Arc, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use super::mapping::{HUGE_PAGE_BYTES, Mapping};
 use super::region::RegionWriter;
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::lock::Mutex;
 
 /// Minimum size of a mapping if the budget allows it. Small regions then share huge pages: with a
 /// mapping of 4 KiB pages for each region, 6,000 small tensors were read at 0.6 of the raw speed,
@@ -71,7 +71,7 @@ impl RegionCache {
         if self.process != process::id() {
             return Pool::new(limit, Arc::default());
         }
-        let cached = self.lock().take();
+        let cached = self.cached.lock().take();
         let link = cached.and_then(|mut cached| {
             let reusable = cached.0.as_ref().is_some_and(|link| link.0.restart(limit));
             if reusable { cached.0.take() } else { None }
@@ -94,13 +94,9 @@ impl RegionCache {
             // After a fork: the parent's threads may have held the lock.
             return 0;
         }
-        let cached = self.lock();
+        let cached = self.cached.lock();
         let link = cached.as_ref().and_then(|cached| cached.0.as_ref());
-        link.map_or(0, |link| link.0.lock().free_bytes())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<CachedRegions>> {
-        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
+        link.map_or(0, |link| link.0.state.lock().free_bytes())
     }
 }
 
@@ -172,7 +168,7 @@ impl Pool {
     pub fn try_region(&self, len: usize, tensors: u32) -> Result<Option<RegionWriter>> {
         let shared = &*self.link.0;
         let wanted = Mapping::charge(len);
-        let mut state = shared.lock();
+        let mut state = shared.state.lock();
         let mapping = if let Some(mapping) = state.take_fitting(wanted) {
             state.recycled += 1;
             mapping
@@ -191,7 +187,7 @@ impl Pool {
             let mut mapping =
                 Mapping::anonymous(mapped_len).inspect_err(|_| self.link.uncharge(mapped_len))?;
             if mapped_len > wanted {
-                shared.lock().keep(mapping.split_off(wanted));
+                shared.state.lock().keep(mapping.split_off(wanted));
             }
             mapping
         };
@@ -221,10 +217,7 @@ impl Pool {
         match self.region_cache.upgrade() {
             Some(keeper) => {
                 let cached = CachedRegions(Some(self.link.clone()));
-                let before = keeper
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .replace(cached);
+                let before = keeper.lock().replace(cached);
                 drop(before);
             }
             None => self.link.0.close(),
@@ -245,14 +238,8 @@ impl Shared {
         self.process == process::id()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Every update is complete before anything can panic, so a poisoned state is still
-        // consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn usage(&self) -> PoolUsage {
-        let state = self.lock();
+        let state = self.state.lock();
         PoolUsage {
             limit: self.limit,
             charged: state.charged,
@@ -266,7 +253,7 @@ impl Shared {
     /// limit differs, or while the caller has not received everything from the last load: a caller
     /// who never takes it would hold the new load's budget.
     fn restart(&self, limit: u64) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let idle = self.limit == limit && state.charged == state.free_bytes();
         if idle {
             (state.peak, state.fresh, state.recycled) = (state.charged, 0, 0);
@@ -276,7 +263,7 @@ impl Shared {
 
     fn close(&self) {
         let free = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             state.closed = true;
             state.charged -= state.free_bytes();
             std::mem::take(&mut state.free)
@@ -357,7 +344,7 @@ impl State {
 impl PoolLink {
     /// Removes `len` bytes from the charge: they now belong to the caller, or were never mapped.
     pub(super) fn uncharge(&self, len: usize) {
-        self.0.lock().charged -= len as u64;
+        self.0.state.lock().charged -= len as u64;
         self.0.events.notify();
     }
 
@@ -370,7 +357,7 @@ impl PoolLink {
         }
         let len = mapping.len() as u64;
         let unmapped = {
-            let mut state = self.0.lock();
+            let mut state = self.0.state.lock();
             if charged {
                 state.charged -= len;
             }

@@ -10,14 +10,14 @@
 )]
 
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use super::lease::{Lease, Owner};
 use super::mapping::Mapping;
 use super::staging::{Staging, StagingFacts};
 use crate::error::Result;
 use crate::sync::event_count::EventCount;
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::lock::Mutex;
 
 /// Maximum number of entries in the kernel's table of registered buffers (`IORING_MAX_REG_BUFFERS`,
 /// Linux 5.13+).
@@ -110,13 +110,13 @@ impl Slab {
     /// Returns whether a slot is free. Leases are taken under the caller's lock; other threads only
     /// return slots.
     pub fn has_free_slot(&self) -> bool {
-        !self.free().is_empty()
+        !self.free.lock().is_empty()
     }
 
     /// Leases the first `len` bytes of a free slot, or returns `None` while all are in use.
     pub fn try_lease(self: &Arc<Self>, len: usize) -> Option<Lease> {
         assert!(len <= self.slot_bytes, "an extent is larger than a slot");
-        let index = self.free().pop()?;
+        let index = self.free.lock().pop()?;
         let guard = SlotGuard {
             slab: Arc::clone(self),
             index,
@@ -147,10 +147,6 @@ impl Slab {
             Memory::Staging(staging) => staging.mapping(),
         }
     }
-
-    fn free(&self) -> MutexGuard<'_, Vec<usize>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Drop for Slab {
@@ -178,7 +174,7 @@ impl SlotGuard {
 
 impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.slab.free().push(self.index);
+        self.slab.free.lock().push(self.index);
         self.slab.events.notify();
     }
 }

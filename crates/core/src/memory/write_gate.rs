@@ -8,7 +8,8 @@
 use std::fmt;
 use std::sync::PoisonError;
 
-use crate::sync::{Mutex, RwLock, RwLockReadGuard};
+use crate::sync::lock::Mutex;
+use crate::sync::primitives::{RwLock, RwLockReadGuard};
 
 /// Write gate: open while the load may write into the caller's memory.
 #[derive(Default)]
@@ -35,10 +36,7 @@ impl WriteGate {
 
     /// Registers `drain`, which waits for queued writes when the gate is closed.
     pub fn on_close(&self, drain: impl Fn() + Send + Sync + 'static) {
-        self.drains
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(Box::new(drain));
+        self.drains.lock().push(Box::new(drain));
     }
 
     /// Admits no more writers, and returns when the last one has finished, also when another thread
@@ -46,7 +44,7 @@ impl WriteGate {
     pub fn close(&self) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = true;
         // Held to the end: a second caller must not return before the first one has drained.
-        let mut drains = self.drains.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut drains = self.drains.lock();
         for drain in drains.drain(..) {
             drain();
         }

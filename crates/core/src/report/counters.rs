@@ -1,11 +1,12 @@
 //! Counters that lanes increment while they run, and their transfer to a report.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::Report;
 use crate::engine::Transfer;
+use crate::sync::lock::Mutex;
 
 /// Failures and delays that did not end the load.
 #[derive(Debug, Default)]
@@ -88,7 +89,7 @@ impl Counters {
         if count + new.hedges_won == 0 {
             return;
         }
-        let mut all = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.troubles.lock();
         all.read_retries += new.read_retries;
         all.request_retries += new.request_retries;
         all.stalls += new.stalls;
@@ -134,7 +135,7 @@ impl Counters {
     }
 
     fn fill_troubles(&self, report: &mut Report) {
-        let troubles = self.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let troubles = self.troubles.lock();
         report.read_retries = troubles.read_retries;
         report.request_retries = troubles.request_retries;
         report.last_retry = troubles.last_retry.as_deref().map(str::to_owned);

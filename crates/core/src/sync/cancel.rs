@@ -2,7 +2,8 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+
+use super::lock::Mutex;
 
 type Callback = Box<dyn Fn() + Send>;
 
@@ -17,10 +18,7 @@ impl CancelFlag {
     /// Sets the flag and calls every callback. Further calls do nothing.
     pub(crate) fn cancel(&self) {
         let callbacks = {
-            let mut callbacks = self
-                .callbacks
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut callbacks = self.callbacks.lock();
             self.cancelled.store(true, Ordering::SeqCst);
             std::mem::take(&mut *callbacks)
         };
@@ -37,10 +35,7 @@ impl CancelFlag {
     /// Calls `callback` when the flag is set, or at once if it has been. Callbacks must not
     /// block.
     pub fn on_cancel(&self, callback: impl Fn() + Send + 'static) {
-        let mut callbacks = self
-            .callbacks
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut callbacks = self.callbacks.lock();
         if self.is_cancelled() {
             drop(callbacks);
             callback();

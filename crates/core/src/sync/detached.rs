@@ -5,12 +5,13 @@
 //! or never; its result is dropped then.
 
 use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
 
 use crate::error::{Error, ErrorKind, Result, counted};
+use crate::sync::lock::Mutex;
 
 /// Names of the operations that a task is waiting for, to be reported if it takes too long. Clones
 /// share one list.
@@ -21,7 +22,7 @@ impl PendingOps {
     /// Runs `task`, which waits for `what`.
     pub(crate) fn during<T>(&self, what: &dyn ToString, task: impl FnOnce() -> T) -> T {
         let what = what.to_string();
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.0.lock();
         lock().push(what.clone());
         let done = task();
         let mut pending = lock();
@@ -33,7 +34,7 @@ impl PendingOps {
 
     /// Returns the error for a task that exceeded its timeout.
     fn timed_out(&self, message: &str, hint: &str) -> Error {
-        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = self.0.lock();
         let error = Error::new(ErrorKind::TimedOut, message).with_hint(hint);
         let Some(first) = pending.first() else {
             return error;
@@ -68,11 +69,7 @@ pub(crate) fn run_with_timeout<T: Send + 'static>(
             // The receiver may be gone already.
             let _ = sender.send(task());
         })
-        .map_err(|error| {
-            Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                .with_hint("raise the limit of processes (ulimit -u)")
-                .with_source(error)
-        })?;
+        .map_err(Error::cannot_start_thread)?;
     match receiver.recv_timeout(limit) {
         Ok(result) => result,
         Err(RecvTimeoutError::Timeout) => Err(pending.timed_out(message, hint)),

@@ -4,9 +4,7 @@
 //! changed. Because the count is taken before the lane looks for work, an event between the look
 //! and the sleep is never missed.
 
-use std::sync::PoisonError;
-
-use super::{Condvar, Mutex, MutexGuard};
+use super::lock::{Condvar, Mutex};
 
 /// Event counter that threads can sleep on.
 #[derive(Debug, Default)]
@@ -24,18 +22,14 @@ struct State {
 }
 
 impl EventCount {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the number of events so far: take it *before* looking for work.
     pub fn count(&self) -> u64 {
-        self.lock().count
+        self.state.lock().count
     }
 
     /// Counts an event (memory came back, a job ended, the load stopped) and wakes the sleepers.
     pub fn notify(&self) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.count = state.count.wrapping_add(1);
         if state.sleepers > 0 {
             self.changed.notify_all();
@@ -44,13 +38,10 @@ impl EventCount {
 
     /// Sleeps until an event has happened since `count` was taken.
     pub fn wait_past(&self, count: u64) {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.sleepers += 1;
         while state.count == count {
-            state = self
-                .changed
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.changed.wait(state);
         }
         state.sleepers -= 1;
     }

@@ -8,10 +8,16 @@ pub(crate) mod cancel;
 pub(crate) mod detached;
 pub(crate) mod event_count;
 pub(crate) mod latency;
+pub(crate) mod lock;
 pub(crate) mod parallel;
 pub(crate) mod per_process;
 pub(crate) mod retry;
 pub(crate) mod retry_counter;
 
+pub(crate) use std::sync::Arc;
 pub(crate) use std::sync::atomic::AtomicU32;
-pub(crate) use std::sync::{Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+
+/// Locks beneath those of `lock`.
+pub(crate) mod primitives {
+    pub(crate) use std::sync::{Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard};
+}

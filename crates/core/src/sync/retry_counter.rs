@@ -1,9 +1,10 @@
 //! Counter of retries outside of a load's reads, for its report.
 
 use std::process;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::error::Error;
+use crate::sync::lock::{Mutex, MutexGuard};
 
 /// Number of retries of opens, headers, lists and file status, with the last reason. Clones share a
 /// count, in the process that created the first of them: in a forked child, the lock may be held by
@@ -37,7 +38,7 @@ impl RetryCounter {
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, (u64, Option<String>)>> {
-        let lock = || self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.counted.lock();
         (self.process == process::id()).then(lock)
     }
 

@@ -14,11 +14,11 @@
 use std::collections::BTreeMap;
 use std::mem;
 use std::ops::Range;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sha2::Sha256;
 
 use crate::memory::Filled;
+use crate::sync::lock::Mutex;
 
 /// Extents of one source, and the progress of hashing them.
 #[derive(Debug)]
@@ -71,14 +71,9 @@ impl InOrder {
         }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing fails under the lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Accepts an extent. Returns the extent to hash now, if there is one.
     pub(super) fn arrived(&self, extent: usize, filled: Filled) -> Option<Turn> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         if state.is_over {
             drop(state);
             // Not under the lock: this may unmap memory.
@@ -91,21 +86,21 @@ impl InOrder {
 
     /// Takes the hasher back. Returns the next extent to hash, if it has arrived.
     pub(super) fn hashed(&self, hasher: Sha256) -> Option<Turn> {
-        let mut state = self.lock();
+        let mut state = self.0.lock();
         state.hasher = Some(hasher);
         state.turn()
     }
 
     /// Returns whether all extents have been hashed.
     pub(super) fn is_whole(&self) -> bool {
-        let state = self.lock();
+        let state = self.0.lock();
         state.left.is_empty() && state.hasher.is_some()
     }
 
     /// Frees the extents that wait, after the end of the load.
     pub(super) fn close(&self) {
         let early = {
-            let mut state = self.lock();
+            let mut state = self.0.lock();
             state.is_over = true;
             mem::take(&mut state.early)
         };

@@ -1,6 +1,6 @@
 //! State shared by all lanes of a load: what to read next, and the memory for it.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::in_flight::{InFlightReads, Waiting};
@@ -12,6 +12,7 @@ use crate::schedule::{DepthReport, InFlight, LaneCount, Next, Schedule};
 use crate::sink::DeviceRegions;
 use crate::sync::cancel::CancelFlag;
 use crate::sync::event_count::EventCount;
+use crate::sync::lock::Mutex;
 use crate::verify::Check;
 
 /// Origin of leases.
@@ -133,34 +134,34 @@ impl Feed {
 
     /// Sets how many lanes each group begins with and may get.
     pub(crate) fn set_lanes(&self, lanes: Vec<LaneCount>) {
-        self.lock().lanes = lanes;
+        self.state.lock().lanes = lanes;
     }
 
     /// Sets the name of each source, and the groups whose reads are watched for stalls: those whose
     /// engine does not watch them itself.
     pub(crate) fn watch(&self, names: Vec<String>, watched: Vec<bool>) {
         let _ = self.names.set(names);
-        self.lock().reads.watch(watched);
+        self.state.lock().reads.watch(watched);
     }
 
     /// Returns the reads in flight and how long they have waited.
     pub fn waiting(&self) -> Waiting {
         let now = self.started.elapsed();
         let name = |source: usize| self.names.get()?.get(source).map(String::as_str);
-        self.lock().reads.waiting(&self.plan, name, now)
+        self.state.lock().reads.waiting(&self.plan, name, now)
     }
 
     /// Returns the number of reads that took much longer than usual, including those still in
     /// flight.
     pub(crate) fn stalled(&self) -> u64 {
         let now = self.started.elapsed();
-        let state = self.lock();
+        let state = self.state.lock();
         state.reads.stalled(now)
     }
 
     /// Returns the number of lanes that read.
     pub(crate) fn lanes(&self) -> usize {
-        self.lock().lanes.iter().map(LaneCount::wanted).sum()
+        self.state.lock().lanes.iter().map(LaneCount::wanted).sum()
     }
 
     /// Waits until a lane should begin. Returns false if it never will.
@@ -168,7 +169,7 @@ impl Feed {
         loop {
             let rung = self.waiting.count();
             {
-                let state = self.lock();
+                let state = self.state.lock();
                 let Some(lanes) = state.lanes.get(group) else {
                     return true;
                 };
@@ -185,7 +186,7 @@ impl Feed {
 
     /// Records that a lane could not begin.
     pub(crate) fn lane_failed(&self, group: usize) {
-        if let Some(lanes) = self.lock().lanes.get_mut(group) {
+        if let Some(lanes) = self.state.lock().lanes.get_mut(group) {
             lanes.failed();
         }
         self.waiting.notify();
@@ -194,7 +195,7 @@ impl Feed {
 
     /// Returns the depth of each group, with the reason why it is not greater.
     pub(crate) fn depths(&self) -> Vec<DepthReport> {
-        let state = self.lock();
+        let state = self.state.lock();
         (0..state.schedule.groups())
             .map(|group| state.schedule.explain(group))
             .collect()
@@ -202,7 +203,7 @@ impl Feed {
 
     /// Returns the bytes that may be in flight now.
     pub(in crate::load) fn limit_bytes(&self, group: usize) -> u64 {
-        self.lock().schedule.limit(group).bytes
+        self.state.lock().schedule.limit(group).bytes
     }
 
     /// Records that a lane's thread was busy for `busy` of the last `watched`, and that all lanes
@@ -216,6 +217,7 @@ impl Feed {
     ) {
         let now = self.started.elapsed();
         let changed = self
+            .state
             .lock()
             .lanes
             .get_mut(group)
@@ -243,7 +245,7 @@ impl Feed {
 
     /// Starts no more reads. Reads in flight complete by themselves.
     pub fn stop(&self) {
-        self.lock().schedule.stop();
+        self.state.lock().schedule.stop();
         self.events.notify();
         self.waiting.notify();
         self.cancel.cancel();
@@ -257,7 +259,7 @@ impl Feed {
     pub fn close(&self) {
         self.stop();
         let left = {
-            let mut state = self.lock();
+            let mut state = self.state.lock();
             (std::mem::take(&mut state.writers), state.slab.take())
         };
         // Without the lock: unmapping can take a while.
@@ -273,12 +275,7 @@ impl Feed {
 
     /// Returns what is in flight now, over all lanes.
     pub fn in_flight(&self) -> InFlight {
-        self.lock().schedule.in_flight()
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, FeedState> {
-        // A panic of another lane ends the load; the schedule itself is never left inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().schedule.in_flight()
     }
 
     /// Allocates memory for a region. Returns whether there was any.
@@ -310,7 +307,7 @@ impl Feed {
     /// Returns the next job of a lane that has `held` bytes in flight.
     pub(in crate::load) fn take(&self, group: usize, lane: usize, held: u64) -> Result<NextJob> {
         let plan = &*self.plan;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if let Some(lanes) = state.lanes.get(group) {
             if !lanes.wants(lane) {
                 return Ok(NextJob::Done);
@@ -365,10 +362,7 @@ impl Feed {
                 .as_ref()
                 .and_then(|slab| slab.try_lease(extent.window))
                 .expect("a slot was free, and only this lock's owner takes any"),
-            Memory::Whole(writer) => writer
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .carve(extent.window),
+            Memory::Whole(writer) => writer.lock().carve(extent.window),
         };
         state.reads.began(extent_index, group, now);
         Ok(NextJob::Job(Job {
@@ -382,7 +376,7 @@ impl Feed {
 
     pub(in crate::load) fn ended(&self, extent: usize) {
         let now = self.started.elapsed();
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.schedule.ended(&self.plan.extents[extent], now);
         state.reads.ended(extent, now);
         drop(state);

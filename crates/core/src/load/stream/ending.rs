@@ -1,6 +1,6 @@
 //! Early end of a load: failure, deadline or cancellation. None of them waits for storage.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -146,10 +146,9 @@ impl Shared {
     /// Waits until all lanes have ended, for `timeout` at most. Returns whether they have.
     pub(in crate::load) fn wait_for_lanes(&self, timeout: Duration) -> bool {
         let state = self.lock();
-        let (state, _) = self
+        let state = self
             .lane_ended
-            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0)
-            .unwrap_or_else(PoisonError::into_inner);
+            .wait_timeout_while(state, timeout, |state| state.lanes_running > 0);
         state.lanes_running == 0
     }
 
@@ -172,11 +171,7 @@ impl Shared {
                 });
                 return;
             }
-            state = self
-                .lane_ended
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            state = self.lane_ended.wait_timeout(state, deadline - now);
         }
     }
 }

@@ -18,7 +18,7 @@ mod ending;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,10 +27,11 @@ use super::device_alloc::AllocatorBridge;
 use super::lane;
 use super::pipeline::Feed;
 use crate::engine::cancelled;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::memory::WriteGate;
 use crate::options::Order;
 use crate::report::{Counters, Report};
+use crate::sync::lock::{Condvar, Mutex, MutexGuard};
 use crate::tensor::{Tensor, TensorBytes, TensorInfo};
 
 /// Time for which dropping a stream waits for reads in flight. They complete within milliseconds
@@ -194,8 +195,8 @@ impl Shared {
                 consumer_wait: Duration::ZERO,
                 report: setup.report,
             }),
-            news: Condvar::new(),
-            lane_ended: Condvar::new(),
+            news: Condvar::default(),
+            lane_ended: Condvar::default(),
         });
         let empty = shared
             .tensors
@@ -212,8 +213,7 @@ impl Shared {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // No code that runs under the lock leaves the state inconsistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Queues tensors that a lane has finished.
@@ -328,16 +328,8 @@ impl Shared {
             since = since.or(Some(now));
             state.sleeping = true;
             state = match deadline {
-                None => self
-                    .news
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    self.news
-                        .wait_timeout(state, deadline - now)
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .0
-                }
+                None => self.news.wait(state),
+                Some(deadline) => self.news.wait_timeout(state, deadline - now),
             };
             state.sleeping = false;
         }
@@ -380,11 +372,7 @@ impl TensorStream {
         let thread = std::thread::Builder::new()
             .name("tload-deadline".to_owned())
             .spawn(move || shared.watch(timeout))
-            .map_err(|error| {
-                Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-                    .with_hint("raise the limit of processes (ulimit -u)")
-                    .with_source(error)
-            })?;
+            .map_err(Error::cannot_start_thread)?;
         self.threads.push(thread);
         Ok(())
     }
@@ -417,9 +405,9 @@ impl TensorStream {
         self.shared.tensors.iter()
     }
 
-    /// Cancels the load: the next item is [`ErrorKind::Cancelled`]. Returns at once. Reads in
-    /// flight complete by themselves, and their memory is freed then; until then it counts as
-    /// [`crate::parked_bytes`].
+    /// Cancels the load: the next item is [`Cancelled`](crate::ErrorKind::Cancelled). Returns at
+    /// once. Reads in flight complete by themselves, and their memory is freed then; until then it
+    /// counts as [`crate::parked_bytes`].
     pub fn cancel(&self) {
         self.shared.abandon(cancelled());
     }

@@ -6,13 +6,14 @@
 //! thread: its current stream, its memory pool, its interpreter lock.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use crate::cuda::{Allocation, Context, Event, Stream};
 use crate::error::{Error, ErrorKind, Result};
 use crate::memory::{DeviceBudget, DeviceCharge, DeviceRegion, ForeignMemory, KeepAlive};
 use crate::options::format_bytes;
 use crate::plan::Plan;
+use crate::sync::lock::Mutex;
 use crate::tensor::TensorInfo;
 
 /// Regions of one load on one device.
@@ -147,14 +148,14 @@ impl DeviceRegions {
     /// [`ErrorKind::OutOfMemory`] when the device has none, [`ErrorKind::Device`].
     pub fn try_begin(&self, region: usize) -> Result<bool> {
         let memory = match &self.own {
-            None => self.state().given.remove(&region),
+            None => self.state.lock().given.remove(&region),
             Some(stream) => self.allocate(region, stream)?,
         };
         let Some(memory) = memory else {
             return Ok(false);
         };
         let extents = self.plan.regions[region].extents.len();
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if !state.closed {
             state.open.insert(region, (Arc::new(memory), extents));
         }
@@ -178,7 +179,7 @@ impl DeviceRegions {
     /// Returns the next request to the caller's allocator; `None` while the budget has no room, and
     /// when nothing is left to request.
     pub fn next_request(&self) -> Option<MemoryRequest> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             return None;
         }
@@ -215,7 +216,7 @@ impl DeviceRegions {
         let tensors = self.plan.regions[region].tensors;
         let memory = Arc::new(DeviceRegion::foreign(given.memory, tensors, charge));
         let open = OpenRegion { memory, usable };
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if state.closed {
             drop(state);
             drop(open);
@@ -257,7 +258,7 @@ impl DeviceRegions {
 
     /// Returns a region that has begun.
     pub(super) fn open(&self, region: usize) -> Arc<OpenRegion> {
-        let state = self.state();
+        let state = self.state.lock();
         let open = state.open.get(&region);
         let (open, _) = open.expect("a region begins before its extents are read");
         Arc::clone(open)
@@ -267,7 +268,7 @@ impl DeviceRegions {
     /// keep the region.
     pub(super) fn copied(&self, region: usize) {
         let whole = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             match state.open.get_mut(&region) {
                 Some((_, missing)) if *missing > 1 => {
                     *missing -= 1;
@@ -283,7 +284,7 @@ impl DeviceRegions {
     /// Ends the load: releases memory that no tensor uses. Copies in flight keep theirs.
     pub fn close(&self) {
         let left = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.closed = true;
             state.wanted.clear();
             (
@@ -293,10 +294,6 @@ impl DeviceRegions {
         };
         // Dropped without the lock: freeing can take a while.
         drop(left);
-    }
-
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use rustix::param::page_size;
 
@@ -24,6 +24,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::memory::FileView;
 use crate::options::CacheMode;
 use crate::storage::{FileSource, Identity, ReadHints, Source};
+use crate::sync::lock::Mutex;
 use crate::sync::retry::{Retries, Transient};
 
 /// Alignment assumed when the file system does not state one: covers disks with 4 KiB sectors.
@@ -77,7 +78,7 @@ pub struct RefusedDirect(Mutex<HashMap<u64, Arc<AtomicBool>>>);
 
 impl RefusedDirect {
     fn of(&self, source: &FileSource) -> Arc<AtomicBool> {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.lock();
         Arc::clone(known.entry(source.identity().device).or_default())
     }
 }

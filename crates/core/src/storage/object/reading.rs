@@ -13,7 +13,6 @@
 
 use std::ops::Range;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +24,7 @@ use super::store::{Fault, READ_TIMEOUT};
 use super::{ObjectSource, Receive, cut_short, too_long, wait};
 use crate::error::{Error, ErrorKind, FailedRequest, Result};
 use crate::sync::latency::{Hedges, LatencyHistogram};
+use crate::sync::lock::Mutex;
 use crate::sync::retry::{PROGRESS_BYTES, Retries, Transient};
 
 /// Factor on `read_timeout`: a request may take this long for less than [`PROGRESS_BYTES`]. It is
@@ -48,7 +48,7 @@ impl Hedging {
     }
 
     fn seen<T>(&self, with: impl FnOnce(&mut LatencyHistogram, &mut Hedges) -> T) -> T {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.seen.lock();
         let (latencies, hedges) = &mut *seen;
         with(latencies, hedges)
     }

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::future::Future;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use crossbeam_channel::{RecvTimeoutError, bounded};
@@ -20,6 +20,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
 use crate::options::location::{Protocol, RemoteUrl};
 use crate::options::store_options::StoreOptions;
+use crate::sync::lock::Mutex;
 use crate::sync::retry_counter::RetryCounter;
 
 /// Maximum of threads for requests. A thread receives and copies about 2 GiB a second over plain
@@ -77,11 +78,7 @@ impl Remote {
     ) -> Result<Arc<Self>> {
         let remote = Self::start(options)?;
         let store = Store::custom(objects, &url.authority);
-        remote
-            .stores
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .insert(key(url), store);
+        remote.stores.lock().insert(key(url), store);
         Ok(remote)
     }
 
@@ -98,7 +95,7 @@ impl Remote {
     pub(crate) fn store(&self, url: &RemoteUrl) -> Result<(Arc<Store>, Path)> {
         self.check_process()?;
         let key = key(url);
-        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stores = self.stores.lock();
         if let Some(store) = stores.get(&key) {
             return Ok((Arc::clone(store), object_path(url)?));
         }

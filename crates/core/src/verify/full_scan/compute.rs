@@ -180,7 +180,7 @@ fn in_order<'scope, 'env>(
             receiver.iter().for_each(|bytes| several.take(&bytes));
             several.finish()
         })
-        .map_err(no_thread)?;
+        .map_err(Error::cannot_start_thread)?;
     let mut spans = Spans::new(&wanted.spans);
     for (index, range) in windows(source.len()).enumerate() {
         if shared.is_cancelled() {
@@ -240,7 +240,7 @@ fn read<'scope, 'env>(
         };
         Builder::new()
             .spawn_scoped(scope, work)
-            .map_err(no_thread)?;
+            .map_err(Error::cannot_start_thread)?;
         receivers.push(receiver);
     }
     Ok(receivers)
@@ -253,12 +253,6 @@ fn windows(len: u64) -> impl Iterator<Item = Range<u64>> {
         let start = index * WINDOW_BYTES;
         start..(start + WINDOW_BYTES).min(len)
     })
-}
-
-fn no_thread(error: std::io::Error) -> Error {
-    Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-        .with_hint("raise the limit of processes (ulimit -u)")
-        .with_source(error)
 }
 
 #[cfg(test)]

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hyper_util::client::legacy::connect::HttpInfo;
 use object_store::client::HttpResponse;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use url::{Host, Url};
+
+use crate::sync::lock::Mutex;
 
 /// Networks that an address can be reached from, widest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -110,7 +112,7 @@ impl Resolver {
     /// Restricts the host name of a URL to addresses of this reach or a wider one, from now on.
     pub(in crate::storage) fn limit(&self, url: &Url, reach: Reach) {
         if let Some(Host::Domain(name)) = url.host() {
-            let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut limits = self.limits.lock();
             let limit = limits.entry(name.to_owned()).or_insert(reach);
             *limit = reach.min(*limit);
         }
@@ -118,14 +120,14 @@ impl Resolver {
 
     fn resolved(&self, name: &str, address: IpAddr) -> bool {
         let addresses = self.addresses.lock();
-        let addresses = addresses.unwrap_or_else(PoisonError::into_inner);
+        let addresses = addresses;
         addresses
             .get(name)
             .is_some_and(|known| known.contains(&address))
     }
 
     fn limit_of(&self, name: &str) -> Option<Reach> {
-        let limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
+        let limits = self.limits.lock();
         limits.get(name).copied()
     }
 }
@@ -144,7 +146,7 @@ impl Resolve for Resolver {
                 }
             }
             let known = found.iter().map(SocketAddr::ip).collect();
-            let mut addresses = addresses.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut addresses = addresses.lock();
             addresses.insert(name.as_str().to_owned(), known);
             drop(addresses);
             fastrand::shuffle(&mut found);

@@ -240,22 +240,19 @@ pub(in crate::storage) fn endpoint_of_profile(profile: Option<&str>) -> Result<O
 /// Runs a lookup of the SDK, which has no other interface than async, on a thread of its own: the
 /// caller may be inside a runtime. It reads two files.
 fn run_lookup<T: Send>(lookup: impl Future<Output = T> + Send) -> Result<T> {
-    let cannot_start = |error| {
-        Error::new(ErrorKind::OutOfMemory, "cannot start a thread")
-            .with_source(error)
-            .with_hint("raise the limit of processes (ulimit -u)")
-    };
     std::thread::scope(|scope| {
         let read = || {
             let runtime = tokio::runtime::Builder::new_current_thread().build()?;
             Ok(runtime.block_on(lookup))
         };
         let named = std::thread::Builder::new().name("tload-profile".to_owned());
-        let thread = named.spawn_scoped(scope, read).map_err(cannot_start)?;
+        let thread = named
+            .spawn_scoped(scope, read)
+            .map_err(Error::cannot_start_thread)?;
         thread
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-            .map_err(cannot_start)
+            .map_err(Error::cannot_start_thread)
     })
 }
 

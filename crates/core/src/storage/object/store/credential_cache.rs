@@ -5,7 +5,7 @@
 //! before each request.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
 use super::credentials::CredentialFailure;
+use crate::sync::lock::Mutex;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is
 /// shorter.
@@ -94,13 +95,13 @@ impl<L: Load> CredentialCache<L> {
 
     /// Returns the source of the credentials in use, if there are any.
     pub(in crate::storage) fn source(&self) -> Option<String> {
-        self.held().as_ref().map(|held| held.source.clone())
+        self.held.lock().as_ref().map(|held| held.source.clone())
     }
 
     /// Records that the store refused the credentials of a request that began then, and returns
     /// whether the next request will have others.
     pub(in crate::storage) fn rejected(&self, began: Option<Instant>) -> bool {
-        let mut held = self.held();
+        let mut held = self.held.lock();
         let Some(held) = held.as_mut() else {
             return true;
         };
@@ -140,7 +141,7 @@ impl<L: Load> CredentialCache<L> {
             return Ok(credential);
         }
         let loaded = self.load.load().await;
-        let mut held = self.held();
+        let mut held = self.held.lock();
         match (loaded, usable) {
             (Ok(loaded), _) => {
                 let replacement = held.as_ref().is_some_and(|held| held.rejected);
@@ -157,7 +158,7 @@ impl<L: Load> CredentialCache<L> {
                 Ok(credential)
             }
             (Err(failure), None) => {
-                let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut failed = self.failed.lock();
                 *failed = Some((Instant::now(), failure.clone()));
                 Err(failure)
             }
@@ -165,24 +166,19 @@ impl<L: Load> CredentialCache<L> {
     }
 
     fn failed_since(&self, since: Instant) -> Option<CredentialFailure> {
-        let failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        let failed = self.failed.lock();
         let (at, failure) = failed.as_ref()?;
         (*at >= since).then(|| failure.clone())
     }
 
     /// Returns the credential twice: if it need not be renewed, and if it may still be used.
     fn peek(&self, now: SystemTime) -> (Option<Arc<AwsCredential>>, Option<Arc<AwsCredential>>) {
-        let held = self.held();
+        let held = self.held.lock();
         let pick = |wanted: fn(&Held, SystemTime) -> bool| {
             let held = held.as_ref().filter(|held| wanted(held, now))?;
             Some(Arc::clone(&held.credential))
         };
         (pick(Held::is_fresh), pick(Held::is_usable))
-    }
-
-    fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        // A panic leaves the value intact: it is only ever replaced as a whole.
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
