@@ -11,7 +11,7 @@ from tload import _store, _tload
 from tload._errors import InvalidRequestError, NoSuchTensorError, advise
 
 if TYPE_CHECKING:
-    from types import EllipsisType, TracebackType
+    from types import EllipsisType
     from typing import Any, Literal, Self
 
     import numpy.typing as npt
@@ -196,12 +196,7 @@ class Checkpoint(Mapping[str, TensorInfo]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

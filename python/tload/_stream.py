@@ -18,7 +18,6 @@ from tload._report import Report, read_report
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable
-    from types import TracebackType
     from typing import Self, Unpack
 
     import numpy.typing as npt
@@ -116,12 +115,7 @@ class TensorStream(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Self:
@@ -144,12 +138,7 @@ class TensorStream(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __aiter__(self) -> Self:

@@ -12,7 +12,6 @@ from tload.safetensors._source import Opened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
     from typing import Self
 
     from tload._checkpoint import Source
@@ -175,12 +174,7 @@ class safe_open:  # noqa: N801  # the package's name
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._opened = None
 
     def __repr__(self) -> str:
