@@ -57,6 +57,8 @@ struct Last {
     cut_short: bool,
 }
 
+type Polled = Poll<Option<tload::Result<tload::Tensor>>>;
+
 #[pymethods]
 impl Stream {
     /// Returns the next tensor, or `None` if none arrived within `timeout` seconds. Raises
@@ -79,18 +81,7 @@ impl Stream {
                     .saturating_duration_since(Instant::now())
                     .min(SIGNAL_STEP)
             });
-            let polled = py.detach(|| match &mut *self.lock() {
-                Some(stream) => {
-                    self.receiving_on(Some(thread::current().id()));
-                    let polled = stream.wait(step);
-                    self.receiving_on(None);
-                    polled
-                }
-                None if self.last.get().is_some_and(|last| last.cut_short) => {
-                    Poll::Ready(Some(Err(closed())))
-                }
-                None => Poll::Ready(None),
-            });
+            let polled = self.receive_with(py, |stream| stream.wait(step));
             // Ctrl-C takes precedence over a tensor that is ready.
             self.raised.check(py)?;
             match polled {
@@ -115,17 +106,8 @@ impl Stream {
         let ready = self.ready()?;
         ready.reset()?;
         let waker = Waker::from(Arc::clone(ready));
-        let polled = py.detach(|| match &mut *self.lock() {
-            Some(stream) => {
-                self.receiving_on(Some(thread::current().id()));
-                let polled = Pin::new(stream).poll_next(&mut Context::from_waker(&waker));
-                self.receiving_on(None);
-                polled
-            }
-            None if self.last.get().is_some_and(|last| last.cut_short) => {
-                Poll::Ready(Some(Err(closed())))
-            }
-            None => Poll::Ready(None),
+        let polled = self.receive_with(py, |stream| {
+            Pin::new(stream).poll_next(&mut Context::from_waker(&waker))
         });
         self.raised.check(py)?;
         match polled {
@@ -265,11 +247,28 @@ impl Stream {
         Err(exception(py, &error))
     }
 
-    fn receiving_on(&self, thread: Option<ThreadId>) {
-        *self
-            .receiving
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = thread;
+    /// Calls `poll` with the stream, detached from the interpreter.
+    fn receive_with(
+        &self,
+        py: Python<'_>,
+        poll: impl FnOnce(&mut TensorStream) -> Polled + Send,
+    ) -> Polled {
+        let receiving_on = |thread| {
+            let receiving = self.receiving.lock();
+            *receiving.unwrap_or_else(PoisonError::into_inner) = thread;
+        };
+        py.detach(|| match &mut *self.lock() {
+            Some(stream) => {
+                receiving_on(Some(thread::current().id()));
+                let polled = poll(stream);
+                receiving_on(None);
+                polled
+            }
+            None if self.last.get().is_some_and(|last| last.cut_short) => {
+                Poll::Ready(Some(Err(closed())))
+            }
+            None => Poll::Ready(None),
+        })
     }
 
     fn is_receiving_here(&self) -> bool {
