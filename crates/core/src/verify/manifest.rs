@@ -27,11 +27,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
-use serde::ser::{Serialize, SerializeStruct, Serializer};
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::digest::{Algorithm, Digest};
-use super::json_error::wrong_json;
 use crate::error::{Error, ErrorKind, Result, printable};
 
 /// File name of a manifest, beside the checkpoint.
@@ -56,20 +55,29 @@ pub struct Manifest {
 }
 
 /// Entry of a file in a manifest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub struct ManifestFile {
     /// Length, bytes.
     pub bytes: u64,
     /// CRC-64/NVME of all its bytes.
+    #[serde(deserialize_with = "crc64nvme", serialize_with = "digits")]
     pub crc64nvme: Digest,
     /// SHA-256 of all its bytes.
+    #[serde(deserialize_with = "sha256", serialize_with = "digits")]
     pub sha256: Digest,
     /// Tensors of the file, by name; empty unless the file is a shard.
+    #[serde(
+        default,
+        deserialize_with = "distinct",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub tensors: BTreeMap<String, ManifestTensor>,
 }
 
 /// Entry of a tensor in a manifest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(from = "TensorFields", into = "TensorFields")]
 pub struct ManifestTensor {
     /// Bytes of the tensor, from the start of the file.
     pub range: Range<u64>,
@@ -113,9 +121,7 @@ impl Manifest {
             ));
         }
         let whole: Document = serde_json::from_slice(text).map_err(failed)?;
-        let manifest = Self {
-            files: whole.files.0,
-        };
+        let manifest = Self { files: whole.files };
         manifest
             .files
             .iter()
@@ -127,7 +133,7 @@ impl Manifest {
     pub fn render(&self) -> Vec<u8> {
         let document = Document {
             tload_manifest: VERSION,
-            files: Distinct(self.files.clone()),
+            files: self.files.clone(),
         };
         let mut text = serde_json::to_vec_pretty(&document).expect("strings and numbers are JSON");
         text.push(b'\n');
@@ -198,6 +204,31 @@ fn cut(text: &str, most: usize) -> String {
     printable(&shown)
 }
 
+/// Returns the position of an error and the value wanted there, never the text at that position: a
+/// file that is not a manifest may be anyone's, and errors are displayed and logged.
+pub(super) fn wrong_json(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    if !error.is_data() {
+        // Syntax errors hold only the parser's own text.
+        return text;
+    }
+    let quoted = ["invalid type: ", "invalid value: ", "invalid length "];
+    if quoted.iter().any(|start| text.starts_with(start)) {
+        // The last occurrence is the parser's, whatever the text holds.
+        let wanted = text.rsplit_once(", expected ").map(|(_, wanted)| wanted);
+        return wanted.map_or_else(|| place(error), |wanted| format!("wanted {wanted}"));
+    }
+    if text.starts_with("unknown ") {
+        return format!("unknown field{}", place(error));
+    }
+    // Holds only names of our own fields, or our own text.
+    text
+}
+
+fn place(error: &serde_json::Error) -> String {
+    format!(" at line {} column {}", error.line(), error.column())
+}
+
 fn invalid(message: impl fmt::Display) -> Error {
     Error::new(
         ErrorKind::InvalidFormat,
@@ -206,197 +237,110 @@ fn invalid(message: impl fmt::Display) -> Error {
     .with_hint("get the manifest again, or write it again: tload verify --write --force")
 }
 
-/// Returns the digits of a digest, without the name of its algorithm.
-fn hex(digest: &Digest) -> String {
-    let text = digest.to_string();
-    text.split_once(':')
-        .map_or("", |(_, digits)| digits)
-        .to_owned()
-}
-
 /// Fields of every version.
-#[derive(serde::Deserialize)]
+#[derive(Deserialize)]
 struct Marked {
     tload_manifest: u64,
 }
 
-#[derive(serde::Serialize, serde::Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Document {
     tload_manifest: u64,
-    files: Distinct<ManifestFile>,
+    #[serde(deserialize_with = "distinct")]
+    files: BTreeMap<String, ManifestFile>,
 }
 
-#[derive(serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-struct FileFields {
-    bytes: u64,
-    crc64nvme: Hex<Crc64Nvme>,
-    sha256: Hex<Sha256>,
-    #[serde(default, skip_serializing_if = "Distinct::is_empty")]
-    tensors: Distinct<ManifestTensor>,
-}
-
-#[derive(serde::Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct TensorFields {
     begin: u64,
     end: u64,
-    crc64nvme: Hex<Crc64Nvme>,
-    sha256: Hex<Sha256>,
+    #[serde(deserialize_with = "crc64nvme", serialize_with = "digits")]
+    crc64nvme: Digest,
+    #[serde(deserialize_with = "sha256", serialize_with = "digits")]
+    sha256: Digest,
 }
 
-impl<'de> Deserialize<'de> for ManifestFile {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        let fields = FileFields::deserialize(json)?;
-        Ok(Self {
-            bytes: fields.bytes,
-            crc64nvme: fields.crc64nvme.digest,
-            sha256: fields.sha256.digest,
-            tensors: fields.tensors.0,
-        })
-    }
-}
-
-impl Serialize for ManifestFile {
-    fn serialize<S: Serializer>(&self, json: S) -> Result<S::Ok, S::Error> {
-        FileFields {
-            bytes: self.bytes,
-            crc64nvme: Hex::of(self.crc64nvme),
-            sha256: Hex::of(self.sha256),
-            tensors: Distinct(self.tensors.clone()),
-        }
-        .serialize(json)
-    }
-}
-
-impl<'de> Deserialize<'de> for ManifestTensor {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        let fields = TensorFields::deserialize(json)?;
-        Ok(Self {
-            range: fields.begin..fields.end,
-            crc64nvme: fields.crc64nvme.digest,
-            sha256: fields.sha256.digest,
-        })
-    }
-}
-
-impl Serialize for ManifestTensor {
-    fn serialize<S: Serializer>(&self, json: S) -> Result<S::Ok, S::Error> {
-        let mut fields = json.serialize_struct("tensor", 4)?;
-        fields.serialize_field("begin", &self.range.start)?;
-        fields.serialize_field("end", &self.range.end)?;
-        fields.serialize_field("crc64nvme", &hex(&self.crc64nvme))?;
-        fields.serialize_field("sha256", &hex(&self.sha256))?;
-        fields.end()
-    }
-}
-
-/// Algorithm of a field.
-trait Field {
-    const ALGORITHM: Algorithm;
-}
-
-struct Crc64Nvme;
-struct Sha256;
-
-impl Field for Crc64Nvme {
-    const ALGORITHM: Algorithm = Algorithm::Crc64Nvme;
-}
-
-impl Field for Sha256 {
-    const ALGORITHM: Algorithm = Algorithm::Sha256;
-}
-
-/// A digest in hexadecimal.
-struct Hex<A> {
-    digest: Digest,
-    of: PhantomData<A>,
-}
-
-impl<A> Hex<A> {
-    fn of(digest: Digest) -> Self {
+impl From<TensorFields> for ManifestTensor {
+    fn from(fields: TensorFields) -> Self {
         Self {
-            digest,
-            of: PhantomData,
+            range: fields.begin..fields.end,
+            crc64nvme: fields.crc64nvme,
+            sha256: fields.sha256,
         }
     }
 }
 
-impl<A> Serialize for Hex<A> {
-    fn serialize<S: Serializer>(&self, json: S) -> Result<S::Ok, S::Error> {
-        json.serialize_str(&hex(&self.digest))
+impl From<ManifestTensor> for TensorFields {
+    fn from(tensor: ManifestTensor) -> Self {
+        Self {
+            begin: tensor.range.start,
+            end: tensor.range.end,
+            crc64nvme: tensor.crc64nvme,
+            sha256: tensor.sha256,
+        }
     }
 }
 
-impl<'de, A: Field> Deserialize<'de> for Hex<A> {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct HexVisitor<A>(PhantomData<A>);
+/// Writes the digits of a digest, without the name of its algorithm.
+fn digits<S: Serializer>(digest: &Digest, json: S) -> Result<S::Ok, S::Error> {
+    let text = digest.to_string();
+    json.serialize_str(text.split_once(':').map_or("", |(_, digits)| digits))
+}
 
-        impl<A: Field> Visitor<'_> for HexVisitor<A> {
-            type Value = Digest;
+fn crc64nvme<'de, D: Deserializer<'de>>(json: D) -> Result<Digest, D::Error> {
+    json.deserialize_str(Digits(Algorithm::Crc64Nvme))
+}
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                let digits = 2 * A::ALGORITHM.len();
-                write!(f, "{digits} hexadecimal digits as {}", A::ALGORITHM)
-            }
+fn sha256<'de, D: Deserializer<'de>>(json: D) -> Result<Digest, D::Error> {
+    json.deserialize_str(Digits(Algorithm::Sha256))
+}
 
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Digest, E> {
-                Digest::from_hex(A::ALGORITHM, text)
-                    .ok_or_else(|| E::invalid_value(de::Unexpected::Str(""), &self))
-            }
+/// Reads the digits of a digest of an algorithm.
+struct Digits(Algorithm);
+
+impl Visitor<'_> for Digits {
+    type Value = Digest;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} hexadecimal digits as {}", 2 * self.0.len(), self.0)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<Digest, E> {
+        Digest::from_hex(self.0, text)
+            .ok_or_else(|| E::invalid_value(de::Unexpected::Str(""), &self))
+    }
+}
+
+/// Reads a JSON object whose keys are all different.
+fn distinct<'de, D: Deserializer<'de>, V: Deserialize<'de>>(
+    json: D,
+) -> Result<BTreeMap<String, V>, D::Error> {
+    struct Distinct<V>(PhantomData<V>);
+
+    impl<'de, V: Deserialize<'de>> Visitor<'de> for Distinct<V> {
+        type Value = BTreeMap<String, V>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object of names")
         }
 
-        json.deserialize_str(HexVisitor::<A>(PhantomData))
-            .map(Self::of)
-    }
-}
-
-/// JSON object whose keys are all different.
-#[derive(Clone, serde::Serialize)]
-#[serde(transparent)]
-struct Distinct<V>(BTreeMap<String, V>);
-
-impl<V> Distinct<V> {
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-}
-
-impl<V> Default for Distinct<V> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for Distinct<V> {
-    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Self, D::Error> {
-        struct DistinctVisitor<V>(PhantomData<V>);
-
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for DistinctVisitor<V> {
-            type Value = BTreeMap<String, V>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of names")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut values = BTreeMap::new();
-                while let Some(name) = map.next_key::<String>()? {
-                    let value = map.next_value::<V>()?;
-                    let shown = clipped(&name);
-                    if values.insert(name, value).is_some() {
-                        return Err(de::Error::custom(format!(
-                            "the name {shown:?} appears twice"
-                        )));
-                    }
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+            let mut values = BTreeMap::new();
+            while let Some(name) = map.next_key::<String>()? {
+                let value = map.next_value::<V>()?;
+                let shown = clipped(&name);
+                if values.insert(name, value).is_some() {
+                    let message = format!("the name {shown:?} appears twice");
+                    return Err(de::Error::custom(message));
                 }
-                Ok(values)
             }
+            Ok(values)
         }
-
-        json.deserialize_map(DistinctVisitor(PhantomData)).map(Self)
     }
+
+    json.deserialize_map(Distinct(PhantomData))
 }
 
 #[cfg(test)]

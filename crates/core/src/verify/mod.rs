@@ -17,7 +17,6 @@ mod discover;
 mod expected;
 mod full_scan;
 mod in_order;
-mod json_error;
 mod manifest;
 mod setup;
 mod write;

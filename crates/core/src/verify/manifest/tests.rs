@@ -187,3 +187,46 @@ fn long_or_deep_manifest_gives_short_error() {
             < 500
     );
 }
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(dead_code, reason = "is read")]
+struct Wanted {
+    bytes: u64,
+    names: Vec<String>,
+}
+
+#[test]
+fn json_error_does_not_quote_input() {
+    for (json, wanted) in [
+        (r#"{"bytes":"hunter2"}"#, "wanted u64 at line 1 column 18"),
+        (
+            r#"{"bytes":"hunter2, expected hunter2"}"#,
+            "wanted u64 at line 1 column 36",
+        ),
+        (r#"{"bytes":-7771}"#, "wanted u64 at line 1 column 14"),
+        (
+            r#"{"names":"hunter2"}"#,
+            "wanted a sequence at line 1 column 18",
+        ),
+        (r#"{"hunter2":1}"#, "unknown field at line 1 column 10"),
+        (
+            r#"{"bytes":1}"#,
+            "missing field `names` at line 1 column 11",
+        ),
+        (
+            r#"{"bytes":1,"bytes":1}"#,
+            "duplicate field `bytes` at line 1 column 18",
+        ),
+        ("{hunter2", "key must be a string at line 1 column 2"),
+        ("7771", "wanted struct Wanted at line 1 column 4"),
+    ] {
+        let error = serde_json::from_str::<Wanted>(json).expect_err(json);
+        let text = wrong_json(&error);
+        assert_eq!(text, wanted, "{json}");
+        assert!(
+            !text.contains("hunter2") && !text.contains("7771"),
+            "{text}"
+        );
+    }
+}
