@@ -109,7 +109,7 @@ impl Layout {
     /// Two 4-bit floats make one element of two lanes, and the last dimension is halved, as in
     /// torch (`float4_e2m1fn_x2`); when that dimension is odd, the shape stays and the elements are
     /// packed. 6-bit floats keep their shape and are packed: four in three bytes.
-    pub(crate) fn of(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
+    pub(crate) fn new(dtype: Dtype, shape: &[usize]) -> PyResult<Self> {
         let mut shape = shape
             .iter()
             .map(|&dim| i64::try_from(dim))
@@ -131,10 +131,10 @@ impl Layout {
     }
 
     /// Returns the layout of a row of `len` bytes.
-    pub(crate) fn of_bytes(len: u64) -> PyResult<Self> {
+    pub(crate) fn for_bytes(len: u64) -> PyResult<Self> {
         let len = usize::try_from(len)
             .map_err(|_| PyBufferError::new_err("the tensor is too large for DLPack"))?;
-        Self::of(Dtype::U8, &[len])
+        Self::new(Dtype::U8, &[len])
     }
 
     /// Returns the strides of the dimensions, in elements.

@@ -116,7 +116,7 @@ impl Loader {
     #[pyo3(signature = (allocator=None))]
     fn stream(&self, py: Python<'_>, allocator: Option<Py<PyAny>>) -> PyResult<Stream> {
         let loader = self.inner.clone();
-        let empties = Empties::of(&loader).map_err(|error| exception(py, &error))?;
+        let empties = Empties::for_loader(&loader).map_err(|error| exception(py, &error))?;
         let raised = Raised::default();
         let Some(allocator) = allocator else {
             let stream = interrupt::run(py, move || loader.stream())?;

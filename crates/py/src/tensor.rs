@@ -30,7 +30,7 @@ pub(crate) struct Tensor {
 pub(crate) struct Empties(HashMap<String, Device>);
 
 impl Empties {
-    pub(crate) fn of(loader: &tload::Loader) -> tload::Result<Self> {
+    pub(crate) fn for_loader(loader: &tload::Loader) -> tload::Result<Self> {
         let devices = loader.devices()?;
         if devices.iter().all(|device| *device == Device::Cpu) {
             return Ok(Self(HashMap::new()));
@@ -132,7 +132,7 @@ impl Tensor {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let layout = Layout::of(self.inner.dtype(), self.inner.shape())?;
+        let layout = Layout::new(self.inner.dtype(), self.inner.shape())?;
         let request = Request {
             max_version,
             dl_device,
@@ -182,7 +182,7 @@ impl FlatBytes {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
-        let layout = Layout::of_bytes(self.inner.byte_len())?;
+        let layout = Layout::for_bytes(self.inner.byte_len())?;
         let request = Request {
             max_version,
             dl_device,

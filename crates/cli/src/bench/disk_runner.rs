@@ -58,7 +58,7 @@ impl<'a> DiskRunner<'a> {
         Self {
             checkpoint,
             opening,
-            page_cache: PageCache::of(files.clone()),
+            page_cache: PageCache::new(files.clone()),
             files,
             fio,
             interrupt,

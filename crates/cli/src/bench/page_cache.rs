@@ -62,7 +62,7 @@ pub(crate) struct PageCache {
 }
 
 impl PageCache {
-    pub(crate) fn of(paths: Vec<PathBuf>) -> Self {
+    pub(crate) fn new(paths: Vec<PathBuf>) -> Self {
         Self { paths }
     }
 
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(classify(4 << 30, 4 << 30), Found::Warm);
         assert_eq!(classify(4096, 8192), Found::Mixed);
         assert!(!Found::Unverified.is(CacheState::Cold));
-        let remote = PageCache::of(Vec::new()).residency();
+        let remote = PageCache::new(Vec::new()).residency();
         assert!(remote.found.is(CacheState::Remote) && !remote.found.is(CacheState::Cold));
     }
 }

@@ -169,7 +169,7 @@ impl CellResults {
 
     fn summarise(&self, contender: Contender) -> Option<Summary> {
         let spread = |value: fn(&Measurement) -> Option<f64>| {
-            Spread::of(
+            Spread::new(
                 self.counting(contender)
                     .filter_map(|sample| value(&sample.measurement)),
             )
@@ -202,7 +202,7 @@ impl CellResults {
                 .map(|sample| sample.measurement.bytes_per_second)
         };
         let rounds = self.counting(contender).map(|sample| sample.round);
-        Spread::of(rounds.filter_map(|round| {
+        Spread::new(rounds.filter_map(|round| {
             let (ours, other) = (rate(Contender::Tload, round)?, rate(contender, round)?);
             (other > 0.0).then_some(ours / other)
         }))

@@ -14,7 +14,7 @@ pub(crate) struct Spread {
 
 impl Spread {
     /// Returns the statistics of `samples`; `None` if there are none.
-    pub(crate) fn of(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+    pub(crate) fn new(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut samples: Vec<f64> = samples.into_iter().collect();
         samples.sort_unstable_by(f64::total_cmp);
         let (min, max) = (*samples.first()?, *samples.last()?);
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn odd_even_and_no_samples() {
-        let odd = Spread::of([3.0, 1.0, 10.0]).unwrap();
+        let odd = Spread::new([3.0, 1.0, 10.0]).unwrap();
         assert_eq!(
             odd,
             Spread {
@@ -70,10 +70,10 @@ mod tests {
             }
         );
         assert_eq!(odd.width(), 3.0);
-        let even = Spread::of([4.0, 1.0, 2.0, 3.0]).unwrap();
+        let even = Spread::new([4.0, 1.0, 2.0, 3.0]).unwrap();
         assert_eq!((even.median, even.mad), (2.5, 1.0));
-        assert_eq!(Spread::of([]), None);
-        let one = Spread::of([7.0]).unwrap();
+        assert_eq!(Spread::new([]), None);
+        let one = Spread::new([7.0]).unwrap();
         assert_eq!((one.median, one.mad, one.width()), (7.0, 0.0, 0.0));
     }
 }

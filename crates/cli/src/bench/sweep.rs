@@ -88,7 +88,7 @@ fn ratio(cell: &CellResults, best: &CellResults) -> Option<f64> {
         let speed = theirs.measurement.bytes_per_second;
         (speed > 0.0).then_some(sample.measurement.bytes_per_second / speed)
     });
-    Some(Spread::of(ratios)?.median)
+    Some(Spread::new(ratios)?.median)
 }
 
 /// Formats the settings of a cell: `depth 16, extent 4 MiB`.

@@ -61,7 +61,7 @@ impl<'a> Target<'a> {
             .keep();
         let guard = interrupt.temporary(&directory);
         let model = Model::new(recipe.preset, place.size)?;
-        let progress = Progress::of_bytes(model.bytes(), "writing a checkpoint");
+        let progress = Progress::for_bytes(model.bytes(), "writing a checkpoint");
         Synth::new(&model, recipe.shards, recipe.seed)?
             .write(&directory, false, interrupt, &progress)?;
         drop(progress);

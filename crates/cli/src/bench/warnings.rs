@@ -252,7 +252,7 @@ fn slow_start(cell: &CellResults) -> Option<Warning> {
         .of(Contender::Tload)
         .map(|sample| sample.measurement.seconds);
     let first = seconds.next()?;
-    let others = Spread::of(seconds)?;
+    let others = Spread::new(seconds)?;
     let times = first / others.median;
     (times > SLOW_START).then_some(Warning::FirstRunSlow { times })
 }
@@ -275,7 +275,7 @@ fn noise(cell: &CellResults) -> Option<Warning> {
 /// them.
 fn too_small(cell: &CellResults) -> Option<Warning> {
     let runs = cell.of(Contender::Tload);
-    let seconds = Spread::of(runs.map(|sample| sample.measurement.seconds))?.median;
+    let seconds = Spread::new(runs.map(|sample| sample.measurement.seconds))?.median;
     if seconds < SHORTEST_SECONDS {
         return Some(Warning::TooShort { seconds });
     }

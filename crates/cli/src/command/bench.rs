@@ -172,7 +172,7 @@ fn measure(
     known: &[Warning],
     exports: &Exports,
 ) -> Result<()> {
-    let progress = Progress::of_steps(plan.run_count(), "measuring");
+    let progress = Progress::for_steps(plan.run_count(), "measuring");
     let mut runs = 0;
     schedule::run(plan, runner, results, |results| {
         progress.set(runs.min(plan.run_count()));

@@ -44,7 +44,7 @@ fn watch(
     control: &CopyControl,
     (timeout, interrupt): (Option<Duration>, &Interrupt),
 ) -> Result<CopyReport> {
-    let progress = Progress::of_bytes(0, "copying");
+    let progress = Progress::for_bytes(0, "copying");
     let watch = Watch {
         interrupt,
         timeout,

@@ -27,7 +27,7 @@ pub(crate) fn run(
     out: &mut dyn Write,
 ) -> Result<()> {
     let settings =
-        Settings::of(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
+        Settings::new(|name| std::env::var_os(name).map(|it| it.to_string_lossy().into_owned()));
     // An error in these options is reported even without a location.
     let store = options::store_within(&args.store, Some(args.timeout))?;
     let looked = args
@@ -44,7 +44,7 @@ pub(crate) fn run(
     }
     if args.json {
         let failure = outcome.as_ref().err().map(|error| interrupt.failure(error));
-        let diagnosis = Diagnosis::of(&findings);
+        let diagnosis = Diagnosis::new(&findings);
         let outcome = Outcome::new(&diagnosis, failure);
         interrupt.answer().give(out, &outcome)?;
     } else {
@@ -133,7 +133,7 @@ struct First<'a> {
 }
 
 impl<'a> Diagnosis<'a> {
-    fn of(findings: &'a [Finding]) -> Self {
+    fn new(findings: &'a [Finding]) -> Self {
         Self {
             worst: worst(findings),
             change_first: first(findings).map(|(finding, change)| First {

@@ -88,7 +88,7 @@ fn receive(
     args: &LoadArgs,
     mut digest: Option<&mut Digest>,
 ) -> Result<()> {
-    let progress = Progress::of_bytes(stream.progress().bytes_total, "loading");
+    let progress = Progress::for_bytes(stream.progress().bytes_total, "loading");
     let mut kept = Vec::new();
     let mut received_bytes = 0;
     loop {

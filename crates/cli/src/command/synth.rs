@@ -21,7 +21,7 @@ pub(crate) fn run(args: &SynthArgs, interrupt: &Interrupt, out: &mut dyn Write) 
     let model = Model::new(preset, size)?;
     let synth = Synth::new(&model, args.model.shards, args.model.seed)?;
     let started = Instant::now();
-    let progress = Progress::of_bytes(model.bytes(), "writing");
+    let progress = Progress::for_bytes(model.bytes(), "writing");
     synth.write(&args.directory, args.force, interrupt, &progress)?;
     drop(progress);
     let elapsed = started.elapsed();

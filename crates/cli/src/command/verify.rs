@@ -47,7 +47,7 @@ fn watch(
     interrupt: &Interrupt,
 ) -> Result<VerifyReport> {
     let control = verification.control();
-    let progress = Progress::of_bytes(0, "verifying");
+    let progress = Progress::for_bytes(0, "verifying");
     let watch = Watch {
         interrupt,
         timeout,

@@ -141,7 +141,7 @@ fn file_system(system: &System, path: &Path) -> (bool, Vec<Finding>) {
 /// timeout.
 fn mount(system: &System, path: &Path, waits: bool) -> Finding {
     let (id, title) = ("mount", "mount");
-    let mount = match Mount::of(system, path) {
+    let mount = match Mount::for_path(system, path) {
         Ok(mount) => mount,
         Err(unreadable) => return Finding::known(id, title, Err::<String, _>(unreadable)),
     };

@@ -25,7 +25,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Reads the settings through `variable`. A blank variable counts as unset.
-    pub(crate) fn of(variable: impl Fn(&str) -> Option<String>) -> Self {
+    pub(crate) fn new(variable: impl Fn(&str) -> Option<String>) -> Self {
         let mut refused = Vec::new();
         let mut value = |name: &'static str| variable(name).filter(|text| !text.trim().is_empty());
         let timeout = parsed(&mut value, &mut refused, "TLOAD_TIMEOUT", |text| {
@@ -100,7 +100,7 @@ mod tests {
             let found = variables.iter().find(|(other, _)| *other == name);
             found.map(|(_, value)| (*value).to_owned())
         };
-        Settings::of(value).finding()
+        Settings::new(value).finding()
     }
 
     #[test]

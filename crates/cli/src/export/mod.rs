@@ -37,7 +37,7 @@ impl Exports {
         markdown: Option<&Path>,
         plot: Option<&Path>,
     ) -> Result<Self> {
-        let drawn = plot.map(plot::Plot::of).transpose()?;
+        let drawn = plot.map(plot::Plot::for_path).transpose()?;
         let mut files: Vec<(PathBuf, Box<dyn Format>)> = Vec::new();
         files.extend(json.map(|path| (path.to_owned(), Box::new(json::Json) as _)));
         files.extend(csv.map(|path| (path.to_owned(), Box::new(csv::Csv) as _)));

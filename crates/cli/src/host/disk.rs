@@ -19,7 +19,7 @@ pub(crate) struct Disk {
 impl Disk {
     /// Returns the disk with this device number; `None` for file systems without a disk of their
     /// own (overlay, btrfs, NFS, tmpfs).
-    pub(crate) fn of(system: &System, (major, minor): (u32, u32)) -> Option<Self> {
+    pub(crate) fn for_device(system: &System, (major, minor): (u32, u32)) -> Option<Self> {
         let number = format!("sys/dev/block/{major}:{minor}");
         let device = system.path(&number).canonicalize().ok()?;
         // A partition has no queue; it lies in the directory of its disk, which has one.
@@ -83,12 +83,12 @@ mod tests {
         ]);
         let link = folder.path().join("sys/dev/block/254:1");
         std::os::unix::fs::symlink("../../devices/vda/vda1", link).unwrap();
-        let disk = Disk::of(&system, (254, 1)).unwrap();
+        let disk = Disk::for_device(&system, (254, 1)).unwrap();
         assert_eq!(disk.name, "vda");
         assert_eq!(disk.scheduler.as_deref(), Some("none"));
         assert_eq!(disk.requests, Some(256));
         assert_eq!(disk.rotational, Some(false));
         assert_eq!(disk.read_ahead_kib, None);
-        assert_eq!(Disk::of(&system, (0, 40)), None);
+        assert_eq!(Disk::for_device(&system, (0, 40)), None);
     }
 }

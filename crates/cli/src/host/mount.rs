@@ -17,7 +17,7 @@ pub(crate) struct Mount {
 impl Mount {
     /// Returns the mount that `path` lies on: among those with the longest mount point, the last
     /// mounted.
-    pub(crate) fn of(system: &System, path: &Path) -> Result<Self, Unreadable> {
+    pub(crate) fn for_path(system: &System, path: &Path) -> Result<Self, Unreadable> {
         let file = "proc/self/mountinfo";
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let text = system.read(file)?;
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn the_longest_mount_point_wins_and_options_are_read() {
         let (_folder, system) = system(&[("proc/self/mountinfo", MOUNTS)]);
-        let of = |path: &str| Mount::of(&system, Path::new(path)).unwrap();
+        let of = |path: &str| Mount::for_path(&system, Path::new(path)).unwrap();
         let mount = of("/models here/llama/model.safetensors");
         assert_eq!(mount.file_system, "nfs4");
         assert_eq!(mount.source, "host:/x");

@@ -41,7 +41,7 @@ impl HostRecord {
         let file_system = path.and_then(|path| probe::file_system(path).ok());
         let disk = file_system
             .as_ref()
-            .and_then(|found| Disk::of(system, found.device));
+            .and_then(|found| Disk::for_device(system, found.device));
         let disk = disk.unwrap_or_default();
         Self {
             kernel: system.read("proc/sys/kernel/osrelease").ok(),
@@ -51,7 +51,7 @@ impl HostRecord {
             memory_bytes: system.field_bytes("proc/meminfo", "MemTotal").ok(),
             file_system: file_system.map(|found| found.name),
             mount_options: path
-                .and_then(|path| Mount::of(system, path).ok())
+                .and_then(|path| Mount::for_path(system, path).ok())
                 .map(|mount| mount.options.join(",")),
             disk: Some(disk.name).filter(|name| !name.is_empty()),
             disk_model: disk.model,

@@ -14,12 +14,12 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Counts bytes up to `total`.
-    pub(crate) fn of_bytes(total: u64, message: &'static str) -> Self {
+    pub(crate) fn for_bytes(total: u64, message: &'static str) -> Self {
         Self::new(total, message, BYTES)
     }
 
     /// Counts steps up to `total`.
-    pub(crate) fn of_steps(total: u64, message: &'static str) -> Self {
+    pub(crate) fn for_steps(total: u64, message: &'static str) -> Self {
         Self::new(total, message, STEPS)
     }
 

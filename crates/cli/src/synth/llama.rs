@@ -43,7 +43,7 @@ pub(super) fn entries(size: u64) -> Vec<Entry> {
 impl Dimensions {
     /// Returns the widest model that is deep enough for its width.
     fn fit(size: u64) -> Self {
-        let candidates = HIDDEN_SIZES.map(|hidden| Self::of_width(hidden, size));
+        let candidates = HIDDEN_SIZES.map(|hidden| Self::from_width(hidden, size));
         let deep = candidates
             .iter()
             .find(|model| model.layers >= (model.hidden / 128).max(2));
@@ -64,7 +64,7 @@ impl Dimensions {
     }
 
     /// Returns a model with the number of layers of the usual shape that fits `size` best.
-    fn of_width(hidden: u64, size: u64) -> Self {
+    fn from_width(hidden: u64, size: u64) -> Self {
         let vocabulary = (size / EMBEDDING_SHARE / (hidden * ELEMENT_BYTES)).min(VOCABULARY);
         let mut model = Self {
             hidden,

@@ -241,11 +241,13 @@ impl Backend {
             };
             match storage::cached(url, &self.store)? {
                 Some(path) => *location = Location::from_path(path),
-                None => far.push(HubId::of(&url.authority)),
+                None => far.push(HubId::from_authority(&url.authority)),
             }
         }
         for (location, written) in nearest.iter_mut().zip(locations) {
-            let id = written.remote().map(|url| HubId::of(&url.authority));
+            let id = written
+                .remote()
+                .map(|url| HubId::from_authority(&url.authority));
             if id.is_some_and(|id| far.contains(&id)) {
                 *location = written.clone();
             }

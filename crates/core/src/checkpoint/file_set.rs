@@ -54,7 +54,7 @@ impl FileSet {
     }
 
     /// Creates the file set of a folder before its files are known.
-    pub(crate) fn of_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
+    pub(crate) fn from_folder(location: &Location, options: &OpenOptions) -> Result<Self> {
         let backend = Backend::new(options.clone());
         let nearest = backend.nearest(std::slice::from_ref(location))?;
         let nearest = nearest.into_iter().next();

@@ -183,7 +183,7 @@ impl Checkpoint {
         Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
             let nearest = backend.nearest(std::slice::from_ref(&location))?;
             let set = ShardSet::find(nearest.first().unwrap_or(&location), backend)?;
-            Self::of(location, &set, backend, started)
+            Self::new(location, &set, backend, started)
         })
     }
 
@@ -228,8 +228,8 @@ impl Checkpoint {
         };
         let locations = locations.to_vec();
         Self::run_with_timeout(Backend::new(options.into()), move |backend, started| {
-            let set = ShardSet::of_files(backend.nearest(&locations)?);
-            Self::of(shown, &set, backend, started)
+            let set = ShardSet::from_files(backend.nearest(&locations)?);
+            Self::new(shown, &set, backend, started)
         })
     }
 
@@ -262,11 +262,16 @@ impl Checkpoint {
         let backend = Backend::custom(objects, &location, store);
         Self::run_with_timeout(backend, move |backend, started| {
             let set = ShardSet::find(&location, backend)?;
-            Self::of(location, &set, backend, started)
+            Self::new(location, &set, backend, started)
         })
     }
 
-    fn of(location: Location, set: &ShardSet, backend: &Backend, started: Instant) -> Result<Self> {
+    fn new(
+        location: Location,
+        set: &ShardSet,
+        backend: &Backend,
+        started: Instant,
+    ) -> Result<Self> {
         let opened = open_shards(set, backend)?;
         let mut shards = Vec::with_capacity(opened.len());
         let mut tensors = Vec::new();

@@ -30,7 +30,7 @@ pub(super) struct ShardSet {
 }
 
 impl ShardSet {
-    pub(super) fn of_files(files: Vec<Location>) -> Self {
+    pub(super) fn from_files(files: Vec<Location>) -> Self {
         Self {
             files,
             index: None,
@@ -62,9 +62,9 @@ impl ShardSet {
                 // beside its target.
                 let opened = backend.open(location, None, INDEX_FIRST_BYTES)?;
                 let root = backend.root(&location.parent())?;
-                Self::of_index(location, opened, root)
+                Self::from_index(location, opened, root)
             }
-            Found::File => Ok(Self::of_files(vec![location.clone()])),
+            Found::File => Ok(Self::from_files(vec![location.clone()])),
         }
     }
 
@@ -82,11 +82,11 @@ impl ShardSet {
         match indexes[..] {
             _ if indexes.iter().any(|name| *name == INDEX_NAME) => {
                 let (index, opened) = of_index(INDEX_NAME)?;
-                Self::of_index(&index, opened, root)
+                Self::from_index(&index, opened, root)
             }
             [only] => {
                 let (index, opened) = of_index(only)?;
-                Self::of_index(&index, opened, root)
+                Self::from_index(&index, opened, root)
             }
             [first, second, ..] => Err(Error::new(
                 ErrorKind::InvalidRequest,
@@ -104,7 +104,7 @@ impl ShardSet {
         let index = location.join(INDEX_NAME);
         let found = backend
             .open(&index, None, INDEX_FIRST_BYTES)
-            .and_then(|opened| Self::of_index(&index, opened, None));
+            .and_then(|opened| Self::from_index(&index, opened, None));
         match found {
             // Servers whose listing is forbidden answer 403 for objects that do not exist.
             Err(error)
@@ -118,7 +118,7 @@ impl ShardSet {
         match backend.open(&single, None, 1) {
             Ok(_) => Ok(Self {
                 is_whole: true,
-                ..Self::of_files(vec![single])
+                ..Self::from_files(vec![single])
             }),
             Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::new(
                 ErrorKind::NotFound,
@@ -161,7 +161,7 @@ impl ShardSet {
     }
 
     /// Selects the shards that an index names, in natural order.
-    fn of_index(
+    fn from_index(
         location: &Location,
         (source, mut bytes): (ShardSource, Vec<u8>),
         root: Option<ConfinedDir>,

@@ -114,7 +114,7 @@ impl Opened {
             Self::File(file) => {
                 let metadata = file.file().metadata();
                 let location = file.location();
-                Origin::of_file(
+                Origin::from_metadata(
                     location,
                     &metadata.map_err(|error| cannot_open(error, location))?,
                 )

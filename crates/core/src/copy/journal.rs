@@ -41,7 +41,7 @@ pub(super) struct FileState {
 
 impl Origin {
     /// Origin of the file at `location`.
-    pub(super) fn of_file(location: &Location, metadata: &Metadata) -> Self {
+    pub(super) fn from_metadata(location: &Location, metadata: &Metadata) -> Self {
         Self {
             source: location.to_string(),
             len: metadata.len(),

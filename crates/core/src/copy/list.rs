@@ -125,7 +125,7 @@ fn local(source: &Location, path: &Path, filter: &Filter, shared: &Shared) -> Re
         return Ok(vec![Entry {
             name: source.file_name().to_owned(),
             location: source.clone(),
-            listed: Some(Origin::of_file(source, &metadata)),
+            listed: Some(Origin::from_metadata(source, &metadata)),
             opened: None,
         }]);
     }
@@ -204,7 +204,7 @@ impl Walk<'_> {
         if wanted && metadata.is_file() {
             self.found.entries.push(Entry {
                 name,
-                listed: Some(Origin::of_file(&location, &metadata)),
+                listed: Some(Origin::from_metadata(&location, &metadata)),
                 location,
                 opened: None,
             });
@@ -280,7 +280,7 @@ fn take_from_cache(source: &Location, entries: &mut [Entry], sources: &Sources) 
         let listed = entry.listed.as_ref();
         let same = listed.is_none_or(|listed| listed.len == found.len());
         let location = Location::from_path(path);
-        let origin = Origin::of_file(&location, &found);
+        let origin = Origin::from_metadata(&location, &found);
         (found.is_file() && same).then_some((location, origin))
     };
     let found: Option<Vec<_>> = entries.iter().map(in_cache).collect();

@@ -146,7 +146,7 @@ fn refused(error: DriverError) -> Error {
     };
     Error::new(ErrorKind::Unsupported, message)
         .with_hint(hint)
-        .with_source(Cause::of(error))
+        .with_source(Cause::new(error))
 }
 
 /// Returns the error for a call of the driver that failed; `what` names the operation.
@@ -173,7 +173,7 @@ pub(super) fn failure(what: impl Into<String>, error: DriverError) -> Error {
     };
     Error::new(kind, what)
         .with_hint(hint)
-        .with_source(Cause::of(error))
+        .with_source(Cause::new(error))
 }
 
 /// Returns whether an error of this module means that the GPU has stopped, and so no longer uses
@@ -216,7 +216,7 @@ struct Cause {
 }
 
 impl Cause {
-    fn of(error: DriverError) -> Self {
+    fn new(error: DriverError) -> Self {
         let text = |found: std::result::Result<&std::ffi::CStr, DriverError>| {
             found.map_or("?".to_owned(), |text| text.to_string_lossy().into_owned())
         };

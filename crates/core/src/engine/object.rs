@@ -216,7 +216,7 @@ impl Engine for ObjectEngine {
         self.unseen_bytes = self.unseen_bytes.saturating_sub(job.needed as u64);
         match self.waiting.back_mut() {
             Some(last) if last.takes(&job, gap, self.setup.request_bytes) => last.add(job),
-            _ => self.waiting.push_back(Request::of(job)),
+            _ => self.waiting.push_back(Request::new(job)),
         }
     }
 
@@ -269,7 +269,7 @@ impl Drop for ObjectEngine {
 }
 
 impl Request {
-    fn of(job: Job) -> Self {
+    fn new(job: Job) -> Self {
         Self {
             source: job.source,
             start: job.offset,
@@ -310,7 +310,7 @@ impl Request {
             return None;
         }
         let mut rest = self.jobs.split_off(kept).into_iter();
-        let mut split = Self::of(rest.next().expect("fewer are kept"));
+        let mut split = Self::new(rest.next().expect("fewer are kept"));
         rest.for_each(|job| split.add(job));
         let last = self.jobs.back().expect("one is kept");
         self.end = last.offset + last.needed as u64;

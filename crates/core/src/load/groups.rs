@@ -97,7 +97,7 @@ impl Sources {
             sources.members.push(Member { group, index });
             by_group[group].push(source);
         }
-        sources.groups = by_group.into_iter().map(Group::of).collect();
+        sources.groups = by_group.into_iter().map(Group::new).collect();
         Ok(sources)
     }
 
@@ -206,7 +206,7 @@ impl Opened {
 
 impl Group {
     /// Creates a group of sources that share limits.
-    fn of(sources: Vec<Opened>) -> Self {
+    fn new(sources: Vec<Opened>) -> Self {
         let mut files = Vec::new();
         #[cfg(feature = "object")]
         let mut objects = Vec::new();

@@ -144,7 +144,7 @@ impl Prepared {
         refuse_too_many_reads(&wanted, &layouts)?;
         let plan = Arc::new(plan::build(&wanted, &layouts, &destinations.arrangements()));
         let limits = (0..sources.groups().len())
-            .map(|group| Limits::of(group, &sources, &plan, options))
+            .map(|group| Limits::new(group, &sources, &plan, options))
             .collect();
         Ok(Self {
             views: sources.views().filter(|views| !views.is_empty()),
@@ -333,7 +333,7 @@ fn lanes_for(kind: EngineKind, files: &[ReadFile]) -> LaneCount {
 
 impl Limits {
     /// Uses the caller's options, or else the hints of the sources.
-    fn of(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
+    fn new(group: usize, sources: &Sources, plan: &Plan, options: &Options) -> Self {
         let members = sources.members();
         let hints = (0..members.len())
             .filter(|source| members[*source].group == group)

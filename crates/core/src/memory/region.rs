@@ -122,7 +122,7 @@ impl RegionWriter {
     pub(super) fn new(mapping: Mapping, tensors: u32, pool: PoolLink) -> Self {
         assert!(tensors > 0, "a region belongs to at least one tensor");
         let mapping = Some(mapping);
-        Self::of(Memory::Pooled { mapping, pool }, tensors)
+        Self::from_memory(Memory::Pooled { mapping, pool }, tensors)
     }
 
     /// Creates a region over `len` bytes of a file at `offset`, for `tensors` tensors (at least
@@ -134,10 +134,10 @@ impl RegionWriter {
             "a region leaves its file"
         );
         let view = Arc::clone(view);
-        Self::of(Memory::View { view, offset, len }, tensors)
+        Self::from_memory(Memory::View { view, offset, len }, tensors)
     }
 
-    fn of(memory: Memory, tensors: u32) -> Self {
+    fn from_memory(memory: Memory, tensors: u32) -> Self {
         let region = Region {
             memory,
             unreceived: AtomicU32::new(tensors),

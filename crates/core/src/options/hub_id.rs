@@ -34,7 +34,7 @@ pub(crate) struct HubId {
 #[cfg(feature = "object")]
 impl HubId {
     /// Parses the authority that [`split`] returned.
-    pub(crate) fn of(authority: &str) -> Self {
+    pub(crate) fn from_authority(authority: &str) -> Self {
         let (repository, revision) = authority.split_once('@').unwrap_or((authority, REVISION));
         Self {
             repository: repository.to_owned(),
@@ -160,7 +160,7 @@ mod tests {
             ),
         ] {
             let (authority, found) = split(rest).expect(rest);
-            let id = HubId::of(&authority);
+            let id = HubId::from_authority(&authority);
             assert_eq!(
                 (&*id.repository, &*id.revision, &*found),
                 (repository, revision, path),

@@ -36,7 +36,7 @@ impl Transient {
     /// `fs/smb/client/smb2maperror.c` and `cifs_reconnect` (`EHOSTDOWN`, `EAGAIN`, `ECONNABORTED`
     /// while it reconnects); `fs/fuse/dev.c` (`ENOTCONN` when the server is gone, `ECONNABORTED`);
     /// Lustre (`EIO` and `ENOTCONN` for an evicted client, until it has reconnected).
-    pub(crate) fn of_errno(errno: i32) -> Option<Self> {
+    pub(crate) fn from_errno(errno: i32) -> Option<Self> {
         match errno {
             libc::EAGAIN => Some(Self::Busy),
             libc::EIO | libc::ESTALE | libc::ECONNRESET | libc::ECONNABORTED => Some(Self::Broken),
@@ -158,13 +158,13 @@ mod tests {
     #[test]
     fn transient_errnos_are_retryable_and_permanent_are_not() {
         for errno in [libc::EIO, libc::ESTALE, libc::ECONNABORTED] {
-            assert_eq!(Transient::of_errno(errno), Some(Transient::Broken));
+            assert_eq!(Transient::from_errno(errno), Some(Transient::Broken));
         }
         assert_eq!(
-            Transient::of_errno(libc::ETIMEDOUT),
+            Transient::from_errno(libc::ETIMEDOUT),
             Some(Transient::Stalled)
         );
-        assert_eq!(Transient::of_errno(libc::EAGAIN), Some(Transient::Busy));
+        assert_eq!(Transient::from_errno(libc::EAGAIN), Some(Transient::Busy));
         for errno in [
             libc::EINVAL,
             libc::EACCES,
@@ -172,7 +172,7 @@ mod tests {
             libc::EFAULT,
             libc::EBADF,
         ] {
-            assert_eq!(Transient::of_errno(errno), None);
+            assert_eq!(Transient::from_errno(errno), None);
         }
         assert!(Transient::wants_reopening(libc::ESTALE));
         assert!(!Transient::wants_reopening(libc::EIO));

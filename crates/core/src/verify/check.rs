@@ -92,7 +92,7 @@ impl Check {
             for run in runs(pieces) {
                 let offset = extent.offset + run.start as u64;
                 if let Some(crc) = sum.add(offset, &bytes[run]) {
-                    let found = Digest::of_crc(expected.algorithm(), crc);
+                    let found = Digest::from_crc(expected.algorithm(), crc);
                     self.compare_whole(source, *expected, found)?;
                 }
             }
@@ -105,7 +105,7 @@ impl Check {
             let own = &bytes[piece.extent_offset..piece.extent_offset + piece.len];
             let sum = check.sum.as_ref();
             if let Some(crc) = sum.and_then(|sum| sum.add(piece.tensor_offset, own)) {
-                let found = Digest::of_crc(check.expected.algorithm(), crc);
+                let found = Digest::from_crc(check.expected.algorithm(), crc);
                 self.compare_tensor(source, piece.tensor, found)?;
             }
         }
@@ -127,7 +127,7 @@ impl Check {
                 hasher.update(own);
                 let tensor = &self.tensors[piece.tensor];
                 if is_last(tensor.byte_len()) && tensor.file_range().end == source.len {
-                    let found = Digest::of_hasher(hasher.clone());
+                    let found = Digest::from_hasher(hasher.clone());
                     self.compare_whole(source, expected, found)?;
                 }
                 continue;
@@ -141,7 +141,7 @@ impl Check {
             }
             hasher.update(own);
             if is_last(self.tensors[piece.tensor].byte_len()) {
-                self.compare_tensor(source, piece.tensor, Digest::of_hasher(hasher.clone()))?;
+                self.compare_tensor(source, piece.tensor, Digest::from_hasher(hasher.clone()))?;
             }
         }
         Ok(())

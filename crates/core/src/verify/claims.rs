@@ -45,7 +45,7 @@ pub(super) struct Claims {
 
 impl Claim {
     /// Creates a claim about the whole source only.
-    pub(super) fn of_whole(by: impl Into<String>, whole: Vec<Digest>) -> Self {
+    pub(super) fn from_whole(by: impl Into<String>, whole: Vec<Digest>) -> Self {
         Self {
             by: by.into(),
             len: None,
@@ -55,7 +55,7 @@ impl Claim {
     }
 
     /// Converts the entry of a manifest.
-    pub(super) fn of_manifest(by: impl Into<String>, file: &ManifestFile) -> Self {
+    pub(super) fn from_manifest(by: impl Into<String>, file: &ManifestFile) -> Self {
         let tensors = file.tensors.iter().map(|(name, tensor)| {
             let said = TensorClaim {
                 range: tensor.range.clone(),
@@ -132,7 +132,7 @@ impl Claim {
 
 impl Counting {
     /// Returns the algorithms that the requested verification accepts.
-    pub(super) fn of(choice: &Verify) -> Self {
+    pub(super) fn new(choice: &Verify) -> Self {
         match choice {
             Verify::Off | Verify::Auto | Verify::Require | Verify::Manifest(_) => Self::All,
             Verify::Sha256(_) => Self::Sha256,
@@ -171,8 +171,8 @@ mod tests {
             digest("crc64nvme:0123456789abcdef"),
             digest("crc32c:01234567"),
         );
-        let first = Claim::of_whole("the first", vec![sha, short, crc]);
-        let second = Claim::of_whole("the second", vec![short]);
+        let first = Claim::from_whole("the first", vec![sha, short, crc]);
+        let second = Claim::from_whole("the second", vec![short]);
         let known = Claims {
             claims: vec![first, second],
             silent: vec!["no third".to_owned()],
@@ -191,7 +191,7 @@ mod tests {
         };
         assert_eq!(expected.whole, Some(sha));
         let known = Claims {
-            claims: vec![Claim::of_whole("the store", vec![crc])],
+            claims: vec![Claim::from_whole("the store", vec![crc])],
             silent: vec!["no other".to_owned()],
         };
         assert!(known.suffices(Counting::All) && !known.suffices(Counting::Sha256));

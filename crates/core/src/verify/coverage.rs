@@ -283,7 +283,7 @@ mod tests {
         let (first, second) = (&[1, 2, 3, 4][..], &[5; 8][..]);
         for algorithm in [Algorithm::Crc32c, Algorithm::Crc64Nvme] {
             let polynomial = algorithm.polynomial().expect("a CRC");
-            let of = |all: &[&[u8]]| Digest::of_crc(algorithm, polynomial.of(all));
+            let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.of(all));
             let mut expected = expected(false, &[]);
             expected.whole = Some(of(&[HEADER, first, second]));
             expected.tensors = [("a", first), ("b", second)]

@@ -127,18 +127,18 @@ impl Digest {
     /// Computes the digest of `bytes`.
     pub fn of(algorithm: Algorithm, bytes: &[u8]) -> Self {
         match algorithm.polynomial() {
-            Some(polynomial) => Self::of_crc(algorithm, polynomial.of(&[bytes])),
-            None => Self::of_hasher(Sha256::new_with_prefix(bytes)),
+            Some(polynomial) => Self::from_crc(algorithm, polynomial.of(&[bytes])),
+            None => Self::from_hasher(Sha256::new_with_prefix(bytes)),
         }
     }
 
     /// Returns the digest of all bytes that `hasher` has consumed.
-    pub(crate) fn of_hasher(hasher: Sha256) -> Self {
+    pub(crate) fn from_hasher(hasher: Sha256) -> Self {
         Self::new(Algorithm::Sha256, &hasher.finalize()).expect("as many as SHA-256 makes")
     }
 
     /// Creates a digest from the value of a CRC.
-    pub(crate) fn of_crc(algorithm: Algorithm, crc: u64) -> Self {
+    pub(crate) fn from_crc(algorithm: Algorithm, crc: u64) -> Self {
         let bytes = crc.to_be_bytes();
         let own = &bytes[bytes.len() - algorithm.len()..];
         Self::new(algorithm, own).expect("as many as the algorithm makes")
@@ -210,7 +210,7 @@ mod tests {
             assert_eq!(digest.crc(), crc);
             assert_eq!(digest.bytes().len(), digest.algorithm().len());
             if let Some(crc) = crc {
-                assert_eq!(Digest::of_crc(digest.algorithm(), crc), digest);
+                assert_eq!(Digest::from_crc(digest.algorithm(), crc), digest);
             }
             let capitals = text.to_uppercase();
             let (_, digits) = capitals.split_once(':').expect("has one");

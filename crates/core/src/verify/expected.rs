@@ -95,7 +95,7 @@ pub(super) fn implied_header(
     }
     let (crc, range) = behind.unwrap_or((polynomial.of(&[]), len..len));
     let header = polynomial.without(whole.crc()?, crc, range.end - range.start);
-    (range.end == len).then(|| (range.start, Digest::of_crc(algorithm, header)))
+    (range.end == len).then(|| (range.start, Digest::from_crc(algorithm, header)))
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
     /// expected result.
     fn implied(algorithm: Algorithm, pieces: &[&[u8]]) -> (Option<(u64, Digest)>, (u64, Digest)) {
         let polynomial = algorithm.polynomial().expect("a CRC");
-        let of = |all: &[&[u8]]| Digest::of_crc(algorithm, polynomial.of(all));
+        let of = |all: &[&[u8]]| Digest::from_crc(algorithm, polynomial.of(all));
         let mut at = pieces[0].len() as u64;
         let tensors: Vec<_> = pieces[1..]
             .iter()

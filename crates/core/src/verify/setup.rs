@@ -211,9 +211,9 @@ impl Check {
         let algorithm = expected.algorithm();
         let found = match (algorithm.polynomial(), sha) {
             (Some(polynomial), _) => {
-                Digest::of_crc(algorithm, decided.facts.header.get(polynomial))
+                Digest::from_crc(algorithm, decided.facts.header.get(polynomial))
             }
-            (None, sha) => Digest::of_hasher(sha.expect("created for a hashed source")),
+            (None, sha) => Digest::from_hasher(sha.expect("created for a hashed source")),
         };
         self.compare_whole(source, expected, found)
     }
@@ -291,7 +291,7 @@ impl Outcome<'_> {
         match expected.algorithm().polynomial() {
             Some(polynomial) => {
                 let crc = facts.header.get(polynomial);
-                let found = Digest::of_crc(expected.algorithm(), crc);
+                let found = Digest::from_crc(expected.algorithm(), crc);
                 self.require_header(facts, expected, found)
             }
             None => Ok(()),
@@ -351,7 +351,7 @@ impl Decided<'_> {
         let hasher = hasher(self.facts)?;
         let hash = |expected: &Digest| !expected.algorithm().combines();
         if let Some(expected) = self.decision.header.filter(hash) {
-            let found = Digest::of_hasher(hasher.clone());
+            let found = Digest::from_hasher(hasher.clone());
             self.decision.require_header(self.facts, expected, found)?;
         }
         Ok(hasher)

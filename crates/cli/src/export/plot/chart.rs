@@ -93,14 +93,14 @@ pub(super) fn contender(contender: Contender) -> &'static str {
 }
 
 impl Chart {
-    pub(super) fn of(results: &Results) -> Self {
+    pub(super) fn new(results: &Results) -> Self {
         let mut facts = describe_host(&results.host);
         facts.push_str(", ");
         facts.push_str(&format_count(results.rounds.into(), "round"));
         if !results.complete {
             facts.push_str(", not complete");
         }
-        let names = Names::of(results);
+        let names = Names::new(results);
         Self {
             title: describe_checkpoint(&results.checkpoint),
             subtitle: facts,
@@ -184,7 +184,7 @@ struct Names {
 }
 
 impl Names {
-    fn of(results: &Results) -> Self {
+    fn new(results: &Results) -> Self {
         let varies = |differs: &dyn Fn(&CellResults, &CellResults) -> bool| {
             let mut pairs = results.cells.iter().zip(results.cells.iter().skip(1));
             pairs.any(|(one, other)| differs(one, other))
@@ -300,7 +300,7 @@ fn level(cells: &[&CellResults], contender: Contender) -> Option<Level> {
     let medians = cells
         .iter()
         .filter_map(|cell| Some(summary(cell, contender)?.bytes_per_second.median));
-    let medians = Spread::of(medians)?;
+    let medians = Spread::new(medians)?;
     (medians.max <= medians.min * NEARLY_SAME).then_some(Level {
         contender,
         rate: medians.median,

@@ -189,7 +189,7 @@ impl Sweep {
         let series = || self.panels.iter().flat_map(|panel| &panel.series);
         let named = |(index, label): (usize, &str)| {
             let series = series().find(|series| series.label == label)?;
-            Some(Entry::of_series(Style::of(index, series), series))
+            Some(Entry::for_series(Style::new(index, series), series))
         };
         let labels = self.labels().into_iter().enumerate();
         let mut entries: Vec<Entry> = labels.filter_map(named).collect();
@@ -198,7 +198,7 @@ impl Sweep {
             let mut levels = self.panels.iter().flat_map(|panel| &panel.levels);
             let is_drawn = levels.any(|level| level.contender == contender)
                 || curves.any(|it| it.contender == contender && !it.points.is_empty());
-            entries.extend(is_drawn.then(|| Entry::of_contender(contender)));
+            entries.extend(is_drawn.then(|| Entry::for_contender(contender)));
         }
         entries
     }
@@ -206,7 +206,7 @@ impl Sweep {
     fn draw(&self, svg: &mut Svg) {
         let labels = self.labels();
         let size = (WIDTH, self.panel_height());
-        let axis = Axis::of(self);
+        let axis = Axis::new(self);
         for (index, panel) in self.panels.iter().enumerate() {
             let top = TOP + (size.1 + PANEL_GAP) * count(index);
             let rates = panel.points().map(|point| point.rate.max);
@@ -257,7 +257,7 @@ impl Panel {
         let middle = count(self.series.len().saturating_sub(1)) / 2.0;
         for (index, series) in self.series.iter().enumerate() {
             let known = labels.iter().position(|label| *label == series.label);
-            let style = Style::of(known.unwrap_or(index), series);
+            let style = Style::new(known.unwrap_or(index), series);
             let shift = (count(index) - middle) * gap;
             let at = |point: &Point| {
                 let y = frame.y(point.rate.median);
@@ -301,10 +301,10 @@ struct Axis {
 }
 
 impl Axis {
-    fn of(sweep: &Sweep) -> Self {
+    fn new(sweep: &Sweep) -> Self {
         let points = sweep.panels.iter().flat_map(Panel::points);
         let ticks = sweep.ticks.iter().map(|(value, _)| *value);
-        let all = Spread::of(points.filter_map(|point| point.at).chain(ticks));
+        let all = Spread::new(points.filter_map(|point| point.at).chain(ticks));
         let (first, last) = all.map_or((0.0, 1.0), |all| (all.min, all.max));
         Self { first, last }
     }
@@ -327,7 +327,7 @@ fn legend_of_bars(groups: &[Group]) -> Vec<Entry> {
     [Contender::Tload, Contender::Ceiling, Contender::Fio]
         .into_iter()
         .filter(|contender| bars().any(|bar| bar.contender == *contender))
-        .map(Entry::of_contender)
+        .map(Entry::for_contender)
         .collect()
 }
 

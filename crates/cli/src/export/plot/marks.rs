@@ -30,7 +30,7 @@ enum Mark {
 }
 
 impl Style {
-    pub(super) fn of(index: usize, series: &Series) -> Self {
+    pub(super) fn new(index: usize, series: &Series) -> Self {
         // 3 marks and 7 colours have no common divisor, so combinations repeat after 21 series.
         const MARKS: [Mark; 3] = [Mark::Disc, Mark::Square, Mark::Triangle];
         Self {
@@ -77,7 +77,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    pub(super) fn of_series(style: Style, series: &Series) -> Self {
+    pub(super) fn for_series(style: Style, series: &Series) -> Self {
         Self {
             label: series.label.clone(),
             contender: Contender::Tload,
@@ -85,7 +85,7 @@ impl Entry {
         }
     }
 
-    pub(super) fn of_contender(it: Contender) -> Self {
+    pub(super) fn for_contender(it: Contender) -> Self {
         Self {
             label: contender(it).to_owned(),
             contender: it,

@@ -18,7 +18,7 @@ pub(super) struct Plot;
 
 impl Plot {
     /// Returns a plot for `path`, whose extension must be that of SVG.
-    pub(super) fn of(path: &Path) -> Result<Self> {
+    pub(super) fn for_path(path: &Path) -> Result<Self> {
         let extension = path.extension().unwrap_or_default();
         if extension.eq_ignore_ascii_case("svg") {
             return Ok(Self);
@@ -34,7 +34,7 @@ impl Plot {
 
 impl Format for Plot {
     fn render(&self, results: &Results) -> String {
-        Chart::of(results).draw()
+        Chart::new(results).draw()
     }
 }
 

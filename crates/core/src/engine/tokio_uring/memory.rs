@@ -81,7 +81,7 @@ impl Drop for InKernel {
 
 impl Stretch<InKernel> {
     /// Returns the part of a window that `read` fills.
-    fn of_lease(mut lease: Lease, read: Read) -> Self {
+    fn from_lease(mut lease: Lease, read: Read) -> Self {
         Self {
             start: lease.as_mut_ptr().wrapping_add(read.window_offset),
             len: read.len,
@@ -97,7 +97,7 @@ impl Stretch<InKernel> {
 
 impl Stretch<Arc<Slab>> {
     /// Returns all slots, each at the index that its leases know.
-    fn of_slots(slab: &Arc<Slab>) -> Vec<Self> {
+    fn from_slots(slab: &Arc<Slab>) -> Vec<Self> {
         let slots = slab.registrations().into_iter();
         slots
             .map(|(start, len)| Self {
@@ -116,7 +116,7 @@ impl RegisteredSlots {
     /// Registers all slots or none: none when there are too many, or when too little locked memory
     /// is allowed (`ulimit -l`). Must run in the runtime's context.
     pub(super) fn register(slab: &Arc<Slab>) -> Option<Self> {
-        let stretches = Stretch::of_slots(slab);
+        let stretches = Stretch::from_slots(slab);
         if stretches.is_empty() || stretches.len() > REGISTRATIONS_MAX {
             return None;
         }
@@ -166,7 +166,7 @@ pub(super) async fn read_once(
         drop(window);
         (result, kept.take())
     } else {
-        let stretch = Stretch::of_lease(lease, read);
+        let stretch = Stretch::from_lease(lease, read);
         let (result, stretch) = file.read_at(stretch, read.offset).await;
         (result, stretch.into_lease())
     }

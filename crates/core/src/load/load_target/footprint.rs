@@ -25,7 +25,7 @@ pub struct LoadTargetLayout {
 impl LoadTargetLayout {
     /// Returns the layout that a load target states, or else that of its contiguous memory; none if
     /// it has no bytes.
-    pub(in crate::load) fn of(load_target: &LoadTarget) -> Option<Self> {
+    pub(in crate::load) fn from_target(load_target: &LoadTarget) -> Option<Self> {
         let layout = match (&load_target.layout, &load_target.memory) {
             (Some(layout), _) => layout.clone(),
             (None, Some(memory)) => Self {
@@ -77,8 +77,8 @@ struct Step {
 }
 
 impl Footprint {
-    pub(in crate::load) fn of(load_target: &LoadTarget) -> Option<Self> {
-        let layout = LoadTargetLayout::of(load_target)?;
+    pub(in crate::load) fn new(load_target: &LoadTarget) -> Option<Self> {
+        let layout = LoadTargetLayout::from_target(load_target)?;
         let mut first = i128::from(layout.address);
         let mut steps = vec![Step {
             stride: 1,
@@ -186,7 +186,7 @@ mod tests {
                 elements: "F32".to_owned(),
             }),
         };
-        Footprint::of(&load_target).expect("has bytes")
+        Footprint::new(&load_target).expect("has bytes")
     }
 
     fn bytes(address: u64, element_bytes: usize, dims: &[(usize, isize)]) -> HashSet<i128> {

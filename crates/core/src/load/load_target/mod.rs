@@ -82,7 +82,7 @@ pub(crate) fn matched(
     let mut written: Vec<(Footprint, &LoadTarget)> = load_targets
         .iter()
         .filter(|load_target| by_name.contains_key(load_target.name.as_str()))
-        .filter_map(|load_target| Some((Footprint::of(load_target)?, load_target)))
+        .filter_map(|load_target| Some((Footprint::new(load_target)?, load_target)))
         .collect();
     let filled: HashSet<Footprint> = written.iter().map(|(bytes, _)| bytes.clone()).collect();
     written.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -90,7 +90,7 @@ pub(crate) fn matched(
     let known: HashSet<&str> = load_targets.iter().map(|r| r.name.as_str()).collect();
     if rules.strict {
         for load_target in &load_targets {
-            let tied = || Footprint::of(load_target).is_some_and(|bytes| filled.contains(&bytes));
+            let tied = || Footprint::new(load_target).is_some_and(|bytes| filled.contains(&bytes));
             if !by_name.contains_key(load_target.name.as_str()) && !tied() {
                 faults.missing.push(load_target.name.clone());
             }
@@ -110,7 +110,7 @@ pub(crate) fn matched(
             continue;
         };
         faults.differences(info, &load_target, rules);
-        if let Some(bytes) = Footprint::of(&load_target)
+        if let Some(bytes) = Footprint::new(&load_target)
             && !taken.insert(bytes)
         {
             continue;
@@ -235,8 +235,8 @@ fn shared(
     its: &LoadTarget,
 ) -> Option<String> {
     let layouts = (
-        LoadTargetLayout::of(load_target)?,
-        LoadTargetLayout::of(its)?,
+        LoadTargetLayout::from_target(load_target)?,
+        LoadTargetLayout::from_target(its)?,
     );
     let relation = if bytes != other {
         match bytes.shares(other) {

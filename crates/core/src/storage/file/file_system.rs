@@ -54,7 +54,7 @@ const NETWORK: [&str; 10] = [
 
 impl FileSystem {
     /// Returns the file system of an open file.
-    pub fn of(file: impl AsFd) -> Result<Self> {
+    pub fn for_file(file: impl AsFd) -> Result<Self> {
         let stat = rustix::fs::fstat(&file)
             .map_err(|errno| Error::from_io("cannot read the file's status", errno.into()))?;
         let device = (
@@ -87,7 +87,7 @@ impl FileSystem {
 pub fn file_system(path: &Path) -> Result<FileSystem> {
     let file = crate::storage::file::open_plain(path)
         .map_err(|error| Error::from_io("cannot open", error).with_location(path.display()))?;
-    FileSystem::of(&file).map_err(|error| error.with_location(path.display()))
+    FileSystem::for_file(&file).map_err(|error| error.with_location(path.display()))
 }
 
 /// Returns whether a path leads to a network file system or to one served from user space; false if

@@ -26,7 +26,8 @@ impl Identity {
         if let Some(found) = ask(file, Path::new(""), rustix::fs::AtFlags::EMPTY_PATH)? {
             return Ok(found);
         }
-        file.metadata().map(|metadata| Self::of(&metadata))
+        file.metadata()
+            .map(|metadata| Self::from_metadata(&metadata))
     }
 
     /// Returns the identity of the file at a path now, following links. Bypasses caches as
@@ -36,10 +37,10 @@ impl Identity {
         if let Some(found) = ask(rustix::fs::CWD, path, rustix::fs::AtFlags::empty())? {
             return Ok(found);
         }
-        std::fs::metadata(path).map(|metadata| Self::of(&metadata))
+        std::fs::metadata(path).map(|metadata| Self::from_metadata(&metadata))
     }
 
-    pub(in crate::storage) fn of(metadata: &std::fs::Metadata) -> Self {
+    pub(in crate::storage) fn from_metadata(metadata: &std::fs::Metadata) -> Self {
         Self {
             device: metadata.dev(),
             inode: metadata.ino(),

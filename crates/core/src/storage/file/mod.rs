@@ -76,11 +76,12 @@ impl FileSource {
             || retries.map_or_else(|| usual_retries(is_network(path)), Retries::up_to),
             || open_regular(root, location),
         )?;
-        let file_system = FileSystem::of(&file).map_err(|error| error.with_location(location))?;
+        let file_system =
+            FileSystem::for_file(&file).map_err(|error| error.with_location(location))?;
         Ok(Self {
             location: location.clone(),
             path: std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
-            identity: Identity::of(&metadata),
+            identity: Identity::from_metadata(&metadata),
             file,
             retries: retries.map_or_else(|| usual_retries(file_system.network), Retries::up_to),
             file_system,
@@ -252,7 +253,7 @@ pub(super) fn again_if_it_may_pass<T>(
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        let Some(what) = error.errno().and_then(Transient::of_errno) else {
+        let Some(what) = error.errno().and_then(Transient::from_errno) else {
             return Err(error);
         };
         failed += 1;

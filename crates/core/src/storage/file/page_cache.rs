@@ -44,9 +44,9 @@ pub(in crate::storage) enum Cached {
 impl Cached {
     /// Queries residency of `source` as it is now, of which `wanted` is to be read. Where the
     /// system cannot answer, or its answer cannot be trusted, nothing counts as cached.
-    pub(in crate::storage) fn of(source: &FileSource, wanted: &[Range<u64>]) -> Self {
+    pub(in crate::storage) fn new(source: &FileSource, wanted: &[Range<u64>]) -> Self {
         let file = source.file();
-        match Method::of(file, source.file_system()) {
+        match Method::for_file(file, source.file_system()) {
             Method::Cachestat => Method::Cachestat
                 .resident_bytes(file, 0, source.len())
                 .map_or(Self::Nothing, |bytes| Self::counted(bytes, source.len())),

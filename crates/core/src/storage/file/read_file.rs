@@ -176,7 +176,7 @@ impl ReadFile {
             CacheMode::Direct => true,
         };
         if cache != CacheMode::Direct {
-            opened.cached = Cached::of(&opened.source, wanted);
+            opened.cached = Cached::new(&opened.source, wanted);
         }
         if !is_direct {
             return Ok(opened);
@@ -252,7 +252,7 @@ impl ReadFile {
 
     /// Classifies the error of a read; `None` if it is not to be retried.
     pub(crate) fn failure(&self, errno: i32) -> Option<Transient> {
-        Transient::of_errno(errno).filter(|_| self.retries != Retries::NONE)
+        Transient::from_errno(errno).filter(|_| self.retries != Retries::NONE)
     }
 
     /// Returns how often the file has been reopened.
@@ -274,7 +274,7 @@ impl ReadFile {
         let location = self.source.location();
         let path = path_of(location)?;
         let (file, metadata) = open_regular(None, location)?;
-        self.source.verify(Identity::of(&metadata))?;
+        self.source.verify(Identity::from_metadata(&metadata))?;
         let mut direct = None;
         if self.direct.is_some() {
             let opened = open_direct(&file, path).map_err(|error| cannot_open(error, location))?;

@@ -47,7 +47,7 @@ fn ask(file: &File) -> Result<Residency> {
         .metadata()
         .map_err(|error| Error::from_io("cannot read its length", error))?
         .len();
-    let method = Method::of(file, &FileSystem::of(file)?);
+    let method = Method::for_file(file, &FileSystem::for_file(file)?);
     let counted = match method {
         Method::Cachestat => linux::cachestat(file, 0, total_bytes),
         Method::Mincore => None,
@@ -92,7 +92,7 @@ impl Method {
     }
 
     /// Returns the method that works for `file`.
-    pub(in crate::storage) fn of(file: &File, file_system: &FileSystem) -> Self {
+    pub(in crate::storage) fn for_file(file: &File, file_system: &FileSystem) -> Self {
         // A file on an overlay is a front: its pages belong to the file below, which only a mapping
         // reaches.
         let is_front = file_system.name == "overlay";

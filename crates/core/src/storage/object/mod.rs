@@ -149,7 +149,7 @@ impl ObjectSource {
         let (meta, bytes, sample) = remote
             .run(deadline, look)
             .map_err(|error| error.or_location(&location))?;
-        let identity = ObjectIdentity::of(&meta);
+        let identity = ObjectIdentity::from_meta(&meta);
         let opened = Opened {
             location,
             remote: Arc::clone(remote),
@@ -364,7 +364,7 @@ impl ObjectSource {
     }
 
     fn require_same(&self, meta: &ObjectMeta, captured: &ResponseCapture) -> Result<(), Fault> {
-        match self.difference(&ObjectIdentity::of(meta)) {
+        match self.difference(&ObjectIdentity::from_meta(meta)) {
             Some(what) => {
                 let request = self.0.store.failed_request(captured, "GET");
                 Err(changed(&self.0.store.redacted(&what, captured), request))
@@ -466,7 +466,7 @@ impl Receive for Collected {
 }
 
 impl ObjectIdentity {
-    pub(crate) fn of(meta: &ObjectMeta) -> Self {
+    pub(crate) fn from_meta(meta: &ObjectMeta) -> Self {
         Self {
             len: meta.size,
             e_tag: meta.e_tag.clone().filter(|tag| !is_blank(tag)),
@@ -549,7 +549,7 @@ mod tests {
     #[test]
     fn blank_tag_null_version_and_epoch_are_no_validator() {
         let identity = |e_tag: Option<&str>, version: Option<&str>, modified: i64| {
-            ObjectIdentity::of(&ObjectMeta {
+            ObjectIdentity::from_meta(&ObjectMeta {
                 location: Path::default(),
                 last_modified: DateTime::from_timestamp(modified, 0).expect("a time"),
                 size: 1,

@@ -49,7 +49,7 @@ pub(super) async fn look(
         })
     };
     let (meta, bytes) = ask(0..first).await?;
-    if ObjectIdentity::of(&meta).is_versioned() {
+    if ObjectIdentity::from_meta(&meta).is_versioned() {
         return Ok((meta, bytes, None));
     }
     let behind = bytes.len() as u64;

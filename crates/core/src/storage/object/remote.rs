@@ -220,7 +220,7 @@ fn cannot_start(error: std::io::Error) -> Error {
 fn key(url: &RemoteUrl) -> StoreId {
     let authority = match url.protocol {
         // The default revision may be written or omitted.
-        Protocol::Hub => HubId::of(&url.authority).to_string(),
+        Protocol::Hub => HubId::from_authority(&url.authority).to_string(),
         Protocol::S3 | Protocol::Gcs | Protocol::Azure | Protocol::Http | Protocol::Custom => {
             url.authority.clone()
         }

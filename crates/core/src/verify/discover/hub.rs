@@ -50,7 +50,7 @@ pub(super) fn of_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Clai
 /// Interprets the name that a hub gives to the contents of a file.
 pub(super) fn of_contents(name: &str, by: &str) -> Result<Claim, String> {
     if let Some(digest) = Digest::from_hex(Algorithm::Sha256, name) {
-        return Ok(Claim::of_whole(by, vec![digest]));
+        return Ok(Claim::from_whole(by, vec![digest]));
     }
     let is_git = name.len() == GIT_DIGITS && name.bytes().all(|byte| byte.is_ascii_hexdigit());
     Err(if is_git {
@@ -127,7 +127,7 @@ mod tests {
     fn said(path: &Path) -> Result<(String, Vec<String>), String> {
         let file = FileSource::open(&Location::from_path(path)).expect("opens");
         let store = crate::options::StoreOptions::default();
-        let claim = of_file(&file, &Sidecars::of([], &store))?;
+        let claim = of_file(&file, &Sidecars::new([], &store))?;
         let digests = claim.whole.iter().map(ToString::to_string).collect();
         Ok((claim.by, digests))
     }

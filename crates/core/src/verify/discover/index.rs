@@ -69,7 +69,7 @@ pub(super) fn compare_beside(
 
 fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
     let file = manifest.file(index.location(), &index.location().parent())?;
-    Some(Claim::of_manifest(manifest.by(), file))
+    Some(Claim::from_manifest(manifest.by(), file))
 }
 
 /// Compares the length and all digests: they were computed when the index was read, so this costs
@@ -88,7 +88,7 @@ fn compare_with(index: &IndexFile, said: &Claim) -> Result<()> {
             .with_hint(HINT));
     }
     let found = |algorithm: Algorithm| match algorithm.polynomial() {
-        Some(polynomial) => Some(Digest::of_crc(algorithm, index.crcs.get(polynomial))),
+        Some(polynomial) => Some(Digest::from_crc(algorithm, index.crcs.get(polynomial))),
         None => Digest::new(algorithm, &index.sha256),
     };
     for expected in &said.whole {

@@ -125,7 +125,7 @@ pub fn require_files(checkpoint: &Checkpoint, choice: &Verify) -> Result<()> {
         return Ok(());
     };
     let store = StoreOptions::default();
-    let sidecars = Sidecars::of(checkpoint.shards().iter().map(Shard::source), &store)
+    let sidecars = Sidecars::new(checkpoint.shards().iter().map(Shard::source), &store)
         .following(checkpoint.follows_symlinks());
     let manifest = chosen(&Location::parse(location)?, &sidecars)?;
     require_manifest_files(checkpoint, &manifest, checkpoint.is_whole())
@@ -162,10 +162,10 @@ pub(super) fn find_now(
         })
         .collect();
     let store = StoreOptions::default();
-    let sidecars = Sidecars::of(lookup.iter().map(|lookup| lookup.source), &store)
+    let sidecars = Sidecars::new(lookup.iter().map(|lookup| lookup.source), &store)
         .following(checkpoint.follows_symlinks())
         .telling(pending);
-    let counting = Counting::of(choice);
+    let counting = Counting::new(choice);
     let what_there_is = |scope| {
         let manifests = manifests(&lookup, &sidecars)?;
         if let Some(index) = checkpoint.index() {
@@ -313,7 +313,7 @@ pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>)
         None => Err(format!("there is no {MANIFEST_NAME}")),
         Some(found) => {
             let file = found.file(lookup.source.location(), &lookup.folder);
-            file.map(|file| Claim::of_manifest(found.by(), file))
+            file.map(|file| Claim::from_manifest(found.by(), file))
                 .ok_or_else(|| format!("the manifest {} does not list it", found.location))
         }
     });

@@ -31,7 +31,7 @@ pub(super) fn of_headers(
         .iter()
         .map(|digest| title(digest.algorithm()))
         .collect();
-    Ok(Claim::of_whole(
+    Ok(Claim::from_whole(
         format!("the object's own {}", names.join(" and ")),
         digests,
     ))

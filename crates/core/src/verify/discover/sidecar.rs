@@ -30,7 +30,7 @@ pub(in crate::verify) struct Sidecars<'a> {
 
 impl<'a> Sidecars<'a> {
     /// Reaches files the way the sources are reached, and files elsewhere as `store` says.
-    pub(in crate::verify) fn of<'s>(
+    pub(in crate::verify) fn new<'s>(
         sources: impl IntoIterator<Item = &'s ShardSource>,
         store: &'a StoreOptions,
     ) -> Self {

@@ -19,8 +19,7 @@ use crate::error::{Error, ErrorKind, Result, printable};
 use crate::options::Location;
 use crate::verify::claims::Claim;
 use crate::verify::digest::{Algorithm, Digest};
-use crate::verify::json_error::wrong_json;
-use crate::verify::manifest::{clipped, wrong_name};
+use crate::verify::manifest::{clipped, wrong_json, wrong_name};
 
 /// File name of a signature, beside the checkpoint.
 pub(in crate::verify) const NAME: &str = "model.sig";
@@ -63,7 +62,7 @@ pub(super) fn of_file(
     let digest = name.and_then(|name| files.get(&name));
     let by = format!("digests in {}", signed.location);
     digest
-        .map(|digest| Claim::of_whole(by, vec![*digest]))
+        .map(|digest| Claim::from_whole(by, vec![*digest]))
         .ok_or_else(|| format!("{} does not list it", signed.location))
 }
 

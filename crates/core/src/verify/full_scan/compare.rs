@@ -27,7 +27,7 @@ pub(super) struct Computed {
 
 impl Wanted {
     /// Returns everything needed to compare with `known`.
-    pub(super) fn of(known: &Claims) -> Self {
+    pub(super) fn new(known: &Claims) -> Self {
         let mut wanted = Self::default();
         for claim in &known.claims {
             add(&mut wanted.whole, claim.whole.iter().map(Digest::algorithm));
@@ -175,7 +175,7 @@ mod tests {
                 .into(),
         };
         Claims {
-            claims: vec![claim, Claim::of_whole("o", vec![digest(1)])],
+            claims: vec![claim, Claim::from_whole("o", vec![digest(1)])],
             silent: Vec::new(),
         }
     }
@@ -242,11 +242,11 @@ mod tests {
 
     #[test]
     fn stated_digests_are_computed_once() {
-        let mut wanted = Wanted::of(&known());
+        let mut wanted = Wanted::new(&known());
         assert_eq!(wanted.whole, [Algorithm::Crc64Nvme, Algorithm::Sha256]);
         assert_eq!(wanted.spans.len(), 2);
         wanted.span(&(20..60), Algorithm::ALL);
         assert_eq!(wanted.spans[&(20, 60)].len(), 3);
-        assert!(Wanted::of(&Claims::default()).is_empty());
+        assert!(Wanted::new(&Claims::default()).is_empty());
     }
 }

@@ -84,7 +84,7 @@ impl Found {
         options: &VerifyOptions,
         opening: &OpenOptions,
     ) -> Result<Self> {
-        let sidecars = Sidecars::of([], &opening.store).following(opening.follow_symlinks);
+        let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
         let (file_set, failed) = file_set_of(location, opening)?;
         let target = target(options, location, &file_set.folder)?;
         let manifest = manifest(&file_set, options, target.as_ref(), &sidecars)?;
@@ -128,7 +128,7 @@ pub(super) fn file_set_of(
 ) -> Result<(FileSet, Option<Error>)> {
     match FileSet::find(location, opening) {
         Ok(file_set) => Ok((file_set, None)),
-        Err(error) if is_bad(&error) => Ok((FileSet::of_folder(location, opening)?, Some(error))),
+        Err(error) if is_bad(&error) => Ok((FileSet::from_folder(location, opening)?, Some(error))),
         Err(error) => Err(error),
     }
 }
@@ -161,13 +161,13 @@ impl About<'_> {
     /// Returns the reason why a file should not exist, if there is one.
     fn extra(&self, name: &str) -> Option<FileError> {
         if self.signed.is_some_and(|it| !it.files.contains_key(name)) {
-            return Some(FileError::of(unsigned()));
+            return Some(FileError::new(unsigned()));
         }
         let manifest = self.manifest.map(|found| &found.manifest);
         manifest
             // Manifests do not list files that are only signed.
             .filter(|it| !it.files.contains_key(name) && self.signed.is_none())
-            .map(|_| FileError::of(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
+            .map(|_| FileError::new(Error::new(ErrorKind::Corrupt, "is not in the manifest")))
     }
 }
 
@@ -260,7 +260,7 @@ fn subjects(
             folder: file_set.folder.clone(),
         })
         .collect();
-    let sidecars = Sidecars::of(lookup.iter().map(|lookup| lookup.source), store)
+    let sidecars = Sidecars::new(lookup.iter().map(|lookup| lookup.source), store)
         .following(file_set.follows_symlinks());
     let manifests = vec![about.manifest.cloned(); lookup.len()];
     let scope = match about.signed {
@@ -291,10 +291,10 @@ fn subjects(
 fn open(file_set: &FileSet, location: &Location, is_shard: bool) -> Result<Open, FileError> {
     let (source, first) = file_set
         .open(location, FIRST_BYTES)
-        .map_err(FileError::of)?;
+        .map_err(FileError::new)?;
     let header = is_shard.then(|| {
         let read = read_header(&source, first);
-        read.map(|(header, _)| header).map_err(FileError::of)
+        read.map(|(header, _)| header).map_err(FileError::new)
     });
     Ok(Open { source, header })
 }
@@ -323,7 +323,7 @@ impl Subject {
     }
 
     fn wanted(&self, open: &Open) -> Wanted {
-        let mut wanted = Wanted::of(&self.known);
+        let mut wanted = Wanted::new(&self.known);
         if self.is_recorded {
             wanted.add_whole(IN_MANIFESTS);
             for tensor in open.tensors() {
@@ -378,7 +378,7 @@ impl Subject {
                 }
                 Err(error) if error.kind() == ErrorKind::Cancelled => return Err(error),
                 Err(error) => {
-                    report.fail(FileError::of(error));
+                    report.fail(FileError::new(error));
                     return Ok((report, None));
                 }
             }
@@ -413,7 +413,7 @@ impl FileReport {
             verified_by: Vec::new(),
             silent: Vec::new(),
             mismatches: Vec::new(),
-            error: Some(FileError::of(unsigned())),
+            error: Some(FileError::new(unsigned())),
             is_shard: false,
         }
     }

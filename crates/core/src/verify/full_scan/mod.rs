@@ -202,7 +202,7 @@ impl Verification {
         if let Some(begun) = begun {
             match self.write(&begun, &report, entries) {
                 Ok(written) => report.written = written,
-                Err(error) => report.not_written = Some(FileError::of(error)),
+                Err(error) => report.not_written = Some(FileError::new(error)),
             }
         }
         report.seconds = started.elapsed().as_secs_f64();

@@ -100,7 +100,7 @@ pub struct FileError {
 }
 
 impl FileError {
-    pub(super) fn of(error: Error) -> Self {
+    pub(super) fn new(error: Error) -> Self {
         Self {
             kind: error.kind().name(),
             message: error.chain(),
@@ -262,7 +262,7 @@ mod tests {
             Error::from_io("cannot open", error).with_location("/m/a")
         };
         let mut report = VerifyReport {
-            not_written: Some(FileError::of(denied())),
+            not_written: Some(FileError::new(denied())),
             ..VerifyReport::default()
         };
         let error = report.error().expect("not written");

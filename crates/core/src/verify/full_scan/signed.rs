@@ -47,7 +47,7 @@ pub fn read_signature(
     let opening = opening.into();
     let (file_set, _) = file_set_of(location, &opening)?;
     let location = file_set.folder.join(SIGNATURE_NAME);
-    let sidecars = Sidecars::of([], &opening.store).following(opening.follow_symlinks);
+    let sidecars = Sidecars::new([], &opening.store).following(opening.follow_symlinks);
     match sidecars.read_in(&file_set.folder, &location, SIGNATURE_BYTES_MAX)? {
         Some(text) => Ok(SignatureText { location, text }),
         None => Err(Error::new(ErrorKind::NotFound, "there is no signature")
@@ -84,7 +84,7 @@ impl SignedFiles {
     pub(super) fn of_file(&self, name: &str, file_set: &FileSet) -> Option<Claim> {
         let by = format!("signature {}", file_set.folder.join(SIGNATURE_NAME));
         let digest = self.files.get(name)?;
-        Some(Claim::of_whole(by, vec![*digest]))
+        Some(Claim::from_whole(by, vec![*digest]))
     }
 
     /// Returns the files in the folder that should be signed and are not, and a note if the list

@@ -26,14 +26,14 @@ pub(in crate::storage) enum Reach {
 }
 
 impl Reach {
-    pub(in crate::storage) fn of(address: IpAddr) -> Self {
+    pub(in crate::storage) fn from_ip(address: IpAddr) -> Self {
         match address {
-            IpAddr::V4(address) => Self::of_v4(address),
-            IpAddr::V6(address) => Self::of_v6(address),
+            IpAddr::V4(address) => Self::from_v4(address),
+            IpAddr::V6(address) => Self::from_v6(address),
         }
     }
 
-    fn of_v4(address: Ipv4Addr) -> Self {
+    fn from_v4(address: Ipv4Addr) -> Self {
         match address.octets() {
             _ if address.is_link_local() => Self::LinkLocal,
             // Azure's and Alibaba's metadata services have addresses of their own.
@@ -49,10 +49,10 @@ impl Reach {
         }
     }
 
-    fn of_v6(address: Ipv6Addr) -> Self {
+    fn from_v6(address: Ipv6Addr) -> Self {
         let embedded = |high: u16, low: u16| {
             let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
-            Self::of_v4(Ipv4Addr::new(a, b, c, d))
+            Self::from_v4(Ipv4Addr::new(a, b, c, d))
         };
         match address.segments() {
             _ if address.is_unicast_link_local() => Self::LinkLocal,
@@ -72,10 +72,10 @@ impl Reach {
 
     /// Returns the reach of a host that is an address, or a name that always stands for this
     /// machine.
-    pub(in crate::storage) fn of_host(url: &Url) -> Option<Self> {
+    pub(in crate::storage) fn from_host(url: &Url) -> Option<Self> {
         match url.host()? {
-            Host::Ipv4(address) => Some(Self::of_v4(address)),
-            Host::Ipv6(address) => Some(Self::of_v6(address)),
+            Host::Ipv4(address) => Some(Self::from_v4(address)),
+            Host::Ipv6(address) => Some(Self::from_v6(address)),
             Host::Domain(name) => {
                 let name = name.trim_end_matches('.');
                 (name == "localhost" || name.ends_with(".localhost")).then_some(Self::Loopback)
@@ -86,7 +86,7 @@ impl Reach {
     /// Returns the reach of the server that responded, if its host name was resolved here to the
     /// address that responded. A proxy resolves names elsewhere, and its own address tells nothing
     /// about the server.
-    pub(in crate::storage) fn of_peer(
+    pub(in crate::storage) fn from_peer(
         response: &HttpResponse,
         host: &Url,
         resolver: &Resolver,
@@ -94,7 +94,9 @@ impl Reach {
         let info = response.extensions().get::<HttpInfo>()?;
         let address = info.remote_addr().ip();
         let name = host.host_str()?;
-        resolver.resolved(name, address).then(|| Self::of(address))
+        resolver
+            .resolved(name, address)
+            .then(|| Self::from_ip(address))
     }
 }
 
@@ -140,7 +142,7 @@ impl Resolve for Resolver {
             let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
             let mut found: Vec<SocketAddr> = found.collect();
             if let Some(limit) = limit {
-                found.retain(|address| Reach::of(address.ip()) <= limit);
+                found.retain(|address| Reach::from_ip(address.ip()) <= limit);
                 if found.is_empty() {
                     return Err(Narrower.into());
                 }
@@ -218,7 +220,7 @@ mod tests {
             ("64:ff9b::a9fe:a9fe", Reach::LinkLocal),
         ] {
             let parsed = address.parse().expect(address);
-            assert_eq!(Reach::of(parsed), reach, "{address}");
+            assert_eq!(Reach::from_ip(parsed), reach, "{address}");
         }
     }
 
@@ -234,7 +236,7 @@ mod tests {
             ("http://host.example/", None),
         ] {
             let parsed = Url::parse(url).expect(url);
-            assert_eq!(Reach::of_host(&parsed), reach, "{url}");
+            assert_eq!(Reach::from_host(&parsed), reach, "{url}");
         }
     }
 

@@ -19,8 +19,8 @@ pub(in crate::storage) struct Environment {
 
 impl Environment {
     /// Reads the environment of the process.
-    pub(in crate::storage) fn of_process() -> Self {
-        Self::of(std::env::vars_os().filter_map(|(name, value)| {
+    pub(in crate::storage) fn from_process() -> Self {
+        Self::new(std::env::vars_os().filter_map(|(name, value)| {
             // Values that are not UTF-8 cannot be sent to a store.
             Some((name.into_string().ok()?, value.into_string().ok()?))
         }))
@@ -29,13 +29,13 @@ impl Environment {
     /// Reads the environment of the process, unless the options forbid it.
     pub(in crate::storage) fn unless_forbidden(options: &StoreOptions) -> Self {
         if options.flag("environment").unwrap_or(true) {
-            Self::of_process()
+            Self::from_process()
         } else {
             Self::default()
         }
     }
 
-    pub(in crate::storage) fn of(variables: impl IntoIterator<Item = (String, String)>) -> Self {
+    pub(in crate::storage) fn new(variables: impl IntoIterator<Item = (String, String)>) -> Self {
         let variables = variables
             .into_iter()
             .filter(|(_, value)| !value.trim().is_empty())
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
-        Environment::of(
+        Environment::new(
             variables
                 .iter()
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),

@@ -18,12 +18,12 @@ pub(in crate::storage) struct Reply {
 }
 
 impl Reply {
-    pub(in crate::storage) fn of(body: &[u8]) -> Self {
+    pub(in crate::storage) fn from_body(body: &[u8]) -> Self {
         let Ok(text) = std::str::from_utf8(body) else {
             return Self::default();
         };
         match serde_json::from_str::<Value>(text) {
-            Ok(json) => Self::of_json(&json),
+            Ok(json) => Self::from_json(&json),
             Err(_) => Self {
                 code: element(text, "Code"),
                 message: element(text, "Message"),
@@ -34,7 +34,7 @@ impl Reply {
 
     /// Parses `{"error": "invalid_grant", "error_description": "…"}` or `{"error": {"status": "…",
     /// "message": "…"}}`.
-    fn of_json(json: &Value) -> Self {
+    fn from_json(json: &Value) -> Self {
         let owned = |value: Option<&Value>| value.and_then(Value::as_str).map(str::to_owned);
         let error = json.get("error");
         Self {
@@ -148,9 +148,9 @@ mod tests {
             ("<html><Message>a<b></Message></html>", Reply::default()),
             ("", Reply::default()),
         ] {
-            assert_eq!(Reply::of(body.as_bytes()), wanted, "{body}");
+            assert_eq!(Reply::from_body(body.as_bytes()), wanted, "{body}");
         }
-        assert_eq!(Reply::of(b"\xff"), Reply::default());
+        assert_eq!(Reply::from_body(b"\xff"), Reply::default());
     }
 
     #[test]

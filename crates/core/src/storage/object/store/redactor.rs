@@ -425,7 +425,7 @@ mod tests {
         let location = Location::parse(url).expect(url);
         let options = StoreOptions::from_pairs(options.iter().copied()).expect("options");
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let environment = Environment::of(variables.iter().map(owned));
+        let environment = Environment::new(variables.iter().map(owned));
         Redactor::new(location.remote().expect("a URL"), &options, &environment)
     }
 

@@ -72,8 +72,8 @@ impl HttpService for Following {
                 return Err(Refused::Endless.into());
             }
             if from.origin() != to.origin() {
-                let here = Reach::of_host(&from)
-                    .or_else(|| Reach::of_peer(&response, &from, &self.resolver));
+                let here = Reach::from_host(&from)
+                    .or_else(|| Reach::from_peer(&response, &from, &self.resolver));
                 let here = here.unwrap_or(Reach::Public);
                 // The widest reach of all hosts so far counts.
                 let widest = reach.map_or(here, |reach: Reach| reach.min(here));
@@ -129,7 +129,7 @@ fn check(from: &Url, to: &Url, reach: Reach) -> Result<(), Refused> {
         _ => return Err(Refused::Scheme),
     }
     // The addresses of a name are checked when it is resolved.
-    if Reach::of_host(to).is_some_and(|target| target > reach) {
+    if Reach::from_host(to).is_some_and(|target| target > reach) {
         return Err(Refused::Narrower);
     }
     Ok(())

@@ -239,7 +239,7 @@ impl ResponseCapture {
         self.retry_after = text(headers, "retry-after")
             .and_then(|asked| retry_after(asked, date.or(ours)))
             .or_else(|| text(headers, "ratelimit").and_then(until_reset));
-        let reply = Reply::of(body);
+        let reply = Reply::from_body(body);
         self.region = text(headers, "x-amz-bucket-region")
             .map(str::to_owned)
             .or(reply.region)

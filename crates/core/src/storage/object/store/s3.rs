@@ -368,7 +368,7 @@ mod tests {
         let variables = variables
             .iter()
             .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
-        let environment = Environment::of(variables);
+        let environment = Environment::new(variables);
         let opening = Opening {
             url: location.remote().expect("a URL"),
             options: &options,

@@ -37,7 +37,11 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
     let path = object_path(url)?;
     let environment = Environment::unless_forbidden(options);
     let found = match settings::cache(&environment) {
-        Some(cache) => find(&cache, &HubId::of(&url.authority), path.as_ref()),
+        Some(cache) => find(
+            &cache,
+            &HubId::from_authority(&url.authority),
+            path.as_ref(),
+        ),
         None => Err("the cache folder is unknown".to_owned()),
     };
     match found {
@@ -56,7 +60,7 @@ pub(crate) fn cached(url: &RemoteUrl, options: &StoreOptions) -> Result<Option<P
 pub(crate) fn snapshot(url: &RemoteUrl, commit: &str, options: &StoreOptions) -> Option<PathBuf> {
     let path = object_path(url).ok()?;
     let cache = settings::cache(&Environment::unless_forbidden(options))?;
-    let storage = storage(&cache, &HubId::of(&url.authority));
+    let storage = storage(&cache, &HubId::from_authority(&url.authority));
     Some(storage.join("snapshots").join(commit).join(path.as_ref()))
 }
 
@@ -219,7 +223,11 @@ mod tests {
         fn find(&self, rest: &str) -> Result<PathBuf, String> {
             let location = Location::parse(&format!("hf://org/name{rest}")).expect(rest);
             let url = location.remote().expect("a URL");
-            find(self.0.path(), &HubId::of(&url.authority), &url.path)
+            find(
+                self.0.path(),
+                &HubId::from_authority(&url.authority),
+                &url.path,
+            )
         }
     }
 

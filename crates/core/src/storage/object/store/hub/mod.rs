@@ -56,7 +56,7 @@ pub(in crate::storage) fn open(opening: &Opening) -> Result<(OpenStore, Reposito
             cache::offline("it would be read from the hub").with_location(opening.url.shown())
         );
     }
-    let id = HubId::of(&opening.url.authority);
+    let id = HubId::from_authority(&opening.url.authority);
     let endpoint = endpoint(opening)?;
     let token = Token::find(opening)?;
     let source = if opening

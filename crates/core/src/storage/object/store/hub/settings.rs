@@ -162,7 +162,7 @@ mod tests {
 
     fn environment(variables: &[(&str, &str)]) -> Environment {
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        Environment::of(variables.iter().map(owned))
+        Environment::new(variables.iter().map(owned))
     }
 
     fn with<T>(
