@@ -218,12 +218,20 @@ impl Error {
         }
     }
 
+    /// Creates an [`ErrorKind::InvalidRequest`].
+    pub(crate) fn invalid_request(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::InvalidRequest, message)
+    }
+
+    /// Creates an [`ErrorKind::Unsupported`].
+    pub(crate) fn unsupported(message: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Unsupported, message)
+    }
+
     /// Creates the error for a `text` that is not one of the valid names of `what`.
     pub(crate) fn unknown_name(what: &str, text: &str, names: &[&str]) -> Self {
-        Self::new(
-            ErrorKind::InvalidRequest,
-            format!("{what} {text:?} is unknown; it can be {}", names.join(", ")),
-        )
+        let names = names.join(", ");
+        Self::invalid_request(format!("{what} {text:?} is unknown; it can be {names}"))
     }
 
     /// Creates the error for a thread that the system refuses.

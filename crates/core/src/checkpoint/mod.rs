@@ -216,10 +216,7 @@ impl Checkpoint {
     /// alone. Listed files may be symbolic links.
     pub fn open_all_with(locations: &[Location], options: impl Into<OpenOptions>) -> Result<Self> {
         let [first, rest @ ..] = locations else {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                "the list of files is empty",
-            ));
+            return Err(Error::invalid_request("the list of files is empty"));
         };
         let shown = if rest.is_empty() {
             first.clone()
@@ -392,11 +389,9 @@ fn merge(tensors: &[TensorInfo], shards: &[Shard]) -> Result<HashMap<String, usi
         if let Some(first) = by_name.insert(tensor.name().to_owned(), index) {
             let (first, second) = (&shards[tensors[first].shard()], &shards[tensor.shard()]);
             if first.source.is(&second.source) {
-                return Err(
-                    Error::new(ErrorKind::InvalidRequest, "the file is listed twice")
-                        .with_location(second.location())
-                        .with_hint("list every file once"),
-                );
+                return Err(Error::invalid_request("the file is listed twice")
+                    .with_location(second.location())
+                    .with_hint("list every file once"));
             }
             let first = first.location();
             return Err(Error::new(

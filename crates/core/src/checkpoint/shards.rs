@@ -88,10 +88,9 @@ impl ShardSet {
                 let (index, opened) = of_index(only)?;
                 Self::from_index(&index, opened, root)
             }
-            [first, second, ..] => Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"),
-            )
+            [first, second, ..] => Err(Error::invalid_request(format!(
+                "holds several indexes and none is {INDEX_NAME}: {first:?}, {second:?}"
+            ))
             .with_location(location)
             .with_hint("give the path of the index file to load")),
             [] => Self::without_index(location, names, root),

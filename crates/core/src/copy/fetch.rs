@@ -14,9 +14,9 @@ use super::cancel::{ask_unless_stopped, unless_stopped};
 use super::journal::Origin;
 use super::target::cannot_write;
 use super::{Shared, cancelled};
-use crate::error::Result;
 #[cfg(not(feature = "object"))]
-use crate::error::{Error, ErrorKind};
+use crate::error::Error;
+use crate::error::Result;
 use crate::options::{Location, StoreOptions};
 use crate::storage::{FileSource, Source, cannot_open};
 #[cfg(feature = "object")]
@@ -98,7 +98,7 @@ impl Sources {
 
 #[cfg(not(feature = "object"))]
 pub(super) fn unsupported(location: &Location) -> Error {
-    Error::new(ErrorKind::Unsupported, "this build reads no object stores")
+    Error::unsupported("this build reads no object stores")
         .with_location(location)
         .with_hint("build with the feature `object`")
 }

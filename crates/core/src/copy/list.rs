@@ -90,7 +90,7 @@ impl Found {
         } else {
             return Ok(());
         };
-        Err(Error::new(ErrorKind::InvalidRequest, message)
+        Err(Error::invalid_request(message)
             .with_location(source)
             .with_hint("copy one of the folders below it"))
     }
@@ -178,11 +178,9 @@ impl Walk<'_> {
             return Ok(());
         }
         let Ok(last) = last.into_string() else {
-            return Err(
-                Error::new(ErrorKind::InvalidRequest, "the name is not UTF-8")
-                    .with_location(entry.path().display())
-                    .with_hint("rename it"),
-            );
+            return Err(Error::invalid_request("the name is not UTF-8")
+                .with_location(entry.path().display())
+                .with_hint("rename it"));
         };
         let (location, name) = (Location::from_path(entry.path()), below(folder, &last));
         self.found.count(self.source, &name)?;

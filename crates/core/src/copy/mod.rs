@@ -312,7 +312,7 @@ impl Copy {
     }
 
     fn validate(&self) -> Result<()> {
-        let invalid = |message| Err(Error::new(ErrorKind::InvalidRequest, message));
+        let invalid = |message| Err(Error::invalid_request(message));
         if !(1..=DEPTH_MAX).contains(&self.options.depth) {
             return invalid(format!(
                 "depth is {}; it must lie between 1 and {DEPTH_MAX}",
@@ -321,8 +321,7 @@ impl Copy {
         }
         if self.target.to_string_lossy().contains("://") {
             // Without the URL: it may contain credentials.
-            return Err(Error::new(
-                ErrorKind::Unsupported,
+            return Err(Error::unsupported(
                 "the target is a URL; checkpoints are copied into local directories only",
             ));
         }

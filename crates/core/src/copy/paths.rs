@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use globset::{GlobBuilder, GlobMatcher};
 
 use super::CopyOptions;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Suffix of a file in progress.
 const PARTIAL: &str = ".tload-partial";
@@ -70,10 +70,7 @@ fn glob(pattern: &str) -> Result<GlobMatcher> {
         .literal_separator(true)
         .build()
         .map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidRequest,
-                format!("glob {pattern:?} is malformed: {}", error.kind()),
-            )
+            Error::invalid_request(format!("glob {pattern:?} is malformed: {}", error.kind()))
         })?;
     Ok(glob.compile_matcher())
 }
@@ -96,8 +93,7 @@ pub(crate) fn components(name: &str) -> Result<Vec<&str>> {
     } else {
         return Ok(components);
     };
-    Err(Error::new(
-        ErrorKind::InvalidRequest,
+    Err(Error::invalid_request(
         // `{:?}` escapes control characters.
         format!("the name {name:?} {wrong}: it leads outside of the folder, or nowhere"),
     )
@@ -132,6 +128,7 @@ pub(super) fn next_record(file_name: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     fn filter(include: &[&str], exclude: &[&str], hidden: bool) -> Filter {
         let owned = |patterns: &[&str]| patterns.iter().map(|&text| text.to_owned()).collect();

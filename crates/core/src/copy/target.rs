@@ -60,7 +60,7 @@ impl TargetDir {
             Error::from_io("cannot create or open the folder", error).with_location(path.display())
         };
         if path.exists() && !path.is_dir() {
-            return Err(Error::new(ErrorKind::InvalidRequest, "is not a folder")
+            return Err(Error::invalid_request("is not a folder")
                 .with_location(path.display())
                 .with_hint("give the folder to copy into"));
         }
@@ -168,10 +168,9 @@ impl TargetDir {
         } else {
             "a file"
         };
-        Error::new(
-            ErrorKind::InvalidRequest,
-            format!("cannot write {name:?}: {what} is in the place of its folder {component:?}"),
-        )
+        Error::invalid_request(format!(
+            "cannot write {name:?}: {what} is in the place of its folder {component:?}"
+        ))
         .with_location(self.path.display())
         .with_hint("remove it, or copy into an empty folder")
     }
@@ -228,12 +227,9 @@ impl TargetDir {
 /// Requires that `file` is this process's alone: locked, and still the file with that name.
 fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()> {
     let busy = || {
-        Error::new(
-            ErrorKind::InvalidRequest,
-            "is being copied by another process",
-        )
-        .with_location(path.display())
-        .with_hint("wait until it is done")
+        Error::invalid_request("is being copied by another process")
+            .with_location(path.display())
+            .with_hint("wait until it is done")
     };
     match flock(file, FlockOperation::NonBlockingLockExclusive) {
         // Lustre and others have no locks unless mounted with them: there, the user must not run
@@ -255,10 +251,9 @@ fn own(folder: &OwnedFd, called: &str, file: &OwnedFd, path: &Path) -> Result<()
         return Err(busy());
     }
     if !is_regular(&opened) || opened.st_nlink > 1 {
-        return Err(Error::new(
-            ErrorKind::InvalidRequest,
-            format!("{called:?}, its file in progress, has hard links, or is not a regular file"),
-        )
+        return Err(Error::invalid_request(format!(
+            "{called:?}, its file in progress, has hard links, or is not a regular file"
+        ))
         .with_location(path.display())
         .with_hint("remove it"));
     }

@@ -55,13 +55,11 @@ pub(super) fn open() -> Result<&'static Driver> {
         unsafe { Library::new(*name) }
     });
     let Some(library) = tries.find_map(std::result::Result::ok) else {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            "no CUDA driver was found (libcuda.so, libcuda.so.1)",
-        )
-        .with_hint(
-            "install the NVIDIA driver, expose the GPU to this container, or use device=cpu",
-        ));
+        return Err(
+            Error::unsupported("no CUDA driver was found (libcuda.so, libcuda.so.1)").with_hint(
+                "install the NVIDIA driver, expose the GPU to this container, or use device=cpu",
+            ),
+        );
     };
     result::init().map_err(refused)?;
     let mut version = 0;
@@ -71,14 +69,11 @@ pub(super) fn open() -> Result<&'static Driver> {
         .result()
         .map_err(|error| failure("cannot query the version of the CUDA driver", error))?;
     if version < VERSION_MIN {
-        return Err(Error::new(
-            ErrorKind::Unsupported,
-            format!(
-                "the CUDA driver supports CUDA {}; {} or newer is needed",
-                dotted(version),
-                dotted(VERSION_MIN)
-            ),
-        )
+        return Err(Error::unsupported(format!(
+            "the CUDA driver supports CUDA {}; {} or newer is needed",
+            dotted(version),
+            dotted(VERSION_MIN)
+        ))
         .with_hint("install a newer NVIDIA driver"));
     }
     Ok(DRIVER.get_or_init(|| Driver { library, version }))
@@ -144,7 +139,7 @@ fn refused(error: DriverError) -> Error {
             "see whether `nvidia-smi` works and what the kernel log says about the NVIDIA driver",
         ),
     };
-    Error::new(ErrorKind::Unsupported, message)
+    Error::unsupported(message)
         .with_hint(hint)
         .with_source(Cause::new(error))
 }

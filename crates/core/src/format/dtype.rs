@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::error::{Error, ErrorKind, named};
+use crate::error::{Error, named};
 
 named! {
     /// Element type of a tensor.
@@ -141,12 +141,7 @@ impl TryFrom<safetensors::Dtype> for Dtype {
         Self::ALL
             .into_iter()
             .find(|&ours| safetensors::Dtype::from(ours) == theirs)
-            .ok_or_else(|| {
-                Error::new(
-                    ErrorKind::Unsupported,
-                    format!("dtype {theirs} is not known"),
-                )
-            })
+            .ok_or_else(|| Error::unsupported(format!("dtype {theirs} is not known")))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Byte sizes with units: parsing and formatting.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Units by their lower-case suffix. Without a suffix: bytes.
 const UNITS: [(&str, u64); 15] = [
@@ -24,12 +24,9 @@ const UNITS: [(&str, u64); 15] = [
 /// Parses a size: `"4096"`, `"4 MiB"`, `"1.5GiB"`, `"2GB"` (10⁹), `"512k"` (1024).
 pub fn parse_bytes(text: &str) -> Result<u64> {
     let invalid = || {
-        Error::new(
-            ErrorKind::InvalidRequest,
-            format!(
-                "{text:?} is not a size; write a number of bytes or a number with a unit, for example \"4 MiB\""
-            ),
-        )
+        Error::invalid_request(format!(
+            "{text:?} is not a size; write a number of bytes or a number with a unit, for example \"4 MiB\""
+        ))
     };
     let trimmed = text.trim().to_ascii_lowercase();
     let digits = trimmed
@@ -74,6 +71,7 @@ pub fn format_bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn parse_bytes_accepts_numbers_and_units() {

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::hub_id;
-use crate::error::{Error, ErrorKind, Result, printable, shortened};
+use crate::error::{Error, Result, printable, shortened};
 
 /// A path, a `file://` URL, the URL of an object or of a prefix of objects, or a model on a hub
 /// (`hf://org/name`).
@@ -89,12 +89,11 @@ pub(crate) const RESERVED: &AsciiSet = &NON_ALPHANUMERIC
 impl Location {
     /// Parses a path or a URL.
     pub fn parse(text: &str) -> Result<Self> {
-        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
         if text.is_empty() {
-            return Err(invalid("the location is empty".to_owned()));
+            return Err(Error::invalid_request("the location is empty"));
         }
         if text.contains('\0') {
-            return Err(invalid("the location contains a zero byte".to_owned()));
+            return Err(Error::invalid_request("the location contains a zero byte"));
         }
         let Some((scheme, rest)) = text.split_once("://") else {
             return match text.split_once(":/") {
@@ -103,8 +102,10 @@ impl Location {
                         .iter()
                         .any(|(name, _)| name.eq_ignore_ascii_case(scheme)) =>
                 {
-                    Err(invalid(format!("{scheme}:/ is neither a path nor a URL"))
-                        .with_hint(format!("write {scheme}://, with two slashes")))
+                    Err(
+                        Error::invalid_request(format!("{scheme}:/ is neither a path nor a URL"))
+                            .with_hint(format!("write {scheme}://, with two slashes")),
+                    )
                 }
                 _ => Ok(Self::from_path(text)),
             };
@@ -122,7 +123,7 @@ impl Location {
             } else {
                 "the location contains :// but does not begin with a URL scheme".to_owned()
             };
-            return Err(Error::new(ErrorKind::Unsupported, message)
+            return Err(Error::unsupported(message)
                 .with_hint("give a path, or a URL of s3, gs, az, abfss, http, https, hf or file"));
         };
         let url = RemoteUrl::parse(*protocol, scheme, rest)?;
@@ -133,16 +134,15 @@ impl Location {
     }
 
     fn from_file_url(text: &str, rest: &str) -> Result<Self> {
-        let invalid = |message: String| Error::new(ErrorKind::InvalidRequest, message);
         let path = rest.strip_prefix("localhost").unwrap_or(rest);
         if !path.starts_with('/') {
-            return Err(
-                invalid(format!("file URL {text:?} names a host or a relative path"))
-                    .with_hint("write file:///absolute/path"),
-            );
+            return Err(Error::invalid_request(format!(
+                "file URL {text:?} names a host or a relative path"
+            ))
+            .with_hint("write file:///absolute/path"));
         }
         let path = percent_decode_str(path).decode_utf8().map_err(|error| {
-            invalid(format!("file URL {text:?} is not UTF-8")).with_source(error)
+            Error::invalid_request(format!("file URL {text:?} is not UTF-8")).with_source(error)
         })?;
         Ok(Self {
             place: Place::Path(PathBuf::from(path.as_ref())),
@@ -299,19 +299,19 @@ impl RemoteUrl {
                 Protocol::Azure => "container",
                 Protocol::Http => "host",
             };
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("the URL {} names no {wanted}", url.shown()),
-            )
+            return Err(Error::invalid_request(format!(
+                "the URL {} names no {wanted}",
+                url.shown()
+            ))
             .with_hint(format!("write {}://{wanted}/path", url.scheme)));
         }
         let is_user = |before: &str| !url.names_account() || before.contains(':');
         let before = authority.rsplit_once('@').map(|(before, _)| before);
         if protocol != Protocol::Http && before.is_some_and(is_user) {
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("the URL {} has credentials in it", url.without_user()),
-            )
+            return Err(Error::invalid_request(format!(
+                "the URL {} has credentials in it",
+                url.without_user()
+            ))
             .with_hint("pass credentials as store options, or in the environment"));
         }
         Ok(url)
@@ -453,6 +453,7 @@ impl From<PathBuf> for Location {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn location_parses_paths_and_file_urls() {

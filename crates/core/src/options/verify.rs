@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Location;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Verification mode: whether the bytes of a load are compared with known digests during the load.
 #[derive(Clone, Default, PartialEq, Eq)]
@@ -78,8 +78,7 @@ impl FromStr for Verify {
 
     fn from_str(text: &str) -> Result<Self> {
         let empty = || {
-            Error::new(
-                ErrorKind::InvalidRequest,
+            Error::invalid_request(
                 "verify is empty; it can be off, auto, require, sha256, sha256:MANIFEST, or the path or URL of a manifest",
             )
         };

@@ -49,10 +49,7 @@ impl Selection {
     /// [`ErrorKind::InvalidRequest`] when the pattern is malformed.
     pub fn glob(pattern: &str) -> Result<Self> {
         let glob = GlobBuilder::new(pattern).build().map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidRequest,
-                format!("glob {pattern:?} is malformed: {}", error.kind()),
-            )
+            Error::invalid_request(format!("glob {pattern:?} is malformed: {}", error.kind()))
         })?;
         Ok(Self {
             rules: Some(vec![Rule::Glob(glob.compile_matcher())]),
@@ -67,10 +64,10 @@ impl Selection {
     /// [`ErrorKind::InvalidRequest`] when the expression is malformed.
     pub fn regex(pattern: &str) -> Result<Self> {
         let regex = Regex::new(pattern).map_err(|error| {
-            Error::new(
-                ErrorKind::InvalidRequest,
-                format!("regex {pattern:?} is malformed: {}", last_line(&error)),
-            )
+            Error::invalid_request(format!(
+                "regex {pattern:?} is malformed: {}",
+                last_line(&error)
+            ))
             .with_hint("escape a literal dot or bracket with a backslash")
         })?;
         Ok(Self {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use sha2::{Digest as _, Sha256};
 
 use crate::crc::Polynomial;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 
 /// Algorithm of a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -183,7 +183,7 @@ impl FromStr for Digest {
     fn from_str(text: &str) -> Result<Self> {
         let invalid = || {
             let message = format!("digest {text:?} is not of the form crc64nvme:ae8b14860a799888");
-            Error::new(ErrorKind::InvalidRequest, message)
+            Error::invalid_request(message)
         };
         let (algorithm, digits) = text.split_once(':').ok_or_else(invalid)?;
         Self::from_hex(algorithm.parse()?, digits).ok_or_else(invalid)
@@ -193,6 +193,7 @@ impl FromStr for Digest {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
 
     #[test]
     fn digests_are_read_back() {

@@ -109,13 +109,10 @@ impl Manifest {
         let failed = |error: serde_json::Error| invalid(cut(&wrong_json(&error), TEXT_MAX));
         let marked: Marked = serde_json::from_slice(text).map_err(failed)?;
         if marked.tload_manifest != VERSION {
-            return Err(Error::new(
-                ErrorKind::Unsupported,
-                format!(
-                    "is a manifest of version {}, and this release reads version {VERSION}",
-                    marked.tload_manifest
-                ),
-            )
+            return Err(Error::unsupported(format!(
+                "is a manifest of version {}, and this release reads version {VERSION}",
+                marked.tload_manifest
+            ))
             .with_hint(
                 "use a newer tload, or write the manifest again: tload verify --write --force",
             ));

@@ -245,7 +245,7 @@ impl Account {
         let location = facts.source.location();
         if choice.is_strict() {
             let message = format!("cannot be verified as requested: {why}");
-            return Err(Error::new(ErrorKind::InvalidRequest, message)
+            return Err(Error::invalid_request(message)
                 .with_location(location)
                 .with_hint(hint(choice, decision)));
         }

@@ -5,7 +5,7 @@ mod footprint;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, Result};
 use crate::format::Dtype;
 use crate::memory::Target;
 use crate::options::Device;
@@ -208,7 +208,7 @@ impl Faults {
             "load into memory of the same shapes and dtypes, or turn cast on to convert dtypes"
         };
         let message = format!("the tensors do not fit: {}", all.join("; "));
-        Err(Error::new(ErrorKind::InvalidRequest, message).with_hint(hint))
+        Err(Error::invalid_request(message).with_hint(hint))
     }
 }
 
@@ -263,6 +263,7 @@ mod tests {
     use std::ptr::NonNull;
 
     use super::*;
+    use crate::error::ErrorKind;
     use crate::format::Entry;
 
     const STRICT: LoadTargetRules = LoadTargetRules {

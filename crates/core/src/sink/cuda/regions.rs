@@ -207,10 +207,9 @@ impl DeviceRegions {
         } = request;
         if given.memory.len < bytes {
             let len = given.memory.len;
-            return Err(Error::new(
-                ErrorKind::InvalidRequest,
-                format!("the allocator returned {len} of {bytes} requested bytes"),
-            ));
+            return Err(Error::invalid_request(format!(
+                "the allocator returned {len} of {bytes} requested bytes"
+            )));
         }
         let usable = crate::sink::cuda::record_foreign(&self.context, given.stream)?;
         let tensors = self.plan.regions[region].tensors;

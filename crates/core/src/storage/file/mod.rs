@@ -279,9 +279,9 @@ fn given_up(error: Error, tries: u32) -> Error {
 
 /// Returns the path of a location that is on a file system.
 pub(crate) fn path_of(location: &Location) -> Result<&Path> {
-    location.as_path().ok_or_else(|| {
-        Error::new(ErrorKind::Unsupported, "is not on a file system").with_location(location)
-    })
+    location
+        .as_path()
+        .ok_or_else(|| Error::unsupported("is not on a file system").with_location(location))
 }
 
 /// Opens a regular file for buffered reads, confined to `root` if one is given, and returns its
@@ -329,7 +329,7 @@ fn irregular(kind: std::fs::FileType, location: &Location) -> Error {
         )
     };
     let message = format!("is not a regular file but {what}");
-    Error::new(ErrorKind::InvalidRequest, message)
+    Error::invalid_request(message)
         .with_location(location)
         .with_hint(hint)
 }

@@ -320,7 +320,7 @@ mod linux {
     use std::fs::File;
     use std::time::Duration;
 
-    use crate::error::{Error, ErrorKind, Result};
+    use crate::error::{Error, Result};
 
     pub(in crate::storage) fn evict(_file: &File) -> Result<()> {
         Err(unsupported())
@@ -351,10 +351,7 @@ mod linux {
     pub(in crate::storage) fn read_ahead(_file: &File, _offset: u64, _len: u64) {}
 
     fn unsupported() -> Error {
-        Error::new(
-            ErrorKind::Unsupported,
-            "only Linux reports which pages of a file are cached",
-        )
+        Error::unsupported("only Linux reports which pages of a file are cached")
     }
 }
 

@@ -125,8 +125,7 @@ impl ObjectSource {
         deadline: Option<Instant>,
     ) -> Result<(Self, Vec<u8>)> {
         let url = location.remote().ok_or_else(|| {
-            Error::new(ErrorKind::InvalidRequest, "is not in an object store")
-                .with_location(location)
+            Error::invalid_request("is not in an object store").with_location(location)
         })?;
         let (store, path) = remote
             .store(url)

@@ -96,9 +96,7 @@ pub(super) fn allows_unversioned(options: &StoreOptions) -> bool {
 }
 
 pub(super) fn unversioned() -> Error {
-    Error::new(
-        ErrorKind::Unsupported,
-        "the store sends neither ETag nor Last-Modified: an object that is replaced while it is read \
+    Error::unsupported("the store sends neither ETag nor Last-Modified: an object that is replaced while it is read \
          cannot be told from the old one",
     )
     .with_hint(

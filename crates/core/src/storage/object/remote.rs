@@ -118,9 +118,7 @@ impl Remote {
         if self.process == std::process::id() {
             return Ok(());
         }
-        Err(Error::new(
-            ErrorKind::InvalidRequest,
-            "the checkpoint was opened before the process forked: its network threads do not exist in this process",
+        Err(Error::invalid_request("the checkpoint was opened before the process forked: its network threads do not exist in this process",
         )
         .with_hint("open it in the process that uses it"))
     }

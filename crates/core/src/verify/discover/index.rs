@@ -39,7 +39,7 @@ pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()>
              and the manifest {} does not list it",
             manifest.location
         );
-        Error::new(ErrorKind::InvalidRequest, message)
+        Error::invalid_request(message)
             .with_location(index.location())
             .with_hint(ANEW)
     })?;

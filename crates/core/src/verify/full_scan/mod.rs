@@ -245,12 +245,9 @@ fn target(
         Some(ManifestTarget::Beside) => match location.as_path().and(folder.as_path()) {
             Some(folder) => folder.join(MANIFEST_NAME),
             None => {
-                return Err(Error::new(
-                    ErrorKind::InvalidRequest,
-                    "a manifest cannot be written there",
-                )
-                .with_location(location)
-                .with_hint("give a local path for it: --write PATH (write=PATH)"));
+                return Err(Error::invalid_request("a manifest cannot be written there")
+                    .with_location(location)
+                    .with_hint("give a local path for it: --write PATH (write=PATH)"));
             }
         },
     };

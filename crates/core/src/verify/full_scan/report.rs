@@ -235,10 +235,10 @@ impl VerifyReport {
         };
         // A caller that has just written a manifest asked for nothing else.
         self.written.is_none().then(|| {
-            Error::new(
-                ErrorKind::Unsupported,
-                format!("there is nothing to compare {:?} with{more}", first.name),
-            )
+            Error::unsupported(format!(
+                "there is nothing to compare {:?} with{more}",
+                first.name
+            ))
             .with_location(&self.location)
             .with_hint(
                 "if the checkpoint is known to be good, write a manifest: tload verify --write",
