@@ -282,7 +282,7 @@ impl Backend {
 impl Backend {
     fn unsupported(&self, location: &Location) -> Error {
         let _ = &self.store;
-        Error::unsupported("this build reads no object stores")
+        Error::new(ErrorKind::Unsupported, "this build reads no object stores")
             .with_location(location)
             .with_hint("build with the feature `object`")
     }

@@ -1,6 +1,8 @@
-//! Lists the files to copy below a source: local folders and prefixes of object stores at all
-//! depths. Web servers list nothing: there, the files that an index names and those that usually
-//! lie beside it.
+//! Lists the files to copy below a source: local folders, at all depths, and with `remote` object
+//! stores.
+
+#[cfg(feature = "object")]
+mod remote;
 
 use std::fs::{DirEntry, Metadata};
 use std::os::unix::ffi::OsStrExt;
@@ -9,54 +11,22 @@ use std::path::Path;
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
-use object_store::path::Path as Key;
-
-#[cfg(feature = "object")]
-use super::cancel::unless_stopped;
+use self::remote::{remote, take_from_cache};
 #[cfg(not(feature = "object"))]
 use super::fetch::unsupported;
 use super::fetch::{Opened, Sources};
 use super::journal::Origin;
 use super::paths::Filter;
 use super::{Shared, cancelled};
-use crate::error::{Error, ErrorKind, Result};
-#[cfg(feature = "object")]
-use crate::format::{INDEX_BYTES_MAX, parse_index};
+use crate::error::{Error, Result};
 use crate::options::Location;
-#[cfg(feature = "object")]
-use crate::options::Protocol;
 use crate::storage::cannot_open;
-#[cfg(feature = "object")]
-use crate::storage::{Listed, Remote, cached, is_offline, snapshot, with_retries};
 
 /// Maximum number of files and folders below a source.
 const NAMES_MAX: usize = 1_000_000;
 
 /// Maximum nesting depth of folders, counting the files in them.
 const DEPTH_MAX: usize = 64;
-
-#[cfg(feature = "object")]
-const INDEX: &str = "model.safetensors.index.json";
-/// Suffixes of files: a folder with such a name is not expected, which saves a request.
-#[cfg(feature = "object")]
-const FILES: [&str; 2] = [".safetensors", ".json"];
-#[cfg(feature = "object")]
-const SINGLE: &str = "model.safetensors";
-
-/// Files beside the weights of a checkpoint that have the same name everywhere.
-#[cfg(feature = "object")]
-const BESIDE: [&str; 10] = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "preprocessor_config.json",
-];
 
 /// File to copy.
 #[derive(Debug)]
@@ -112,9 +82,7 @@ pub(super) fn entries(
         entries.retain(|entry| filter.takes(&entry.name));
     }
     #[cfg(feature = "object")]
-    if source.protocol() == Some(Protocol::Hub) {
-        take_from_cache(source, &mut entries, sources)?;
-    }
+    take_from_cache(source, &mut entries, sources)?;
     entries.sort_by(|one, other| one.name.cmp(&other.name));
     Ok(entries)
 }
@@ -229,238 +197,6 @@ fn remote(
     Err(unsupported(source))
 }
 
-#[cfg(feature = "object")]
-fn remote(
-    source: &Location,
-    filter: &Filter,
-    sources: &Sources,
-    shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
-    if source.protocol() == Some(Protocol::Hub) && is_offline(sources.options()) {
-        let url = source.remote().expect("a model of a hub");
-        let path = cached(url, sources.options())?.expect("else it is an error");
-        return local(&Location::from_path(&path), &path, filter, shared);
-    }
-    let name = source.file_name();
-    if FILES.iter().any(|end| name.ends_with(end)) {
-        return Ok(vec![unopened(source, name)]);
-    }
-    if source.protocol() == Some(Protocol::Http) {
-        return web_folder(source, filter, sources, shared);
-    }
-    let mut entries = list(sources.remote()?, source, filter, shared)?;
-    if entries.is_empty() && !name.is_empty() {
-        // A file may have any name; opening it tells whether it exists.
-        entries.push(unopened(source, name));
-    }
-    Ok(entries)
-}
-
-/// Replaces entries by files in the cache of a hub's tools, if everything selected is there, for
-/// the very commit that would be read from the hub.
-#[cfg(feature = "object")]
-fn take_from_cache(source: &Location, entries: &mut [Entry], sources: &Sources) -> Result<()> {
-    if entries
-        .iter()
-        .all(|entry| entry.location.as_path().is_some())
-    {
-        return Ok(());
-    }
-    let url = source.remote().expect("a model of a hub");
-    let (store, _) = sources.remote()?.store(url)?;
-    let commit = store.commit_name();
-    let Some(folder) = commit.and_then(|commit| snapshot(url, commit, sources.options())) else {
-        return Ok(());
-    };
-    let in_cache = |entry: &Entry| {
-        let path = folder.join(&entry.name);
-        let found = std::fs::metadata(&path).ok()?;
-        let listed = entry.listed.as_ref();
-        let same = listed.is_none_or(|listed| listed.len == found.len());
-        let location = Location::from_path(path);
-        let origin = Origin::from_metadata(&location, &found);
-        (found.is_file() && same).then_some((location, origin))
-    };
-    let found: Option<Vec<_>> = entries.iter().map(in_cache).collect();
-    for (entry, (location, origin)) in entries.iter_mut().zip(found.into_iter().flatten()) {
-        (entry.location, entry.listed) = (location, Some(origin));
-    }
-    Ok(())
-}
-
-#[cfg(feature = "object")]
-fn unopened(location: &Location, name: &str) -> Entry {
-    Entry {
-        name: name.to_owned(),
-        location: location.clone(),
-        listed: None,
-        opened: None,
-    }
-}
-
-/// Lists all levels of an object store below `source`.
-#[cfg(feature = "object")]
-fn list(
-    remote: &Arc<Remote>,
-    source: &Location,
-    filter: &Filter,
-    shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
-    let mut found = Found::default();
-    let mut folders = vec![(source.clone(), String::new())];
-    while let Some((folder, name)) = folders.pop() {
-        let (prefix, objects, prefixes) = level(remote, &folder, shared)?;
-        // An object with the folder's own key only marks that the folder exists.
-        for object in objects.iter().filter(|object| object.location != prefix) {
-            let last = last_of(&object.location, &prefix, &folder)?;
-            if !filter.sees(last.as_bytes()) {
-                continue;
-            }
-            let name = below(&name, last);
-            found.count(source, &name)?;
-            let location = folder.join(last);
-            let listed = object.len.map(|len| Origin {
-                source: location.to_string(),
-                len,
-                e_tag: object.e_tag.clone(),
-                version: object.version.clone(),
-                modified: (object.modified, 0),
-                file: None,
-            });
-            found.entries.push(Entry {
-                name,
-                location,
-                listed,
-                opened: None,
-            });
-        }
-        for child in &prefixes {
-            let last = last_of(child, &prefix, &folder)?;
-            if filter.sees(last.as_bytes()) {
-                let name = below(&name, last);
-                found.count(source, &name)?;
-                folders.push((folder.join(last), name));
-            }
-        }
-    }
-    Ok(found.entries)
-}
-
-/// Returns the prefix of `folder` in the store, and the objects and prefixes directly below it.
-#[cfg(feature = "object")]
-fn level(
-    remote: &Arc<Remote>,
-    folder: &Location,
-    shared: &Arc<Shared>,
-) -> Result<(Key, Vec<Listed>, Vec<Key>)> {
-    let url = folder.remote().expect("a location in an object store");
-    let failed = |error: Error| error.or_location(folder);
-    let (store, prefix) = remote.store(url).map_err(failed)?;
-    let (retries, retry_counter) = (remote.options().retries(), remote.retry_counter().clone());
-    let (asked, shared) = (prefix.clone(), Arc::clone(shared));
-    let listing = async move {
-        let prefix = Some(&asked).filter(|prefix| !prefix.as_ref().is_empty());
-        unless_stopped(
-            &shared,
-            with_retries(retries, &retry_counter, || store.list(prefix)),
-        )
-        .await
-    };
-    let level = remote
-        .run(remote.open_deadline(), listing)
-        .map_err(failed)?;
-    Ok((prefix, level.objects, level.prefixes))
-}
-
-/// Returns the last component of a key, which must be directly below the listed prefix: otherwise
-/// the listing might never end.
-#[cfg(feature = "object")]
-fn last_of<'a>(key: &'a Key, prefix: &Key, folder: &Location) -> Result<&'a str> {
-    let components = key.prefix_match(prefix).map_or(0, Iterator::count);
-    key.filename().filter(|_| components == 1).ok_or_else(|| {
-        let message = format!("the store lists {key:?}, which is not directly below this prefix");
-        Error::new(ErrorKind::Remote, message)
-            .with_location(folder)
-            .with_hint("the store's listings are invalid: copy single files")
-    })
-}
-
-/// Lists a folder of a web server. A location with neither an index nor the single file of a small
-/// model is a file.
-#[cfg(feature = "object")]
-fn web_folder(
-    folder: &Location,
-    filter: &Filter,
-    sources: &Sources,
-    shared: &Arc<Shared>,
-) -> Result<Vec<Entry>> {
-    let open = |name: &str| -> Result<Entry> {
-        let location = folder.join(name);
-        let opened = sources.open(&location, shared)?;
-        Ok(Entry {
-            listed: Some(opened.origin()?),
-            opened: Some(opened),
-            ..unopened(&location, name)
-        })
-    };
-    let mut entries = match open(INDEX) {
-        Ok(index) => {
-            let shards = shards_of(&index, shared)?;
-            let shards = shards.iter().map(|name| unopened(&folder.join(name), name));
-            let mut entries: Vec<_> = shards.collect();
-            entries.push(index);
-            entries
-        }
-        Err(error) if is_absent(&error) => match open(SINGLE) {
-            Ok(single) => vec![single],
-            Err(error) if is_absent(&error) && !folder.file_name().is_empty() => {
-                return Ok(vec![unopened(folder, folder.file_name())]);
-            }
-            Err(error) => return Err(error),
-        },
-        Err(error) => return Err(error),
-    };
-    for name in BESIDE.into_iter().filter(|name| filter.takes(name)) {
-        match open(name) {
-            Ok(entry) => entries.push(entry),
-            Err(error) if error.kind() == ErrorKind::NotFound => {}
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                return Err(error.with_hint(format!(
-                    "supply credentials; or, if the server answers 403 for missing files, leave {name} out with an exclude pattern"
-                )));
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(entries)
-}
-
-/// Returns whether a file is missing, counting a 403: servers that forbid listing answer so for
-/// missing files. For files beside the weights only a 404 counts: otherwise a copy could lack its
-/// tokenizer and look complete.
-#[cfg(feature = "object")]
-fn is_absent(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::NotFound | ErrorKind::PermissionDenied
-    )
-}
-
-#[cfg(feature = "object")]
-fn shards_of(index: &Entry, shared: &Arc<Shared>) -> Result<Vec<String>> {
-    let opened = index.opened.as_ref().expect("an index that was opened");
-    let located = |error: Error| error.with_location(&index.location);
-    if opened.origin()?.len > INDEX_BYTES_MAX {
-        return Err(located(Error::new(
-            ErrorKind::InvalidFormat,
-            format!("an index has at most {INDEX_BYTES_MAX} bytes"),
-        )));
-    }
-    parse_index(&opened.bytes(shared)?)
-        .map(|index| index.shards)
-        .map_err(located)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,27 +216,5 @@ mod tests {
         let error = found.count(&source, "a").expect_err("more");
         assert!(error.message().contains("1000000"), "{error}");
         assert!(error.hint().is_some() && error.location().is_some());
-    }
-
-    #[cfg(feature = "object")]
-    #[test]
-    fn listed_keys_are_directly_below() {
-        let folder = Location::parse("s3://b/m").expect("a location");
-        for (key, prefix, wanted) in [
-            ("m/a", "m", Some("a")),
-            ("a", "", Some("a")),
-            ("m", "m", None),
-            ("", "", None),
-            ("m/a/b", "m", None),
-            ("ma", "m", None),
-            ("n/a", "m", None),
-        ] {
-            let (key, prefix) = (Key::from(key), Key::from(prefix));
-            match (last_of(&key, &prefix, &folder), wanted) {
-                (Ok(last), Some(wanted)) => assert_eq!(last, wanted),
-                (Err(error), None) => assert_eq!(error.kind(), ErrorKind::Remote),
-                (found, _) => panic!("{key}: {found:?}"),
-            }
-        }
     }
 }
