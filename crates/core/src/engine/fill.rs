@@ -220,7 +220,7 @@ impl Fill {
             let attempts = self.failed_in_row;
             let message = format!("cannot read, tried {attempts} times without progress");
             return Err(self.placed(file, Error::from_io(message, cause)).with_hint(
-                "look at the mount and its server; retries= sets the number of retries",
+                "look at the mount and its server; ‹retries› sets the number of retries",
             ));
         };
         self.transfer.retries += 1;
@@ -251,7 +251,7 @@ impl Fill {
         }
         let message = format!("direct reads repeatedly return {count} bytes, less than a unit");
         self.placed(file, Error::new(ErrorKind::Io, message))
-            .with_hint("use cache=auto or cache=buffered")
+            .with_hint("use ‹cache=auto› or ‹cache=buffered›")
     }
 
     fn ended_early(&self, file: &ReadFile) -> Error {
