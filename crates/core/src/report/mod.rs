@@ -219,7 +219,7 @@ pub struct DeviceReport {
 pub struct DepthReport {
     /// Name of the file system or store, for example `"ext4 (8:1)"` or `"s3"`.
     pub sources: String,
-    /// Maximum number of bytes in flight, under the last limit.
+    /// Limit of the bytes in flight at the end of the load.
     pub in_flight_bytes: u64,
     /// Number of changes of the limit.
     pub changes: u32,
@@ -281,8 +281,8 @@ impl Report {
         let stages = &self.stages;
         write!(
             f,
-            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage {:.3} s, memory {:.3} s, \
-             {}deliver {:.3} s, {}caller waited {:.3} s",
+            "time     open {:.3} s, first tensor {}; submit {:.3} s, storage wait {:.3} s, budget wait {:.3} s, \
+             {}deliver {:.3} s, {}consumer wait {:.3} s",
             self.open_seconds,
             self.first_tensor_seconds
                 .map_or_else(|| "-".to_owned(), |s| format!("{s:.3} s")),
@@ -292,7 +292,7 @@ impl Report {
             if self.devices.is_empty() {
                 String::new()
             } else {
-                format!("copies {:.3} s, ", stages.copy_wait)
+                format!("copy wait {:.3} s, ", stages.copy_wait)
             },
             stages.deliver,
             if self.verification.is_some() {
@@ -377,22 +377,20 @@ impl Report {
     }
 
     /// Writes the lines about retries, stalls and orphaned reads; none if there were none.
-    fn fmt_troubles(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let again = self.read_retries + self.request_retries;
-        if again + self.stalls + self.hedges > 0 {
+    fn fmt_retries(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.retries + self.opening_retries + self.stalls + self.hedges > 0 {
+            let transient = self.read_retries + self.request_retries;
             writeln!(
                 f,
-                "retries  {}, {}; {} stalled; {} hedged ({} won)",
+                "retries  {}, {}, {} opening, {} resubmitted; {} stalled; {} hedged ({} won)",
                 counted(self.read_retries, "read"),
                 counted(self.request_retries, "request"),
+                self.opening_retries,
+                self.retries.saturating_sub(transient),
                 self.stalls,
                 self.hedges,
                 self.hedges_won
             )?;
-        }
-        if self.opening_retries > 0 {
-            let times = counted(self.opening_retries, "time");
-            writeln!(f, "opening  retried {times}")?;
         }
         if let Some(last) = &self.last_retry {
             writeln!(f, "         last retry: {last}")?;
@@ -400,7 +398,7 @@ impl Report {
         if self.parked_reads > 0 {
             writeln!(
                 f,
-                "parked   {} held by {} that storage has not completed",
+                "orphaned {} held by {} that storage has not completed",
                 format_bytes(self.parked_bytes),
                 counted(self.parked_reads, "read")
             )?;
@@ -412,7 +410,7 @@ impl Report {
         for depth in self.depths.iter().filter(|depth| depth.reason != "fixed") {
             write!(
                 f,
-                "depth    {} in flight from {}: {}",
+                "depth    limit {} for {}: {}",
                 format_bytes(depth.in_flight_bytes),
                 depth.sources,
                 depth.reason,
@@ -471,29 +469,28 @@ impl fmt::Display for Report {
         )?;
         writeln!(
             f,
-            "reads    {} of up to {}, {} and {} in flight at the end, {}; {} direct, {} buffered{}, {} copied; \
-             {} short, {} repeated",
+            "reads    {} of up to {}, {}, limit at the end {} in flight ({}); {} direct, {} buffered{}, \
+             {} copied; {} short",
             counted(self.extents, "extent"),
             format_bytes(self.extent_bytes),
+            counted(self.lanes as u64, "lane"),
             counted(self.depth as u64, "read"),
             format_bytes(self.in_flight_bytes),
-            counted(self.lanes as u64, "lane"),
             format_bytes(self.direct_bytes),
             format_bytes(self.buffered_bytes),
             self.elsewhere(),
             format_bytes(self.copied_bytes),
-            self.short_reads,
-            self.retries
+            self.short_reads
         )?;
         writeln!(
             f,
-            "memory   peak {} of {}; {} fresh, {} recycled",
+            "memory   peak {} of {}; {} allocated, {} reused",
             format_bytes(self.memory_peak),
             format_bytes(self.memory_limit),
             counted(self.fresh_regions, "region"),
             self.recycled_regions
         )?;
-        self.fmt_troubles(f)?;
+        self.fmt_retries(f)?;
         self.fmt_depths(f)?;
         self.fmt_destinations(f)?;
         if let Some(verification) = &self.verification {
