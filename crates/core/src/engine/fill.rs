@@ -228,8 +228,7 @@ impl Fill {
         let at = self.offset + self.filled as u64;
         let end = self.offset + self.needed as u64;
         let location = file.source().location();
-        self.transfer.last_retry =
-            Some(format!("read of {location} [{at}..{end}]: {cause}").into());
+        self.transfer.last_retry = Some(format!("read of {location} [{at}..{end}]: {cause}"));
         Ok(pause)
     }
 

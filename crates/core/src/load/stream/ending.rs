@@ -58,22 +58,22 @@ impl Shared {
                 if waited == Err(RecvTimeoutError::Timeout)
                     && let Some(shared) = shared.upgrade()
                 {
-                    shared.park();
+                    shared.orphan_reads();
                 }
             });
         if started.is_err() {
-            self.park();
+            self.orphan_reads();
         }
     }
 
     /// Ends a failed load: reads that have not returned by now are orphaned.
-    fn park(&self) {
+    fn orphan_reads(&self) {
         {
             let mut state = self.lock();
-            if state.abandoned || state.parked || state.lanes_running == 0 {
+            if state.abandoned || state.orphaned || state.lanes_running == 0 {
                 return;
             }
-            state.parked = true;
+            state.orphaned = true;
             state.closing = true;
             if let Some(error) = state.failing.take() {
                 state.error.get_or_insert(error);
@@ -159,7 +159,7 @@ impl Shared {
             return;
         };
         let mut state = self.lock();
-        while state.lanes_running > 0 && !state.abandoned && !state.parked {
+        while state.lanes_running > 0 && !state.abandoned && !state.orphaned {
             let now = Instant::now();
             if now >= deadline {
                 drop(state);
