@@ -113,7 +113,7 @@ fn look_at(
 fn late(timeout: Duration) -> Error {
     let message = format!("the check took longer than its timeout of {timeout:?}");
     Error::new(ErrorKind::TimedOut, message)
-        .with_hint("raise timeout, or check the storage, which does not answer")
+        .with_hint("raise ‹timeout›, or check the storage, which does not answer")
 }
 
 /// Output of `--json`.

@@ -57,7 +57,7 @@ pub(super) fn open() -> Result<&'static Driver> {
     let Some(library) = tries.find_map(std::result::Result::ok) else {
         return Err(
             Error::unsupported("no CUDA driver was found (libcuda.so, libcuda.so.1)").with_hint(
-                "install the NVIDIA driver, expose the GPU to this container, or use device=cpu",
+                "install the NVIDIA driver, expose the GPU to this container, or use ‹device=cpu›",
             ),
         );
     };
@@ -128,7 +128,7 @@ fn refused(error: DriverError) -> Error {
         ),
         CUresult::CUDA_ERROR_NO_DEVICE => (
             "the CUDA driver sees no GPU",
-            "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use device=cpu",
+            "check CUDA_VISIBLE_DEVICES, expose the GPU to this container, or use ‹device=cpu›",
         ),
         CUresult::CUDA_ERROR_NOT_INITIALIZED => (
             "the CUDA driver cannot be used in a process forked after CUDA was initialised",
