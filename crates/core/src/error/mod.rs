@@ -17,7 +17,8 @@ use option_names::MarkedText;
 /// `Result` with the crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Declares an enumeration whose variants have names, with the list `ALL` and the function `name`.
+/// Declares an enumeration whose variants have names, with the list `ALL` and the function `name`;
+/// for the values of an option, also `Display` and `FromStr`.
 macro_rules! named {
     (
         $(#[$attribute:meta])* pub enum $type:ident {
@@ -25,6 +26,7 @@ macro_rules! named {
         }
         $(#[$about_all:meta])* $all_vis:vis const ALL;
         $(#[$about_name:meta])* pub fn name;
+        $(impl FromStr as $option:literal;)?
     ) => {
         $(#[$attribute])*
         pub enum $type {
@@ -42,6 +44,26 @@ macro_rules! named {
                 }
             }
         }
+
+        $(
+            impl ::std::fmt::Display for $type {
+                fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                    f.write_str(self.name())
+                }
+            }
+
+            impl ::std::str::FromStr for $type {
+                type Err = $crate::error::Error;
+
+                fn from_str(text: &str) -> $crate::error::Result<Self> {
+                    let found = Self::ALL.into_iter().find(|value| value.name() == text);
+                    found.ok_or_else(|| {
+                        let names = Self::ALL.map(Self::name);
+                        $crate::error::Error::unknown_name($option, text, &names)
+                    })
+                }
+            }
+        )?
     };
 }
 pub(crate) use named;

@@ -1,9 +1,6 @@
 //! Page cache modes.
 
-use std::fmt;
-use std::str::FromStr;
-
-use crate::error::{Error, Result, named};
+use crate::error::named;
 
 named! {
     /// Page cache mode of a load.
@@ -29,19 +26,5 @@ named! {
     const ALL;
     /// Returns the name that options and reports use.
     pub fn name;
-}
-
-impl fmt::Display for CacheMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for CacheMode {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let found = Self::ALL.into_iter().find(|cache| cache.name() == text);
-        found.ok_or_else(|| Error::unknown_name("cache", text, &Self::ALL.map(Self::name)))
-    }
+    impl FromStr as "cache";
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::CacheMode;
 use super::Verify;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::{Error, ErrorKind, Result, named};
 
 /// Device that tensors are loaded to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -64,94 +64,42 @@ impl FromStr for Device {
     }
 }
 
-/// Engine that performs the reads.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum EngineChoice {
-    /// `uring` where a ring can be created and files are not on an in-memory file system, else
-    /// `pread`.
-    #[default]
-    Auto,
-    /// `io_uring` for files, or fail. Objects have their own engine in any case.
-    Uring,
-    /// Threads that call `pread` for files.
-    Pread,
-    /// `io_uring` through the crate `tokio-uring` for files, or fail. Never chosen automatically;
-    /// needs the feature `tokio-uring`.
-    TokioUring,
-}
-
-impl EngineChoice {
+named! {
+    /// Engine that performs the reads.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum EngineChoice {
+        /// `uring` where a ring can be created and files are not on an in-memory file system, else
+        /// `pread`.
+        #[default]
+        Auto = "auto",
+        /// `io_uring` for files, or fail. Objects have their own engine in any case.
+        Uring = "uring",
+        /// Threads that call `pread` for files.
+        Pread = "pread",
+        /// `io_uring` through the crate `tokio-uring` for files, or fail. Never chosen
+        /// automatically; needs the feature `tokio-uring`.
+        TokioUring = "tokio-uring",
+    }
+    const ALL;
     /// Returns the name that options and reports use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Uring => "uring",
-            Self::Pread => "pread",
-            Self::TokioUring => "tokio-uring",
-        }
+    pub fn name;
+    impl FromStr as "engine";
+}
+
+named! {
+    /// Order in which tensors are handed out.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+    pub enum Order {
+        /// In order of completion.
+        #[default]
+        Ready = "ready",
+        /// By shard, then by offset in the shard. Shards are then read one after another.
+        File = "file",
     }
-}
-
-impl fmt::Display for EngineChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for EngineChoice {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "uring" => Ok(Self::Uring),
-            "pread" => Ok(Self::Pread),
-            "tokio-uring" => Ok(Self::TokioUring),
-            _ => Err(Error::unknown_name(
-                "engine",
-                text,
-                &["auto", "uring", "pread", "tokio-uring"],
-            )),
-        }
-    }
-}
-
-/// Order in which tensors are handed out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Order {
-    /// In order of completion.
-    #[default]
-    Ready,
-    /// By shard, then by offset in the shard. Shards are then read one after another.
-    File,
-}
-
-impl Order {
+    const ALL;
     /// Returns the name that options and reports use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Ready => "ready",
-            Self::File => "file",
-        }
-    }
-}
-
-impl fmt::Display for Order {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-impl FromStr for Order {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        match text {
-            "ready" => Ok(Self::Ready),
-            "file" => Ok(Self::File),
-            _ => Err(Error::unknown_name("order", text, &["ready", "file"])),
-        }
-    }
+    pub fn name;
+    impl FromStr as "order";
 }
 
 /// Limits and preferences of a load; with `None` and the defaults the load chooses.
