@@ -154,7 +154,7 @@ pub(crate) struct Crcs {
 
 impl Crcs {
     /// Computes both CRCs of concatenated bytes.
-    pub(crate) fn of(all: &[&[u8]]) -> Self {
+    pub(crate) fn new(all: &[&[u8]]) -> Self {
         Self {
             crc32c: Polynomial::Crc32c.of(all),
             crc64nvme: Polynomial::Crc64Nvme.of(all),

@@ -458,7 +458,7 @@ pub(crate) fn read_header(source: &impl Source, first: Vec<u8>) -> Result<(Heade
         bytes.extend(source.fetch(format::LENGTH_BYTES + bytes.len() as u64, len - bytes.len())?);
     }
     let header = format::parse(&bytes[..len], source.len()).map_err(invalid)?;
-    Ok((header, Crcs::of(&[&length_field, &bytes[..len]])))
+    Ok((header, Crcs::new(&[&length_field, &bytes[..len]])))
 }
 
 /// Placement of tensors in shards, according to an index.
@@ -476,7 +476,7 @@ impl Placement {
         Self {
             file: IndexFile {
                 source,
-                crcs: Crcs::of(&[bytes]),
+                crcs: Crcs::new(&[bytes]),
                 sha256: Sha256::digest(bytes).into(),
             },
             shards: index.shards,

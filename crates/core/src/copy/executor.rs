@@ -207,7 +207,7 @@ impl Work<'_> {
         let (at, outcome) = active.opened.bring(range, file, path, self.shared);
         {
             let mut queue = self.queue.lock();
-            let state = queue.of(active);
+            let state = queue.state_of(active);
             state.done.add(start..at);
             state.unrecorded += at - start;
         }
@@ -218,7 +218,7 @@ impl Work<'_> {
     /// Called after a worker's last step on a file: records its progress, or completes it.
     fn settle(&self, active: &Arc<Active>) -> Result<()> {
         let mut queue = self.queue.lock();
-        let state = queue.of(active);
+        let state = queue.state_of(active);
         let is_whole = state.done.is_whole(active.origin.len);
         if state.unrecorded >= RECORD_BYTES && !is_whole {
             state.unrecorded = 0;
@@ -227,7 +227,7 @@ impl Work<'_> {
             active.partial.record(&active.origin, &done)?;
             queue = self.queue.lock();
         }
-        let state = queue.of(active);
+        let state = queue.state_of(active);
         state.running -= 1;
         // Other workers may still be recording: the last one completes it.
         if state.running > 0 || !state.done.is_whole(active.origin.len) {
@@ -288,7 +288,7 @@ fn cause(first: Option<Error>, next: Error) -> Error {
 }
 
 impl Queue {
-    fn of(&mut self, active: &Arc<Active>) -> &mut State {
+    fn state_of(&mut self, active: &Arc<Active>) -> &mut State {
         self.states
             .iter_mut()
             .find(|state| Arc::ptr_eq(&state.active, active))

@@ -113,7 +113,7 @@ impl Simulation {
             SourceFacts {
                 source,
                 header_bytes,
-                header: Crcs::of(&[header]),
+                header: Crcs::new(&[header]),
                 tensors,
             }
         });

@@ -429,7 +429,7 @@ fn hasher(facts: &SourceFacts<'_>) -> Result<Sha256> {
     let source = facts.source;
     let len = usize::try_from(facts.header_bytes).expect("at most 100 MB");
     let header = source.fetch(0, len)?;
-    if header.len() != len || Crcs::of(&[&header]) != facts.header {
+    if header.len() != len || Crcs::new(&[&header]) != facts.header {
         return Err(Error::new(
             ErrorKind::Corrupt,
             "two reads of the header returned different bytes",

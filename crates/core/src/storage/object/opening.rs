@@ -64,7 +64,7 @@ pub(super) async fn look(
             more.extend(ask(range).await?.1);
         }
     }
-    let crcs = Crcs::of(&[&bytes, &more]);
+    let crcs = Crcs::new(&[&bytes, &more]);
     Ok((meta, bytes, Some(Sample { first, crcs })))
 }
 

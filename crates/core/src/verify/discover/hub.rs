@@ -27,10 +27,10 @@ const ROUNDED_SECONDS: f64 = 1.0;
 
 /// Returns the digest that a hub's tools recorded for a local file, or the reason why there is
 /// none.
-pub(super) fn of_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Claim, String> {
+pub(super) fn for_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Claim, String> {
     let path = file.location().as_path().unwrap_or(Path::new(""));
     if let Some(blob) = blob(path) {
-        return of_contents(&blob, "the name of its blob in the hub's cache");
+        return from_contents(&blob, "the name of its blob in the hub's cache");
     }
     let Some((location, text)) = metadata(path, sidecars)? else {
         return Err("it is neither in a hub's cache nor downloaded by a hub's tools".to_owned());
@@ -44,11 +44,11 @@ pub(super) fn of_file(file: &FileSource, sidecars: &Sidecars<'_>) -> Result<Clai
             "it was changed after the download that {location} records"
         ));
     }
-    of_contents(etag, &format!("{location}"))
+    from_contents(etag, &format!("{location}"))
 }
 
 /// Interprets the name that a hub gives to the contents of a file.
-pub(super) fn of_contents(name: &str, by: &str) -> Result<Claim, String> {
+pub(super) fn from_contents(name: &str, by: &str) -> Result<Claim, String> {
     if let Some(digest) = Digest::from_hex(Algorithm::Sha256, name) {
         return Ok(Claim::from_whole(by, vec![digest]));
     }
@@ -127,7 +127,7 @@ mod tests {
     fn said(path: &Path) -> Result<(String, Vec<String>), String> {
         let file = FileSource::open(&Location::from_path(path)).expect("opens");
         let store = crate::options::StoreOptions::default();
-        let claim = of_file(&file, &Sidecars::new([], &store))?;
+        let claim = for_file(&file, &Sidecars::new([], &store))?;
         let digests = claim.whole.iter().map(ToString::to_string).collect();
         Ok((claim.by, digests))
     }

@@ -33,7 +33,7 @@ const ANEW: &str = "fetch the checkpoint again; if it was changed on purpose, wr
 /// [`ErrorKind::InvalidRequest`] for a manifest that does not list it, [`ErrorKind::Corrupt`] for
 /// an index that differs.
 pub(super) fn compare(index: &IndexFile, manifest: &FoundManifest) -> Result<()> {
-    let said = of_manifest(index, manifest).ok_or_else(|| {
+    let said = from_manifest(index, manifest).ok_or_else(|| {
         let message = format!(
             "cannot be verified as requested: it is an index, which decides what is loaded, \
              and the manifest {} does not list it",
@@ -58,16 +58,16 @@ pub(super) fn compare_beside(
     choice: &Verify,
     sidecars: &Sidecars<'_>,
 ) -> Result<()> {
-    let mut said = beside.and_then(|manifest| of_manifest(index, manifest));
+    let mut said = beside.and_then(|manifest| from_manifest(index, manifest));
     if said.is_none() && choice.is_strict() {
         let folder = index.location().parent();
         let signed = signature::beside(&folder, sidecars)?;
-        said = signature::of_file(index.location(), &folder, signed.as_ref()).ok();
+        said = signature::for_file(index.location(), &folder, signed.as_ref()).ok();
     }
     said.map_or(Ok(()), |said| compare_with(index, &said))
 }
 
-fn of_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
+fn from_manifest(index: &IndexFile, manifest: &FoundManifest) -> Option<Claim> {
     let file = manifest.file(index.location(), &index.location().parent())?;
     Some(Claim::from_manifest(manifest.by(), file))
 }

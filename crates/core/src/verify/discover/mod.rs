@@ -186,7 +186,7 @@ pub(super) fn find_now(
             require_manifest_files(checkpoint, &found, checkpoint.is_whole() && !by_name)?;
             let said = lookup
                 .iter()
-                .map(|lookup| of_manifest(lookup, Some(&found)));
+                .map(|lookup| from_manifest(lookup, Some(&found)));
             said.collect()
         }
     };
@@ -258,7 +258,7 @@ pub(super) fn gather(
 ) -> Result<Vec<Claims>> {
     let manifests = lookup.iter().zip(manifests);
     let mut known: Vec<_> = manifests
-        .map(|(lookup, manifest)| of_manifest(lookup, manifest.as_deref()))
+        .map(|(lookup, manifest)| from_manifest(lookup, manifest.as_deref()))
         .collect();
     let open = |known: &[Claims]| -> Vec<usize> {
         let is_open = |at: &usize| scope.goes_on(&known[*at]);
@@ -267,7 +267,7 @@ pub(super) fn gather(
     let left = open(&known);
     let said = parallel_map(&left, ASKED_AT_A_TIME, |&at| {
         let source = lookup[at].source;
-        let ask = || of_place(source, sidecars);
+        let ask = || for_source(source, sidecars);
         sidecars.pending().during(source.location(), ask)
     });
     let mut failures = Vec::new();
@@ -296,7 +296,7 @@ pub(super) fn gather(
     let signed = per_folder(&signers, |folder| signature::beside(folder, sidecars))?;
     for (at, signed) in left.into_iter().zip(signed) {
         let (file, folder) = (lookup[at].source.location(), &lookup[at].folder);
-        known[at].take(signature::of_file(file, folder, signed.as_deref()));
+        known[at].take(signature::for_file(file, folder, signed.as_deref()));
     }
     // No authority said that there is no digest: the request failed.
     let needed = |at: usize| matches!(scope, LookupScope::Needed(_)) && scope.goes_on(&known[at]);
@@ -307,7 +307,7 @@ pub(super) fn gather(
 }
 
 /// Returns the claim of a manifest about a source.
-pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>) -> Claims {
+pub(super) fn from_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>) -> Claims {
     let mut known = Claims::default();
     known.take(match manifest {
         None => Err(format!("there is no {MANIFEST_NAME}")),
@@ -326,21 +326,21 @@ pub(super) fn of_manifest(lookup: &Lookup<'_>, manifest: Option<&FoundManifest>)
     not(feature = "object"),
     expect(clippy::unnecessary_wraps, reason = "requests to stores can fail")
 )]
-fn of_place(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Claim, String>> {
+fn for_source(source: &ShardSource, sidecars: &Sidecars<'_>) -> Result<Result<Claim, String>> {
     match source {
-        ShardSource::File(file) => Ok(hub::of_file(file, sidecars)),
+        ShardSource::File(file) => Ok(hub::for_file(file, sidecars)),
         #[cfg(feature = "object")]
         ShardSource::Object(object) if object.location().protocol() == Some(Protocol::Hub) => {
             let name = object.contents_name();
             let silent = || "the hub states no digest of it".to_owned();
             Ok(name
                 .ok_or_else(silent)
-                .and_then(|name| hub::of_contents(name, "the hub")))
+                .and_then(|name| hub::from_contents(name, "the hub")))
         }
         #[cfg(feature = "object")]
         ShardSource::Object(object) => {
             let stated = object.checksums()?;
-            Ok(object::of_headers(object.location().protocol(), &stated))
+            Ok(object::from_headers(object.location().protocol(), &stated))
         }
     }
 }

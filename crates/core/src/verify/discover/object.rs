@@ -16,13 +16,13 @@ const S3: [(&str, Algorithm); 3] = [
 ];
 
 /// Returns the digests that the headers of an object state, or the reason why there are none.
-pub(super) fn of_headers(
+pub(super) fn from_headers(
     protocol: Option<Protocol>,
     stated: &[(&str, String)],
 ) -> Result<Claim, String> {
     let digests = match protocol {
-        Some(Protocol::S3) => of_s3(stated),
-        Some(Protocol::Gcs) => of_gcs(stated),
+        Some(Protocol::S3) => from_s3(stated),
+        Some(Protocol::Gcs) => from_gcs(stated),
         Some(Protocol::Azure | Protocol::Http | Protocol::Hub | Protocol::Custom) | None => {
             Err("stores of this kind state no checksum that tload can compare".to_owned())
         }
@@ -37,7 +37,7 @@ pub(super) fn of_headers(
     ))
 }
 
-fn of_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
+fn from_s3(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
     let value = |name: &str| {
         let mut found = stated.iter().filter(|(stated, _)| *stated == name);
         found.next().map(|(_, value)| value.trim())
@@ -82,7 +82,7 @@ fn is_composite(kind: Option<&str>, text: &str) -> bool {
     kind == Some("COMPOSITE") || counted
 }
 
-fn of_gcs(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
+fn from_gcs(stated: &[(&str, String)]) -> Result<Vec<Digest>, String> {
     let values = |name: &'static str| {
         let named = stated.iter().filter(move |(stated, _)| *stated == name);
         named.flat_map(|(_, value)| value.split(',').map(str::trim))
@@ -125,7 +125,7 @@ mod tests {
             .iter()
             .map(|(name, value)| (*name, (*value).to_owned()))
             .collect();
-        let claim = of_headers(Some(protocol), &stated)?;
+        let claim = from_headers(Some(protocol), &stated)?;
         Ok(claim.whole.iter().map(ToString::to_string).collect())
     }
 

@@ -51,7 +51,7 @@ pub(super) fn beside(folder: &Location, sidecars: &Sidecars<'_>) -> Result<Optio
 
 /// Returns the signed digest of a file of a checkpoint in `folder`, or the reason why there is
 /// none.
-pub(super) fn of_file(
+pub(super) fn for_file(
     file: &Location,
     folder: &Location,
     signed: Option<&Signed>,

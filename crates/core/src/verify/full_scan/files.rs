@@ -274,7 +274,7 @@ fn subjects(
             Ok(_) => known.next().unwrap_or_default(),
             Err(_) => Claims::default(),
         };
-        let signed = about.signed.and_then(|it| it.of_file(&name, file_set));
+        let signed = about.signed.and_then(|it| it.claim_for(&name, file_set));
         known.claims.extend(signed);
         Subject {
             is_shard: file.is_shard,

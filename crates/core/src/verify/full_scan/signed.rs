@@ -81,7 +81,7 @@ impl SignedFiles {
     }
 
     /// Returns the signed digest of a file.
-    pub(super) fn of_file(&self, name: &str, file_set: &FileSet) -> Option<Claim> {
+    pub(super) fn claim_for(&self, name: &str, file_set: &FileSet) -> Option<Claim> {
         let by = format!("signature {}", file_set.folder.join(SIGNATURE_NAME));
         let digest = self.files.get(name)?;
         Some(Claim::from_whole(by, vec![*digest]))
