@@ -11,6 +11,7 @@ from tload._errors import Error
 __all__ = [
     "DTYPES",
     "ERROR_KINDS",
+    "SCHEMES",
     "STORE_KEYS",
     "Checkpoint",
     "FlatBytes",
@@ -35,6 +36,8 @@ __all__ = [
 __version__: str
 ERROR_KINDS: list[str]
 DTYPES: list[str]
+SCHEMES: list[str]
+"""Schemes of the URLs that are locations, in lower case."""
 STORE_KEYS: list[tuple[str, str]]
 """Keys of `store=`, each with a description of its default."""
 

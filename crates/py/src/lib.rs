@@ -87,6 +87,8 @@ mod _tload {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("ERROR_KINDS", ErrorKind::ALL.map(ErrorKind::name))?;
         module.add("DTYPES", tload::Dtype::ALL.map(tload::Dtype::name))?;
+        let schemes = tload::Location::schemes();
+        module.add("SCHEMES", schemes.collect::<Vec<_>>())?;
         let keys = tload::StoreOptions::KEYS.iter();
         module.add(
             "STORE_KEYS",
