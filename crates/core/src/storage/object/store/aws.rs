@@ -25,9 +25,8 @@ use aws_runtime::env_config::file::EnvConfigFiles;
 use aws_types::os_shim_internal::{Env, Fs};
 use object_store::aws::AwsCredential;
 
+use super::classification::{CredentialFailure, texts};
 use super::credential_cache::{Load, Loaded};
-use super::credentials::CredentialFailure;
-use super::request_error::texts;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Name of the last source.

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use object_store::CredentialProvider;
 use object_store::aws::AwsCredential;
 
-use super::credentials::CredentialFailure;
+use super::classification::CredentialFailure;
 
 /// Credentials are renewed this long before they expire, or after half of their lifetime if that is
 /// shorter.
