@@ -5,6 +5,7 @@
 //! reason is kept for the report.
 
 use std::fmt;
+#[cfg(feature = "object")]
 use std::sync::Arc;
 
 #[cfg(feature = "object")]
