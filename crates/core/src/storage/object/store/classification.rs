@@ -55,7 +55,7 @@ impl Hints {
 }
 
 /// Classification of a failure.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::storage) struct Classification {
     pub(in crate::storage) kind: ErrorKind,
     pub(in crate::storage) message: String,
@@ -65,7 +65,7 @@ pub(in crate::storage) struct Classification {
 }
 
 /// Cause to keep: an error number of the operating system, or an external text.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::storage) enum Cause {
     System(i32),
     Words(String),
@@ -110,34 +110,26 @@ pub(in crate::storage) fn changed() -> Classification {
         .hint("load again once nothing writes to it")
 }
 
-/// Failure to get credentials. Crosses `object_store` as the source of its error.
-#[derive(Clone, Debug)]
-pub(in crate::storage) struct CredentialFailure {
-    pub(in crate::storage) kind: ErrorKind,
-    pub(in crate::storage) message: String,
-    pub(in crate::storage) hint: Option<String>,
-    /// Text of the credential source.
-    pub(in crate::storage) cause: Option<String>,
+/// Classifies a search that found no credentials.
+pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
+    Classification::new(
+        ErrorKind::PermissionDenied,
+        format!("no credentials were found: looked at {looked_at}"),
+    )
+    .hint("give credentials, or set anonymous=true for public data")
 }
 
-impl CredentialFailure {
-    pub(in crate::storage) fn classification(&self) -> Classification {
-        let cause = self.cause.clone().map(Cause::Words);
-        let classification = Classification::new(self.kind, &self.message).cause(cause);
-        match &self.hint {
-            Some(hint) => classification.hint(hint),
-            None => classification,
-        }
-    }
-}
+/// Failure to get credentials. Crosses `object_store` as the source of its error.
+#[derive(Clone, Debug)]
+pub(in crate::storage) struct CredentialFailure(pub(in crate::storage) Classification);
 
 impl fmt::Display for CredentialFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.0.message)
     }
 }
 
-impl std::error::Error for CredentialFailure {}
+impl StdError for CredentialFailure {}
 
 /// Returns the first cause of a type.
 pub(in crate::storage) fn find<'a, T: StdError + 'static>(

@@ -12,7 +12,8 @@ use std::time::Duration;
 use object_store::client::HttpError;
 
 use super::classification::{
-    Cause, Classification, CredentialFailure, RequestContext, changed, find, no_listing, texts,
+    Cause, Classification, CredentialFailure, RequestContext, changed, find, no_credentials,
+    no_listing, texts,
 };
 use super::response_capture::ResponseCapture;
 use super::{status_error, transport_error};
@@ -99,7 +100,7 @@ fn judge(
 ) -> Classification {
     let host = captured.host.as_deref().unwrap_or("the store");
     if let Some(failure) = find::<CredentialFailure>(error) {
-        return failure.classification();
+        return failure.0.clone();
     }
     if let Some(failure) = find::<HttpError>(error) {
         let classification = transport_error::classification(failure, host);
@@ -161,15 +162,6 @@ fn without_credentials(classification: Classification, host: &str) -> Classifica
         message,
         ..classification
     }
-}
-
-/// Classifies a search that found no credentials.
-pub(in crate::storage) fn no_credentials(looked_at: &str) -> Classification {
-    Classification::new(
-        ErrorKind::PermissionDenied,
-        format!("no credentials were found: looked at {looked_at}"),
-    )
-    .hint("give credentials, or set anonymous=true for public data")
 }
 
 /// Classifies an invalid response with a successful status. The types are private to
@@ -318,15 +310,11 @@ mod tests {
 
     #[test]
     fn credential_failure_survives_object_store() {
-        let failure = CredentialFailure {
-            kind: ErrorKind::InvalidRequest,
-            message: "there is no profile dev".to_owned(),
-            hint: None,
-            cause: Some("why".to_owned()),
-        };
+        let failure = Classification::new(ErrorKind::InvalidRequest, "there is no profile dev")
+            .cause(Some(Cause::Words("why".to_owned())));
         let error = object_store::Error::Generic {
             store: "S3",
-            source: Box::new(failure),
+            source: Box::new(CredentialFailure(failure)),
         };
         let asked = RequestContext {
             operation: "GET",
