@@ -13,6 +13,7 @@ use super::environment::{Environment, Variables};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
+/// Azure Blob Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
     variables: Some(&VARIABLES),

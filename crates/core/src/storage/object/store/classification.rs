@@ -1,7 +1,7 @@
 //! Vocabulary of failed requests: their context, their classification, and the causes of an error.
 //!
-//! Decides nothing. `request_error.rs`, `status_error.rs`, `transport_error.rs` and the files of the
-//! protocols classify.
+//! `request_error.rs`, `status_error.rs`, `transport_error.rs` and the files of the protocols
+//! classify. This file has only the classifications that several of them share.
 
 use std::error::Error as StdError;
 use std::fmt;

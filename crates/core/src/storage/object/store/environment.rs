@@ -2,8 +2,9 @@
 //!
 //! Cloud tools are configured through these variables, and users expect that a configuration for
 //! `aws s3 cp` works here. They are read once, when a store is opened, into a map; everything
-//! derived from them is pure. There are two exceptions: the AWS SDK (`aws.rs`) reads its own
-//! variables and files, and `object_store` reads `HOME` and `AZURITE_BLOB_STORAGE_URL`.
+//! derived from them is pure. The files of the protocols describe theirs as [`Variables`]. There
+//! are two exceptions: the AWS SDK (`aws.rs`) reads its own variables and files, and `object_store`
+//! reads `HOME` and `AZURITE_BLOB_STORAGE_URL`.
 
 use std::collections::BTreeMap;
 

@@ -13,6 +13,7 @@ use super::credentials::{ANONYMOUS, Credentials};
 use super::environment::{Environment, Variables};
 use crate::error::Result;
 
+/// Google Cloud Storage.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
     variables: Some(&VARIABLES),

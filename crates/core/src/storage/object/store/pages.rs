@@ -1,5 +1,6 @@
-//! Limits of responses that are read whole, and of one listing, which comes in pages: `object_store` requests page after page for as long
-//! as the store names another one, and keeps all of them.
+//! Limits of responses that are read whole, and of one listing, which comes in pages:
+//! `object_store` requests page after page for as long as the store names another one, and keeps
+//! all of them.
 //!
 //! [`bounded`] encloses a listing; `response_capture.rs` reports each of its requests and responses
 //! here.

@@ -1,5 +1,6 @@
-//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Called
-//! by [`crate::storage::object::store::Store::open`].
+//! Opens S3 and compatible stores: endpoint, addressing, region and credentials of a bucket. Knows
+//! their variables, and their errors about regions. Used by
+//! [`crate::storage::object::store::Store`] through [`PROTOCOL`], as the other protocols are.
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// Default region, the same as that of AWS's own tools.
 const DEFAULT_REGION: &str = "us-east-1";
 
+/// Amazon S3 and compatible stores.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
     variables: Some(&VARIABLES),

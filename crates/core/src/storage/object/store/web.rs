@@ -17,6 +17,7 @@ use super::status_error::{by_code, skewed};
 use crate::error::{Error, ErrorKind, Result};
 use crate::options::location::RemoteUrl;
 
+/// Plain web servers.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
     variables: None,

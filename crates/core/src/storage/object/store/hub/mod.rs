@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::options::hub_id::HubId;
 use crate::options::location::RESERVED;
 
+/// Model hubs.
 pub(in crate::storage) static PROTOCOL: StoreProtocol = StoreProtocol {
     open,
     variables: None,
