@@ -9,8 +9,7 @@ mod fill;
 #[cfg(feature = "object")]
 mod object;
 mod pread;
-#[cfg(all(target_os = "linux", any(feature = "uring", feature = "tokio-uring")))]
-mod refused;
+mod setup;
 #[cfg(all(target_os = "linux", feature = "tokio-uring"))]
 mod tokio_uring;
 #[cfg(not(all(target_os = "linux", feature = "tokio-uring")))]
@@ -25,9 +24,10 @@ mod work;
 
 #[cfg(feature = "object")]
 pub use choose::open_objects;
-pub use choose::{EngineKind, EngineSetup, OpenedEngine, Refusal, are_copied, choose, open};
+pub use choose::{EngineKind, OpenedEngine, are_copied, choose, open};
 #[cfg(feature = "object")]
 pub use object::ObjectSetup;
+pub use setup::{EngineSetup, Refusal};
 pub use uring::{RingProbe, probe_ring};
 
 pub use crate::report::Transfer;

@@ -1,7 +1,7 @@
 //! Replacement for the ring on other systems and in builds without the `uring` feature.
 
 use super::Engine;
-use super::choose::{EngineSetup, Refusal};
+use super::setup::{EngineSetup, Refusal};
 
 /// Result of setting up a ring.
 #[derive(Clone, Debug)]
